@@ -1,0 +1,73 @@
+# The front doors. Each does all of its own set-up, in .venv, and nothing twice.
+#
+#   make demo        the main job: check the theory, statement by statement
+#   make test        the suite
+#   make test-long   the long forms too
+#   make bench       benchmarks, JSON rows in benchmarks/results
+#   make lint        format, lint, types, import contract
+#   make docs        the documentation, in site/
+#
+# TORCH_INDEX names an index of CPU wheels of torch, for machines on which the default build would bring CUDA along:
+#   make TORCH_INDEX=<URL> demo
+# PYTHON names the interpreter that .venv is made from.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+JOBS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-long bench lint docs clean
+
+demo: .venv/.demo
+	$(BIN)/gradlogz verify
+
+# Shapes are checked at run time in the first half; torch.compile cannot see through those checks, hence the second.
+test: .venv/.test
+	$(BIN)/python -m pytest -n $(JOBS) --typecheck -m "not long" tests --ignore tests/compile --ignore tests/documentation
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long" tests/compile tests/documentation
+
+test-long: .venv/.test
+	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests --ignore tests/compile --ignore tests/documentation
+	$(BIN)/python -m pytest -n $(JOBS) tests/compile tests/documentation
+
+bench: .venv/.test
+	$(BIN)/python benchmarks/run.py
+
+lint: .venv/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+
+# Set-up: torch first, because any other package that asks for it would take the newest build of it. -------------------
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv || { rm -rf .venv; $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv; }
+
+.venv/.torch: constraints.txt | .venv/bin/python
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+.venv/.demo: pyproject.toml .venv/.torch
+	$(PIP) --editable '.[cli]'
+	@touch $@
+
+.venv/.test: pyproject.toml .venv/.torch
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv/.lint: pyproject.toml .venv/.torch
+	$(PIP) --editable '.[cli,lint]'
+	@touch $@
+
+.venv/.docs: pyproject.toml .venv/.torch
+	$(PIP) --editable '.[docs]'
+	@touch $@

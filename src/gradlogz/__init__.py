@@ -1,0 +1,71 @@
+"""gradlogz: attention is the gradient of a log normaliser.
+
+    h          a measure on R^d (the keys)       G(eta) = log ∫ exp<x, eta> h(dx)     log normaliser
+    query      the natural parameter eta         ∇G(eta)                              attention
+    residual   convolution with the Dirac at x   ∇²G(eta)                             Fisher information
+
+Names are imported on first use, so that the command line answers at once; the list below is in reading order.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .measures import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+_CHAPTERS = {
+    "measures": (
+        "Measure",
+        "Empirical",
+        "Gaussian",
+        "Mixture",
+        "Sphere",
+        "Gamma",
+        "InverseGaussian",
+        "Poisson",
+        "Spins",
+        "OneHot",
+        "Wishart",
+        "Statistic",
+        "ConjugatePrior",
+        "tilt",
+        "convolve",
+        "add",
+        "product",
+        "pushforward",
+        "reweight",
+        "Partial",
+        "merge",
+        "dual",
+        "link",
+        "bregman",
+        "project",
+        "maximum_entropy",
+        "from_distribution",
+        "to_distribution",
+        "margin_measure",
+        "boost",
+        "svec",
+        "smat",
+        "measure",
+        "static",
+        "Differentiated",
+        "Separable",
+    ),
+}
+_HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,107 @@
+"""The few checks at the border, one sentence each.
+
+    call: argument must condition; got fact. Remedy.
+
+Messages hold shapes, dtypes and counts, never tensors. Values are looked at only where there are values to look at:
+not while torch.compile traces, not on the wrapped tensors of torch.func.
+"""
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def sentence(call: str, condition: str, fact: str, remedy: str) -> str:
+    """The form of every message of this package."""
+    return f"{call}: {condition}; got {fact}. {remedy}"
+
+
+def has_values(*tensors: Tensor) -> bool:
+    """Whether the numbers of these tensors can be read: false while tracing and inside torch.func transforms."""
+    if torch.compiler.is_compiling():
+        return False
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape as a plain tuple, as messages print it."""
+    return tuple(tensor.shape)
+
+
+def check_floats(call: str, **tensors: Tensor | None) -> None:
+    """All tensors given are float32 or all float64, on one device."""
+    given = {name: t for name, t in tensors.items() if t is not None}
+    for name, t in given.items():
+        if not isinstance(t, Tensor):
+            fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
+            raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+        if t.dtype not in FLOATS:
+            remedy = f"Convert it with {name}.float() or {name}.double()."
+            raise TypeError(sentence(call, f"{name} must be float32 or float64", f"{t.dtype}", remedy))
+    if len({t.dtype for t in given.values()}) > 1:
+        fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
+        raise TypeError(sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype)."))
+    if len({t.device for t in given.values()}) > 1:
+        fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
+        raise ValueError(sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device)."))
+
+
+def check_finite(call: str, **tensors: Tensor | None) -> None:
+    """No tensor given holds NaN or an infinity."""
+    for name, t in tensors.items():
+        if t is None or not has_values(t):
+            continue
+        bad = int((~torch.isfinite(t)).sum())
+        if bad:
+            fact = f"{bad} of {t.numel()} entries that are NaN or infinite"
+            raise ValueError(sentence(call, f"{name} must be finite", fact, "Mask or remove those entries first."))
+
+
+def check_log_weights(call: str, log_weights: Tensor | None) -> None:
+    """Log weights may be -inf (no mass) but neither NaN nor +inf."""
+    if log_weights is None or not has_values(log_weights):
+        return
+    bad = int((torch.isnan(log_weights) | (log_weights == torch.inf)).sum())
+    if bad:
+        fact = f"{bad} of {log_weights.numel()} entries that are NaN or +inf"
+        raise ValueError(sentence(call, "log_weights must be finite or -inf", fact, "Use -inf for a masked point."))
+
+
+def check_positive(call: str, **tensors: Tensor | None) -> None:
+    """Every entry of every tensor given is above zero."""
+    for name, t in tensors.items():
+        if t is None or not has_values(t):
+            continue
+        if bool((t <= 0).any()):
+            fact = f"{int((t <= 0).sum())} of {t.numel()} entries at or below 0"
+            raise ValueError(sentence(call, f"{name} must be positive", fact, "Pass values above 0."))
+
+
+def check_normalized(call: str, name: str, total: Tensor) -> None:
+    """Log masses that are promised to be 0 (probabilities that sum to one) are."""
+    if not has_values(total):
+        return
+    tolerance = 1e-4 if total.dtype == torch.float32 else 1e-8
+    worst = float(total.abs().max()) if total.numel() else 0.0
+    if not worst <= tolerance:
+        fact = f"a log sum of {worst:.3g} at worst"
+        remedy = "Normalise them (torch.log_softmax), or use add for measures of any mass."
+        raise ValueError(sentence(call, f"{name} must sum to one", fact, remedy))
+
+
+def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
+    """A covariance is symmetric with no eigenvalue below rounding error."""
+    if not has_values(matrix) or matrix.numel() == 0:
+        return
+    scale = float(matrix.abs().max())
+    tolerance = scale * matrix.shape[-1] * 16 * torch.finfo(matrix.dtype).eps
+    asymmetry = float((matrix - matrix.mT).abs().max())
+    if asymmetry > tolerance:
+        fact = f"an asymmetry of {asymmetry:.3g}"
+        raise ValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
+    smallest = float(torch.linalg.eigvalsh(matrix.detach()).min())
+    if smallest < -tolerance:
+        fact = f"a smallest eigenvalue of {smallest:.3g}"
+        remedy = "Clip its negative eigenvalues, or add a multiple of the identity."
+        raise ValueError(sentence(call, f"{name} must be positive semidefinite", fact, remedy))

@@ -1,0 +1,73 @@
+"""Sums over points by their definition: what every faster kernel is tested against.
+
+    s_mn = <x_n, eta_m> + log w_mn                  logits
+    G_m  = log sum_n exp s_mn                       log normaliser
+    p_mn = exp(s_mn - G_m)                          attention weights
+    H_m  = G_m - sum_n p_mn s_mn                    Shannon entropy of a row
+
+A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients. Points come centred:
+offsets are added back by the caller, where they cost no digits (shift equivariance).
+
+Read next: ../measures/empirical.py, which says what these sums mean.
+"""
+
+import math
+
+import torch
+
+from .._typing import Float, Tensor
+
+# Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
+BLOCK = 1 << 24
+
+
+def logits(
+    eta: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"], log_weights: Float[Tensor, "*#b mn n"] | None
+) -> Float[Tensor, "*#b m n"]:
+    """s_mn = <x_n, eta_m> + log w_mn."""
+    s = eta @ points.mT
+    return s if log_weights is None else s + log_weights
+
+
+def log_sum_exp(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m"]:
+    """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
+    peak, alive = _peak(s)
+    total = (s - peak).exp().sum(-1)
+    return torch.where(alive, total.where(alive, 1.0).log() + peak.squeeze(-1), -torch.inf)
+
+
+def softmax(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m n"]:
+    """p_mn = exp(s_mn - G_m), which is 0 where a row has no mass."""
+    peak, alive = _peak(s)
+    mass = (s - peak).exp()
+    return mass / mass.sum(-1).where(alive, 1.0).unsqueeze(-1)
+
+
+def entropy(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m"]:
+    """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
+    peak, alive = _peak(s)
+    below = s - peak
+    mass = below.exp()
+    total = mass.sum(-1).where(alive, 1.0)
+    mean_below = (mass * below.masked_fill(below == -torch.inf, 0.0)).sum(-1) / total
+    return torch.where(alive, total.log() - mean_below, 0.0)
+
+
+def covariance(
+    p: Float[Tensor, "*#b m n"], mean: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"]
+) -> Float[Tensor, "*#b m d d"]:
+    """sum_n p_mn (x_n - mean_m)(x_n - mean_m)^T, centred row by row so that a saturated row keeps its digits."""
+    *batch, _, n = p.shape
+    rows = max(1, BLOCK // max(1, n * points.shape[-1] * math.prod(batch)))
+    blocks = []
+    for p_, mean_ in zip(p.split(rows, -2), mean.split(rows, -2), strict=True):
+        x = points.unsqueeze(-3) - mean_.unsqueeze(-2)
+        blocks.append((p_.unsqueeze(-1) * x).mT @ x)
+    return torch.cat(blocks, -3)
+
+
+def _peak(s: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each row (0 where the row has no mass), and whether the row has mass."""
+    peak = s.detach().amax(-1, keepdim=True)
+    alive = peak > -torch.inf
+    return peak.where(alive, 0.0), alive.squeeze(-1)

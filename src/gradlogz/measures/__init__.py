@@ -1,0 +1,59 @@
+"""Measures: the log normaliser, its gradient (attention), its Hessian (Fisher information).
+
+Read measure.py first, then empirical.py and gaussian.py, then algebra.py.
+"""
+
+from .algebra import add, convolve, product, pushforward, reweight, tilt
+from .boosting import boost, margin_measure
+from .conversion import from_distribution, to_distribution
+from .differentiated import Differentiated
+from .duality import bregman, dual, link, maximum_entropy, project
+from .empirical import Empirical
+from .exponential import Gamma, InverseGaussian, OneHot, Poisson, Separable, Spins
+from .gating import Partial, merge
+from .gaussian import Gaussian
+from .measure import Measure, measure, static
+from .mixture import Mixture
+from .prior import ConjugatePrior
+from .sphere import Sphere
+from .statistic import Statistic
+from .wishart import Wishart, smat, svec
+
+__all__ = [
+    "Measure",
+    "Empirical",
+    "Gaussian",
+    "Mixture",
+    "Sphere",
+    "Gamma",
+    "InverseGaussian",
+    "Poisson",
+    "Spins",
+    "OneHot",
+    "Wishart",
+    "Statistic",
+    "ConjugatePrior",
+    "tilt",
+    "convolve",
+    "add",
+    "product",
+    "pushforward",
+    "reweight",
+    "Partial",
+    "merge",
+    "dual",
+    "link",
+    "bregman",
+    "project",
+    "maximum_entropy",
+    "from_distribution",
+    "to_distribution",
+    "margin_measure",
+    "boost",
+    "svec",
+    "smat",
+    "measure",
+    "static",
+    "Differentiated",
+    "Separable",
+]

@@ -1,0 +1,71 @@
+"""Boosting weights as a measure: AdaBoost descends the G that attention ascends.
+
+    u_i        = -y_i (f_1(x_i), ..., f_J(x_i))                     one point per example, J weak learners
+    w_i        = exp(-y_i F(x_i))                                   the weights left by the rounds so far
+    Z(lambda)  = sum_i w_i exp<u_i, lambda> = exponential loss of F + <lambda, f>       [theory 6.4, E18]
+    ∇G(lambda) = minus the weighted edges of the weak learners
+    a round    = coordinate descent of G: lambda_j = (1/2) log(w_right / w_wrong), then tilt
+
+Read next: empirical.py, algebra.py (tilt: re-weighting after a round is exponential tilting).
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .._errors import has_values, sentence, shape_of
+from .._typing import Float, Tensor
+from .empirical import Empirical
+from .measure import Measure
+
+
+class Round(NamedTuple):
+    """One round of boosting: the learner chosen, its weight, and the measure that the next round starts from."""
+
+    learner: Tensor
+    weight: Float[Tensor, "*b"]
+    h: Empirical
+
+
+def margin_measure(
+    labels: Float[Tensor, "*b n"], predictions: Float[Tensor, "*b n j"], scores: Float[Tensor, "*b n"] | None = None
+) -> Empirical:
+    """The measure of boosting: points -y_i f(x_i), log weights -y_i F(x_i), whose Z is the exponential loss.
+
+    Args:
+        labels: -1 or 1.
+        predictions: f_j(x_i) of each weak learner.
+        scores: F(x_i), the model so far; none for the first round.
+    """
+    if labels.shape != predictions.shape[:-1]:
+        fact = f"shapes {shape_of(labels)} and {shape_of(predictions)}"
+        remedy = "Pass one row of predictions for each label."
+        raise ValueError(
+            sentence("margin_measure", "labels must be [*b, n] beside predictions [*b, n, j]", fact, remedy)
+        )
+    if has_values(labels) and not bool((labels.abs() == 1).all()):
+        fact = f"{int((labels.abs() != 1).sum())} other labels"
+        raise ValueError(sentence("margin_measure", "labels must be -1 or 1", fact, "Map classes to -1 and 1 first."))
+    points = -labels.unsqueeze(-1) * predictions
+    return Empirical(points, None if scores is None else -labels * scores)
+
+
+def boost(h: Measure, learner: int | None = None) -> Round:
+    """One round: the step along one weak learner that minimises G, and the measure re-weighted by it.
+
+    The weak learners must answer -1 or 1. Without `learner` the one with the largest edge is taken, as AdaBoost does.
+    A learner without errors gets an infinite weight; the re-weighted measure then has no mass.
+    """
+    if not isinstance(h, Empirical):
+        remedy = "Build it with margin_measure."
+        raise TypeError(sentence("boost", "h must be an Empirical of margins", type(h).__name__, remedy))
+    zero = torch.zeros(*h.batch_shape, h.dim, dtype=h.points.dtype, device=h.points.device)
+    edges = -h.mean(zero)  # E_w[y f_j], between -1 and 1
+    chosen = edges.abs().argmax(-1) if learner is None else torch.full(edges.shape[:-1], learner, device=edges.device)
+    edge = edges.take_along_dim(chosen.unsqueeze(-1), -1).squeeze(-1)
+    weight = torch.atanh(edge)  # (1/2) log((1 + edge) / (1 - edge)) = (1/2) log(w_right / w_wrong)
+    along = h.points.take_along_dim(chosen[..., None, None], -1).squeeze(-1)
+    log_weights = weight.unsqueeze(-1) * along
+    return Round(
+        chosen, weight, Empirical(h.points, log_weights if h.log_weights is None else h.log_weights + log_weights)
+    )

@@ -1,0 +1,107 @@
+"""Between torch.distributions and measures.
+
+    from_distribution(p)         the law of the sufficient statistic of p, as a measure
+    to_distribution(h, eta)      the tilted law P_eta, as a torch distribution
+
+    to_distribution(from_distribution(p), 0) is p again.
+
+Read next: statistic.py (the table of families), exponential.py.
+"""
+
+import torch
+from torch import distributions as D
+
+from .._errors import sentence
+from .._typing import Float, Tensor
+from .exponential import Gamma, OneHot, Poisson
+from .gaussian import Gaussian
+from .measure import Measure
+from .statistic import Statistic
+from .wishart import Wishart, smat
+
+
+def from_distribution(p: D.Distribution) -> Measure:
+    """The law of the sufficient statistic of p, a measure whose tilts are the other members of the family of p.
+
+    Takes Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical and Poisson; refuses others. The measure of
+    a Normal lives on (y, y²), that of a Gamma on (log y, y); statistic.py has the table. The law of y itself, where
+    that is wanted instead, is Gaussian, Gamma, ... by name.
+
+    >>> import torch
+    >>> h = from_distribution(torch.distributions.Bernoulli(torch.tensor(0.5)))
+    >>> torch.allclose(h.mean(torch.tensor([2.0])), torch.tensor([2.0]).sigmoid())
+    True
+    """
+    match p:
+        case D.Normal():
+            precision = p.scale**-2
+            return Statistic(torch.stack((p.loc * precision, -precision / 2), -1), family="normal")
+        case D.Exponential():
+            rate = p.rate.unsqueeze(-1)
+            return Gamma(torch.ones_like(rate), rate)
+        case D.Gamma() if type(p) is D.Gamma:
+            return Statistic(torch.stack((p.concentration, -p.rate), -1), family="gamma")
+        case D.Beta():
+            return Statistic(torch.stack((p.concentration1, p.concentration0), -1), family="beta")
+        case D.Dirichlet():
+            return Statistic(p.concentration, family="dirichlet")
+        case D.Bernoulli():
+            return Statistic(p.logits.unsqueeze(-1), family="bernoulli")
+        case D.Categorical():
+            return OneHot(p.logits)
+        case D.Poisson():
+            return Poisson(p.rate.unsqueeze(-1))
+    known = "Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson"
+    remedy = "Write its log normaliser as a measure (docs/adding_a_measure.md)."
+    raise TypeError(sentence("from_distribution", f"p must be a {known}", type(p).__name__, remedy))
+
+
+def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
+    """P_eta as a torch distribution, where torch has the law: Statistic, Gaussian, Gamma, Poisson, OneHot, Wishart.
+
+    For a `Statistic` it is the law of y, not of its statistic. Coordinates that are independent become an Independent.
+
+    >>> import torch
+    >>> from gradlogz import Gaussian
+    >>> to_distribution(Gaussian.diagonal(torch.zeros(2), torch.ones(2)), torch.ones(2)).mean
+    tensor([1., 1.])
+    """
+    h.log_normalizer(eta)  # the border: shapes, dtypes and the domain of eta
+    match h:
+        case Statistic():
+            return _member(h.family, _beside(h.natural, eta, h) + eta)
+        case Gaussian():
+            return D.MultivariateNormal(h.mean(eta), h.covariance(eta))
+        case Gamma():
+            rate = _beside(h.rate, eta, h) - eta
+            return D.Independent(D.Gamma(_beside(h.concentration, eta, h).expand_as(rate), rate), 1)
+        case Poisson():
+            return D.Independent(D.Poisson(h.mean(eta)), 1)
+        case OneHot():
+            return D.OneHotCategorical(logits=_beside(h.log_probabilities, eta, h) + eta)
+        case Wishart():
+            df = h.df.reshape(*h.df.shape, *(1 for _ in eta.shape[h.df.ndim : -1])).expand(eta.shape[:-1])
+            return D.Wishart(df, smat(h.mean(eta)) / df[..., None, None])
+    remedy = "Use the measure itself: sample, log_density, kl."
+    condition = "the measure must be one whose tilted law torch has"
+    raise TypeError(sentence("to_distribution", condition, type(h).__name__, remedy))
+
+
+def _member(family: str, theta: Tensor) -> D.Distribution:
+    """The law of y at natural parameter theta."""
+    if family == "normal":
+        variance = -0.5 / theta[..., 1]
+        return D.Normal(theta[..., 0] * variance, variance.sqrt())
+    if family == "gamma":
+        return D.Gamma(theta[..., 0], -theta[..., 1])
+    if family == "beta":
+        return D.Beta(theta[..., 0], theta[..., 1])
+    if family == "dirichlet":
+        return D.Dirichlet(theta)
+    return D.Bernoulli(logits=theta[..., 0])
+
+
+def _beside(field: Tensor, eta: Tensor, h: Measure) -> Tensor:
+    """A field [*b, d] with size-1 dimensions for the queries of eta [*b, *m, d]."""
+    batch = len(h.batch_shape)
+    return field.reshape(*field.shape[:batch], *(1 for _ in eta.shape[batch:-1]), field.shape[-1])

@@ -1,0 +1,255 @@
+"""The other side: from means back to natural parameters.
+
+    G*(u)     = sup_eta <eta, u> - G(eta)                           [shim22, Eq. 6]
+    ∇G*(u)    = eta with ∇G(eta) = u                                the canonical link
+    ∇²G*(u)   = ∇²G(eta)⁻¹
+    G*(u)     = KL(P_eta‖h) = min { KL(q‖h) : E_q x = u }           maximum entropy
+    B_f(a, b) = f(a) - f(b) - <∇f(b), a - b>
+    KL(p‖q)   = B_G(eta_q, eta_p) = B_G*(u_p, u_q)                  [theory E8]
+
+The supremum is found by Newton's method on the convex function G(eta) - <eta, u>, safeguarded by step halving. A mean
+outside the closed hull of the support has G* = +inf, and the support function proves it: a direction d with
+<d, u> > sup <d, x>.
+
+Read next: measure.py (kl, relative_entropy), algebra.py (tilt, which turns eta back into a law).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .._errors import check_finite, sentence, shape_of
+from .._typing import Bool, Float, Tensor
+from .algebra import tilt
+from .measure import Measure
+
+HALVINGS = 40  # of a Newton step before it is given up: 2^-40 of it is below rounding error
+
+
+class Dual(NamedTuple):
+    """The convex conjugate at a mean, with its certificates."""
+
+    value: Float[Tensor, "*bm"]
+    eta: Float[Tensor, "*bm d"]
+    gap: Float[Tensor, "*bm"]
+    converged: Bool[Tensor, "*bm"]
+    steps: int
+    separating: Float[Tensor, "*bm d"]
+
+
+class MaximumEntropy(NamedTuple):
+    """The law closest to h with a given mean: its natural parameter, its relative entropy, the law itself."""
+
+    law: Measure
+    eta: Float[Tensor, "*b d"]
+    relative_entropy: Float[Tensor, "*b"]
+
+
+def dual(
+    h: Measure,
+    mean: Float[Tensor, "*bm d"],
+    *,
+    tolerance: float = 1e-12,
+    max_steps: int = 100,
+    throw: bool = True,
+) -> Dual:
+    """G*(u) = sup_eta <eta, u> - G(eta), the convex conjugate of the log normaliser, at u = mean.
+
+    Args:
+        tolerance: for the gap, relative to 1 + |value|; in float32 never below what its digits allow.
+        throw: raise if a row has neither converged nor been shown to lie outside. With False, read `converged`.
+
+    Returns:
+        value: G*(u); +inf where u is outside the closed hull of the support.
+        eta: the link, ∇G(eta) = u, orthogonal to directions in which h does not extend.
+        gap: how far value may be below the supremum. The law P_eta (1 + <F⁺r, x - m>), r = u - m the residual, has
+            mean u, so its entropy bounds G* from above and gap = <r, F⁺r> is proved wherever that law is nonnegative;
+            elsewhere (rows not converged, supports that are unbounded) it is the Newton estimate of the same quantity.
+        converged: whether the gap is below the tolerance, or u was shown to lie outside.
+        separating: a unit direction d with <d, u> > sup <d, x> where u lies outside, 0 elsewhere.
+
+    On the boundary of the hull the supremum is only approached: rows there return with converged=False.
+    Differentiable once in eta and twice in value (∇G* = eta, ∇²G* = F⁻¹), with respect to mean and to h.
+    Cost: one covariance and one d x d eigendecomposition per row and step; 5 to 15 steps are usual.
+    Law: tests/laws/test_the_dual_inverts_the_mean.py.
+
+    >>> import torch
+    >>> from gradlogz import Empirical
+    >>> h, eta = Empirical(torch.randn(9, 3, dtype=torch.float64)), torch.randn(3, dtype=torch.float64)
+    >>> torch.allclose(dual(h, h.mean(eta)).eta, eta)
+    True
+    """
+    (u,), restore = h._arrange("dual", mean)
+    check_finite("dual", mean=mean)
+    with torch.no_grad():
+        search = _newton(h, u.detach(), tolerance, max_steps)
+    if throw and not bool(search.converged.all()):
+        fact = f"{int((~search.converged).sum())} of {search.converged.numel()} rows unfinished after {max_steps} steps"
+        remedy = "Their means may lie on the boundary of the hull; raise max_steps, or read converged with throw=False."
+        raise RuntimeError(sentence("dual", f"the gap must fall below {tolerance:g}", fact, remedy))
+
+    # One more Newton step, differentiable: its derivative is that of the implicit function u -> eta.
+    outside = (search.separating != 0).any(-1, keepdim=True)
+    residual = u - h.mean(search.eta)
+    eta = search.eta + torch.where(outside, 0.0, (search.inverse @ residual.unsqueeze(-1)).squeeze(-1))
+    value = (eta * u).sum(-1) - h.log_normalizer(eta)
+    value = torch.where(outside.squeeze(-1), torch.inf, value)
+    return Dual(
+        restore(value, 0),
+        restore(eta, 1),
+        restore(search.gap, 0),
+        restore(search.converged, 0),
+        search.steps,
+        restore(search.separating, 1),
+    )
+
+
+def link(h: Measure, mean: Float[Tensor, "*bm d"], *, tolerance: float = 1e-12, max_steps: int = 100) -> Tensor:
+    """The canonical link: the natural parameter eta with ∇G(eta) = mean.   [theory 3.6]
+
+    The inverse of `h.mean`, up to directions in which h does not extend. Raises for a mean outside the hull.
+    """
+    result = dual(h, mean, tolerance=tolerance, max_steps=max_steps)
+    outside = int((result.separating != 0).any(-1).sum())
+    if outside:
+        fact = f"{outside} of {result.converged.numel()} rows outside"
+        remedy = "dual(h, mean).separating holds a direction that proves it."
+        raise ValueError(sentence("link", "mean must lie inside the hull of the support", fact, remedy))
+    return result.eta
+
+
+def bregman(
+    convex: Callable[[Tensor], Tensor], a: Float[Tensor, "*bm d"], b: Float[Tensor, "*bm d"]
+) -> Float[Tensor, "*bm"]:
+    """B_f(a, b) = f(a) - f(b) - <∇f(b), a - b>, for any convex f from [..., d] to [...].
+
+    For f = h.log_normalizer it is KL(P_b‖P_a), in this order: B_G(eta_q, eta_p) = KL(p‖q).   [theory E8]
+
+    >>> import torch
+    >>> from gradlogz import Gaussian
+    >>> h, p, q = Gaussian.diagonal(torch.ones(2), torch.ones(2)), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])
+    >>> torch.equal(bregman(h.log_normalizer, q, p), h.kl(p, q))
+    True
+    """
+    if a.shape != b.shape:
+        fact = f"shapes {shape_of(a)} and {shape_of(b)}"
+        raise ValueError(sentence("bregman", "a and b must have one shape", fact, "Expand them to one shape."))
+    gradient = torch.func.grad(lambda x: convex(x).sum())(b)
+    return convex(a) - convex(b) - (gradient * (a - b)).sum(-1)
+
+
+def project(
+    family: Measure,
+    source: Measure,
+    eta: Float[Tensor, "*bm d"],
+    *,
+    statistic: Callable[[Tensor], Tensor] | None = None,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The member of a family nearest to a law, argmin KL(P‖.): the one with the same expected statistic.
+
+    The M-projection of the filters: moments are averaged, then linked.   [theory 7.4]
+
+    Args:
+        family: the measure whose natural parameter is returned.
+        source, eta: the law P = P_eta of the measure source.
+        statistic: T, from [..., d] to the space of the family; the identity if not given. For a family built by
+            from_distribution(Normal(...)) it is y -> (y, y²).
+        samples: draws to average T over, where source is not carried by finitely many points.
+    """
+    if statistic is None:
+        return link(family, source.mean(eta))
+    return link(family, source.expect(statistic, eta, samples=samples, generator=generator))
+
+
+def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
+    """The law of least KL(.‖h) among those with this mean: the member of the family generated by h.   [theory 3.5]
+
+    For any q with the same mean, KL(q‖h) = KL(q‖law) + relative_entropy.
+    """
+    if mean.ndim != len(h.batch_shape) + 1:
+        condition = f"mean must be [*b, d={h.dim}], one for each measure"
+        remedy = "For several means of one measure use dual."
+        raise ValueError(sentence("maximum_entropy", condition, f"shape {shape_of(mean)}", remedy))
+    eta = link(h, mean)
+    return MaximumEntropy(tilt(h, eta), eta, h.relative_entropy(eta))
+
+
+class _Search(NamedTuple):
+    eta: Tensor
+    gap: Tensor
+    converged: Tensor
+    steps: int
+    separating: Tensor
+    inverse: Tensor
+
+
+def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
+    """Minimise G(eta) - <eta, u> over rows [*b, m, d] at once; rows that are done stay where they are."""
+    eps = torch.finfo(u.dtype).eps
+    tolerance = max(tolerance, 16 * eps)
+    eta, separating = torch.zeros_like(u), torch.zeros_like(u)
+    gap = torch.full(u.shape[:-1], torch.inf, dtype=u.dtype, device=u.device)
+    done = torch.zeros_like(gap, dtype=torch.bool)
+    objective = h.log_normalizer(eta)
+    within = _span(h.covariance(eta))
+    inverse = torch.zeros_like(within)
+    steps = 0
+    while True:
+        # Where are we? -----------------------------------------------------------------------------------------------
+        m, F = h.mean(eta), h.covariance(eta)
+        residual = u - m
+        across = residual - (within @ residual.unsqueeze(-1)).squeeze(-1)
+        inverse = torch.where(done[..., None, None], inverse, _inverse(F, within))
+        step = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+        decrement = (residual * step).sum(-1)
+        gap = torch.where(done, gap, decrement)
+
+        # Outside the hull? A direction in which u lies beyond every point proves it. ---------------------------------
+        for direction in (across, residual, eta):
+            d = direction / direction.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+            reach = h.support(d)
+            scale = u.norm(dim=-1) + m.norm(dim=-1) + reach.abs().nan_to_num(0.0, 0.0, 0.0)
+            beyond = ((d * u).sum(-1) - reach > 64 * eps * u.shape[-1] * scale) & ~done & (direction.norm(dim=-1) > 0)
+            separating = torch.where(beyond.unsqueeze(-1), d, separating)
+            gap = torch.where(beyond, torch.inf, gap)
+            done = done | beyond
+
+        value = (eta * u).sum(-1) - h.log_normalizer(eta)
+        done = done | (decrement <= tolerance * (1 + value.abs()))
+        if bool(done.all()) or steps == max_steps:
+            return _Search(eta, gap, done, steps, separating, inverse)
+
+        # The step, halved until it stays in the domain and descends (Armijo). ----------------------------------------
+        steps += 1
+        length = torch.where(done, 0.0, 1.0)
+        for _ in range(HALVINGS):
+            trial = eta + length.unsqueeze(-1) * step
+            legal = h.in_domain(trial)
+            trial = torch.where(legal.unsqueeze(-1), trial, eta)
+            lower = h.log_normalizer(trial) - (trial * u).sum(-1)
+            slack = 4 * eps * (objective.abs() + (eta * u).sum(-1).abs())
+            good = done | (legal & (lower <= objective - 1e-4 * length * decrement + slack))
+            if bool(good.all()):
+                break
+            length = torch.where(good, length, length / 2)
+        eta = torch.where((good & ~done).unsqueeze(-1), trial, eta)
+        objective = torch.where(good & ~done, lower, objective)
+
+
+def _inverse(F: Tensor, within: Tensor) -> Tensor:
+    """F⁻¹ on the directions in which h extends, 0 across them."""
+    across = torch.eye(F.shape[-1], dtype=F.dtype, device=F.device) - within
+    size = F.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    inverse = torch.linalg.pinv(within @ F @ within + size * across, hermitian=True, rtol=torch.finfo(F.dtype).eps ** 2)
+    return within @ inverse @ within
+
+
+def _span(F: Tensor) -> Tensor:
+    """The projector on the directions in which h extends: where its covariance is not zero."""
+    values, vectors = torch.linalg.eigh(F)
+    floor = values[..., -1:] * F.shape[-1] * 8 * torch.finfo(F.dtype).eps
+    kept = vectors * (values > floor).unsqueeze(-2)
+    return kept @ kept.mT

@@ -1,0 +1,161 @@
+"""The empirical measure, whose mean is softmax attention.
+
+    h         = sum_n w_n delta_{x_n}
+    G(eta)    = log sum_n w_n exp<x_n, eta>             [shim22, Eq. 5]
+    ∇G(eta)   = sum_n p_n x_n,  p = softmax(<x, eta> + log w)      attention   [shim22, Prop. 1a]
+    ∇²G(eta)  = sum_n p_n (x_n - mean)(x_n - mean)^T               the covariance of the attended keys
+    entropy   = -sum_n p_n log p_n
+
+Keys are the points, a query (times the scale) is eta, a mask or bias is the log weight. The counting measure
+(no weights) and the probability measure (weights 1/n) differ by log n in G and in nothing else.
+
+Read next: ../kernels/reference.py (the sums), algebra.py (heads, residuals and masks as operations on measures).
+"""
+
+import torch
+
+from .._errors import check_finite, check_floats, check_log_weights, has_values, sentence, shape_of
+from .._typing import Float, Tensor
+from ..kernels import reference
+from .measure import Measure, common_batch, measure
+
+
+@measure
+class Empirical(Measure):
+    """sum_n w_n delta_{x_n}: finitely many points, weighted.
+
+    Args:
+        points: the keys.
+        log_weights: None for the counting measure, [*b, n] shared by all queries, or [*b, m, n] per query (an additive
+            attention mask or position bias). -inf takes a point away. A bool tensor is a mask, True = attend.
+
+    A query that may see no point has G = -inf, mean 0, covariance 0, entropy 0 and zero gradients, never NaN.
+
+    >>> import torch
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> q, k = torch.randn(5, 8, dtype=torch.float64), torch.randn(7, 8, dtype=torch.float64)
+    >>> attention = Empirical(points=k).mean(q / 8**0.5)
+    >>> torch.allclose(attention, scaled_dot_product_attention(q, k, k))
+    True
+    """
+
+    points: Float[Tensor, "*b n d"]
+    log_weights: Float[Tensor, "*b n"] | Float[Tensor, "*b m n"] | None = None
+
+    def __post_init__(self) -> None:
+        points, log_weights = self.points, self.log_weights
+        if isinstance(log_weights, Tensor) and log_weights.dtype == torch.bool:
+            log_weights = torch.where(log_weights, 0.0, -torch.inf).to(points.dtype)
+            object.__setattr__(self, "log_weights", log_weights)
+        check_floats("Empirical", points=points, log_weights=log_weights)
+        if points.ndim < 2:
+            remedy = "Add the missing dimension with points.unsqueeze(-1) or points.unsqueeze(0)."
+            raise ValueError(sentence("Empirical", "points must be [*b, n, d]", f"shape {shape_of(points)}", remedy))
+        if points.shape[-2] == 0:
+            fact = f"shape {shape_of(points)}"
+            raise ValueError(sentence("Empirical", "points must hold at least one point", fact, "A mask can hide it."))
+        if log_weights is not None:
+            batch, n = points.ndim - 2, points.shape[-2]
+            if log_weights.ndim not in (batch + 1, batch + 2) or log_weights.shape[-1] != n:
+                condition = f"log_weights must be [*b, n] or [*b, m, n] with n={n} and {batch} batch dimensions"
+                remedy = "Insert size-1 batch dimensions, or leave it out for equal weights."
+                raise ValueError(sentence("Empirical", condition, f"shape {shape_of(log_weights)}", remedy))
+            common_batch("Empirical", points.shape[:batch], log_weights.shape[:batch])
+        if self.validate:
+            check_finite("Empirical", points=points)
+            check_log_weights("Empirical", log_weights)
+
+    @classmethod
+    def weighted(cls, points: Float[Tensor, "*b n d"], weights: Tensor, *, validate: bool = True) -> "Empirical":
+        """The measure with these masses, [*b, n] or [*b, m, n], nonnegative and of any sum."""
+        if validate and has_values(weights) and not bool((weights >= 0).all()):
+            fact = f"{int((~(weights >= 0)).sum())} entries below 0 or NaN"
+            raise ValueError(sentence("Empirical.weighted", "weights must be nonnegative", fact, "Masses add up."))
+        return cls(points, weights.log(), validate=validate)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        batch = self.points.shape[:-2]
+        return (
+            batch
+            if self.log_weights is None
+            else common_batch("Empirical", batch, self.log_weights.shape[: len(batch)])
+        )
+
+    @property
+    def dim(self) -> int:
+        return self.points.shape[-1]
+
+    def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        centre = self._centre()
+        return reference.log_sum_exp(self._logits(eta)) + (eta @ centre.mT).squeeze(-1)
+
+    def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+        centre = self._centre()
+        p = reference.softmax(self._logits(eta))
+        has_mass = p.detach().sum(-1, keepdim=True) > 0
+        return p @ (self.points - centre) + torch.where(has_mass, centre, 0.0)
+
+    def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
+        x = self.points - self._centre()
+        p = reference.softmax(self._logits(eta))
+        return reference.covariance(p, p @ x, x)
+
+    def covariance_product(
+        self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b m d"]:
+        x = self.points - self._centre()
+        p = reference.softmax(self._logits(eta))
+        along = vector @ x.mT
+        return (p * (along - (p * along).sum(-1, keepdim=True))) @ x
+
+    def entropy(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        """-sum_n p_n log p_n, Shannon's: between 0 and log n.   [theory 3.5]"""
+        return reference.entropy(self._logits(eta))
+
+    def probabilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
+        """p_n = w_n exp(<x_n, eta> - G(eta)): the attention weights, for those who need them all."""
+        return reference.softmax(self._logits(eta))
+
+    def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        s = direction @ self.points.mT
+        log_weights = self._log_weights()
+        return (s if log_weights is None else s.masked_fill(log_weights == -torch.inf, -torch.inf)).amax(-1)
+
+    def sample(
+        self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "*s m d"]:
+        """One key with the attention weights, by the exponential race; the zero vector where no key has mass."""
+        s = self._logits(eta)
+        race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
+        winner = (s - race.log()).argmax(-1, keepdim=True)
+        points = self.points.unsqueeze(-3).expand(*winner.shape[:-1], *self.points.shape[-2:])
+        drawn = points.take_along_dim(winner.unsqueeze(-1), -2).squeeze(-2)
+        return drawn.masked_fill((s.amax(-1) == -torch.inf).unsqueeze(-1), 0.0)
+
+    def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
+        return self.points, reference.softmax(self._logits(eta))
+
+    def _centre(self) -> Float[Tensor, "*b 1 d"]:
+        """The plain average of the points that have mass: subtracted first, because an offset would cost digits."""
+        log_weights = self._log_weights()
+        if log_weights is None:
+            return self.points.detach().mean(-2, keepdim=True)
+        alive = log_weights.detach().amax(-2) > -torch.inf
+        count = alive.sum(-1, keepdim=True).clamp(min=1).unsqueeze(-1)
+        return torch.where(alive.unsqueeze(-1), self.points.detach(), 0.0).sum(-2, keepdim=True) / count
+
+    def _log_weights(self) -> Tensor | None:
+        """log w as [*b, 1, n] or [*b, m, n]."""
+        if self.log_weights is None or self.log_weights.ndim == self.points.ndim:
+            return self.log_weights
+        return self.log_weights.unsqueeze(-2)
+
+    def _logits(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
+        """<x_n - centre, eta> + log w_n."""
+        log_weights = self._log_weights()
+        if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
+            condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
+            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            raise ValueError(sentence("Empirical", condition, f"{eta.shape[-2]} queries", remedy))
+        return reference.logits(eta, self.points - self._centre(), log_weights)

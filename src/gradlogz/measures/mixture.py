@@ -1,0 +1,145 @@
+"""The mixture: measures that gate each other by their log normalisers.
+
+    h         = sum_k pi_k h_k
+    G(eta)    = log sum_k pi_k exp G_k(eta)                         [theory 6.1-6.2]
+    r_k       = softmax_k(log pi_k + G_k)                           responsibilities
+    ∇G(eta)   = sum_k r_k m_k,  m_k = ∇G_k(eta)
+    ∇²G(eta)  = sum_k r_k (F_k + (m_k - mean)(m_k - mean)^T)
+    G        >= sum_k q_k (G_k + log(pi_k / q_k))                   Jensen; the gap is KL(q‖r)
+
+With Gaussian components this is attention whose keys carry covariances (Gaussian messages, theory 8.4): the logits are
+log pi_k + <mu_k, eta> + <eta, Sigma_k eta> / 2, and it becomes softmax attention as Sigma_k -> 0. With empirical
+components the h_k are heads: the exact mixture gates heads by log Z, and ordinary multi-head attention, with its fixed
+weights q, is the gradient of the Jensen bound.
+
+Read next: gating.py (the merge), algebra.py (heads as a convolution instead).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .._errors import check_floats, check_log_weights, check_normalized, sentence, shape_of
+from .._typing import Bool, Float, Tensor
+from ..kernels import reference
+from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
+from .measure import Measure, common_batch, measure
+
+
+class LowerBound(NamedTuple):
+    """A Jensen bound of the log normaliser of a mixture, the distance to it, and its gradient."""
+
+    value: Float[Tensor, "*bm"]
+    gap: Float[Tensor, "*bm"]
+    mean: Float[Tensor, "*bm d"]
+
+
+@measure
+class Mixture(Measure):
+    """sum_k pi_k h_k, components of one kind: a measure whose last batch dimension is k.
+
+    Args:
+        log_weights: log pi, normalised to sum to one. For parts of any mass, or of several kinds, use `add`.
+        components: a measure with batch shape [*b, k].
+
+    >>> import torch
+    >>> from gradlogz import Gaussian
+    >>> one = Mixture(torch.zeros(1), Gaussian.diagonal(torch.ones(1, 2), torch.full((1, 2), 2.0)))
+    >>> one.mean(torch.tensor([1.0, 0.0]))
+    tensor([3., 1.])
+    """
+
+    log_weights: Float[Tensor, "*b k"]
+    components: Measure
+
+    def __post_init__(self) -> None:
+        log_pi, components = self.log_weights, self.components
+        if not isinstance(components, Measure):
+            fact = type(components).__name__
+            remedy = "Pass one measure with a batch dimension k, or use add for measures of several kinds."
+            raise TypeError(sentence("Mixture", "components must be a measure", fact, remedy))
+        check_floats("Mixture", log_weights=log_pi, components=components._reference())
+        if log_pi.ndim == 0 or log_pi.shape[-1] == 0:
+            fact = f"shape {shape_of(log_pi)}"
+            raise ValueError(sentence("Mixture", "log_weights must be [*b, k] with k >= 1", fact, "Pass one per part."))
+        if not components.batch_shape or components.batch_shape[-1] != log_pi.shape[-1]:
+            condition = f"components must have the last batch dimension k={log_pi.shape[-1]}, one for each weight"
+            remedy = "Stack the components along their last batch dimension."
+            raise ValueError(sentence("Mixture", condition, f"batch shape {tuple(components.batch_shape)}", remedy))
+        common_batch("Mixture", log_pi.shape, components.batch_shape)
+        if self.validate:
+            check_log_weights("Mixture", log_pi)
+            check_normalized("Mixture", "exp(log_weights)", log_pi.logsumexp(-1))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return common_batch("Mixture", self.log_weights.shape, self.components.batch_shape)[:-1]
+
+    @property
+    def dim(self) -> int:
+        return self.components.dim
+
+    def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        return reference.log_sum_exp(self._log_joint(eta))
+
+    def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+        return gated_mean(gate(self._log_joint(eta)), self._each(self.components.mean, eta))
+
+    def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
+        r, means = gate(self._log_joint(eta)), self._each(self.components.mean, eta)
+        return gated_covariance(r, means, gated_mean(r, means), self._each(self.components.covariance, eta))
+
+    def covariance_product(
+        self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b m d"]:
+        r, means = gate(self._log_joint(eta)), self._each(self.components.mean, eta)
+        products = self._each(self.components.covariance_product, eta, vector)
+        return gated_covariance_product(r, means, gated_mean(r, means), products, vector)
+
+    def responsibilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m k"]:
+        """r_k = softmax_k(log pi_k + G_k(eta)): which component answers the query."""
+        return gate(self._log_joint(eta))
+
+    def lower_bound(self, eta: Float[Tensor, "*#bm d"], log_gates: Float[Tensor, "*#b k"] | None = None) -> LowerBound:
+        """L_q(eta) = sum_k q_k (G_k + log pi_k - log q_k) <= G(eta), its gap KL(q‖r) and its gradient sum_k q_k m_k.
+
+        Fixed gates q (default: pi) turn the mixture into ordinary multi-head attention; the gap is what that costs.
+        Law: tests/laws/test_jensen_gap_is_a_relative_entropy.py.
+        """
+        (eta,), restore = self._arrange("Mixture.lower_bound", eta)
+        log_q = (self.log_weights if log_gates is None else log_gates).unsqueeze(-2)
+        s = self._log_joint(eta)
+        q, log_r = log_q.exp(), s - reference.log_sum_exp(s).unsqueeze(-1)
+
+        def averaged(values: Tensor) -> Tensor:  # sum_k q_k values_k, gates of 0 leaving -inf out
+            return (q * values.masked_fill(q == 0, 0.0)).sum(-1)
+
+        means = gated_mean(q.expand_as(s), self._each(self.components.mean, eta))
+        return LowerBound(restore(averaged(s - log_q), 0), restore(averaged(log_q - log_r), 0), restore(means, 1))
+
+    def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        reach = self._each(self.components.support, direction)
+        return reach.masked_fill(self.log_weights.unsqueeze(-2) == -torch.inf, -torch.inf).amax(-1)
+
+    def sample(
+        self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "*s m d"]:
+        """A component by its responsibility, then a draw from it. Cost: one draw of every component."""
+        s = self._log_joint(eta)
+        race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
+        winner = (s - race.log()).argmax(-1)[..., None, None]
+        draws = self.components.sample(eta.unsqueeze(-3), shape, generator=generator).movedim(-3, -2)
+        return draws.take_along_dim(winner, -2).squeeze(-2)
+
+    def in_domain(self, eta: Float[Tensor, "*b m d"]) -> Bool[Tensor, "*b m"]:
+        return self._each(self.components.in_domain, eta).all(-1)
+
+    def _each(self, method: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """A statistic of every component: arguments [*b, m, d] to results [*b, m, k, ...]."""
+        at = len(self.batch_shape)
+        return method(*(a.unsqueeze(-3) for a in arguments)).movedim(at, at + 1)
+
+    def _log_joint(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m k"]:
+        """log pi_k + G_k(eta)."""
+        return self.log_weights.unsqueeze(-2) + self._each(self.components.log_normalizer, eta)

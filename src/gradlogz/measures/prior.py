@@ -1,0 +1,163 @@
+"""The conjugate prior as an intrinsic measure, and the posterior mean as attention.
+
+    base      p(x | theta)     = exp(<x, theta> - G0(theta)) h0(dx)
+    prior     h(dtheta)        = exp(<xi, theta> - nu G0(theta) - A(xi, nu)) dtheta
+    G(y)      = A(xi + y, nu) - A(xi, nu)                           [theory 6.3]
+    ∇G(y)     = E[theta | xi + y, nu]                               a Bayes update without the count
+    posterior (xi + x, nu + 1):  E[theta | x] = attention over prior draws, query x, key bias -G0(theta_n)
+
+    base         G0(theta)              theta                              A(xi, nu)
+    gaussian     |theta|²/2             N(xi/nu, I/nu)                     |xi|²/2nu - (d/2) log nu
+    poisson      sum exp(theta)         log Gamma(xi, nu)                  sum lgamma(xi) - xi log nu
+    exponential  -sum log(-theta)       -Gamma(nu + 1, xi)                 sum lgamma(nu+1) - (nu+1) log xi
+    bernoulli    sum log(1 + e^theta)   logit Beta(xi, nu - xi)            sum log B(xi, nu - xi)
+    categorical  log(1 + sum e^theta)   log p_i/p_0, Dirichlet(xi, rest)   log B(xi, nu - sum xi)
+
+xi/nu is the prior mean of the expected statistic ∇G0(theta); nu counts prior observations.
+
+Read next: differentiated.py (where mean and covariance come from).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import softplus
+
+from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from .._typing import Bool, Float, Tensor
+from .differentiated import Differentiated
+from .measure import common_batch, measure, static
+
+
+class Base(NamedTuple):
+    """A base family: G0(theta), A(xi, nu), where A is finite, how far theta reaches, and how to draw it."""
+
+    log_normalizer: Callable[[Tensor], Tensor]
+    prior_log_normalizer: Callable[[Tensor, Tensor], Tensor]
+    in_domain: Callable[[Tensor, Tensor], Tensor]
+    support: Callable[[Tensor], Tensor]
+    draw: Callable[[Tensor, Tensor, torch.Generator | None], Tensor]
+
+
+def _whole_space(u: Tensor) -> Tensor:
+    return torch.where((u == 0).all(-1), 0.0, torch.inf).to(u.dtype)
+
+
+def _negative_orthant(u: Tensor) -> Tensor:
+    return torch.where((u >= 0).all(-1), 0.0, torch.inf).to(u.dtype)
+
+
+def _log_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+    """log of a standard Gamma draw, exact where the draw itself would underflow: Gamma(k) = Gamma(k+1) U^(1/k)."""
+    x = torch._standard_gamma((concentration + 1).contiguous(), generator=generator).log()
+    u = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    return x + torch.log1p(-u) / concentration
+
+
+BASES: dict[str, Base] = {
+    "gaussian": Base(
+        lambda t: (t * t).sum(-1) / 2,
+        lambda xi, nu: (xi * xi).sum(-1) / (2 * nu) - xi.shape[-1] / 2 * nu.log(),
+        lambda xi, nu: torch.ones_like(xi[..., 0], dtype=torch.bool),
+        _whole_space,
+        lambda xi, nu, g: xi / nu + torch.randn(xi.shape, dtype=xi.dtype, device=xi.device, generator=g) * nu.rsqrt(),
+    ),
+    "poisson": Base(
+        lambda t: t.exp().sum(-1),
+        lambda xi, nu: torch.lgamma(xi).sum(-1) - xi.sum(-1) * nu.log(),
+        lambda xi, nu: (xi > 0).all(-1),
+        _whole_space,
+        lambda xi, nu, g: _log_gamma(xi, g) - nu.log(),
+    ),
+    "exponential": Base(
+        lambda t: -torch.log(-t).sum(-1),
+        lambda xi, nu: xi.shape[-1] * torch.lgamma(nu + 1) - (nu + 1) * xi.log().sum(-1),
+        lambda xi, nu: (xi > 0).all(-1),
+        _negative_orthant,
+        lambda xi, nu, g: -_log_gamma((nu + 1).expand_as(xi), g).exp() / xi,
+    ),
+    "bernoulli": Base(
+        lambda t: softplus(t).sum(-1),
+        lambda xi, nu: (
+            (torch.lgamma(xi) + torch.lgamma(nu.unsqueeze(-1) - xi)).sum(-1) - xi.shape[-1] * torch.lgamma(nu)
+        ),
+        lambda xi, nu: ((xi > 0) & (xi < nu.unsqueeze(-1))).all(-1),
+        _whole_space,
+        lambda xi, nu, g: _log_gamma(xi, g) - _log_gamma(nu - xi, g),
+    ),
+    "categorical": Base(
+        lambda t: torch.cat((torch.zeros_like(t[..., :1]), t), -1).logsumexp(-1),
+        lambda xi, nu: torch.lgamma(xi).sum(-1) + torch.lgamma(nu - xi.sum(-1)) - torch.lgamma(nu),
+        lambda xi, nu: (xi > 0).all(-1) & (xi.sum(-1) < nu),
+        _whole_space,
+        lambda xi, nu, g: _log_gamma(xi, g) - _log_gamma(nu - xi.sum(-1, keepdim=True), g),
+    ),
+}
+
+
+@measure
+class ConjugatePrior(Differentiated):
+    """The conjugate prior of a base family, as a measure of its natural parameter theta.
+
+    >>> import torch
+    >>> prior = ConjugatePrior(torch.tensor([2.0]), torch.tensor(4.0), base="gaussian")
+    >>> prior.posterior(torch.tensor([3.0])).mean(torch.zeros(1))  # (2 + 3) / (4 + 1)
+    tensor([1.])
+    """
+
+    xi: Float[Tensor, "*b d"]
+    nu: Float[Tensor, "*b"]
+    base: str = static(kw_only=True)
+
+    def __post_init__(self) -> None:
+        xi, nu = self.xi, self.nu
+        check_floats("ConjugatePrior", xi=xi, nu=nu)
+        if self.base not in BASES:
+            condition = f"base must be one of {', '.join(BASES)}"
+            remedy = "Add a row to BASES for another family."
+            raise ValueError(sentence("ConjugatePrior", condition, repr(self.base), remedy))
+        if xi.ndim != nu.ndim + 1:
+            fact = f"shapes {shape_of(xi)} and {shape_of(nu)}"
+            raise ValueError(sentence("ConjugatePrior", "xi must be [*b, d] and nu [*b]", fact, "nu has no d."))
+        common_batch("ConjugatePrior", xi.shape[:-1], nu.shape)
+        if self.validate:
+            check_finite("ConjugatePrior", xi=xi, nu=nu)
+            check_positive("ConjugatePrior", nu=nu)
+            if has_values(xi, nu) and not bool(BASES[self.base].in_domain(xi, nu).all()):
+                remedy = "xi/nu must be a possible mean of the statistic."
+                condition = f"(xi, nu) must give a proper {self.base} prior"
+                raise ValueError(sentence("ConjugatePrior", condition, "one that has infinite mass", remedy))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return common_batch("ConjugatePrior", self.xi.shape[:-1], self.nu.shape)
+
+    @property
+    def dim(self) -> int:
+        return self.xi.shape[-1]
+
+    def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        A, xi, nu = BASES[self.base].prior_log_normalizer, self.xi.unsqueeze(-2), self.nu.unsqueeze(-1)  # Shorthand
+        return A(xi + eta, nu) - A(xi, nu)
+
+    def base_log_normalizer(self, theta: Float[Tensor, "*bm d"]) -> Float[Tensor, "*bm"]:
+        """G0(theta): minus it is the key bias that turns attention over prior draws into the posterior mean."""
+        return BASES[self.base].log_normalizer(theta)
+
+    def posterior(self, statistic: Float[Tensor, "*b d"], count: int = 1) -> "ConjugatePrior":
+        """The prior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
+        return ConjugatePrior(self.xi + statistic, self.nu + count, base=self.base, validate=self.validate)
+
+    def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        return BASES[self.base].support(direction)
+
+    def in_domain(self, eta: Float[Tensor, "*b m d"]) -> Bool[Tensor, "*b m"]:
+        return BASES[self.base].in_domain(self.xi.unsqueeze(-2) + eta, self.nu.unsqueeze(-1))
+
+    def sample(
+        self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "*s m d"]:
+        xi = (self.xi.unsqueeze(-2) + eta).detach()
+        nu = self.nu[..., None, None].expand(*xi.shape[:-1], 1).detach()
+        return BASES[self.base].draw(xi.expand(*shape, *xi.shape), nu, generator)

@@ -1,0 +1,116 @@
+"""The uniform law on a sphere, whose attention points along the query.
+
+    h         = uniform on {|x| = r} in R^d
+    G(eta)    = log[Gamma(d/2) (2/k)^(d/2-1) I_{d/2-1}(k)],  k = r |eta|       [theory 3.4]
+    ∇G(eta)   = r (I_{d/2}(k) / I_{d/2-1}(k)) eta / |eta|                       shrunk, never turned
+    ∇²G(eta)  = r² (a I + b r² eta eta^T)                                       a = A(k)/k, b = (Var t - a)/k²
+
+The tilted laws are the von Mises-Fisher laws. Because the mean is parallel to the query, tokens spread evenly over a
+sphere are an exact equilibrium of attention followed by a projection on the sphere (theory 4.5).
+
+Read next: ../kernels/bessel.py (how the Bessel functions are computed).
+"""
+
+import dataclasses
+
+import torch
+
+from .._errors import check_finite, check_floats, check_positive, sentence
+from .._typing import Float, Tensor
+from ..kernels.bessel import Radial, radial
+from .measure import Measure, measure, static
+
+
+@measure
+class Sphere(Measure):
+    """The uniform probability on the sphere of R^dim with this radius, dim >= 2.
+
+    >>> import torch
+    >>> k = torch.tensor(2.0, dtype=torch.float64)
+    >>> h = Sphere(3, torch.tensor(1.0, dtype=torch.float64))
+    >>> torch.allclose(h.log_normalizer(torch.stack((k, 0 * k, 0 * k))), (k.sinh() / k).log())
+    True
+    """
+
+    dim: int = static()
+    radius: Float[Tensor, "*b"] = dataclasses.field(default_factory=lambda: torch.ones(()))
+
+    def __post_init__(self) -> None:
+        check_floats("Sphere", radius=self.radius)
+        if self.dim < 2:
+            remedy = "Two points on a line are Empirical or Spins."
+            raise ValueError(sentence("Sphere", "dim must be at least 2", f"dim={self.dim}", remedy))
+        if self.validate:
+            check_finite("Sphere", radius=self.radius)
+            check_positive("Sphere", radius=self.radius)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.radius.shape
+
+    def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        return self._radial(eta).log_normalizer
+
+    def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+        r = self.radius[..., None, None]
+        return r * r * self._radial(eta).first.unsqueeze(-1) * eta
+
+    def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
+        _, a, b = self._radial(eta)
+        r, identity = self.radius[..., None, None, None], torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
+        along = r * eta.unsqueeze(-1)
+        return r * r * (a[..., None, None] * identity + b[..., None, None] * (along * along.mT))
+
+    def covariance_product(
+        self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b m d"]:
+        _, a, b = self._radial(eta)
+        r = self.radius[..., None, None]
+        along = (r * eta * vector).sum(-1, keepdim=True)
+        return r * r * (a.unsqueeze(-1) * vector + b.unsqueeze(-1) * along * r * eta)
+
+    def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        return self.radius.unsqueeze(-1) * direction.norm(dim=-1)
+
+    def sample(
+        self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "*s m d"]:
+        """Von Mises-Fisher draws: the coordinate along eta by rejection, a uniform direction across.   [wood94]"""
+        p = self.dim - 1
+        k = (self.radius.unsqueeze(-1) * eta.norm(dim=-1)).expand(*shape, *eta.shape[:-1]).detach()
+
+        def uniform() -> Tensor:
+            return torch.rand(k.shape, dtype=k.dtype, device=k.device, generator=generator)
+
+        def beta() -> Tensor:
+            half = torch.full_like(k, p / 2)
+            x = torch._standard_gamma(half, generator=generator)
+            y = torch._standard_gamma(half, generator=generator)
+            return x / (x + y)
+
+        # Envelope of the density of the cosine; the acceptance rate is above 0.6 for every k and dimension.
+        root = (4 * k * k + p * p).sqrt()
+        b = p / (2 * k + root)
+        peak = (1 - b) / (1 + b)
+        c = k * peak + p * torch.log1p(-peak * peak)
+        cosine, waiting = torch.zeros_like(k), torch.ones_like(k, dtype=torch.bool)
+        while bool(waiting.any()):
+            z = beta()
+            w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
+            accepted = k * w + p * torch.log1p(-peak * w) - c >= uniform().log()
+            cosine = torch.where(waiting & accepted, w, cosine)
+            waiting = waiting & ~accepted
+
+        # A uniform direction orthogonal to eta (any direction where eta = 0: the law is isotropic then).
+        noise = torch.randn(*shape, *eta.shape, dtype=k.dtype, device=k.device, generator=generator)
+        length = eta.detach().norm(dim=-1, keepdim=True)
+        axis = eta.detach() / length.clamp(min=torch.finfo(k.dtype).tiny)
+        axis = torch.where(length > 0, axis, torch.eye(self.dim, dtype=k.dtype, device=k.device)[0])
+        across = noise - (noise * axis).sum(-1, keepdim=True) * axis
+        across = across / across.norm(dim=-1, keepdim=True)
+        sine = (1 - cosine * cosine).clamp(min=0).sqrt()
+        unit = cosine.unsqueeze(-1) * axis + sine.unsqueeze(-1) * across
+        return self.radius.detach()[..., None, None] * unit
+
+    def _radial(self, eta: Float[Tensor, "*b m d"]) -> Radial:
+        return radial(self.radius.unsqueeze(-1) ** 2 * (eta * eta).sum(-1), self.dim)

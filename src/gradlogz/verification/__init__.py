@@ -1,0 +1,1 @@
+"""The paper as a program: every statement that can be computed, checked."""
