@@ -23,8 +23,8 @@ from .wishart import Wishart, smat
 def from_distribution(p: D.Distribution) -> Measure:
     """The law of the sufficient statistic of p, a measure whose tilts are the other members of the family of p.
 
-    Takes Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical and Poisson; refuses others. The measure of
-    a Normal lives on (y, y²), that of a Gamma on (log y, y); statistic.py has the table. The law of y itself, where
+    Takes Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical and Poisson; refuses others. The measure
+    of a Normal lives on (y, y²), that of a Gamma on (log y, y); statistic.py has the table. The law of y itself, where
     that is wanted instead, is Gaussian, Gamma, ... by name.
 
     >>> import torch
