@@ -29,9 +29,13 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def check_floats(call: str, **tensors: Tensor | None) -> None:
-    """All tensors given are float32 or all float64, on one device."""
-    given = {name: t for name, t in tensors.items() if t is not None}
+def present(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """The optional arguments that were given."""
+    return {name: t for name, t in tensors.items() if t is not None}
+
+
+def check_floats(call: str, **given: Tensor) -> None:
+    """All arguments are tensors, all float32 or all float64, on one device."""
     for name, t in given.items():
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
@@ -47,10 +51,10 @@ def check_floats(call: str, **tensors: Tensor | None) -> None:
         raise ValueError(sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device)."))
 
 
-def check_finite(call: str, **tensors: Tensor | None) -> None:
+def check_finite(call: str, **tensors: Tensor) -> None:
     """No tensor given holds NaN or an infinity."""
     for name, t in tensors.items():
-        if t is None or not has_values(t):
+        if not has_values(t):
             continue
         bad = int((~torch.isfinite(t)).sum())
         if bad:
@@ -58,20 +62,20 @@ def check_finite(call: str, **tensors: Tensor | None) -> None:
             raise ValueError(sentence(call, f"{name} must be finite", fact, "Mask or remove those entries first."))
 
 
-def check_log_weights(call: str, log_weights: Tensor | None) -> None:
+def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
     """Log weights may be -inf (no mass) but neither NaN nor +inf."""
-    if log_weights is None or not has_values(log_weights):
+    if not has_values(logarithms):
         return
-    bad = int((torch.isnan(log_weights) | (log_weights == torch.inf)).sum())
+    bad = int((torch.isnan(logarithms) | (logarithms == torch.inf)).sum())
     if bad:
-        fact = f"{bad} of {log_weights.numel()} entries that are NaN or +inf"
-        raise ValueError(sentence(call, "log_weights must be finite or -inf", fact, "Use -inf for a masked point."))
+        fact = f"{bad} of {logarithms.numel()} entries that are NaN or +inf"
+        raise ValueError(sentence(call, f"{name} must be finite or -inf", fact, "Use -inf for what has no mass."))
 
 
-def check_positive(call: str, **tensors: Tensor | None) -> None:
+def check_positive(call: str, **tensors: Tensor) -> None:
     """Every entry of every tensor given is above zero."""
     for name, t in tensors.items():
-        if t is None or not has_values(t):
+        if not has_values(t):
             continue
         if bool((t <= 0).any()):
             fact = f"{int((t <= 0).sum())} of {t.numel()} entries at or below 0"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._errors import sentence
 from .._typing import Float, Tensor
 
 TERMS = 24  # of the power series: (s/2d)^j / j! < 1e-23 at s = 2d
@@ -42,14 +43,13 @@ def radial(s: Float[Tensor, "..."], dim: int) -> Radial:
 
 def log_bessel(order: float, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """log I_order(x) for x > 0 and order 0, 1/2, 1, 3/2, ...; -inf at x = 0 unless the order is 0."""
-    return (
-        radial(x * x, _dim_of(order)).log_normalizer + torch.xlogy(x.new_tensor(order), x / 2) - math.lgamma(order + 1)
-    )
+    G = radial(x * x, _dim_of("log_bessel", order)).log_normalizer
+    return G + torch.xlogy(x.new_tensor(order), x / 2) - math.lgamma(order + 1)
 
 
 def bessel_ratio(order: float, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """I_{order+1}(x) / I_order(x), between 0 and 1."""
-    return x * radial(x * x, _dim_of(order)).first
+    return x * radial(x * x, _dim_of("bessel_ratio", order)).first
 
 
 def _by_series(s: Tensor, dim: int) -> Radial:
@@ -110,8 +110,9 @@ def _horner(s: Tensor, coefficients: list[float]) -> Tensor:
     return total
 
 
-def _dim_of(order: float) -> int:
+def _dim_of(call: str, order: float) -> int:
     dim = round(2 * order + 2)
     if order < 0 or dim != 2 * order + 2:
-        raise ValueError(f"log_bessel: order must be one of 0, 1/2, 1, 3/2, ...; got {order}. Round it to a half.")
+        condition = "order must be one of 0, 1/2, 1, 3/2, ..."
+        raise ValueError(sentence(call, condition, f"order={order}", "Round it to a half."))
     return dim

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .._errors import check_finite, check_floats, sentence, shape_of
+from .._errors import check_finite, check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
-from .measure import Measure, common_batch, measure
+from .measure import Measure, check_domain, check_measures, common_batch, measure
 
 Generator = torch.Generator | None
 
@@ -56,12 +56,13 @@ def product(*measures: Measure) -> Measure:
 
 
 def pushforward(
-    h: Measure, matrix: Float[Tensor, "*b e d"] | float, shift: Float[Tensor, "*b e"] | None = None
+    h: Measure, matrix: Float[Tensor, "*#b e d"] | float, shift: Float[Tensor, "*#b e"] | None = None
 ) -> Measure:
     """The law of W x + b for any W, singular and rectangular ones too: G'(eta) = G(W^T eta) + <b, eta>.   [theory E49]
 
     A number in place of W scales: pushforward(h, beta) is h at inverse temperature beta.
     """
+    check_measures("pushforward", h=h)
     if isinstance(matrix, (int, float)):
         reference_ = h._reference()
         identity = torch.eye(h.dim) if reference_ is None else torch.eye(h.dim).to(reference_)
@@ -79,16 +80,18 @@ class Tilted(Measure):
     """exp(<x, by> - G(by)) h(dx)."""
 
     h: Measure
-    by: Float[Tensor, "*b d"]
+    by: Float[Tensor, "*#b d"]
 
     def __post_init__(self) -> None:
-        check_floats("tilt", by=self.by, measure=self.h._reference())
+        check_measures("tilt", h=self.h)
+        check_floats("tilt", by=self.by, **present(measure=self.h._reference()))
         if self.by.ndim != len(self.h.batch_shape) + 1 or self.by.shape[-1] != self.h.dim:
             condition = f"by must be [*b, d={self.h.dim}] with the {len(self.h.batch_shape)} batch dimensions of h"
             raise ValueError(sentence("tilt", condition, f"shape {shape_of(self.by)}", "Pass one tilt per measure."))
         common_batch("tilt", self.h.batch_shape, self.by.shape[:-1])
         if self.validate:
             check_finite("tilt", by=self.by)
+            check_domain("tilt", self.h, self.by, "by")
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -281,12 +284,12 @@ class Pushforward(Measure):
     """The law of W x + b."""
 
     h: Measure
-    matrix: Float[Tensor, "*b e d"]
-    shift: Float[Tensor, "*b e"] | None = None
+    matrix: Float[Tensor, "*#b e d"]
+    shift: Float[Tensor, "*#b e"] | None = None
 
     def __post_init__(self) -> None:
         W, b, batch = self.matrix, self.shift, self.h.batch_shape
-        check_floats("pushforward", matrix=W, shift=b, measure=self.h._reference())
+        check_floats("pushforward", matrix=W, **present(shift=b, measure=self.h._reference()))
         if W.ndim != len(batch) + 2 or W.shape[-1] != self.h.dim:
             condition = f"matrix must be [*b, e, d={self.h.dim}] with the {len(batch)} batch dimensions of h"
             raise ValueError(sentence("pushforward", condition, f"shape {shape_of(W)}", "It maps x to matrix @ x."))
@@ -295,7 +298,7 @@ class Pushforward(Measure):
             raise ValueError(sentence("pushforward", condition, f"shape {shape_of(b)}", "It is added to matrix @ x."))
         common_batch("pushforward", *self._batches())
         if self.validate:
-            check_finite("pushforward", matrix=W, shift=b)
+            check_finite("pushforward", matrix=W, **present(shift=b))
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -354,7 +357,8 @@ class Reweighted(Measure):
     log_mass: Float[Tensor, "*b"]
 
     def __post_init__(self) -> None:
-        check_floats("reweight", log_mass=self.log_mass, measure=self.h._reference())
+        check_measures("reweight", h=self.h)
+        check_floats("reweight", log_mass=self.log_mass, **present(measure=self.h._reference()))
         common_batch("reweight", self.h.batch_shape, self.log_mass.shape)
         if self.validate:
             check_finite("reweight", log_mass=self.log_mass)
@@ -399,7 +403,8 @@ class Reweighted(Measure):
 def _joined(call: str, measures: tuple[Measure, ...], *, one_dimension: bool = True) -> tuple[Measure, ...]:
     if not measures:
         raise ValueError(sentence(call, "at least one measure must be given", "none", "Pass the parts one by one."))
-    check_floats(call, **{f"measure{i}": h._reference() for i, h in enumerate(measures)})
+    check_measures(call, **{f"measure {i}": h for i, h in enumerate(measures)})
+    check_floats(call, **present(**{f"measure {i}": h._reference() for i, h in enumerate(measures)}))
     if one_dimension and len({h.dim for h in measures}) > 1:
         fact = ", ".join(f"d={h.dim}" for h in measures)
         remedy = "Use pushforward to bring them to one space."

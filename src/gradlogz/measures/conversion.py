@@ -15,7 +15,7 @@ from .._errors import sentence
 from .._typing import Float, Tensor
 from .exponential import Gamma, OneHot, Poisson
 from .gaussian import Gaussian
-from .measure import Measure
+from .measure import Measure, check_measures
 from .statistic import Statistic
 from .wishart import Wishart, smat
 
@@ -66,6 +66,7 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
     >>> to_distribution(Gaussian.diagonal(torch.zeros(2), torch.ones(2)), torch.ones(2)).mean
     tensor([1., 1.])
     """
+    check_measures("to_distribution", h=h)
     h.log_normalizer(eta)  # the border: shapes, dtypes and the domain of eta
     match h:
         case Statistic():

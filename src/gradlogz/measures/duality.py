@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_finite, sentence, shape_of
+from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from .algebra import tilt
-from .measure import Measure
+from .measure import Measure, check_measures
 
 HALVINGS = 40  # of a Newton step before it is given up: 2^-40 of it is below rounding error
 
@@ -80,8 +80,8 @@ def dual(
     >>> torch.allclose(dual(h, h.mean(eta)).eta, eta)
     True
     """
-    (u,), restore = h._arrange("dual", mean)
-    check_finite("dual", mean=mean)
+    check_measures("dual", h=h)
+    (u,), restore = h._arrange("dual", mean=mean)
     with torch.no_grad():
         search = _newton(h, u.detach(), tolerance, max_steps)
     if throw and not bool(search.converged.all()):
@@ -132,6 +132,7 @@ def bregman(
     >>> torch.equal(bregman(h.log_normalizer, q, p), h.kl(p, q))
     True
     """
+    check_floats("bregman", a=a, b=b)
     if a.shape != b.shape:
         fact = f"shapes {shape_of(a)} and {shape_of(b)}"
         raise ValueError(sentence("bregman", "a and b must have one shape", fact, "Expand them to one shape."))
@@ -169,6 +170,8 @@ def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
 
     For any q with the same mean, KL(q‖h) = KL(q‖law) + relative_entropy.
     """
+    check_measures("maximum_entropy", h=h)
+    check_floats("maximum_entropy", mean=mean)
     if mean.ndim != len(h.batch_shape) + 1:
         condition = f"mean must be [*b, d={h.dim}], one for each measure"
         remedy = "For several means of one measure use dual."

@@ -14,8 +14,8 @@ Read next: ../kernels/reference.py (the sums), algebra.py (heads, residuals and 
 
 import torch
 
-from .._errors import check_finite, check_floats, check_log_weights, has_values, sentence, shape_of
-from .._typing import Float, Tensor
+from .._errors import check_finite, check_floats, check_logarithms, has_values, present, sentence, shape_of
+from .._typing import Bool, Float, Tensor
 from ..kernels import reference
 from .measure import Measure, common_batch, measure
 
@@ -39,15 +39,16 @@ class Empirical(Measure):
     True
     """
 
-    points: Float[Tensor, "*b n d"]
-    log_weights: Float[Tensor, "*b n"] | Float[Tensor, "*b m n"] | None = None
+    points: Float[Tensor, "*#b n d"]
+    log_weights: Float[Tensor, "*#b n"] | Float[Tensor, "*#b m n"] | Bool[Tensor, "..."] | None = None
 
     def __post_init__(self) -> None:
         points, log_weights = self.points, self.log_weights
+        check_floats("Empirical", points=points)
         if isinstance(log_weights, Tensor) and log_weights.dtype == torch.bool:
             log_weights = torch.where(log_weights, 0.0, -torch.inf).to(points.dtype)
             object.__setattr__(self, "log_weights", log_weights)
-        check_floats("Empirical", points=points, log_weights=log_weights)
+        check_floats("Empirical", points=points, **present(log_weights=log_weights))
         if points.ndim < 2:
             remedy = "Add the missing dimension with points.unsqueeze(-1) or points.unsqueeze(0)."
             raise ValueError(sentence("Empirical", "points must be [*b, n, d]", f"shape {shape_of(points)}", remedy))
@@ -63,15 +64,24 @@ class Empirical(Measure):
             common_batch("Empirical", points.shape[:batch], log_weights.shape[:batch])
         if self.validate:
             check_finite("Empirical", points=points)
-            check_log_weights("Empirical", log_weights)
+            if log_weights is not None:
+                check_logarithms("Empirical", "log_weights", log_weights)
 
     @classmethod
-    def weighted(cls, points: Float[Tensor, "*b n d"], weights: Tensor, *, validate: bool = True) -> "Empirical":
-        """The measure with these masses, [*b, n] or [*b, m, n], nonnegative and of any sum."""
+    def weighted(
+        cls,
+        points: Float[Tensor, "*#b n d"],
+        weights: Float[Tensor, "*#b n"] | Float[Tensor, "*#b m n"],
+        *,
+        validate: bool = True,
+    ) -> "Empirical":
+        """The measure with these masses, nonnegative and of any sum. A mass of 0 is a mask, and its gradient is 0."""
+        check_floats("Empirical.weighted", points=points, weights=weights)
         if validate and has_values(weights) and not bool((weights >= 0).all()):
             fact = f"{int((~(weights >= 0)).sum())} entries below 0 or NaN"
             raise ValueError(sentence("Empirical.weighted", "weights must be nonnegative", fact, "Masses add up."))
-        return cls(points, weights.log(), validate=validate)
+        some = weights > 0
+        return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -87,8 +97,8 @@ class Empirical(Measure):
         return self.points.shape[-1]
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        centre = self._centre()
-        return reference.log_sum_exp(self._logits(eta)) + (eta @ centre.mT).squeeze(-1)
+        G = reference.log_sum_exp(self._logits(eta))
+        return G + torch.where(G.detach() == -torch.inf, 0.0, (eta @ self._centre().mT).squeeze(-1))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         centre = self._centre()

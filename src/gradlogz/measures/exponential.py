@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 from .._errors import (
     check_finite,
     check_floats,
-    check_log_weights,
+    check_logarithms,
     check_normalized,
     check_positive,
     sentence,
@@ -107,8 +107,8 @@ class Gamma(Separable):
     tensor([2.])
     """
 
-    concentration: Float[Tensor, "*b d"]
-    rate: Float[Tensor, "*b d"]
+    concentration: Float[Tensor, "*#b d"]
+    rate: Float[Tensor, "*#b d"]
 
     def __post_init__(self) -> None:
         self._check_fields("concentration", "rate")
@@ -143,8 +143,8 @@ class InverseGaussian(Separable):
     tensor([2.])
     """
 
-    loc: Float[Tensor, "*b d"]
-    concentration: Float[Tensor, "*b d"]
+    loc: Float[Tensor, "*#b d"]
+    concentration: Float[Tensor, "*#b d"]
 
     def __post_init__(self) -> None:
         self._check_fields("loc", "concentration")
@@ -188,7 +188,7 @@ class Poisson(Separable):
     tensor([2.])
     """
 
-    rate: Float[Tensor, "*b d"]
+    rate: Float[Tensor, "*#b d"]
 
     def __post_init__(self) -> None:
         self._check_fields("rate")
@@ -220,7 +220,7 @@ class Spins(Separable):
     True
     """
 
-    bias: Float[Tensor, "*b d"]
+    bias: Float[Tensor, "*#b d"]
 
     def __post_init__(self) -> None:
         self._check_fields()
@@ -266,7 +266,7 @@ class OneHot(Measure):
                 sentence("OneHot", "log_probabilities must be [*b, d] with d >= 1", fact, "One a category.")
             )
         if self.validate:
-            check_log_weights("OneHot", log_p)
+            check_logarithms("OneHot", "log_probabilities", log_p)
             check_normalized("OneHot", "exp(log_probabilities)", log_p.logsumexp(-1))
 
     @property

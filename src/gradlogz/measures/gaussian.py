@@ -13,7 +13,7 @@ Read next: mixture.py (several Gaussians gate each other), algebra.py (convolvin
 
 import torch
 
-from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, sentence, shape_of
+from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, present, sentence, shape_of
 from .._typing import Float, Tensor
 from .measure import Measure, common_batch, measure
 
@@ -28,14 +28,15 @@ class Gaussian(Measure):
     tensor([4., 4.])
     """
 
-    loc: Float[Tensor, "*b d"]
-    covariance_matrix: Float[Tensor, "*b d d"] | None = None
-    cov_diag: Float[Tensor, "*b d"] | None = None
-    cov_factor: Float[Tensor, "*b d r"] | None = None
+    loc: Float[Tensor, "*#b d"]
+    covariance_matrix: Float[Tensor, "*#b d d"] | None = None
+    cov_diag: Float[Tensor, "*#b d"] | None = None
+    cov_factor: Float[Tensor, "*#b d r"] | None = None
 
     def __post_init__(self) -> None:
         mu, dense, diagonal, factor = self.loc, self.covariance_matrix, self.cov_diag, self.cov_factor
-        check_floats("Gaussian", loc=mu, covariance_matrix=dense, cov_diag=diagonal, cov_factor=factor)
+        parts = present(covariance_matrix=dense, cov_diag=diagonal, cov_factor=factor)
+        check_floats("Gaussian", loc=mu, **parts)
         if mu.ndim == 0:
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
             raise ValueError(sentence("Gaussian", "loc must be [*b, d]", f"shape {shape_of(mu)}", remedy))
@@ -55,7 +56,7 @@ class Gaussian(Measure):
                 raise ValueError(sentence("Gaussian", condition, f"shape {shape_of(part)}", remedy))
             common_batch("Gaussian", mu.shape[:-1], part.shape[: mu.ndim - 1])
         if self.validate:
-            check_finite("Gaussian", loc=mu, covariance_matrix=dense, cov_diag=diagonal, cov_factor=factor)
+            check_finite("Gaussian", loc=mu, **parts)
             if dense is not None:
                 check_positive_semidefinite("Gaussian", "covariance_matrix", dense)
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
@@ -64,7 +65,7 @@ class Gaussian(Measure):
 
     @classmethod
     def diagonal(
-        cls, loc: Float[Tensor, "*b d"], cov_diag: Float[Tensor, "*b d"], *, validate: bool = True
+        cls, loc: Float[Tensor, "*#b d"], cov_diag: Float[Tensor, "*#b d"], *, validate: bool = True
     ) -> "Gaussian":
         """N(loc, diag(cov_diag))."""
         return cls(loc, cov_diag=cov_diag, validate=validate)
@@ -72,9 +73,9 @@ class Gaussian(Measure):
     @classmethod
     def low_rank(
         cls,
-        loc: Float[Tensor, "*b d"],
-        cov_factor: Float[Tensor, "*b d r"],
-        cov_diag: Float[Tensor, "*b d"] | None = None,
+        loc: Float[Tensor, "*#b d"],
+        cov_factor: Float[Tensor, "*#b d r"],
+        cov_diag: Float[Tensor, "*#b d"] | None = None,
         *,
         validate: bool = True,
     ) -> "Gaussian":

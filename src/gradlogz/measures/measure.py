@@ -14,6 +14,7 @@ Read next: empirical.py (softmax attention), gaussian.py (affine attention), ../
 
 import dataclasses
 import functools
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 import torch
 import torch.utils._pytree as pytree
 
-from .._errors import check_finite, check_floats, has_values, sentence, shape_of
+from .._errors import check_finite, check_floats, has_values, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 
 C = TypeVar("C", bound=type)
@@ -109,7 +110,10 @@ class Measure(ABC):
         The derivative of `covariance_product(., left)` in the direction `right`: one forward-mode pass.
         Law: tests/laws/test_third_cumulant_is_the_third_central_moment.py.
         """
-        return torch.func.jvp(lambda e: self.covariance_product(e, left), (eta,), (right,))[1]
+        call = f"{type(self).__name__}.third_cumulant"
+        (eta, left, right), restore = self._arrange(call, eta=eta, left=left, right=right)
+        check_domain(call, self, eta)
+        return restore(torch.func.jvp(lambda e: self.covariance_product(e, left), (eta,), (right,))[1], 1)
 
     def relative_entropy(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_eta‖h) = <eta, mean> - G = G*(mean): negative where h has mass above one; 0 on rows without mass."""
@@ -121,8 +125,9 @@ class Measure(ABC):
 
         p and q are natural parameters. Law: tests/laws/test_kl_is_a_bregman_divergence.py.
         """
+        (p, q), restore = self._arrange(f"{type(self).__name__}.kl", p=p, q=q)
         G_p, G_q = _mass_or_zero(self.log_normalizer(p)), _mass_or_zero(self.log_normalizer(q))
-        return G_q - G_p - _dot(self.mean(p), q - p)
+        return restore(G_q - G_p - _dot(self.mean(p), q - p), 0)
 
     def log_density(self, x: Float[Tensor, "*#bm d"], eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """log dP_eta/dh (x) = <x, eta> - G(eta), the density with respect to h; -inf on rows without mass.
@@ -130,8 +135,9 @@ class Measure(ABC):
         For an `Empirical` it is the log probability of the point divided by its weight. Minus it is the contrastive
         loss of x: its gradient in eta is mean(eta) - x.
         """
+        (x, eta), restore = self._arrange(f"{type(self).__name__}.log_density", x=x, eta=eta)
         G = self.log_normalizer(eta)
-        return torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - _mass_or_zero(G))
+        return restore(torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - _mass_or_zero(G)), 0)
 
     def natural_gradient(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm d"]:
         """∇²G(eta)⁺ ∇G(eta): the steepest ascent of G in the geometry of its own family.
@@ -144,7 +150,7 @@ class Measure(ABC):
 
     def expect(
         self,
-        values: Callable[[Tensor], Tensor] | Float[Tensor, "*b n v"],
+        values: Callable[[Tensor], Tensor] | Float[Tensor, "*#b n v"],
         eta: Float[Tensor, "*#bm d"],
         *,
         samples: int | None = None,
@@ -160,7 +166,7 @@ class Measure(ABC):
                 The gradient in eta is then the score estimate, E[(x - mean) values(x)], of the same draws.
         """
         call = f"{type(self).__name__}.expect"
-        (eta,), restore = self._arrange(call, eta)
+        (eta,), restore = self._arrange(call, eta=eta)
         carried = self.atoms(eta)
         if carried is not None:
             points, p = carried
@@ -180,6 +186,9 @@ class Measure(ABC):
             raise ValueError(
                 sentence(call, condition, "samples=None", "Pass samples=, the number of draws to average.")
             )
+        if samples < 1:
+            remedy = "Pass the number of draws to average."
+            raise ValueError(sentence(call, "samples must be at least 1", f"samples={samples}", remedy))
         x = self.sample(eta.detach(), (samples,), generator=generator)
         score = _dot(x, eta) - self.log_normalizer(eta)
         ones = (score - score.detach()).exp()  # equal to 1; its gradient is the score
@@ -187,40 +196,34 @@ class Measure(ABC):
 
     # The border ------------------------------------------------------------------------------------------------------
 
-    def _arrange(
-        self, call: str, eta: Tensor, *vectors: Tensor
-    ) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
+    def _arrange(self, call: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
         """Check the arguments, bring each to [*b, m, d], and say how to give results their query dimensions back."""
-        if not isinstance(eta, Tensor):
-            raise TypeError(sentence(call, "eta must be a tensor", type(eta).__name__, "Wrap it in torch.as_tensor."))
-        reference = self._reference()
-        check_floats(call, eta=eta, measure=reference, **{f"vector{i}": v for i, v in enumerate(vectors)})
+        check_floats(call, **named, **present(measure=self._reference()))
         batch, d = self.batch_shape, self.dim
-        for t in (eta, *vectors):
+        for name, t in named.items():
             if t.ndim == 0 or t.shape[-1] != d:
-                condition = f"eta must end in d={d}, the dimension of the measure"
+                condition = f"{name} must end in d={d}, the dimension of the measure"
                 remedy = f"Project it to dimension {d} first, or use a measure of its dimension."
                 raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
             if t.ndim <= len(batch):
-                condition = f"eta must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
+                condition = f"{name} must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
                 remedy = "Insert size-1 dimensions in front: they broadcast, missing ones do not."
                 raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
             if any(have != want and 1 not in (have, want) for have, want in zip(t.shape, batch, strict=False)):
-                condition = f"eta must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
+                condition = f"{name} must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
                 remedy = "Batch dimensions come first and query dimensions after them."
                 raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
-        queries = eta.shape[len(batch) : -1]
-        for v in vectors:
-            if v.shape[len(batch) : -1] != queries:
-                fact = f"shapes {shape_of(eta)} and {shape_of(v)}"
-                raise ValueError(
-                    sentence(call, "vectors must have the shape of eta", fact, "Expand them to one shape.")
-                )
-        if self.validate and has_values(eta):
-            check_finite(call, eta=eta)
-        full = torch.broadcast_shapes(batch, *(t.shape[: len(batch)] for t in (eta, *vectors)))
+        tensors = list(named.values())
+        queries = tensors[0].shape[len(batch) : -1]
+        if any(t.shape[len(batch) : -1] != queries for t in tensors):
+            condition = f"{' and '.join(named)} must have the same query dimensions"
+            fact = "shapes " + " and ".join(str(shape_of(t)) for t in tensors)
+            raise ValueError(sentence(call, condition, fact, "Expand them to one shape."))
+        if self.validate:
+            check_finite(call, **named)
+        full = common_batch(call, batch, *(t.shape[: len(batch)] for t in tensors))
         m = math.prod(queries)
-        flat = [t.reshape(*t.shape[: len(batch)], m, d).expand(*full, m, d) for t in (eta, *vectors)]
+        flat = [t.reshape(*t.shape[: len(batch)], m, d).expand(*full, m, d) for t in tensors]
 
         def restore(result: Tensor, trailing: int) -> Tensor:
             at = result.ndim - trailing - 1
@@ -295,22 +298,45 @@ def measure(cls: C) -> C:
 def _at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The method of a concrete measure, written for [*b, m, d], opened to any number of query dimensions."""
     trailing = _TRAILING[name]
+    arguments = ("eta",) if name == "sample" else tuple(inspect.signature(method).parameters)[1:]
 
     @functools.wraps(method)
-    def bordered(self: Measure, eta: Tensor, *vectors: Any, **options: Any) -> Tensor:
+    def bordered(self: Measure, *given: Any, **options: Any) -> Tensor:
         call = f"{type(self).__name__}.{name}"
-        tensors = () if name == "sample" else vectors
-        rest = vectors if name == "sample" else ()
-        flat, restore = self._arrange(call, eta, *tensors)
-        if name not in _DEFINED_EVERYWHERE and self.validate and has_values(flat[0]):
-            outside = int((~self.in_domain(flat[0])).sum())
-            if outside:
-                fact = f"{outside} of {flat[0].shape[:-1].numel()} rows outside"
-                remedy = f"{type(self).__name__}.in_domain tells which; scale eta down or raise the rate."
-                raise ValueError(sentence(call, "eta must lie in the domain, where Z(eta) is finite", fact, remedy))
-        return restore(method(self, *flat, *rest, **options), trailing)
+        named = dict(zip(arguments, given, strict=False))
+        for argument in arguments:
+            if argument not in named:
+                named[argument] = options.pop(argument)
+        if name == "sample":
+            shape = options.get("shape", given[1] if len(given) > 1 else ())
+            if not isinstance(shape, tuple):
+                raise TypeError(sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,)."))
+        flat, restore = self._arrange(call, **named)
+        if name not in _DEFINED_EVERYWHERE:
+            check_domain(call, self, flat[0])
+        return restore(method(self, *flat, *given[len(arguments) :], **options), trailing)
 
     return bordered
+
+
+def check_domain(call: str, h: Measure, eta: Tensor, name: str = "eta") -> None:
+    """Z(eta) is finite, where there are values to look at."""
+    if not h.validate or not has_values(eta):
+        return
+    outside = int((~h.in_domain(eta)).sum())
+    if outside:
+        condition = f"{name} must lie in the domain of the measure, where Z is finite"
+        fact = f"{outside} of {eta.shape[:-1].numel()} rows outside"
+        remedy = f"{type(h).__name__}.in_domain tells which; scale {name} down."
+        raise ValueError(sentence(call, condition, fact, remedy))
+
+
+def check_measures(call: str, **measures: object) -> None:
+    """All arguments are measures."""
+    for name, h in measures.items():
+        if not isinstance(h, Measure):
+            remedy = "Pass a measure, such as Empirical(points)."
+            raise TypeError(sentence(call, f"{name} must be a measure", type(h).__name__, remedy))
 
 
 def common_batch(call: str, *shapes: torch.Size) -> torch.Size:

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_floats, check_log_weights, check_normalized, sentence, shape_of
+from .._errors import check_floats, check_logarithms, check_normalized, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
-from .measure import Measure, common_batch, measure
+from .measure import Measure, check_measures, common_batch, measure
 
 
 class LowerBound(NamedTuple):
@@ -50,16 +50,13 @@ class Mixture(Measure):
     tensor([3., 1.])
     """
 
-    log_weights: Float[Tensor, "*b k"]
+    log_weights: Float[Tensor, "*#b k"]
     components: Measure
 
     def __post_init__(self) -> None:
         log_pi, components = self.log_weights, self.components
-        if not isinstance(components, Measure):
-            fact = type(components).__name__
-            remedy = "Pass one measure with a batch dimension k, or use add for measures of several kinds."
-            raise TypeError(sentence("Mixture", "components must be a measure", fact, remedy))
-        check_floats("Mixture", log_weights=log_pi, components=components._reference())
+        check_measures("Mixture", components=components)
+        check_floats("Mixture", log_weights=log_pi, **present(components=components._reference()))
         if log_pi.ndim == 0 or log_pi.shape[-1] == 0:
             fact = f"shape {shape_of(log_pi)}"
             raise ValueError(sentence("Mixture", "log_weights must be [*b, k] with k >= 1", fact, "Pass one per part."))
@@ -69,7 +66,7 @@ class Mixture(Measure):
             raise ValueError(sentence("Mixture", condition, f"batch shape {tuple(components.batch_shape)}", remedy))
         common_batch("Mixture", log_pi.shape, components.batch_shape)
         if self.validate:
-            check_log_weights("Mixture", log_pi)
+            check_logarithms("Mixture", "log_weights", log_pi)
             check_normalized("Mixture", "exp(log_weights)", log_pi.logsumexp(-1))
 
     @property
@@ -107,8 +104,17 @@ class Mixture(Measure):
         Fixed gates q (default: pi) turn the mixture into ordinary multi-head attention; the gap is what that costs.
         Law: tests/laws/test_jensen_gap_is_a_relative_entropy.py.
         """
-        (eta,), restore = self._arrange("Mixture.lower_bound", eta)
-        log_q = (self.log_weights if log_gates is None else log_gates).unsqueeze(-2)
+        call = "Mixture.lower_bound"
+        (eta,), restore = self._arrange(call, eta=eta)
+        log_q = self.log_weights if log_gates is None else log_gates
+        check_floats(call, eta=eta, log_gates=log_q)
+        if log_q.ndim != self.log_weights.ndim or log_q.shape[-1] != self.log_weights.shape[-1]:
+            condition = f"log_gates must be [*b, k={self.log_weights.shape[-1]}], the shape of log_weights"
+            raise ValueError(sentence(call, condition, f"shape {shape_of(log_q)}", "Pass one gate per component."))
+        if self.validate:
+            check_logarithms(call, "log_gates", log_q)
+            check_normalized(call, "exp(log_gates)", log_q.logsumexp(-1))
+        log_q = log_q.unsqueeze(-2)
         s = self._log_joint(eta)
         q, log_r = log_q.exp(), s - reference.log_sum_exp(s).unsqueeze(-1)
 

@@ -26,6 +26,7 @@ from torch.nn.functional import softplus
 
 from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
+from ..kernels.gamma import log_gamma
 from .differentiated import Differentiated
 from .measure import common_batch, measure, static
 
@@ -48,7 +49,7 @@ def _negative_orthant(u: Tensor) -> Tensor:
     return torch.where((u >= 0).all(-1), 0.0, torch.inf).to(u.dtype)
 
 
-def _log_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+def _log_gamma_draw(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
     """log of a standard Gamma draw, exact where the draw itself would underflow: Gamma(k) = Gamma(k+1) U^(1/k)."""
     x = torch._standard_gamma((concentration + 1).contiguous(), generator=generator).log()
     u = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
@@ -65,33 +66,31 @@ BASES: dict[str, Base] = {
     ),
     "poisson": Base(
         lambda t: t.exp().sum(-1),
-        lambda xi, nu: torch.lgamma(xi).sum(-1) - xi.sum(-1) * nu.log(),
+        lambda xi, nu: log_gamma(xi).sum(-1) - xi.sum(-1) * nu.log(),
         lambda xi, nu: (xi > 0).all(-1),
         _whole_space,
-        lambda xi, nu, g: _log_gamma(xi, g) - nu.log(),
+        lambda xi, nu, g: _log_gamma_draw(xi, g) - nu.log(),
     ),
     "exponential": Base(
         lambda t: -torch.log(-t).sum(-1),
-        lambda xi, nu: xi.shape[-1] * torch.lgamma(nu + 1) - (nu + 1) * xi.log().sum(-1),
+        lambda xi, nu: xi.shape[-1] * log_gamma(nu + 1) - (nu + 1) * xi.log().sum(-1),
         lambda xi, nu: (xi > 0).all(-1),
         _negative_orthant,
-        lambda xi, nu, g: -_log_gamma((nu + 1).expand_as(xi), g).exp() / xi,
+        lambda xi, nu, g: -_log_gamma_draw((nu + 1).expand_as(xi), g).exp() / xi,
     ),
     "bernoulli": Base(
         lambda t: softplus(t).sum(-1),
-        lambda xi, nu: (
-            (torch.lgamma(xi) + torch.lgamma(nu.unsqueeze(-1) - xi)).sum(-1) - xi.shape[-1] * torch.lgamma(nu)
-        ),
+        lambda xi, nu: (log_gamma(xi) + log_gamma(nu.unsqueeze(-1) - xi)).sum(-1) - xi.shape[-1] * log_gamma(nu),
         lambda xi, nu: ((xi > 0) & (xi < nu.unsqueeze(-1))).all(-1),
         _whole_space,
-        lambda xi, nu, g: _log_gamma(xi, g) - _log_gamma(nu - xi, g),
+        lambda xi, nu, g: _log_gamma_draw(xi, g) - _log_gamma_draw(nu - xi, g),
     ),
     "categorical": Base(
         lambda t: torch.cat((torch.zeros_like(t[..., :1]), t), -1).logsumexp(-1),
-        lambda xi, nu: torch.lgamma(xi).sum(-1) + torch.lgamma(nu - xi.sum(-1)) - torch.lgamma(nu),
+        lambda xi, nu: log_gamma(xi).sum(-1) + log_gamma(nu - xi.sum(-1)) - log_gamma(nu),
         lambda xi, nu: (xi > 0).all(-1) & (xi.sum(-1) < nu),
         _whole_space,
-        lambda xi, nu, g: _log_gamma(xi, g) - _log_gamma(nu - xi.sum(-1, keepdim=True), g),
+        lambda xi, nu, g: _log_gamma_draw(xi, g) - _log_gamma_draw(nu - xi.sum(-1, keepdim=True), g),
     ),
 }
 
@@ -106,8 +105,8 @@ class ConjugatePrior(Differentiated):
     tensor([1.])
     """
 
-    xi: Float[Tensor, "*b d"]
-    nu: Float[Tensor, "*b"]
+    xi: Float[Tensor, "*#b d"]
+    nu: Float[Tensor, "*#b"]
     base: str = static(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -147,6 +146,11 @@ class ConjugatePrior(Differentiated):
 
     def posterior(self, statistic: Float[Tensor, "*b d"], count: int = 1) -> "ConjugatePrior":
         """The prior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
+        check_floats("ConjugatePrior.posterior", xi=self.xi, statistic=statistic)
+        if statistic.shape != self.xi.shape:
+            fact = f"shapes {shape_of(statistic)} and {shape_of(self.xi)}"
+            remedy = "Expand it, or sum it over the observations."
+            raise ValueError(sentence("ConjugatePrior.posterior", "statistic must have the shape of xi", fact, remedy))
         return ConjugatePrior(self.xi + statistic, self.nu + count, base=self.base, validate=self.validate)
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:

@@ -37,6 +37,8 @@ class Sphere(Measure):
 
     def __post_init__(self) -> None:
         check_floats("Sphere", radius=self.radius)
+        if not isinstance(self.dim, int):
+            raise TypeError(sentence("Sphere", "dim must be an int", type(self.dim).__name__, "Pass the dimension d."))
         if self.dim < 2:
             remedy = "Two points on a line are Empirical or Spins."
             raise ValueError(sentence("Sphere", "dim must be at least 2", f"dim={self.dim}", remedy))

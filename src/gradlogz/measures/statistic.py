@@ -24,6 +24,7 @@ from torch.nn.functional import softplus
 
 from .._errors import check_finite, check_floats, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
+from ..kernels.gamma import log_gamma
 from .differentiated import Differentiated
 from .measure import measure, static
 
@@ -92,7 +93,7 @@ def _simplex_support(u: Tensor) -> Tensor:
 
 
 DIRICHLET = Family(
-    lambda t: torch.lgamma(t).sum(-1) - torch.lgamma(t.sum(-1)),
+    lambda t: log_gamma(t).sum(-1) - log_gamma(t.sum(-1)),
     lambda t: (t > 0).all(-1),
     _simplex_support,
     _log_gamma_simplex,
@@ -108,7 +109,7 @@ FAMILIES: dict[str, Family] = {
         2,
     ),
     "gamma": Family(
-        lambda t: torch.lgamma(t[..., 0]) - t[..., 0] * torch.log(-t[..., 1]),
+        lambda t: log_gamma(t[..., 0]) - t[..., 0] * torch.log(-t[..., 1]),
         lambda t: (t[..., 0] > 0) & (t[..., 1] < 0),
         _gamma_support,
         _draw_gamma,

@@ -20,20 +20,27 @@ from .measure import Measure, common_batch, measure
 
 def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
     """The p(p+1)/2 coordinates of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        fact = f"shape {shape_of(matrix)}"
+        raise ValueError(sentence("svec", "matrix must be [*b, p, p]", fact, "Pass symmetric matrices."))
     p = matrix.shape[-1]
     row, column = torch.triu_indices(p, p, device=matrix.device)
-    return matrix[..., row, column] * torch.where(row == column, 1.0, math.sqrt(2)).to(matrix.dtype)
+    off_diagonal = (row != column).to(matrix.dtype)
+    return matrix[..., row, column] * (1 + (math.sqrt(2) - 1) * off_diagonal)
 
 
 def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
     """The symmetric matrix of these coordinates: the inverse of `svec`."""
     p = (math.isqrt(8 * vector.shape[-1] + 1) - 1) // 2
+    if p * (p + 1) // 2 != vector.shape[-1]:
+        condition = "vector must have p(p+1)/2 entries for some p"
+        raise ValueError(sentence("smat", condition, f"d={vector.shape[-1]}", "Use svec to make it."))
     row, column = torch.triu_indices(p, p, device=vector.device)
     # Entry (i, j) reads coordinate `place`: a gather, because a scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
     place[row, column] = place[column, row] = torch.arange(len(row), device=vector.device)
-    diagonal = torch.eye(p, dtype=torch.bool, device=vector.device)
-    return vector[..., place] * torch.where(diagonal, 1.0, math.sqrt(0.5)).to(vector.dtype)
+    diagonal = torch.eye(p, dtype=vector.dtype, device=vector.device)
+    return vector[..., place] * (math.sqrt(0.5) + (1 - math.sqrt(0.5)) * diagonal)
 
 
 @measure
@@ -47,8 +54,8 @@ class Wishart(Measure):
             [0., 5.]])
     """
 
-    df: Float[Tensor, "*b"]
-    covariance_matrix: Float[Tensor, "*b p p"]
+    df: Float[Tensor, "*#b"]
+    covariance_matrix: Float[Tensor, "*#b p p"]
 
     def __post_init__(self) -> None:
         n, V = self.df, self.covariance_matrix

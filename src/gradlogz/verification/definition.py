@@ -1,0 +1,106 @@
+"""The right-hand sides: what the statistics of a measure are by definition, with nothing of the library in them.
+
+    Z       = sum_n w_n exp<x_n, eta>            over the points of a measure, or over the nodes of a quadrature rule
+    mean    = sum_n p_n x_n,  p_n = w_n exp<x_n, eta> / Z
+    cov     = sum_n p_n x_n x_n^T - mean mean^T
+
+Integrals are trapezoidal sums of analytic, decaying integrands on the whole line, exact to rounding error.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .._typing import Float, Tensor
+from ..measures import Measure
+from .statement import gap
+
+FLOAT = torch.float64
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers, the same ones each time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
+
+
+def number(*values: float) -> Tensor:
+    """A float64 tensor of these values."""
+    return torch.tensor(values if len(values) > 1 else values[0], dtype=FLOAT)
+
+
+def spread(d: int, *, seed: int = 0) -> Float[Tensor, "d d"]:
+    """A covariance matrix."""
+    a = normal(d, d, seed=seed)
+    return a @ a.T / d + 0.3 * torch.eye(d, dtype=FLOAT)
+
+
+class Nodes(NamedTuple):
+    """Points with log masses: a discrete measure, or a quadrature rule for a continuous one."""
+
+    points: Float[Tensor, "n d"]
+    log_masses: Float[Tensor, "n"]
+
+
+class Definition(NamedTuple):
+    """The statistics of a discrete measure at natural parameters eta [m, d]."""
+
+    log_normalizer: Float[Tensor, "m"]
+    probabilities: Float[Tensor, "m n"]
+    mean: Float[Tensor, "m d"]
+    covariance: Float[Tensor, "m d d"]
+
+
+def by_definition(nodes: Nodes, eta: Float[Tensor, "m d"]) -> Definition:
+    """Z, p, mean and covariance as sums over nodes."""
+    x, log_w = nodes
+    s = eta @ x.T + log_w
+    peak = s.amax(-1, keepdim=True)
+    Z = (s - peak).exp().sum(-1, keepdim=True)
+    p = (s - peak).exp() / Z
+    mean = p @ x
+    second = torch.einsum("mn,nd,ne->mde", p, x, x)
+    return Definition((Z.log() + peak).squeeze(-1), p, mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2))
+
+
+def line(low: float, high: float, count: int = 2001) -> tuple[Tensor, Tensor]:
+    """Evenly spaced points of an interval and the logarithm of their spacing."""
+    y = torch.linspace(low, high, count, dtype=FLOAT)
+    return y, (y[1] - y[0]).log()
+
+
+def plane(low: float, high: float, count: int = 201) -> tuple[Tensor, Tensor]:
+    """A square grid [n, 2] and the logarithm of the area of its cells."""
+    y, log_step = line(low, high, count)
+    return torch.cartesian_prod(y, y), 2 * log_step
+
+
+def distance(h: Measure, nodes: Nodes, eta: Float[Tensor, "m d"]) -> float:
+    """How far all statistics of a measure are from their definition over these nodes, relative to their scales."""
+    truth, twin = by_definition(nodes, eta), by_definition(nodes, eta.flip(0))
+    v, w = normal(*eta.shape, seed=11), normal(*eta.shape, seed=12)
+    G, p, mean, cov = truth
+    size = float(mean.abs().max() + cov.abs().max().sqrt())
+    scale = 1 + float(G.abs().max()) + float(eta.abs().max()) * size
+    away = nodes.points - mean.unsqueeze(-2)
+    third = torch.einsum(
+        "mn,mnd,mn,mn->md", p, away, (away @ v.unsqueeze(-1))[..., 0], (away @ w.unsqueeze(-1))[..., 0]
+    )
+    kl = twin.log_normalizer - G - (mean * (eta.flip(0) - eta)).sum(-1)
+    return max(
+        gap(h.log_normalizer(eta), G, scale),
+        gap(h.mean(eta), mean, scale * size),
+        gap(h.covariance(eta), cov, scale * size**2),
+        gap(h.covariance_product(eta, v), (cov @ v.unsqueeze(-1))[..., 0], 8 * scale * size**2),
+        gap(h.third_cumulant(eta, v, w), third, 64 * scale * (size**3 + float(third.abs().max()))),
+        gap(h.relative_entropy(eta), (eta * mean).sum(-1) - G, scale),
+        gap(h.kl(eta, eta.flip(0)), kl, 4 * scale),
+        gap(h.log_density(v, eta), (v * eta).sum(-1) - G, 4 * scale),
+        gap((cov @ h.natural_gradient(eta).unsqueeze(-1))[..., 0], _within(cov, mean), 1e3 * scale * size),
+    )
+
+
+def _within(cov: Tensor, mean: Tensor) -> Tensor:
+    """The part of the mean in the range of the covariance, by least squares."""
+    values, vectors = torch.linalg.eigh(cov)
+    kept = vectors * (values > 1e-9 * values[..., -1:]).unsqueeze(-2)
+    return (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)

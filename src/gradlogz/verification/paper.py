@@ -1,0 +1,469 @@
+"""The statements of the paper: equations 1-6, Proposition 1, Corollary 1, Theorem 1, and its errata E1-E21.
+
+Keys follow the paper (Eq. 4, Prop. 1a) or, for a statement that had to be corrected, the list of errata (E8); both are
+explained in docs/errata.md. [shim22]
+
+Read next: notes.py (the two draft notes), families.py (closed forms of each measure).
+"""
+
+import torch
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
+
+from .. import measures as gz
+from .._typing import Tensor
+from .definition import FLOAT, Nodes, by_definition, distance, line, normal, number, plane, spread
+from .statement import Outcome, gap, statement, violation
+
+
+def _keys(n: int = 7, d: int = 3, seed: int = 1) -> Tensor:
+    return normal(n, d, seed=seed)
+
+
+def _counting(points: Tensor) -> Nodes:
+    return Nodes(points, torch.zeros(len(points), dtype=FLOAT))
+
+
+def _gamma_nodes(k: float, rate: float) -> Nodes:
+    """Gamma(k, rate) on the line, through x = exp(u)."""
+    u, log_step = line(-40.0, 6.0)
+    density = k * number(rate).log() - torch.lgamma(number(k)) + k * u - rate * u.exp()
+    return Nodes(u.exp().unsqueeze(-1), density + log_step)
+
+
+# Equations ----------------------------------------------------------------------------------------------------------
+
+
+@statement("Eq. 1, E1", "paper 3.1", printed="Z = ∫ h e^<u,η> (no dx)", corrected="∫ e^(<x,η> - G(η)) h(dx) = 1")
+def density_integrates_to_one() -> Outcome:
+    h, nodes = gz.Gamma(number(2.5).reshape(1), number(1.5).reshape(1)), _gamma_nodes(2.5, 1.5)
+    eta = number(-1.0, 0.2, 0.9).unsqueeze(-1)
+    x, every = nodes.points.unsqueeze(1).expand(-1, 3, 1), eta.expand(len(nodes.points), 3, 1)
+    mass = (h.log_density(x, every) + nodes.log_masses.unsqueeze(-1)).exp()
+    return Outcome(gap(mass.sum(0), torch.ones(3, dtype=FLOAT)))
+
+
+@statement("Eq. 2, E2", "paper 3.1", printed="Z(η) = L{h}(η)", corrected="Z(η) = L{h}(-η)")
+def normalizer_is_a_laplace_transform() -> Outcome:
+    h, nodes, eta = gz.Gamma(number(2.5).reshape(1), number(1.5).reshape(1)), _gamma_nodes(2.5, 1.5), number(0.7)
+    Z = h.log_normalizer(eta.reshape(1)).exp()
+
+    def laplace(s: Tensor) -> Tensor:
+        return (nodes.log_masses - s * nodes.points[:, 0]).exp().sum()
+
+    return Outcome(gap(Z, laplace(-eta), float(Z)), gap(Z, laplace(eta), float(Z)))
+
+
+@statement(
+    "E3",
+    "paper 3.1",
+    printed="counting = 1/N",
+    corrected="G_counting = G_1/N + log N; ∇G, ∇²G equal; G*_1/N = G*_counting + log N",
+)
+def counting_and_probability() -> Outcome:
+    x, eta, log_n = _keys(), normal(4, 3, seed=2), number(7.0).log()
+    counting = gz.Empirical(x)
+    probability = gz.reweight(counting, -log_n)
+    u = counting.mean(eta)
+    off = gap(probability.log_normalizer(eta) + log_n, counting.log_normalizer(eta))
+    same = max(gap(probability.mean(eta), u), gap(probability.covariance(eta), counting.covariance(eta)))
+    dual = gap(gz.dual(probability, u).value, gz.dual(counting, u).value + log_n)
+    return Outcome(max(off, same, dual), gap(probability.log_normalizer(eta), counting.log_normalizer(eta)))
+
+
+@statement("Eq. 3", "paper 3.1", corrected="p(k_j | q_i) = e^<k_j,q_i> / Z(q_i)")
+def attention_weights() -> Outcome:
+    k, q = _keys(), normal(4, 3, seed=2)
+    weights = (q @ k.T).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    h = gz.Empirical(k)
+    densities = h.log_density(k.expand(4, 7, 3), q.unsqueeze(1).expand(4, 7, 3)).exp()
+    return Outcome(max(gap(h.probabilities(q), weights), gap(densities, weights)))
+
+
+@statement(
+    "E4", "paper Eq. 3", printed="∇_q log Z(βq) = attention", corrected="attention = ∇G at η = βq = ∇_q (1/β) G(βq)"
+)
+def temperature() -> Outcome:
+    k, q, beta = _keys(), normal(4, 3, seed=2), 3**-0.5
+    h, attention = gz.Empirical(k), scaled_dot_product_attention(q, k, k)
+    gradient = torch.func.grad(lambda x: h.log_normalizer(beta * x).sum())(q)
+    cooled = gz.pushforward(h, beta)
+    corrected = max(
+        gap(h.mean(beta * q), attention), gap(gradient / beta, attention), gap(cooled.mean(q) / beta, attention)
+    )
+    return Outcome(corrected, gap(gradient, attention))
+
+
+@statement("Eq. 4", "paper 3.1", corrected="E_η[x] = ∇ log Z(η)")
+def expected_statistic_is_the_gradient() -> Outcome:
+    x, eta = _keys(), normal(4, 3, seed=2)
+    gradient = torch.func.grad(lambda e: (e @ x.T).exp().sum(-1).log().sum())(eta)
+    return Outcome(max(gap(gz.Empirical(x).mean(eta), gradient), distance(gz.Empirical(x), _counting(x), eta)))
+
+
+@statement(
+    "E5",
+    "paper Eq. 4",
+    printed="η -> ∇G(η) is one-to-one",
+    corrected="one-to-one modulo the complement of the key differences; rank ∇²G = dim aff(keys)",
+    tolerance=1e-8,
+)
+def one_to_one_modulo_lineality() -> Outcome:
+    basis = torch.linalg.qr(normal(3, 3, seed=3)).Q
+    flat = normal(6, 2, seed=4) @ basis[:2] + 0.7 * basis[2]  # six keys on a plane
+    h, eta = gz.Empirical(flat), normal(3, seed=5)
+    moved = eta + 2.0 * basis[2]
+    rank = int((torch.linalg.eigvalsh(h.covariance(eta)) > 1e-10).sum())
+    linked = gz.link(h, h.mean(eta))
+    corrected = max(gap(h.mean(moved), h.mean(eta)), gap(basis[:2] @ linked, basis[:2] @ eta), float(rank != 2))
+    return Outcome(corrected, float((moved - eta).norm()))
+
+
+@statement("Prop. 1a", "paper 3.1", corrected="h = Σ δ(x_n): ∇G = Σ_n softmax_n(<x,η>) x_n")
+def dirac_sum_gives_softmax_average() -> Outcome:
+    x, eta = _keys(), normal(4, 3, seed=2)
+    return Outcome(gap(gz.Empirical(x).mean(eta), torch.softmax(eta @ x.T, -1) @ x))
+
+
+@statement("Prop. 1b, E6", "paper 3.1", corrected="h = p_0(.|η1,η2): ∇G(η) = E[x | η1+η, η2] inside the domain")
+def tilting_is_a_translation() -> Outcome:
+    h, eta = gz.Gamma(number(2.5).reshape(1), number(1.5).reshape(1)), number(0.7).reshape(1, 1)
+    shifted = by_definition(_gamma_nodes(2.5, 1.5 - 0.7), torch.zeros(1, 1, dtype=FLOAT))
+    return Outcome(max(gap(h.mean(eta), shifted.mean), distance(h, _gamma_nodes(2.5, 1.5), eta)))
+
+
+@statement("Cor. 1", "paper 3.1", corrected="h = N(μ,Σ): ∇G(η) = μ + Ση")
+def gaussian_attention_is_affine() -> Outcome:
+    mu, Sigma, eta = normal(2, seed=6), spread(2, seed=7), normal(3, 2, seed=8)
+    x, log_area = plane(-14.0, 14.0)
+    away = x - mu
+    log_density = (
+        -(away * torch.linalg.solve(Sigma, away.T).T).sum(-1) / 2 - torch.linalg.det(2 * torch.pi * Sigma).log() / 2
+    )
+    h = gz.Gaussian(mu, Sigma)
+    return Outcome(max(gap(h.mean(eta), mu + eta @ Sigma), distance(h, Nodes(x, log_density + log_area), eta)))
+
+
+@statement("Eq. 5", "paper 3.1", corrected="log Z(q) = log Σ_j e^<k_j,q>")
+def log_sum_exp() -> Outcome:
+    k, q = _keys(), normal(4, 3, seed=2)
+    return Outcome(gap(gz.Empirical(k).log_normalizer(q), torch.logsumexp(q @ k.T, -1)))
+
+
+@statement(
+    "Eq. 6", "paper 3.2", corrected="G*(u) = sup <η,u> - G(η), attained where u = ∇G(η); ∇G* = η", tolerance=1e-9
+)
+def convex_conjugate() -> Outcome:
+    h, eta = gz.Empirical(_keys()), normal(4, 3, seed=2)
+    u = h.mean(eta)
+    at_eta = (eta * u).sum(-1) - h.log_normalizer(eta)
+    result = gz.dual(h, u)
+    others = normal(50, 4, 3, seed=9)
+    below = violation((others * u).sum(-1) - h.log_normalizer(others), result.value.expand(50, 4))
+    w = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(gz.dual(h, w).value.sum(), w)
+    return Outcome(max(gap(result.value, at_eta), gap(result.eta, eta), gap(gradient, eta), below))
+
+
+# Section 3.2: duality -----------------------------------------------------------------------------------------------
+
+
+@statement("E8", "paper 3.2", printed="B_G(η1,η2) = KL(p1‖p2)", corrected="KL(p1‖p2) = B_G(η2,η1)")
+def kl_is_bregman_reversed() -> Outcome:
+    h, a, b = gz.Empirical(_keys()), normal(4, 3, seed=2), normal(4, 3, seed=10)
+    p, q = h.probabilities(a), h.probabilities(b)
+    kl = (p * (p.log() - q.log())).sum(-1)
+    corrected = max(gap(h.kl(a, b), kl), gap(gz.bregman(h.log_normalizer, b, a), kl))
+    return Outcome(corrected, gap(gz.bregman(h.log_normalizer, a, b), kl))
+
+
+@statement("E8 (dual)", "paper 3.2", corrected="KL(p1‖p2) = B_G*(u1,u2)", tolerance=1e-8)
+def kl_is_bregman_of_the_conjugate() -> Outcome:
+    h, a, b = gz.Empirical(_keys()), normal(4, 3, seed=2), normal(4, 3, seed=10)
+    u, v = h.mean(a), h.mean(b)
+    star = gz.dual(h, u).value - gz.dual(h, v).value - (gz.link(h, v) * (u - v)).sum(-1)
+    return Outcome(gap(star, h.kl(a, b)))
+
+
+@statement(
+    "E9", "paper 3.2", printed="G*(u) = -(H(p) - E log h)", corrected="G*(u) = -H(p) - E_p[log h]", tolerance=1e-9
+)
+def conjugate_is_negative_entropy() -> Outcome:
+    x, log_w, eta = _keys(), normal(7, seed=3), normal(4, 3, seed=2)
+    h = gz.Empirical(x, log_w)
+    p = torch.softmax(eta @ x.T + log_w, -1)
+    H, expected_log_h = -(p * p.log()).sum(-1), p @ log_w
+    star = gz.dual(h, h.mean(eta)).value
+    corrected = max(
+        gap(star, -H - expected_log_h), gap(h.entropy(eta), H), gap(h.relative_entropy(eta), -H - expected_log_h)
+    )
+    return Outcome(corrected, gap(star, -H + expected_log_h))
+
+
+@statement("E10", "paper 3.2", printed="∇² log Z = E[x x^T]", corrected="∇² log Z = Cov_η[x]")
+def hessian_is_the_covariance() -> Outcome:
+    x, eta = _keys(), normal(3, seed=2)
+    hessian = torch.func.hessian(lambda e: (x @ e).exp().sum().log())(eta)
+    p = torch.softmax(x @ eta, -1)
+    return Outcome(gap(gz.Empirical(x).covariance(eta), hessian), gap((x.T * p) @ x, hessian))
+
+
+@statement("E11", "paper 3.2", corrected="KL(q‖h) = KL(q‖P_η) + G*(u) for every q with mean u", tolerance=1e-9)
+def maximum_entropy() -> Outcome:
+    x, eta = _keys(), normal(3, seed=2)
+    h = gz.Empirical(x)
+    p = h.probabilities(eta)
+    constraints = torch.cat((x.T, torch.ones(1, 7, dtype=FLOAT)))
+    kernel = torch.linalg.svd(constraints).Vh[4:]  # directions that change neither the mean nor the mass
+    q = p + 0.5 * p.min() * kernel[0]
+    result = gz.maximum_entropy(h, h.mean(eta))
+    left = (q * q.log()).sum()
+    right = (q * (q / p).log()).sum() + result.relative_entropy
+    return Outcome(
+        max(gap(left, right), gap(result.eta, eta), gap(result.law.mean(torch.zeros(3, dtype=FLOAT)), p @ x))
+    )
+
+
+@statement(
+    "E12",
+    "paper 3.2",
+    printed="key of η is Cov(hidden)⁻¹ η",
+    corrected="key of η is ∇G(η0) + ∇²G(η0)(η - η0): exact for Gaussians",
+)
+def affine_key_map() -> Outcome:
+    mu, Sigma, hidden = normal(3, seed=6), spread(3, seed=7), normal(50, 3, seed=8)
+    h, eta0 = gz.Gaussian(mu, Sigma), normal(3, seed=9)
+    keys = h.mean(hidden)
+    affine = h.mean(eta0) + h.covariance_product(hidden, hidden - eta0)
+    return Outcome(gap(keys, affine, 10.0), gap(keys, hidden @ torch.linalg.inv(torch.cov(hidden.T))))
+
+
+@statement(
+    "E13", "paper 3.2", corrected="softmax_j <η_i, key(η_j)> = softmax_j η_i^T F η_j: constants of the query drop out"
+)
+def fisher_form_of_the_logits() -> Outcome:
+    mu, Sigma, eta = normal(3, seed=6), spread(3, seed=7), normal(5, 3, seed=8)
+    h = gz.Gaussian(mu, Sigma)
+    return Outcome(gap(gz.Empirical(h.mean(eta)).probabilities(eta), torch.softmax(eta @ Sigma @ eta.T, -1)))
+
+
+# Section 3.3: expansion and contraction -----------------------------------------------------------------------------
+
+
+@statement("E14", "paper 3.3", printed="attention lies in conv(keys)", corrected="attention lies in conv(values)")
+def convex_combination_of_values() -> Outcome:
+    k, v, q, directions = _keys(), 3 * normal(7, 3, seed=3), normal(4, 3, seed=2), normal(200, 3, seed=4)
+    out = gz.Empirical(k).expect(v, q) @ directions.T
+    of_values = gz.Empirical(v).support(directions)
+    of_keys = gz.Empirical(k).support(directions)
+    return Outcome(violation(out, of_values.expand_as(out)), violation(out, of_keys.expand_as(out)))
+
+
+@statement(
+    "E15a",
+    "paper 3.3",
+    printed="ascent raises the entropy of attention",
+    corrected="dH/dt = -t Var_tη<x,η> <= 0 along tη",
+)
+def scaling_lowers_the_entropy_of_attention() -> Outcome:
+    x, eta, t = _keys(), normal(3, seed=2), number(1.3)
+    h = gz.Empirical(x)
+    slope = torch.func.grad(lambda s: h.entropy(s * eta))(t)
+    variance = (eta * h.covariance_product(t * eta, eta)).sum()
+    return Outcome(max(gap(slope, -t * variance), violation(slope, 0 * slope)), float(-slope.clamp(max=0)))
+
+
+@statement("E15b", "paper 3.3", corrected="the cloud gains log det(I + τ∇²G) >= 0 of differential entropy")
+def ascent_raises_the_entropy_of_the_cloud() -> Outcome:
+    h, eta, tau = gz.Empirical(_keys()), normal(3, seed=2), 0.8
+    jacobian = torch.func.jacrev(lambda e: e + tau * h.mean(e))(eta)
+    gain = torch.linalg.slogdet(torch.eye(3, dtype=FLOAT) + tau * h.covariance(eta)).logabsdet
+    return Outcome(max(gap(torch.linalg.slogdet(jacobian).logabsdet, gain), violation(-gain, 0 * gain)))
+
+
+@statement(
+    "E16",
+    "paper 3.3",
+    printed="tokens move away from the origin",
+    corrected="|η'|² >= |η|² + τ²|∇G|² if the keys have mean zero",
+)
+def ascent_moves_outward_from_centred_keys() -> Outcome:
+    x, eta, tau = _keys(), 0.1 * normal(200, 3, seed=2), 0.5
+    centred, shifted = gz.Empirical(x - x.mean(0)), gz.Empirical(x - x.mean(0) + 2.0)
+
+    def shortfall(h: gz.Measure) -> float:
+        m = h.mean(eta)
+        return violation((eta**2).sum(-1) + tau**2 * (m**2).sum(-1), ((eta + tau * m) ** 2).sum(-1))
+
+    return Outcome(shortfall(centred), shortfall(shifted))
+
+
+# Theorem 1 ----------------------------------------------------------------------------------------------------------
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values**exponent) @ vectors.T
+
+
+def _theorem_1() -> tuple[gz.Gaussian, Tensor, Tensor, float]:
+    """h = N(μ,Σ), the target moments m* = Σ⁻¹μ and C* = Σ⁻¹, and a step."""
+    mu, Sigma = normal(3, seed=6), spread(3, seed=7)
+    C = torch.linalg.inv(Sigma)
+    return gz.Gaussian(mu, Sigma), C @ mu, C, 0.7
+
+
+def _step(h: gz.Gaussian, tau: float, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a law after η + τ∇G(η)."""
+    J = torch.eye(3, dtype=FLOAT) + tau * h.covariance(mean)
+    return mean + tau * h.mean(mean), J @ cov @ J.T
+
+
+@statement(
+    "Thm. 1 (i)", "paper 3.3, E17", corrected="N(Σ⁻¹μ, Σ⁻¹) is fixed by moment renormalisation after attention, in law"
+)
+def equilibrium_in_law() -> Outcome:
+    h, m, C, tau = _theorem_1()
+    mean, cov = _step(h, tau, m, C)
+    O = torch.linalg.qr(normal(3, 3, seed=9)).Q  # noqa: E741  any orthogonal matrix will do
+    W = _power(C, 0.5) @ O @ _power(cov, -0.5)
+    law = gz.pushforward(gz.Gaussian(mean, cov), W, m - W @ mean)
+    eta, fixed = normal(4, 3, seed=3), gz.Gaussian(m, C)
+    return Outcome(
+        max(gap(law.log_normalizer(eta), fixed.log_normalizer(eta), 10.0), gap(law.mean(eta), fixed.mean(eta), 10.0))
+    )
+
+
+@statement(
+    "Thm. 1 (ii, iii)",
+    "paper 3.3, E17",
+    printed="the Gaussian is selected (its moments alone are not enough)",
+    corrected="with ZCA the step is the identity, on every cloud with these two moments",
+)
+def equilibrium_pointwise() -> Outcome:
+    h, m, C, tau = _theorem_1()
+    cloud = torch.rand(40, 3, generator=torch.Generator().manual_seed(4), dtype=FLOAT) ** 3  # nothing like a Gaussian
+    cloud = (cloud - cloud.mean(0)) @ _power(torch.cov(cloud.T, correction=0), -0.5) @ _power(C, 0.5) + m
+    moved = cloud + tau * h.mean(cloud)
+    whiten = _power(torch.cov(moved.T, correction=0), -0.5) @ _power(C, 0.5)
+    skewness = (((cloud - m) @ _power(C, -0.5)) ** 3).mean(0).abs().max()
+    # ZCA composes C*^(1/2) C'^(-1/2); all factors are functions of Σ, so the order does not matter.
+    return Outcome(gap((moved - moved.mean(0)) @ whiten + m, cloud, 10.0), float(skewness))
+
+
+@statement(
+    "Thm. 1 (iv)", "paper 3.3, E17", printed="only (Σ⁻¹μ, Σ⁻¹)", corrected="any target moments are an equilibrium"
+)
+def equilibrium_for_any_target() -> Outcome:
+    h, _, _, tau = _theorem_1()
+    m, C = normal(3, seed=13), spread(3, seed=14)
+    mean, cov = _step(h, tau, m, C)
+    W = _power(C, 0.5) @ _power(cov, -0.5)
+    distance_of_targets = gap(C, _theorem_1()[2])
+    return Outcome(max(gap(W @ cov @ W.T, C, 10.0), gap(W @ (mean - mean) + m, m)), distance_of_targets)
+
+
+@statement(
+    "E17",
+    "paper 3.3",
+    printed="RN may be layer norm",
+    corrected="the resolvent (I+τΣ)⁻¹(η - τμ) undoes the step; layer norm does not",
+)
+def layer_norm_is_no_renormaliser() -> Outcome:
+    h, m, C, tau = _theorem_1()
+    cloud = normal(40, 3, seed=4) @ _power(C, 0.5) + m
+    moved = cloud + tau * h.mean(cloud)
+    resolvent = torch.linalg.solve(torch.eye(3, dtype=FLOAT) + tau * h.covariance(m), (moved - tau * h.loc).T).T
+    return Outcome(gap(resolvent, cloud, 10.0), gap(layer_norm(moved, (3,)), cloud))
+
+
+# The rest -----------------------------------------------------------------------------------------------------------
+
+
+@statement(
+    "E7",
+    "paper 3.1",
+    printed="x + Σ_j a_j x_j is an ascent step for any weights",
+    corrected="∇_x (1/β) log Σ_j exp(β q.k_j) = W_q^T W_k Σ_j a_j x_j: ascent iff W_O W_V = τ W_q^T W_k",
+)
+def residual_step_is_ascent() -> Outcome:
+    tokens, x, W_q, W_k, beta = _keys(), normal(3, seed=2), normal(2, 3, seed=3), normal(2, 3, seed=4), 0.5
+    keys = tokens @ W_k.T
+    gradient = torch.func.grad(lambda y: torch.logsumexp(beta * keys @ (W_q @ y), 0) / beta)(x)
+    attended = gz.Empirical(keys).expect(tokens, beta * W_q @ x)
+    return Outcome(gap(W_q.T @ W_k @ attended, gradient), gap(attended, gradient))
+
+
+@statement(
+    "E7 (moving keys)",
+    "paper 5",
+    printed="∇_i Σ_l log Z_l = Σ_j a_ij x_j",
+    corrected="∇_i Σ_l log Z_l = Σ_j a_ij x_j + Σ_l a_li x_l",
+)
+def moving_keys_add_a_column_term() -> Outcome:
+    x = _keys()
+    gradient = torch.func.grad(lambda y: torch.logsumexp(y @ y.T, -1).sum())(x)
+    a = gz.Empirical(x).probabilities(x)
+    return Outcome(gap(a @ x + a.T @ x, gradient), gap(gz.Empirical(x).mean(x), gradient))
+
+
+@statement(
+    "E18",
+    "paper 4",
+    printed="boosting weights w_i = exp(-F(x_i))",
+    corrected="w_i = exp(-y_i F(x_i)); α = ½ log(w_right/w_wrong)",
+)
+def boosting_weights() -> Outcome:
+    y, f, scores = normal(9, seed=1).sign(), normal(9, 3, seed=2).sign(), normal(9, seed=3)
+    h, step = gz.margin_measure(y, f, scores), normal(3, seed=4)
+    loss = torch.exp(-y * (scores + f @ step)).sum()
+    w = torch.exp(-y * scores)
+    right = (w * (y * f[:, 0] > 0)).sum()
+    alpha = (right / (w.sum() - right)).log() / 2
+    after = gz.boost(h, 0)
+    corrected = max(
+        gap(h.log_normalizer(step).exp(), loss, float(loss)),
+        gap(after.weight, alpha),
+        gap(after.h.log_normalizer(step), h.log_normalizer(step + alpha * torch.eye(3, dtype=FLOAT)[0])),
+    )
+    return Outcome(corrected, gap(torch.exp(-scores), w))
+
+
+@statement(
+    "E19",
+    "paper 2.4",
+    printed="log normaliser of the joint = ELBO",
+    corrected="it is log p(x) = ELBO(q) + KL(q‖p(z|x))",
+)
+def evidence() -> Outcome:
+    log_joint, q = normal(6, seed=1), torch.softmax(normal(6, seed=2), 0)
+    evidence = gz.Empirical(torch.zeros(6, 1, dtype=FLOAT), log_joint).log_normalizer(torch.zeros(1, dtype=FLOAT))
+    elbo = (q * (log_joint - q.log())).sum()
+    posterior = torch.softmax(log_joint, 0)
+    return Outcome(gap(evidence, elbo + (q * (q / posterior).log()).sum()), gap(evidence, elbo))
+
+
+@statement("E20", "paper 2.4", printed="free energy = log Z", corrected="free energy F = U - S/β = -(1/β) log Z")
+def free_energy() -> Outcome:
+    energy, beta = normal(6, 1, seed=1), 1.7
+    h, eta = gz.Empirical(energy), number(-beta).reshape(1)
+    U, S, G = h.mean(eta)[0], h.entropy(eta), h.log_normalizer(eta)
+    return Outcome(gap(-G / beta, U - S / beta), gap(G, U - S / beta))
+
+
+@statement(
+    "E21",
+    "paper 2.2",
+    printed="NCA sums over non-neighbours",
+    corrected="NCA sums over all others: η = 2Ax_i, keys Ax_j, weights exp(-|Ax_j|²)",
+)
+def nca() -> Outcome:
+    b = normal(6, 3, seed=1) @ normal(3, 2, seed=2)
+    squares = torch.cdist(b, b) ** 2
+    itself = torch.eye(6, dtype=torch.bool)
+    p = torch.softmax((-squares).masked_fill(itself, -torch.inf), -1)
+    bias = (-(b**2).sum(-1)).expand(6, 6).masked_fill(itself, -torch.inf)
+    neighbour = itself.roll(1, 1)
+    without = torch.exp(-squares) / torch.exp(-squares).masked_fill(itself | neighbour, 0.0).sum(-1, keepdim=True)
+    family = gz.Empirical(b, bias).probabilities(2 * b)
+    return Outcome(gap(family, p), gap(without[neighbour], p[neighbour]))
