@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .measures import *  # noqa: F403
+    from .measures.measure import measure as measure
+    from .measures.measure import static as static
 
 __version__ = "0.1.0"
 
@@ -49,11 +51,10 @@ _CHAPTERS = {
         "boost",
         "svec",
         "smat",
-        "measure",
-        "static",
         "Differentiated",
         "Separable",
     ),
+    "measures.measure": ("measure", "static"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)

@@ -132,3 +132,7 @@ def _write(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text + "\n", encoding="utf-8")
     part.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """Measures: the log normaliser, its gradient (attention), its Hessian (Fisher information).
 
-Read measure.py first, then empirical.py and gaussian.py, then algebra.py.
+Read measure.py first, then empirical.py and gaussian.py, then algebra.py. (The decorator `measure` is exported at the
+root: here its module has that name.)
 """
 
 from .algebra import add, convolve, product, pushforward, reweight, tilt
@@ -12,7 +13,7 @@ from .empirical import Empirical
 from .exponential import Gamma, InverseGaussian, OneHot, Poisson, Separable, Spins
 from .gating import Partial, merge
 from .gaussian import Gaussian
-from .measure import Measure, measure, static
+from .measure import Measure
 from .mixture import Mixture
 from .prior import ConjugatePrior
 from .sphere import Sphere
@@ -52,8 +53,6 @@ __all__ = [
     "boost",
     "svec",
     "smat",
-    "measure",
-    "static",
     "Differentiated",
     "Separable",
 ]

@@ -74,6 +74,6 @@ def boost(h: Measure, learner: int | None = None) -> Round:
     weight = torch.atanh(edge)  # (1/2) log((1 + edge) / (1 - edge)) = (1/2) log(w_right / w_wrong)
     along = h.points.take_along_dim(chosen[..., None, None], -1).squeeze(-1)
     log_weights = weight.unsqueeze(-1) * along
-    return Round(
-        chosen, weight, Empirical(h.points, log_weights if h.log_weights is None else h.log_weights + log_weights)
-    )
+    if h.log_weights is not None:  # an example without mass stays without, even beside an infinite weight
+        log_weights = torch.where(h.log_weights == -torch.inf, -torch.inf, h.log_weights + log_weights)
+    return Round(chosen, weight, Empirical(h.points, log_weights))

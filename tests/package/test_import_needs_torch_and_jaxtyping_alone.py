@@ -1,0 +1,39 @@
+"""`import gradlogz` works where only torch and jaxtyping are installed."""
+
+import subprocess
+import sys
+
+ABSENT = [
+    "typer",
+    "rich",
+    "scipy",
+    "sklearn",
+    "hypothesis",
+    "beartype",
+    "transformers",
+    "plotly",
+    "polars",
+    "numba",
+    "ray",
+]
+
+
+def run(code: str) -> str:
+    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
+    result = subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_every_public_name_is_there_without_any_extra():
+    code = "import gradlogz\nprint(len([getattr(gradlogz, name) for name in gradlogz.__all__]) > 30)"
+    assert run(code) == "True"
+
+
+def test_importing_the_package_does_not_import_torch():
+    assert run("import gradlogz\nprint('torch' in sys.modules)") == "False"
+
+
+def test_a_computation_runs_without_any_extra():
+    code = "import torch, gradlogz as gz\nprint(float(gz.Empirical(torch.zeros(3, 2)).log_normalizer(torch.zeros(2))))"
+    assert abs(float(run(code)) - 1.0986123) < 1e-6

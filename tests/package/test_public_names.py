@@ -1,0 +1,39 @@
+"""The public surface: every name has one home, and no function bears the name of a module beside it."""
+
+import importlib
+import inspect
+import pkgutil
+
+import gradlogz
+import gradlogz.measures
+
+
+def modules():
+    yield gradlogz
+    for info in pkgutil.walk_packages(gradlogz.__path__, "gradlogz."):
+        yield importlib.import_module(info.name)
+
+
+def test_the_root_exports_what_its_chapters_export():
+    exported = set(gradlogz.__all__)
+    assert set(gradlogz.measures.__all__) <= exported
+    assert exported - set(gradlogz.measures.__all__) == {"measure", "static"}
+    assert all(hasattr(gradlogz, name) for name in exported)
+    assert exported <= set(dir(gradlogz))
+
+
+def test_an_unknown_name_is_refused_as_by_any_module():
+    assert not hasattr(gradlogz, "logsumexp")
+
+
+def test_no_public_name_is_that_of_a_module_beside_it():
+    for module in modules():
+        if hasattr(module, "__path__"):
+            beside = {info.name for info in pkgutil.iter_modules(module.__path__)}
+            public = {n for n in getattr(module, "__all__", vars(module)) if not inspect.ismodule(getattr(module, n))}
+            assert not beside & public, f"{module.__name__}: {beside & public}"
+
+
+def test_every_public_callable_is_documented():
+    undocumented = [name for name in gradlogz.__all__ if not inspect.getdoc(getattr(gradlogz, name))]
+    assert not undocumented
