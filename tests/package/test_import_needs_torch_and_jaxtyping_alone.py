@@ -3,23 +3,12 @@
 import subprocess
 import sys
 
-ABSENT = [
-    "typer",
-    "rich",
-    "scipy",
-    "sklearn",
-    "hypothesis",
-    "beartype",
-    "transformers",
-    "plotly",
-    "polars",
-    "numba",
-    "ray",
-]
+EXTRAS = ("typer", "rich", "scipy", "sklearn", "hypothesis", "beartype")
+LATER = ("transformers", "plotly", "polars", "numba", "ray")
 
 
 def run(code: str) -> str:
-    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
+    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in EXTRAS + LATER)
     result = subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()

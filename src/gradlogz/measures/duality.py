@@ -155,7 +155,8 @@ def project(
 
     Args:
         family: the measure whose natural parameter is returned.
-        source, eta: the law P = P_eta of the measure source.
+        source: the measure whose member is to be approximated.
+        eta: the natural parameter of that member, P = P_eta.
         statistic: T, from [..., d] to the space of the family; the identity if not given. For a family built by
             from_distribution(Normal(...)) it is y -> (y, y²).
         samples: draws to average T over, where source is not carried by finitely many points.

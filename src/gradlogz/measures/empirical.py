@@ -24,7 +24,7 @@ from .measure import Measure, common_batch, measure
 class Empirical(Measure):
     """sum_n w_n delta_{x_n}: finitely many points, weighted.
 
-    Args:
+    Attributes:
         points: the keys.
         log_weights: None for the counting measure, [*b, n] shared by all queries, or [*b, m, n] per query (an additive
             attention mask or position bias). -inf takes a point away. A bool tensor is a mask, True = attend.

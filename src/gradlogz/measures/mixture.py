@@ -39,7 +39,7 @@ class LowerBound(NamedTuple):
 class Mixture(Measure):
     """sum_k pi_k h_k, components of one kind: a measure whose last batch dimension is k.
 
-    Args:
+    Attributes:
         log_weights: log pi, normalised to sum to one. For parts of any mass, or of several kinds, use `add`.
         components: a measure with batch shape [*b, k].
 

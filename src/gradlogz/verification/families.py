@@ -136,7 +136,7 @@ def sphere() -> Outcome:
 def wishart() -> Outcome:
     # A Wishart of n degrees of freedom is the n-fold convolution of the law of x x^T, x ~ N(0, V).
     V, n = number(0.5, 0.1, 0.1, 0.3).reshape(2, 2), 3
-    x, log_area = plane(-14.0, 14.0, 281)
+    x, log_area = plane(-9.0, 9.0, 181)
     log_h = -(x * torch.linalg.solve(V, x.T).T).sum(-1) / 2 - torch.linalg.det(2 * torch.pi * V).log() / 2 + log_area
     outer = Nodes(gz.svec(x.unsqueeze(-1) * x.unsqueeze(-2)), log_h)
     eta = 0.1 * normal(3, 3, seed=1)

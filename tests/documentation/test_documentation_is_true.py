@@ -1,0 +1,61 @@
+"""Every example of the README, the docs and the docstrings runs, and its equalities hold."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from sybil import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+import gradlogz
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_examples_of_a_page_run(page):
+    for example in Document.parse(str(page), PythonCodeBlockParser()):
+        example.evaluate()
+
+
+def docstrings():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for info in pkgutil.walk_packages(gradlogz.__path__, "gradlogz."):
+        for test in finder.find(importlib.import_module(info.name)):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
+
+
+@pytest.mark.parametrize("test", list(docstrings()))
+def test_the_examples_of_a_docstring_hold(test):
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+    assert result.failed == 0
+
+
+def test_every_public_class_and_the_main_functions_have_an_example():
+    shown = {p.id for p in docstrings()}
+    named = [
+        "Empirical",
+        "Gaussian",
+        "Mixture",
+        "Sphere",
+        "Gamma",
+        "Wishart",
+        "Statistic",
+        "ConjugatePrior",
+        "dual",
+        "merge",
+    ]
+    assert not [name for name in named if not any(i.endswith(f".{name}") for i in shown)]
+
+
+def test_every_citation_key_is_in_the_bibliography():
+    bibliography = (ROOT / "references.bib").read_text()
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *PAGES]
+    keys = {k for s in sources for k in re.findall(r"\[([a-z]+\d\d)[,\]]", s.read_text())}
+    assert "shim22" in keys
+    assert not {k for k in keys if f"{{{k}," not in bibliography}
