@@ -117,7 +117,9 @@ class Empirical(Measure):
         x = self.points - self._centre()
         p = reference.softmax(self._logits(eta))
         along = vector @ x.mT
-        return (p * (along - (p * along).sum(-1, keepdim=True))) @ x
+        signed = p * (along - (p * along).sum(-1, keepdim=True))
+        # On a saturated row these weights sum to rounding error, larger than themselves: spread it as p, they sum to 0.
+        return (signed - p * signed.sum(-1, keepdim=True)) @ x
 
     def entropy(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         """-sum_n p_n log p_n, Shannon's: between 0 and log n.   [theory 3.5]"""
@@ -139,7 +141,7 @@ class Empirical(Measure):
         s = self._logits(eta)
         race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
         winner = (s - race.log()).argmax(-1, keepdim=True)
-        points = self.points.unsqueeze(-3).expand(*winner.shape[:-1], *self.points.shape[-2:])
+        points = self.points.detach().unsqueeze(-3).expand(*winner.shape[:-1], *self.points.shape[-2:])
         drawn = points.take_along_dim(winner.unsqueeze(-1), -2).squeeze(-2)
         return drawn.masked_fill((s.amax(-1) == -torch.inf).unsqueeze(-1), 0.0)
 

@@ -19,7 +19,6 @@ Read next: statistic.py (any torch distribution), wishart.py, prior.py.
 from abc import abstractmethod
 
 import torch
-from torch.nn.functional import softplus
 
 from .._errors import (
     check_finite,
@@ -229,7 +228,9 @@ class Spins(Separable):
 
     def _g(self, eta: Tensor) -> Tensor:
         b = self.bias.unsqueeze(-2)
-        return eta + softplus(-2 * (b + eta)) - softplus(-2 * b)  # log cosh x = x + softplus(-2x) - log 2
+        # log cosh x = x + log(1 + exp(-2x)) - log 2; torch's softplus would drop digits beyond 20.
+        zero = torch.zeros((), dtype=eta.dtype, device=eta.device)
+        return eta + torch.logaddexp(-2 * (b + eta), zero) - torch.logaddexp(-2 * b, zero)
 
     def _g1(self, eta: Tensor) -> Tensor:
         return (self.bias.unsqueeze(-2) + eta).tanh()

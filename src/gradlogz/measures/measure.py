@@ -163,7 +163,8 @@ class Measure(ABC):
         Args:
             values: a function from [..., d] to [..., v]; or, for a measure carried by points, one row per point.
             samples: needed where the measure is not carried by finitely many points: the number of draws to average.
-                The gradient in eta is then the score estimate, E[(x - mean) values(x)], of the same draws.
+                The gradient in eta is then the score estimate, E[(x - mean) values(x)], of the same draws; there is
+                none in the parameters of the measure.
         """
         call = f"{type(self).__name__}.expect"
         (eta,), restore = self._arrange(call, eta=eta)
@@ -190,7 +191,8 @@ class Measure(ABC):
             remedy = "Pass the number of draws to average."
             raise ValueError(sentence(call, "samples must be at least 1", f"samples={samples}", remedy))
         x = self.sample(eta.detach(), (samples,), generator=generator)
-        score = _dot(x, eta) - self.log_normalizer(eta)
+        frozen = pytree.tree_map(Tensor.detach, self)  # the score in h would need the density of h: leave it out
+        score = _dot(x, eta) - frozen.log_normalizer(eta)
         ones = (score - score.detach()).exp()  # equal to 1; its gradient is the score
         return restore((ones.unsqueeze(-1) * values(x)).mean(0), 1)
 

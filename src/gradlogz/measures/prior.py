@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import softplus
 
 from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
@@ -79,7 +78,7 @@ BASES: dict[str, Base] = {
         lambda xi, nu, g: -_log_gamma_draw((nu + 1).expand_as(xi), g).exp() / xi,
     ),
     "bernoulli": Base(
-        lambda t: softplus(t).sum(-1),
+        lambda t: torch.logaddexp(t, torch.zeros_like(t)).sum(-1),
         lambda xi, nu: (log_gamma(xi) + log_gamma(nu.unsqueeze(-1) - xi)).sum(-1) - xi.shape[-1] * log_gamma(nu),
         lambda xi, nu: ((xi > 0) & (xi < nu.unsqueeze(-1))).all(-1),
         _whole_space,

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import softplus
 
 from .._errors import check_finite, check_floats, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
@@ -118,7 +117,7 @@ FAMILIES: dict[str, Family] = {
     "beta": DIRICHLET._replace(dim=2),
     "dirichlet": DIRICHLET,
     "bernoulli": Family(
-        lambda t: softplus(t[..., 0]),
+        lambda t: torch.logaddexp(t[..., 0], torch.zeros_like(t[..., 0])),  # torch's softplus drops digits beyond 20
         _everywhere,
         lambda u: u[..., 0].clamp(min=0),
         lambda t, g: torch.bernoulli(t.sigmoid(), generator=g),
