@@ -29,28 +29,31 @@ def logits(
     return s if log_weights is None else s + log_weights
 
 
-def log_sum_exp(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m"]:
+def log_sum_exp(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[Tensor, "*#b m"]:
     """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
-    peak, alive = _peak(s)
-    total = (s - peak).exp().sum(-1)
-    return torch.where(alive, total.where(alive, 1.0).log() + peak.squeeze(-1), -torch.inf)
+    if not maskable:  # no row can be empty
+        return s.logsumexp(-1)
+    alive = _alive(s)
+    return torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).logsumexp(-1), -torch.inf)
 
 
-def softmax(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m n"]:
-    """p_mn = exp(s_mn - G_m), which is 0 where a row has no mass."""
-    peak, alive = _peak(s)
-    mass = (s - peak).exp()
-    return mass / mass.sum(-1).where(alive, 1.0).unsqueeze(-1)
+def softmax(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[Tensor, "*#b m n"]:
+    """p_mn = exp(s_mn - G_m), which is 0 with zero gradients where a row has no mass."""
+    if not maskable:
+        return s.softmax(-1)
+    alive = _alive(s)
+    return s.masked_fill(~alive, 0.0).softmax(-1) * alive
 
 
 def entropy(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m"]:
     """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
-    peak, alive = _peak(s)
-    below = s - peak
+    alive = _alive(s)
+    below = s.masked_fill(~alive, 0.0)
+    below = below - below.detach().amax(-1, keepdim=True)
     mass = below.exp()
-    total = mass.sum(-1).where(alive, 1.0)
+    total = mass.sum(-1)
     mean_below = (mass * below.masked_fill(below == -torch.inf, 0.0)).sum(-1) / total
-    return torch.where(alive, total.log() - mean_below, 0.0)
+    return (total.log() - mean_below) * alive.squeeze(-1)
 
 
 def covariance(
@@ -66,8 +69,6 @@ def covariance(
     return torch.cat(blocks, -3)
 
 
-def _peak(s: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each row (0 where the row has no mass), and whether the row has mass."""
-    peak = s.detach().amax(-1, keepdim=True)
-    alive = peak > -torch.inf
-    return peak.where(alive, 0.0), alive.squeeze(-1)
+def _alive(s: Tensor) -> Tensor:
+    """Whether a row has mass, [*b, m, 1]."""
+    return s.detach().amax(-1, keepdim=True) > -torch.inf

@@ -20,7 +20,7 @@ from .._errors import check_finite, check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
-from .measure import Measure, check_domain, check_measures, common_batch, measure
+from .measure import Measure, check_domain, check_measures, common_batch, mass_or_zero, measure
 
 Generator = torch.Generator | None
 
@@ -102,7 +102,7 @@ class Tilted(Measure):
         return self.h.dim
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        return self.h.log_normalizer(self._at(eta)) - self.h.log_normalizer(self.by.unsqueeze(-2))
+        return self.h.log_normalizer(self._at(eta)) - mass_or_zero(self.h.log_normalizer(self.by.unsqueeze(-2)))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         return self.h.mean(self._at(eta))

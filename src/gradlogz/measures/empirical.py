@@ -97,25 +97,25 @@ class Empirical(Measure):
         return self.points.shape[-1]
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        G = reference.log_sum_exp(self._logits(eta))
+        G = reference.log_sum_exp(self._logits(eta), maskable=self.log_weights is not None)
         return G + torch.where(G.detach() == -torch.inf, 0.0, (eta @ self._centre().mT).squeeze(-1))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         centre = self._centre()
-        p = reference.softmax(self._logits(eta))
+        p = self._p(eta)
         has_mass = p.detach().sum(-1, keepdim=True) > 0
         return p @ (self.points - centre) + torch.where(has_mass, centre, 0.0)
 
     def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
         x = self.points - self._centre()
-        p = reference.softmax(self._logits(eta))
+        p = self._p(eta)
         return reference.covariance(p, p @ x, x)
 
     def covariance_product(
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b m d"]:
         x = self.points - self._centre()
-        p = reference.softmax(self._logits(eta))
+        p = self._p(eta)
         along = vector @ x.mT
         signed = p * (along - (p * along).sum(-1, keepdim=True))
         # On a saturated row these weights sum to rounding error, larger than themselves: spread it as p, they sum to 0.
@@ -127,7 +127,7 @@ class Empirical(Measure):
 
     def probabilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
         """p_n = w_n exp(<x_n, eta> - G(eta)): the attention weights, for those who need them all."""
-        return reference.softmax(self._logits(eta))
+        return self._p(eta)
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         s = direction @ self.points.mT
@@ -146,7 +146,11 @@ class Empirical(Measure):
         return drawn.masked_fill((s.amax(-1) == -torch.inf).unsqueeze(-1), 0.0)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
-        return self.points, reference.softmax(self._logits(eta))
+        return self.points, self._p(eta)
+
+    def _p(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
+        """The attention weights."""
+        return reference.softmax(self._logits(eta), maskable=self.log_weights is not None)
 
     def _centre(self) -> Float[Tensor, "*b 1 d"]:
         """The plain average of the points that have mass: subtracted first, because an offset would cost digits."""

@@ -118,7 +118,7 @@ class Measure(ABC):
     def relative_entropy(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_eta‖h) = <eta, mean> - G = G*(mean): negative where h has mass above one; 0 on rows without mass."""
         G = self.log_normalizer(eta)
-        return _dot(eta, self.mean(eta)) - _mass_or_zero(G)
+        return _dot(eta, self.mean(eta)) - mass_or_zero(G)
 
     def kl(self, p: Float[Tensor, "*#bm d"], q: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_p‖P_q) = G(q) - G(p) - <mean(p), q - p> = B_G(q, p).   [theory E8: the order of the paper is reversed]
@@ -126,7 +126,7 @@ class Measure(ABC):
         p and q are natural parameters. Law: tests/laws/test_kl_is_a_bregman_divergence.py.
         """
         (p, q), restore = self._arrange(f"{type(self).__name__}.kl", p=p, q=q)
-        G_p, G_q = _mass_or_zero(self.log_normalizer(p)), _mass_or_zero(self.log_normalizer(q))
+        G_p, G_q = mass_or_zero(self.log_normalizer(p)), mass_or_zero(self.log_normalizer(q))
         return restore(G_q - G_p - _dot(self.mean(p), q - p), 0)
 
     def log_density(self, x: Float[Tensor, "*#bm d"], eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
@@ -137,7 +137,7 @@ class Measure(ABC):
         """
         (x, eta), restore = self._arrange(f"{type(self).__name__}.log_density", x=x, eta=eta)
         G = self.log_normalizer(eta)
-        return restore(torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - _mass_or_zero(G)), 0)
+        return restore(torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - mass_or_zero(G)), 0)
 
     def natural_gradient(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm d"]:
         """∇²G(eta)⁺ ∇G(eta): the steepest ascent of G in the geometry of its own family.
@@ -354,6 +354,6 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1)
 
 
-def _mass_or_zero(G: Tensor) -> Tensor:
+def mass_or_zero(G: Tensor) -> Tensor:
     """G with 0 in place of -inf, so that rows without mass give 0 and not NaN."""
     return G.masked_fill(G == -torch.inf, 0.0)

@@ -1,0 +1,29 @@
+"""Run the benchmarks: ratios against the alternative, measured in turn in one run, and one JSON file each.
+
+python benchmarks/run.py [name ...]     all of them without names; results in benchmarks/results/<name>.json
+"""
+
+import json
+import platform
+import sys
+from pathlib import Path
+
+import import_time
+import measures
+
+BENCHMARKS = {"import_time": import_time.rows, "measures": measures.rows}
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(names: list[str]) -> None:
+    for name in names or BENCHMARKS:
+        rows = BENCHMARKS[name]()
+        for row in rows:
+            print("  ".join(f"{key} {value}" for key, value in row.items()))
+        RESULTS.mkdir(exist_ok=True)
+        table = {"benchmark": name, "python": platform.python_version(), "machine": platform.machine(), "rows": rows}
+        (RESULTS / f"{name}.json").write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
