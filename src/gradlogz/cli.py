@@ -87,7 +87,7 @@ def _verify(json: str | None, only: str | None) -> int:
         for verdict in verify(selected):
             verdicts.append(verdict)
             progress.advance(task)
-    console.print(_table(verdicts))
+    console.print(_table(verdicts, console.width))
     failed = [v for v in verdicts if not v.holds]
     for v in failed:
         console.print(
@@ -106,24 +106,28 @@ def _verify(json: str | None, only: str | None) -> int:
     return 1 if failed else 0
 
 
-def _table(verdicts: "list[Verdict]") -> "Table":
+def _table(verdicts: "list[Verdict]", width: int) -> "Table":
+    """The verdicts; on a narrow terminal the printed formula goes below the corrected one instead of beside it."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    wide = width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("statement", no_wrap=True)
-    table.add_column("as printed", overflow="fold")
-    table.add_column("off by", justify="right", no_wrap=True)
-    table.add_column("as corrected", overflow="fold")
+    if wide:
+        table.add_column("as printed", overflow="fold", ratio=2)
+        table.add_column("off by", justify="right", no_wrap=True)
+    table.add_column("as corrected" if wide else "as corrected (and as printed)", overflow="fold", ratio=3)
     table.add_column("residual", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for v in verdicts:
+        printed, corrected = escape(v.statement.printed or ""), escape(v.statement.corrected)
         off = "" if v.printed is None else f"[yellow]{v.printed:.2g}[/]"
+        if not wide and off:
+            corrected += f"\n[dim]printed: {printed}[/] [yellow]off by {v.printed:.2g}[/]"
+        beside = [printed, off] if wide else []
         verdict = "[green]holds[/]" if v.holds else "[bold red]fails[/]"
-        printed = escape(v.statement.printed or "")
-        table.add_row(
-            escape(v.statement.key), printed, off, escape(v.statement.corrected), f"{v.residual:.0e}", verdict
-        )
+        table.add_row(escape(v.statement.key), *beside, corrected, f"{v.residual:.0e}", verdict)
     return table
 
 

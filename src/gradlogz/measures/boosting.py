@@ -44,6 +44,9 @@ def margin_measure(
         raise ValueError(
             sentence("margin_measure", "labels must be [*b, n] beside predictions [*b, n, j]", fact, remedy)
         )
+    if scores is not None and scores.shape != labels.shape:
+        condition = f"scores must have the shape of labels, {shape_of(labels)}"
+        raise ValueError(sentence("margin_measure", condition, f"shape {shape_of(scores)}", "Expand them first."))
     if has_values(labels) and not bool((labels.abs() == 1).all()):
         fact = f"{int((labels.abs() != 1).sum())} other labels"
         raise ValueError(sentence("margin_measure", "labels must be -1 or 1", fact, "Map classes to -1 and 1 first."))

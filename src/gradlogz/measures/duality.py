@@ -24,7 +24,8 @@ from .._typing import Bool, Float, Tensor
 from .algebra import tilt
 from .measure import Measure, check_measures
 
-HALVINGS = 40  # of a Newton step before it is given up: 2^-40 of it is below rounding error
+HALVINGS = 64  # of a Newton step before it is given up: one from a nearly flat place may be 1e17 too long
+GAIN = 0.25  # of the decrease that the quadratic model promises; less would let a step land where G is flat
 
 
 class Dual(NamedTuple):
@@ -69,7 +70,8 @@ def dual(
         converged: whether the gap is below the tolerance, or u was shown to lie outside.
         separating: a unit direction d with <d, u> > sup <d, x> where u lies outside, 0 elsewhere.
 
-    On the boundary of the hull the supremum is only approached: rows there return with converged=False.
+    On the boundary of the hull the supremum is approached while eta runs away: where the boundary has mass, value is
+    right within gap; where it has none, the row does not converge.
     Differentiable once in eta and twice in value (∇G* = eta, ∇²G* = F⁻¹), with respect to mean and to h.
     Cost: one covariance and one d x d eigendecomposition per row and step; 5 to 15 steps are usual.
     Law: tests/laws/test_the_dual_inverts_the_mean.py.
@@ -91,8 +93,8 @@ def dual(
 
     # One more Newton step, differentiable: its derivative is that of the implicit function u -> eta.
     outside = (search.separating != 0).any(-1, keepdim=True)
-    residual = u - h.mean(search.eta)
-    eta = search.eta + torch.where(outside, 0.0, (search.inverse @ residual.unsqueeze(-1)).squeeze(-1))
+    inside = search.converged.unsqueeze(-1) & ~outside
+    eta = search.eta + torch.where(inside, _times(search.inverse, u - h.mean(search.eta)), 0.0)
     value = (eta * u).sum(-1) - h.log_normalizer(eta)
     value = torch.where(outside.squeeze(-1), torch.inf, value)
     return Dual(
@@ -205,42 +207,53 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         # Where are we? -----------------------------------------------------------------------------------------------
         m, F = h.mean(eta), h.covariance(eta)
         residual = u - m
-        across = residual - (within @ residual.unsqueeze(-1)).squeeze(-1)
+        inward = _times(within, residual)
         inverse = torch.where(done[..., None, None], inverse, _inverse(F, within))
-        step = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+        step = _times(inverse, residual)
         decrement = (residual * step).sum(-1)
         gap = torch.where(done, gap, decrement)
+        rounding = 64 * eps * u.shape[-1] * (u.norm(dim=-1) + m.norm(dim=-1))
 
         # Outside the hull? A direction in which u lies beyond every point proves it. ---------------------------------
-        for direction in (across, residual, eta):
-            d = direction / direction.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+        for direction in (residual - inward, residual, eta):
+            length = direction.norm(dim=-1)
+            d = direction / length.unsqueeze(-1).clamp(min=torch.finfo(u.dtype).tiny)
             reach = h.support(d)
-            scale = u.norm(dim=-1) + m.norm(dim=-1) + reach.abs().nan_to_num(0.0, 0.0, 0.0)
-            beyond = ((d * u).sum(-1) - reach > 64 * eps * u.shape[-1] * scale) & ~done & (direction.norm(dim=-1) > 0)
+            slack = rounding + 64 * eps * u.shape[-1] * reach.abs().nan_to_num(0.0, 0.0, 0.0)
+            beyond = ((d * u).sum(-1) - reach > slack) & (length > slack) & ~done
             separating = torch.where(beyond.unsqueeze(-1), d, separating)
             gap = torch.where(beyond, torch.inf, gap)
             done = done | beyond
 
+        # Inside and close? The decrement counts only if F still knows the direction of the residual: where eta has run
+        # away and F has underflowed, the step is 0 and so is the decrement, but nothing has converged.
+        known = (inward - _times(F, step)).norm(dim=-1) <= 0.01 * inward.norm(dim=-1)
         value = (eta * u).sum(-1) - h.log_normalizer(eta)
-        done = done | (decrement <= tolerance * (1 + value.abs()))
+        close = decrement <= tolerance * (1 + value.abs())
+        done = done | (close & (known | (inward.norm(dim=-1) <= rounding)))
         if bool(done.all()) or steps == max_steps:
             return _Search(eta, gap, done, steps, separating, inverse)
 
-        # The step, halved until it stays in the domain and descends (Armijo). ----------------------------------------
+        # The step, halved until it stays in the domain and gains what it promised (Armijo). --------------------------
         steps += 1
-        length = torch.where(done, 0.0, 1.0)
+        size = torch.where(done, 0.0, 1.0).to(u.dtype)
         for _ in range(HALVINGS):
-            trial = eta + length.unsqueeze(-1) * step
-            legal = h.in_domain(trial)
+            trial = eta + size.unsqueeze(-1) * step
+            finite = torch.isfinite(trial).all(-1, keepdim=True)
+            legal = h.in_domain(torch.where(finite, trial, eta)) & finite.squeeze(-1)
             trial = torch.where(legal.unsqueeze(-1), trial, eta)
             lower = h.log_normalizer(trial) - (trial * u).sum(-1)
-            slack = 4 * eps * (objective.abs() + (eta * u).sum(-1).abs())
-            good = done | (legal & (lower <= objective - 1e-4 * length * decrement + slack))
+            noise = 4 * eps * (objective.abs() + (eta * u).sum(-1).abs())
+            good = done | (legal & (lower <= objective - GAIN * size * decrement + noise))
             if bool(good.all()):
                 break
-            length = torch.where(good, length, length / 2)
+            size = torch.where(good, size, size / 2)
         eta = torch.where((good & ~done).unsqueeze(-1), trial, eta)
         objective = torch.where(good & ~done, lower, objective)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _inverse(F: Tensor, within: Tensor) -> Tensor:

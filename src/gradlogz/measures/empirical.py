@@ -77,9 +77,15 @@ class Empirical(Measure):
     ) -> "Empirical":
         """The measure with these masses, nonnegative and of any sum. A mass of 0 is a mask, and its gradient is 0."""
         check_floats("Empirical.weighted", points=points, weights=weights)
-        if validate and has_values(weights) and not bool((weights >= 0).all()):
-            fact = f"{int((~(weights >= 0)).sum())} entries below 0 or NaN"
-            raise ValueError(sentence("Empirical.weighted", "weights must be nonnegative", fact, "Masses add up."))
+        if validate and has_values(weights):
+            bad = int((~((weights >= 0) & (weights < torch.inf))).sum())
+            if bad:
+                condition, remedy = (
+                    "weights must be finite and nonnegative",
+                    "Pass masses, or log_weights to Empirical.",
+                )
+                fact = f"{bad} of {weights.numel()} entries below 0, NaN or infinite"
+                raise ValueError(sentence("Empirical.weighted", condition, fact, remedy))
         some = weights > 0
         return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 

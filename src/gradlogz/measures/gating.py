@@ -12,6 +12,7 @@ Read next: mixture.py and algebra.py, the two that merge.
 
 from typing import NamedTuple
 
+from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
 from ..kernels import reference
 
@@ -41,6 +42,12 @@ def merge(partials: Partial) -> Partial:
     True
     """
     G, means, covariances = partials
+    check_floats("merge", log_normalizer=G, mean=means, **present(covariance=covariances))
+    tails = {"mean": (means, "k, d", 1)} | ({} if covariances is None else {"covariance": (covariances, "k, d, d", 2)})
+    for name, (t, ending, extra) in tails.items():
+        if G.ndim == 0 or t.shape[: G.ndim] != G.shape or t.ndim != G.ndim + extra:
+            condition = f"{name} must be [*b, {ending}] beside log_normalizer of shape {shape_of(G)}"
+            raise ValueError(sentence("merge", condition, f"shape {shape_of(t)}", "Expand it first."))
     r = gate(G)
     mean = gated_mean(r, means)
     covariance = None if covariances is None else gated_covariance(r, means, mean, covariances)

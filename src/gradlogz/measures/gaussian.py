@@ -60,7 +60,7 @@ class Gaussian(Measure):
             if dense is not None:
                 check_positive_semidefinite("Gaussian", "covariance_matrix", dense)
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
-                fact = f"{int((diagonal < 0).sum())} entries below 0"
+                fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries below 0"
                 raise ValueError(sentence("Gaussian", "cov_diag must be nonnegative", fact, "Variances are squares."))
 
     @classmethod

@@ -117,15 +117,15 @@ class Measure(ABC):
 
     def relative_entropy(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_eta‖h) = <eta, mean> - G = G*(mean): negative where h has mass above one; 0 on rows without mass."""
-        G = self.log_normalizer(eta)
-        return _dot(eta, self.mean(eta)) - mass_or_zero(G)
+        (eta,), restore = self._enter("relative_entropy", eta=eta)
+        return restore(_dot(eta, self.mean(eta)) - mass_or_zero(self.log_normalizer(eta)), 0)
 
     def kl(self, p: Float[Tensor, "*#bm d"], q: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_p‖P_q) = G(q) - G(p) - <mean(p), q - p> = B_G(q, p).   [theory E8: the order of the paper is reversed]
 
         p and q are natural parameters. Law: tests/laws/test_kl_is_a_bregman_divergence.py.
         """
-        (p, q), restore = self._arrange(f"{type(self).__name__}.kl", p=p, q=q)
+        (p, q), restore = self._enter("kl", p=p, q=q)
         G_p, G_q = mass_or_zero(self.log_normalizer(p)), mass_or_zero(self.log_normalizer(q))
         return restore(G_q - G_p - _dot(self.mean(p), q - p), 0)
 
@@ -136,6 +136,7 @@ class Measure(ABC):
         loss of x: its gradient in eta is mean(eta) - x.
         """
         (x, eta), restore = self._arrange(f"{type(self).__name__}.log_density", x=x, eta=eta)
+        check_domain(f"{type(self).__name__}.log_density", self, eta)
         G = self.log_normalizer(eta)
         return restore(torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - mass_or_zero(G)), 0)
 
@@ -145,8 +146,9 @@ class Measure(ABC):
         The pseudo-inverse leaves out directions in which h does not extend. For a Gaussian it is eta + Sigma⁻¹ mu.
         Cost: one symmetric eigendecomposition of d x d per query.
         """
+        (eta,), restore = self._enter("natural_gradient", eta=eta)
         inverse = torch.linalg.pinv(self.covariance(eta), hermitian=True)
-        return (inverse @ self.mean(eta).unsqueeze(-1)).squeeze(-1)
+        return restore((inverse @ self.mean(eta).unsqueeze(-1)).squeeze(-1), 1)
 
     def expect(
         self,
@@ -233,6 +235,14 @@ class Measure(ABC):
 
         return flat, restore
 
+    def _enter(self, name: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
+        """`_arrange` for arguments that are all natural parameters: each must lie in the domain."""
+        call = f"{type(self).__name__}.{name}"
+        flat, restore = self._arrange(call, **named)
+        for argument, t in zip(named, flat, strict=True):
+            check_domain(call, self, t, argument)
+        return flat, restore
+
     def _reference(self) -> Tensor | None:
         """Some tensor of the measure: it tells dtype and device."""
         for name in self._free:
@@ -308,6 +318,8 @@ def _at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Te
         named = dict(zip(arguments, given, strict=False))
         for argument in arguments:
             if argument not in named:
+                if argument not in options:
+                    raise TypeError(f"{call}() missing a required argument: {argument!r}")
                 named[argument] = options.pop(argument)
         if name == "sample":
             shape = options.get("shape", given[1] if len(given) > 1 else ())

@@ -146,6 +146,9 @@ class ConjugatePrior(Differentiated):
     def posterior(self, statistic: Float[Tensor, "*b d"], count: int = 1) -> "ConjugatePrior":
         """The prior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
         check_floats("ConjugatePrior.posterior", xi=self.xi, statistic=statistic)
+        if count < 0:
+            remedy = "Observations only add."
+            raise ValueError(sentence("ConjugatePrior.posterior", "count must be at least 0", f"count={count}", remedy))
         if statistic.shape != self.xi.shape:
             fact = f"shapes {shape_of(statistic)} and {shape_of(self.xi)}"
             remedy = "Expand it, or sum it over the observations."

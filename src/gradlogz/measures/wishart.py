@@ -20,6 +20,7 @@ from .measure import Measure, common_batch, measure
 
 def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
     """The p(p+1)/2 coordinates of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
+    check_floats("svec", matrix=matrix)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         fact = f"shape {shape_of(matrix)}"
         raise ValueError(sentence("svec", "matrix must be [*b, p, p]", fact, "Pass symmetric matrices."))
@@ -31,10 +32,12 @@ def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
 
 def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
     """The symmetric matrix of these coordinates: the inverse of `svec`."""
-    p = (math.isqrt(8 * vector.shape[-1] + 1) - 1) // 2
-    if p * (p + 1) // 2 != vector.shape[-1]:
-        condition = "vector must have p(p+1)/2 entries for some p"
-        raise ValueError(sentence("smat", condition, f"d={vector.shape[-1]}", "Use svec to make it."))
+    check_floats("smat", vector=vector)
+    d = vector.shape[-1] if vector.ndim else 0
+    p = (math.isqrt(8 * d + 1) - 1) // 2
+    if d == 0 or p * (p + 1) // 2 != d:
+        condition, fact = "vector must have p(p+1)/2 entries for some p", f"shape {shape_of(vector)}"
+        raise ValueError(sentence("smat", condition, fact, "Use svec to make it."))
     row, column = torch.triu_indices(p, p, device=vector.device)
     # Entry (i, j) reads coordinate `place`: a gather, because a scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
