@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .verification.program import Verdict
 
+WIDE = 140  # columns from which on a table may have six of them
 INSTALL = (
     "gradlogz: the command line must have typer and rich; got neither. Install them with: pip install 'gradlogz[cli]'"
 )
