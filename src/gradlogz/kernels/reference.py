@@ -29,7 +29,7 @@ def logits(
     return s if log_weights is None else s + log_weights
 
 
-def log_sum_exp(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[Tensor, "*#b m"]:
+def log_sum_exp(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm"]:
     """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
     if not maskable:  # no row can be empty
         return s.logsumexp(-1)
@@ -37,7 +37,7 @@ def log_sum_exp(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[
     return torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).logsumexp(-1), -torch.inf)
 
 
-def softmax(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[Tensor, "*#b m n"]:
+def softmax(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm n"]:
     """p_mn = exp(s_mn - G_m), which is 0 with zero gradients where a row has no mass."""
     if not maskable:
         return s.softmax(-1)
@@ -45,7 +45,7 @@ def softmax(s: Float[Tensor, "*#b m n"], *, maskable: bool = True) -> Float[Tens
     return s.masked_fill(~alive, 0.0).softmax(-1) * alive
 
 
-def entropy(s: Float[Tensor, "*#b m n"]) -> Float[Tensor, "*#b m"]:
+def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
     """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
     alive = _alive(s)
     below = s.masked_fill(~alive, 0.0)

@@ -199,6 +199,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
     eta, separating = torch.zeros_like(u), torch.zeros_like(u)
     gap = torch.full(u.shape[:-1], torch.inf, dtype=u.dtype, device=u.device)
     done = torch.zeros_like(gap, dtype=torch.bool)
+    stuck = torch.zeros_like(done)  # no length of a step gains anything any more
     objective = h.log_normalizer(eta)
     within = _span(h.covariance(eta))
     inverse = torch.zeros_like(within)
@@ -211,8 +212,13 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         inverse = torch.where(done[..., None, None], inverse, _inverse(F, within))
         step = _times(inverse, residual)
         decrement = (residual * step).sum(-1)
-        gap = torch.where(done, gap, decrement)
         rounding = 64 * eps * u.shape[-1] * (u.norm(dim=-1) + m.norm(dim=-1))
+
+        # The decrement counts only if F still knows the direction of the residual: where eta has run away and F has
+        # underflowed, the step is 0 and so is the decrement, but nothing has converged.
+        known = (inward - _times(F, step)).norm(dim=-1) <= 0.01 * inward.norm(dim=-1)
+        known = known | (inward.norm(dim=-1) <= rounding)
+        gap = torch.where(done, gap, torch.where(known, decrement, torch.inf))
 
         # Outside the hull? A direction in which u lies beyond every point proves it. ---------------------------------
         for direction in (residual - inward, residual, eta):
@@ -225,18 +231,15 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
             gap = torch.where(beyond, torch.inf, gap)
             done = done | beyond
 
-        # Inside and close? The decrement counts only if F still knows the direction of the residual: where eta has run
-        # away and F has underflowed, the step is 0 and so is the decrement, but nothing has converged.
-        known = (inward - _times(F, step)).norm(dim=-1) <= 0.01 * inward.norm(dim=-1)
         value = (eta * u).sum(-1) - h.log_normalizer(eta)
-        close = decrement <= tolerance * (1 + value.abs())
-        done = done | (close & (known | (inward.norm(dim=-1) <= rounding)))
-        if bool(done.all()) or steps == max_steps:
+        done = done | (gap <= tolerance * (1 + value.abs()))
+        if bool((done | stuck).all()) or steps == max_steps:
             return _Search(eta, gap, done, steps, separating, inverse)
 
         # The step, halved until it stays in the domain and gains what it promised (Armijo). --------------------------
         steps += 1
-        size = torch.where(done, 0.0, 1.0).to(u.dtype)
+        resting = done | stuck
+        size = torch.where(resting, 0.0, 1.0).to(u.dtype)
         for _ in range(HALVINGS):
             trial = eta + size.unsqueeze(-1) * step
             finite = torch.isfinite(trial).all(-1, keepdim=True)
@@ -244,12 +247,14 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
             trial = torch.where(legal.unsqueeze(-1), trial, eta)
             lower = h.log_normalizer(trial) - (trial * u).sum(-1)
             noise = 4 * eps * (objective.abs() + (eta * u).sum(-1).abs())
-            good = done | (legal & (lower <= objective - GAIN * size * decrement + noise))
+            good = resting | (legal & (lower <= objective - GAIN * size * decrement + noise))
             if bool(good.all()):
                 break
             size = torch.where(good, size, size / 2)
-        eta = torch.where((good & ~done).unsqueeze(-1), trial, eta)
-        objective = torch.where(good & ~done, lower, objective)
+        moved = good & ~resting
+        eta = torch.where(moved.unsqueeze(-1), trial, eta)
+        objective = torch.where(moved, lower, objective)
+        stuck = stuck | ~good
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

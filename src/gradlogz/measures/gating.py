@@ -54,34 +54,34 @@ def merge(partials: Partial) -> Partial:
     return Partial(reference.log_sum_exp(G), mean, covariance)
 
 
-def gate(G: Float[Tensor, "*b m k"]) -> Float[Tensor, "*b m k"]:
+def gate(G: Float[Tensor, "*bm k"]) -> Float[Tensor, "*bm k"]:
     """r_k = softmax_k G_k."""
     return reference.softmax(G)
 
 
-def gated_mean(r: Float[Tensor, "*b m k"], means: Float[Tensor, "*b m k d"]) -> Float[Tensor, "*b m d"]:
+def gated_mean(r: Float[Tensor, "*bm k"], means: Float[Tensor, "*bm k d"]) -> Float[Tensor, "*bm d"]:
     """sum_k r_k m_k."""
     return (r.unsqueeze(-2) @ means).squeeze(-2)
 
 
 def gated_covariance(
-    r: Float[Tensor, "*b m k"],
-    means: Float[Tensor, "*b m k d"],
-    mean: Float[Tensor, "*b m d"],
-    covariances: Float[Tensor, "*b m k d d"],
-) -> Float[Tensor, "*b m d d"]:
+    r: Float[Tensor, "*bm k"],
+    means: Float[Tensor, "*bm k d"],
+    mean: Float[Tensor, "*bm d"],
+    covariances: Float[Tensor, "*bm k d d"],
+) -> Float[Tensor, "*bm d d"]:
     """sum_k r_k (F_k + (m_k - mean)(m_k - mean)^T)."""
     away = means - mean.unsqueeze(-2)
     return (r[..., None, None] * covariances).sum(-3) + (r.unsqueeze(-1) * away).mT @ away
 
 
 def gated_covariance_product(
-    r: Float[Tensor, "*b m k"],
-    means: Float[Tensor, "*b m k d"],
-    mean: Float[Tensor, "*b m d"],
-    products: Float[Tensor, "*b m k d"],
-    vector: Float[Tensor, "*b m d"],
-) -> Float[Tensor, "*b m d"]:
+    r: Float[Tensor, "*bm k"],
+    means: Float[Tensor, "*bm k d"],
+    mean: Float[Tensor, "*bm d"],
+    products: Float[Tensor, "*bm k d"],
+    vector: Float[Tensor, "*bm d"],
+) -> Float[Tensor, "*bm d"]:
     """sum_k r_k (F_k v + (m_k - mean) <m_k - mean, v>), with products F_k v."""
     away = means - mean.unsqueeze(-2)
     return gated_mean(r, products + away * (away @ vector.unsqueeze(-1)))

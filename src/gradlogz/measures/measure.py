@@ -169,7 +169,7 @@ class Measure(ABC):
                 none in the parameters of the measure.
         """
         call = f"{type(self).__name__}.expect"
-        (eta,), restore = self._arrange(call, eta=eta)
+        (eta,), restore = self._enter("expect", eta=eta)
         carried = self.atoms(eta)
         if carried is not None:
             points, p = carried
@@ -228,12 +228,7 @@ class Measure(ABC):
         full = common_batch(call, batch, *(t.shape[: len(batch)] for t in tensors))
         m = math.prod(queries)
         flat = [t.reshape(*t.shape[: len(batch)], m, d).expand(*full, m, d) for t in tensors]
-
-        def restore(result: Tensor, trailing: int) -> Tensor:
-            at = result.ndim - trailing - 1
-            return result.reshape((*result.shape[:at], *queries, *result.shape[at + 1 :]))
-
-        return flat, restore
+        return flat, functools.partial(_restore, tuple(queries))
 
     def _enter(self, name: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
         """`_arrange` for arguments that are all natural parameters: each must lie in the domain."""
@@ -319,7 +314,7 @@ def _at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Te
         for argument in arguments:
             if argument not in named:
                 if argument not in options:
-                    raise TypeError(f"{call}() missing a required argument: {argument!r}")
+                    raise TypeError(sentence(call, f"{argument} must be given", "nothing", "Pass it by place or name."))
                 named[argument] = options.pop(argument)
         if name == "sample":
             shape = options.get("shape", given[1] if len(given) > 1 else ())
@@ -331,6 +326,12 @@ def _at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Te
         return restore(method(self, *flat, *given[len(arguments) :], **options), trailing)
 
     return bordered
+
+
+def _restore(queries: tuple[int, ...], result: Tensor, trailing: int) -> Tensor:
+    """A result [..., m, *trailing] with its query dimensions in the place of m."""
+    at = result.ndim - trailing - 1
+    return result.reshape((*result.shape[:at], *queries, *result.shape[at + 1 :]))
 
 
 def check_domain(call: str, h: Measure, eta: Tensor, name: str = "eta") -> None:
