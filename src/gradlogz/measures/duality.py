@@ -231,9 +231,15 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
             gap = torch.where(beyond, torch.inf, gap)
             done = done | beyond
 
-        value = (eta * u).sum(-1) - h.log_normalizer(eta)
-        done = done | (gap <= tolerance * (1 + value.abs()))
+        product, G = (eta * u).sum(-1), h.log_normalizer(eta)
+        value = product - G
+        digits = eps * (product.abs() + G.abs()) <= 1e-6 * (1 + value.abs())  # none are left far out towards infinity
+        done = done | ((gap <= tolerance * (1 + value.abs())) & digits)
         if bool((done | stuck).all()) or steps == max_steps:
+            # The search ends within sqrt(tolerance) of the optimum; one full step more, and the inverse is that of eta.
+            inside = (done & (separating == 0).all(-1)).unsqueeze(-1)
+            eta = torch.where(inside, eta + step, eta)
+            inverse = torch.where(inside.unsqueeze(-1), _inverse(h.covariance(eta), within), inverse)
             return _Search(eta, gap, done, steps, separating, inverse)
 
         # The step, halved until it stays in the domain and gains what it promised (Armijo). --------------------------

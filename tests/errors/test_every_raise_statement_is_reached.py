@@ -1,0 +1,47 @@
+"""No error without a test: every raise statement of the package is in the agreed form and is hit by some refusal.
+
+The statements are found by walking the syntax of the package; the refusals are those listed by the files beside this.
+"""
+
+import ast
+import importlib
+from pathlib import Path
+
+from form import PACKAGE, refused
+
+CHAPTERS = ["_errors.py", "kernels", "measures"]
+
+
+def sources():
+    """The files of the package in which errors are raised for its users."""
+    for chapter in CHAPTERS:
+        path = PACKAGE / chapter
+        yield from sorted(path.glob("*.py")) if path.is_dir() else [path]
+
+
+def raise_statements():
+    """(file, first line, last line) of every raise statement, and its syntax."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise):
+                yield (path.relative_to(PACKAGE).as_posix(), node.lineno, node.end_lineno), node
+
+
+def test_every_message_is_written_as_a_sentence():
+    for site, node in raise_statements():
+        assert isinstance(node.exc, ast.Call), site
+        (message,) = node.exc.args
+        assert isinstance(message, ast.Call), site
+        assert isinstance(message.func, ast.Name), site
+        assert message.func.id == "sentence", site
+
+
+def test_every_raise_statement_is_reached():
+    files = sorted(Path(__file__).parent.glob("test_errors_of_*.py"))
+    hit = {refused(refusal) for file in files for refusal in importlib.import_module(file.stem).ERRORS}
+    missed = [
+        (file, first)
+        for (file, first, last), _ in raise_statements()
+        if not any(file == where and first <= line <= last for where, line in hit)
+    ]
+    assert not missed, f"raised by no test: {missed}"
