@@ -18,7 +18,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import torch
 import torch.utils._pytree as pytree
@@ -29,7 +29,7 @@ from .._typing import Bool, Float, Tensor
 C = TypeVar("C", bound=type)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Measure(ABC):
     """A measure h(dx) on R^d with a finite Laplace transform.
 
@@ -198,6 +198,14 @@ class Measure(ABC):
         ones = (score - score.detach()).exp()  # equal to 1; its gradient is the score
         return restore((ones.unsqueeze(-1) * values(x)).mean(0), 1)
 
+    def to(self, *arguments: Any, **options: Any) -> Self:
+        """The same measure on another device or in another dtype, as torch.Tensor.to."""
+        return pytree.tree_map(lambda t: t.to(*arguments, **options), self)
+
+    def __repr__(self) -> str:
+        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "validate")
+        return f"{type(self).__name__}({', '.join(f'{n}={_brief(v)}' for n, v in fields if v is not None)})"
+
     # The border ------------------------------------------------------------------------------------------------------
 
     def _arrange(self, call: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
@@ -277,7 +285,7 @@ def measure(cls: C) -> C:
     Tensor fields and measure fields are children of the pytree, fields that are None are dropped, `static()` fields
     are part of its structure. Rebuilding skips `__init__`, so no check ever runs on a half-built object.
     """
-    dataclasses.dataclass(frozen=True, eq=False)(cls)
+    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(cls)
     names = [f.name for f in fields]
     fixed = [f.name for f in fields if f.metadata.get("static")]
@@ -361,6 +369,13 @@ def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
         remedy = "Batch dimensions broadcast against size 1 only; insert or expand them."
         raise ValueError(sentence(call, "batch dimensions must agree", fact, remedy))
     return torch.broadcast_shapes(*shapes)
+
+
+def _brief(value: object) -> str:
+    """A tensor by its dtype and shape, anything else as it is."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
