@@ -13,9 +13,10 @@ from torch import distributions as D
 
 from .._errors import sentence
 from .._typing import Float, Tensor
+from .border import arrange
 from .exponential import Gamma, OneHot, Poisson
 from .gaussian import Gaussian
-from .measure import Measure, check_domain, check_measures
+from .measure import Measure, check_measures
 from .statistic import Statistic
 from .wishart import Wishart, smat
 
@@ -67,8 +68,7 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
     tensor([1., 1.])
     """
     check_measures("to_distribution", h=h)
-    (flat,), _ = h._arrange("to_distribution", eta=eta)
-    check_domain("to_distribution", h, flat)
+    arrange(h, "to_distribution", natural=("eta",), eta=eta)
     match h:
         case Statistic():
             return _member(h.family, _beside(h.natural, eta, h) + eta)

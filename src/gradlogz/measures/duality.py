@@ -22,6 +22,7 @@ import torch
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from .algebra import tilt
+from .border import arrange
 from .measure import Measure, check_measures
 
 HALVINGS = 64  # of a Newton step before it is given up: one from a nearly flat place may be 1e17 too long
@@ -83,7 +84,7 @@ def dual(
     True
     """
     check_measures("dual", h=h)
-    (u,), restore = h._arrange("dual", mean=mean)
+    (u,), restore = arrange(h, "dual", mean=mean)
     with torch.no_grad():
         search = _newton(h, u.detach(), tolerance, max_steps)
     if throw and not bool(search.converged.all()):

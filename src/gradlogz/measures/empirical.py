@@ -17,7 +17,8 @@ import torch
 from .._errors import check_finite, check_floats, check_logarithms, has_values, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
-from .measure import Measure, common_batch, measure
+from .border import common_batch
+from .measure import Measure, measure
 
 
 @measure

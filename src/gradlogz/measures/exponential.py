@@ -31,7 +31,8 @@ from .._errors import (
 )
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
-from .measure import Measure, common_batch, measure
+from .border import common_batch
+from .measure import Measure, measure
 
 
 class Separable(Measure):

@@ -6,16 +6,13 @@
     ∇²G(eta)  = Cov_eta[x]                               Fisher information
     KL(p‖q)   = G(q) - G(p) - <∇G(p), q - p>             = B_G(q, p), in this order
 
-A concrete measure is written for one row of queries, eta [*b, m, d]; `@measure` checks the arguments once, lets eta
-have any number of query dimensions, and makes the class final, frozen and a pytree.
+A concrete measure is written for one row of queries, eta [*b, m, d]: its methods are wrapped by border.py, which checks
+arguments once and allows any number of query dimensions. `@measure` makes the class final, frozen and a pytree.
 
 Read next: empirical.py (softmax attention), gaussian.py (affine attention), ../../../docs/adding_a_measure.md.
 """
 
 import dataclasses
-import functools
-import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
@@ -23,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transf
 import torch
 import torch.utils._pytree as pytree
 
-from .._errors import check_finite, check_floats, has_values, present, sentence, shape_of
+from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Tensor
+from .border import TRAILING, arrange, at_the_border
 
 C = TypeVar("C", bound=type)
 
@@ -48,8 +46,8 @@ class Measure(ABC):
                 remedy = "Subclass Measure instead."
                 raise TypeError(sentence(parent.__name__, "a concrete measure must stay final", cls.__name__, remedy))
         for name, method in list(vars(cls).items()):
-            if name in _TRAILING:
-                setattr(cls, name, _at_the_border(name, method))
+            if name in TRAILING:
+                setattr(cls, name, at_the_border(name, method))
 
     # What a concrete measure says ------------------------------------------------------------------------------------
 
@@ -110,14 +108,13 @@ class Measure(ABC):
         The derivative of `covariance_product(., left)` in the direction `right`: one forward-mode pass.
         Law: tests/laws/test_third_cumulant_is_the_third_central_moment.py.
         """
-        call = f"{type(self).__name__}.third_cumulant"
-        (eta, left, right), restore = self._arrange(call, eta=eta, left=left, right=right)
-        check_domain(call, self, eta)
+        call = self._call("third_cumulant")
+        (eta, left, right), restore = arrange(self, call, natural=("eta",), eta=eta, left=left, right=right)
         return restore(torch.func.jvp(lambda e: self.covariance_product(e, left), (eta,), (right,))[1], 1)
 
     def relative_entropy(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_eta‖h) = <eta, mean> - G = G*(mean): negative where h has mass above one; 0 on rows without mass."""
-        (eta,), restore = self._enter("relative_entropy", eta=eta)
+        (eta,), restore = arrange(self, self._call("relative_entropy"), natural=("eta",), eta=eta)
         return restore(_dot(eta, self.mean(eta)) - mass_or_zero(self.log_normalizer(eta)), 0)
 
     def kl(self, p: Float[Tensor, "*#bm d"], q: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
@@ -125,7 +122,7 @@ class Measure(ABC):
 
         p and q are natural parameters. Law: tests/laws/test_kl_is_a_bregman_divergence.py.
         """
-        (p, q), restore = self._enter("kl", p=p, q=q)
+        (p, q), restore = arrange(self, self._call("kl"), natural=("p", "q"), p=p, q=q)
         G_p, G_q = mass_or_zero(self.log_normalizer(p)), mass_or_zero(self.log_normalizer(q))
         return restore(G_q - G_p - _dot(self.mean(p), q - p), 0)
 
@@ -135,8 +132,7 @@ class Measure(ABC):
         For an `Empirical` it is the log probability of the point divided by its weight. Minus it is the contrastive
         loss of x: its gradient in eta is mean(eta) - x.
         """
-        (x, eta), restore = self._arrange(f"{type(self).__name__}.log_density", x=x, eta=eta)
-        check_domain(f"{type(self).__name__}.log_density", self, eta)
+        (x, eta), restore = arrange(self, self._call("log_density"), natural=("eta",), x=x, eta=eta)
         G = self.log_normalizer(eta)
         return restore(torch.where(G == -torch.inf, -torch.inf, _dot(x, eta) - mass_or_zero(G)), 0)
 
@@ -146,7 +142,7 @@ class Measure(ABC):
         The pseudo-inverse leaves out directions in which h does not extend. For a Gaussian it is eta + Sigma⁻¹ mu.
         Cost: one symmetric eigendecomposition of d x d per query.
         """
-        (eta,), restore = self._enter("natural_gradient", eta=eta)
+        (eta,), restore = arrange(self, self._call("natural_gradient"), natural=("eta",), eta=eta)
         inverse = torch.linalg.pinv(self.covariance(eta), hermitian=True)
         return restore((inverse @ self.mean(eta).unsqueeze(-1)).squeeze(-1), 1)
 
@@ -168,8 +164,8 @@ class Measure(ABC):
                 The gradient in eta is then the score estimate, E[(x - mean) values(x)], of the same draws; there is
                 none in the parameters of the measure.
         """
-        call = f"{type(self).__name__}.expect"
-        (eta,), restore = self._enter("expect", eta=eta)
+        call = self._call("expect")
+        (eta,), restore = arrange(self, call, natural=("eta",), eta=eta)
         carried = self.atoms(eta)
         if carried is not None:
             points, p = carried
@@ -206,45 +202,9 @@ class Measure(ABC):
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "validate")
         return f"{type(self).__name__}({', '.join(f'{n}={_brief(v)}' for n, v in fields if v is not None)})"
 
-    # The border ------------------------------------------------------------------------------------------------------
-
-    def _arrange(self, call: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
-        """Check the arguments, bring each to [*b, m, d], and say how to give results their query dimensions back."""
-        check_floats(call, **named, **present(measure=self._reference()))
-        batch, d = self.batch_shape, self.dim
-        for name, t in named.items():
-            if t.ndim == 0 or t.shape[-1] != d:
-                condition = f"{name} must end in d={d}, the dimension of the measure"
-                remedy = f"Project it to dimension {d} first, or use a measure of its dimension."
-                raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
-            if t.ndim <= len(batch):
-                condition = f"{name} must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
-                remedy = "Insert size-1 dimensions in front: they broadcast, missing ones do not."
-                raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
-            if any(have != want and 1 not in (have, want) for have, want in zip(t.shape, batch, strict=False)):
-                condition = f"{name} must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
-                remedy = "Batch dimensions come first and query dimensions after them."
-                raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
-        tensors = list(named.values())
-        queries = tensors[0].shape[len(batch) : -1]
-        if any(t.shape[len(batch) : -1] != queries for t in tensors):
-            condition = f"{' and '.join(named)} must have the same query dimensions"
-            fact = "shapes " + " and ".join(str(shape_of(t)) for t in tensors)
-            raise ValueError(sentence(call, condition, fact, "Expand them to one shape."))
-        if self.validate:
-            check_finite(call, **named)
-        full = common_batch(call, batch, *(t.shape[: len(batch)] for t in tensors))
-        m = math.prod(queries)
-        flat = [t.reshape(*t.shape[: len(batch)], m, d).expand(*full, m, d) for t in tensors]
-        return flat, functools.partial(_restore, tuple(queries))
-
-    def _enter(self, name: str, **named: Tensor) -> tuple[list[Tensor], Callable[[Tensor, int], Tensor]]:
-        """`_arrange` for arguments that are all natural parameters: each must lie in the domain."""
-        call = f"{type(self).__name__}.{name}"
-        flat, restore = self._arrange(call, **named)
-        for argument, t in zip(named, flat, strict=True):
-            check_domain(call, self, t, argument)
-        return flat, restore
+    def _call(self, name: str) -> str:
+        """The name of a method as messages give it."""
+        return f"{type(self).__name__}.{name}"
 
     def _reference(self) -> Tensor | None:
         """Some tensor of the measure: it tells dtype and device."""
@@ -255,22 +215,6 @@ class Measure(ABC):
                 if found is not None:
                     return found
         return None
-
-
-# How many trailing dimensions the result of each bordered method has.
-_TRAILING = {
-    "log_normalizer": 0,
-    "mean": 1,
-    "covariance": 2,
-    "covariance_product": 1,
-    "sample": 1,
-    "support": 0,
-    "in_domain": 0,
-    "entropy": 0,
-    "probabilities": 1,
-    "responsibilities": 1,
-}
-_DEFINED_EVERYWHERE = {"support", "in_domain"}
 
 
 def static(**options: Any) -> Any:
@@ -310,65 +254,12 @@ def measure(cls: C) -> C:
     return cls
 
 
-def _at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method of a concrete measure, written for [*b, m, d], opened to any number of query dimensions."""
-    trailing = _TRAILING[name]
-    arguments = ("eta",) if name == "sample" else tuple(inspect.signature(method).parameters)[1:]
-
-    @functools.wraps(method)
-    def bordered(self: Measure, *given: Any, **options: Any) -> Tensor:
-        call = f"{type(self).__name__}.{name}"
-        named = dict(zip(arguments, given, strict=False))
-        for argument in arguments:
-            if argument not in named:
-                if argument not in options:
-                    raise TypeError(sentence(call, f"{argument} must be given", "nothing", "Pass it by place or name."))
-                named[argument] = options.pop(argument)
-        if name == "sample":
-            shape = options.get("shape", given[1] if len(given) > 1 else ())
-            if not isinstance(shape, tuple):
-                raise TypeError(sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,)."))
-        flat, restore = self._arrange(call, **named)
-        if name not in _DEFINED_EVERYWHERE:
-            check_domain(call, self, flat[0])
-        return restore(method(self, *flat, *given[len(arguments) :], **options), trailing)
-
-    return bordered
-
-
-def _restore(queries: tuple[int, ...], result: Tensor, trailing: int) -> Tensor:
-    """A result [..., m, *trailing] with its query dimensions in the place of m."""
-    at = result.ndim - trailing - 1
-    return result.reshape((*result.shape[:at], *queries, *result.shape[at + 1 :]))
-
-
-def check_domain(call: str, h: Measure, eta: Tensor, name: str = "eta") -> None:
-    """Z(eta) is finite, where there are values to look at."""
-    if not h.validate or not has_values(eta):
-        return
-    outside = int((~h.in_domain(eta)).sum())
-    if outside:
-        condition = f"{name} must lie in the domain of the measure, where Z is finite"
-        fact = f"{outside} of {eta.shape[:-1].numel()} rows outside"
-        remedy = f"{type(h).__name__}.in_domain tells which; scale {name} down."
-        raise ValueError(sentence(call, condition, fact, remedy))
-
-
 def check_measures(call: str, **measures: object) -> None:
     """All arguments are measures."""
     for name, h in measures.items():
         if not isinstance(h, Measure):
             remedy = "Pass a measure, such as Empirical(points)."
             raise TypeError(sentence(call, f"{name} must be a measure", type(h).__name__, remedy))
-
-
-def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
-    """The batch shape of several tensors or measures: equal numbers of dimensions, broadcast against size 1."""
-    if len({len(s) for s in shapes}) > 1 or any(len({*sizes} - {1}) > 1 for sizes in zip(*shapes, strict=False)):
-        fact = " and ".join(str(tuple(s)) for s in shapes)
-        remedy = "Batch dimensions broadcast against size 1 only; insert or expand them."
-        raise ValueError(sentence(call, "batch dimensions must agree", fact, remedy))
-    return torch.broadcast_shapes(*shapes)
 
 
 def _brief(value: object) -> str:

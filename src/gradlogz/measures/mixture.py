@@ -23,8 +23,9 @@ import torch
 from .._errors import check_floats, check_logarithms, check_normalized, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
+from .border import arrange, common_batch
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
-from .measure import Measure, check_measures, common_batch, measure
+from .measure import Measure, check_measures, measure
 
 
 class LowerBound(NamedTuple):
@@ -105,7 +106,7 @@ class Mixture(Measure):
         Law: tests/laws/test_jensen_gap_is_a_relative_entropy.py.
         """
         call = "Mixture.lower_bound"
-        (eta,), restore = self._arrange(call, eta=eta)
+        (eta,), restore = arrange(self, call, natural=("eta",), eta=eta)
         log_q = self.log_weights if log_gates is None else log_gates
         check_floats(call, eta=eta, log_gates=log_q)
         if log_q.ndim != self.log_weights.ndim or log_q.shape[-1] != self.log_weights.shape[-1]:

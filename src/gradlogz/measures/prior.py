@@ -26,8 +26,9 @@ import torch
 from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.gamma import log_gamma
+from .border import common_batch
 from .differentiated import Differentiated
-from .measure import common_batch, measure, static
+from .measure import measure, static
 
 
 class Base(NamedTuple):

@@ -1,13 +1,13 @@
-"""The statements of the paper: equations 1-6, Proposition 1, Corollary 1, Theorem 1, and its errata E1-E21.
+"""The statements of the paper but for its section 3.3: equations 1-6, Proposition 1, Corollary 1, errata E1-E21.
 
 Keys follow the paper (Eq. 4, Prop. 1a) or, for a statement that had to be corrected, the list of errata (E8); both are
 explained in docs/errata.md. [shim22]
 
-Read next: notes.py (the two draft notes), families.py (closed forms of each measure).
+Read next: expansion.py (section 3.3 and Theorem 1), notes.py (the two draft notes).
 """
 
 import torch
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from .. import measures as gz
 from .._typing import Tensor
@@ -245,136 +245,6 @@ def fisher_form_of_the_logits() -> Outcome:
     mu, Sigma, eta = normal(3, seed=6), spread(3, seed=7), normal(5, 3, seed=8)
     h = gz.Gaussian(mu, Sigma)
     return Outcome(gap(gz.Empirical(h.mean(eta)).probabilities(eta), torch.softmax(eta @ Sigma @ eta.T, -1)))
-
-
-# Section 3.3: expansion and contraction -----------------------------------------------------------------------------
-
-
-@statement("E14", "paper 3.3", printed="attention lies in conv(keys)", corrected="attention lies in conv(values)")
-def convex_combination_of_values() -> Outcome:
-    k, v, q, directions = _keys(), 3 * normal(7, 3, seed=3), normal(4, 3, seed=2), normal(200, 3, seed=4)
-    out = gz.Empirical(k).expect(v, q) @ directions.T
-    of_values = gz.Empirical(v).support(directions)
-    of_keys = gz.Empirical(k).support(directions)
-    return Outcome(violation(out, of_values.expand_as(out)), violation(out, of_keys.expand_as(out)))
-
-
-@statement(
-    "E15a",
-    "paper 3.3",
-    printed="ascent raises the entropy of attention",
-    corrected="dH/dt = -t Var_tη<x,η> <= 0 along tη",
-)
-def scaling_lowers_the_entropy_of_attention() -> Outcome:
-    x, eta, t = _keys(), normal(3, seed=2), number(1.3)
-    h = gz.Empirical(x)
-    slope = torch.func.grad(lambda s: h.entropy(s * eta))(t)
-    variance = (eta * h.covariance_product(t * eta, eta)).sum()
-    return Outcome(max(gap(slope, -t * variance), violation(slope, 0 * slope)), float(-slope.clamp(max=0)))
-
-
-@statement("E15b", "paper 3.3", corrected="the cloud gains log det(I + τ∇²G) >= 0 of differential entropy")
-def ascent_raises_the_entropy_of_the_cloud() -> Outcome:
-    h, eta, tau = gz.Empirical(_keys()), normal(3, seed=2), 0.8
-    jacobian = torch.func.jacrev(lambda e: e + tau * h.mean(e))(eta)
-    gain = torch.linalg.slogdet(torch.eye(3, dtype=FLOAT) + tau * h.covariance(eta)).logabsdet
-    return Outcome(max(gap(torch.linalg.slogdet(jacobian).logabsdet, gain), violation(-gain, 0 * gain)))
-
-
-@statement(
-    "E16",
-    "paper 3.3",
-    printed="tokens move away from the origin",
-    corrected="|η'|² >= |η|² + τ²|∇G|² if the keys have mean zero",
-)
-def ascent_moves_outward_from_centred_keys() -> Outcome:
-    x, eta, tau = _keys(), 0.1 * normal(200, 3, seed=2), 0.5
-    centred, shifted = gz.Empirical(x - x.mean(0)), gz.Empirical(x - x.mean(0) + 2.0)
-
-    def shortfall(h: gz.Measure) -> float:
-        m = h.mean(eta)
-        return violation((eta**2).sum(-1) + tau**2 * (m**2).sum(-1), ((eta + tau * m) ** 2).sum(-1))
-
-    return Outcome(shortfall(centred), shortfall(shifted))
-
-
-# Theorem 1 ----------------------------------------------------------------------------------------------------------
-
-
-def _power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values**exponent) @ vectors.T
-
-
-def _theorem_1() -> tuple[gz.Gaussian, Tensor, Tensor, float]:
-    """h = N(μ,Σ), the target moments m* = Σ⁻¹μ and C* = Σ⁻¹, and a step."""
-    mu, Sigma = normal(3, seed=6), spread(3, seed=7)
-    C = torch.linalg.inv(Sigma)
-    return gz.Gaussian(mu, Sigma), C @ mu, C, 0.7
-
-
-def _step(h: gz.Gaussian, tau: float, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of a law after η + τ∇G(η)."""
-    J = torch.eye(3, dtype=FLOAT) + tau * h.covariance(mean)
-    return mean + tau * h.mean(mean), J @ cov @ J.T
-
-
-@statement(
-    "Thm. 1 (i)", "paper 3.3, E17", corrected="N(Σ⁻¹μ, Σ⁻¹) is fixed by moment renormalisation after attention, in law"
-)
-def equilibrium_in_law() -> Outcome:
-    h, m, C, tau = _theorem_1()
-    mean, cov = _step(h, tau, m, C)
-    O = torch.linalg.qr(normal(3, 3, seed=9)).Q  # noqa: E741  any orthogonal matrix will do
-    W = _power(C, 0.5) @ O @ _power(cov, -0.5)
-    law = gz.pushforward(gz.Gaussian(mean, cov), W, m - W @ mean)
-    eta, fixed = normal(4, 3, seed=3), gz.Gaussian(m, C)
-    return Outcome(
-        max(gap(law.log_normalizer(eta), fixed.log_normalizer(eta), 10.0), gap(law.mean(eta), fixed.mean(eta), 10.0))
-    )
-
-
-@statement(
-    "Thm. 1 (ii, iii)",
-    "paper 3.3, E17",
-    printed="the Gaussian is selected (its moments alone are not enough)",
-    corrected="with ZCA the step is the identity, on every cloud with these two moments",
-)
-def equilibrium_pointwise() -> Outcome:
-    h, m, C, tau = _theorem_1()
-    cloud = torch.rand(40, 3, generator=torch.Generator().manual_seed(4), dtype=FLOAT) ** 3  # nothing like a Gaussian
-    cloud = (cloud - cloud.mean(0)) @ _power(torch.cov(cloud.T, correction=0), -0.5) @ _power(C, 0.5) + m
-    moved = cloud + tau * h.mean(cloud)
-    whiten = _power(torch.cov(moved.T, correction=0), -0.5) @ _power(C, 0.5)
-    skewness = (((cloud - m) @ _power(C, -0.5)) ** 3).mean(0).abs().max()
-    # ZCA composes C*^(1/2) C'^(-1/2); all factors are functions of Σ, so the order does not matter.
-    return Outcome(gap((moved - moved.mean(0)) @ whiten + m, cloud, 10.0), float(skewness))
-
-
-@statement(
-    "Thm. 1 (iv)", "paper 3.3, E17", printed="only (Σ⁻¹μ, Σ⁻¹)", corrected="any target moments are an equilibrium"
-)
-def equilibrium_for_any_target() -> Outcome:
-    h, _, _, tau = _theorem_1()
-    m, C = normal(3, seed=13), spread(3, seed=14)
-    mean, cov = _step(h, tau, m, C)
-    W = _power(C, 0.5) @ _power(cov, -0.5)
-    distance_of_targets = gap(C, _theorem_1()[2])
-    return Outcome(max(gap(W @ cov @ W.T, C, 10.0), gap(W @ (mean - mean) + m, m)), distance_of_targets)
-
-
-@statement(
-    "E17",
-    "paper 3.3",
-    printed="RN may be layer norm",
-    corrected="the resolvent (I+τΣ)⁻¹(η - τμ) undoes the step; layer norm does not",
-)
-def layer_norm_is_no_renormaliser() -> Outcome:
-    h, m, C, tau = _theorem_1()
-    cloud = normal(40, 3, seed=4) @ _power(C, 0.5) + m
-    moved = cloud + tau * h.mean(cloud)
-    resolvent = torch.linalg.solve(torch.eye(3, dtype=FLOAT) + tau * h.covariance(m), (moved - tau * h.loc).T).T
-    return Outcome(gap(resolvent, cloud, 10.0), gap(layer_norm(moved, (3,)), cloud))
 
 
 # The rest -----------------------------------------------------------------------------------------------------------
