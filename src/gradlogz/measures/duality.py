@@ -279,6 +279,6 @@ def _inverse(F: Tensor, within: Tensor) -> Tensor:
 def _span(F: Tensor) -> Tensor:
     """The projector on the directions in which h extends: where its covariance is not zero."""
     values, vectors = torch.linalg.eigh(F)
-    floor = values[..., -1:] * F.shape[-1] * 8 * torch.finfo(F.dtype).eps
+    floor = values[..., -1:] * F.shape[-1] * 64 * torch.finfo(F.dtype).eps  # above the rounding error of F
     kept = vectors * (values > floor).unsqueeze(-2)
     return kept @ kept.mT

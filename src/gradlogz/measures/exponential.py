@@ -287,7 +287,9 @@ class OneHot(Measure):
 
     def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
         p = reference.softmax(self._logits(eta))
-        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+        others = 1 - torch.eye(self.dim, dtype=p.dtype, device=p.device)
+        outer = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # p_i p_j off the diagonal, whose rows sum to p_i (1 - p_i)
+        return torch.diag_embed(outer.sum(-1)) - outer
 
     def covariance_product(
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
