@@ -87,7 +87,7 @@ def check_normalized(call: str, name: str, total: Tensor) -> None:
     if not has_values(total):
         return
     tolerance = 1e-4 if total.dtype == torch.float32 else 1e-8
-    worst = float(total.abs().max()) if total.numel() else 0.0
+    worst = float(total.detach().abs().max()) if total.numel() else 0.0
     if not worst <= tolerance:
         fact = f"a log sum of {worst:.3g} at worst"
         remedy = "Normalise them (torch.log_softmax), or use add for measures of any mass."
@@ -98,13 +98,14 @@ def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
     """A covariance is symmetric with no eigenvalue below rounding error."""
     if not has_values(matrix) or matrix.numel() == 0:
         return
+    matrix = matrix.detach()
     scale = float(matrix.abs().max())
     tolerance = scale * matrix.shape[-1] * 16 * torch.finfo(matrix.dtype).eps
     asymmetry = float((matrix - matrix.mT).abs().max())
     if asymmetry > tolerance:
         fact = f"an asymmetry of {asymmetry:.3g}"
         raise ValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
-    smallest = float(torch.linalg.eigvalsh(matrix.detach()).min())
+    smallest = float(torch.linalg.eigvalsh(matrix).min())
     if smallest < -tolerance:
         fact = f"a smallest eigenvalue of {smallest:.3g}"
         remedy = "Clip its negative eigenvalues, or add a multiple of the identity."

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -37,6 +37,7 @@ TRAILING = {
 DEFINED_EVERYWHERE = {"support", "in_domain"}
 
 
+@runtime_checkable
 class Bordered(Protocol):
     """What the border needs to know of a measure."""
 

@@ -105,12 +105,12 @@ class Measure(ABC):
     ) -> Float[Tensor, "*#bm d"]:
         """∇³G(eta)[left, right] = E_eta[(x - mean) <x - mean, left> <x - mean, right>].
 
-        The derivative of `covariance_product(., left)` in the direction `right`: one forward-mode pass.
+        The gradient of <right, ∇²G(eta) left>: one reverse pass over `covariance_product`.
         Law: tests/laws/test_third_cumulant_is_the_third_central_moment.py.
         """
         call = self._call("third_cumulant")
         (eta, left, right), restore = arrange(self, call, natural=("eta",), eta=eta, left=left, right=right)
-        return restore(torch.func.jvp(lambda e: self.covariance_product(e, left), (eta,), (right,))[1], 1)
+        return restore(torch.func.grad(lambda e: _dot(right, self.covariance_product(e, left)).sum())(eta), 1)
 
     def relative_entropy(self, eta: Float[Tensor, "*#bm d"]) -> Float[Tensor, "*#bm"]:
         """KL(P_eta‖h) = <eta, mean> - G = G*(mean): negative where h has mass above one; 0 on rows without mass."""

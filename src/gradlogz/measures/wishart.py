@@ -76,7 +76,7 @@ class Wishart(Measure):
                 remedy = "Add a multiple of the identity."
                 raise ValueError(sentence("Wishart", "covariance_matrix must be regular", "a singular one", remedy))
             if has_values(n) and bool((n <= V.shape[-1] - 1).any()):
-                fact, remedy = f"a smallest df of {float(n.min()):.3g}", "Fewer have no density."
+                fact, remedy = f"a smallest df of {float(n.detach().min()):.3g}", "Fewer have no density."
                 raise ValueError(sentence("Wishart", f"df must exceed p-1={V.shape[-1] - 1}", fact, remedy))
 
     @property
