@@ -15,7 +15,7 @@ Read next: empirical.py (softmax attention), gaussian.py (affine attention), ../
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,6 +25,7 @@ from .._typing import Bool, Float, Tensor
 from .border import TRAILING, arrange, at_the_border
 
 C = TypeVar("C", bound=type)
+M = TypeVar("M", bound="Measure")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -196,7 +197,7 @@ class Measure(ABC):
         ones = (score - score.detach()).exp()  # equal to 1; its gradient is the score
         return restore((ones.unsqueeze(-1) * values(x)).mean(0), 1)
 
-    def to(self, *arguments: Any, **options: Any) -> Self:
+    def to(self: M, *arguments: Any, **options: Any) -> M:
         """The same measure on another device or in another dtype, as torch.Tensor.to."""
         return pytree.tree_map(lambda t: t.to(*arguments, **options), self)
 
