@@ -21,6 +21,7 @@ import torch
 
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
+from ..kernels.inverse import null_vectors, projector, pseudo_inverse
 from .algebra import tilt
 from .border import arrange
 from .measure import Measure, check_measures
@@ -92,10 +93,10 @@ def dual(
         remedy = "Their means may lie on the boundary of the hull; raise max_steps, or read converged with throw=False."
         raise RuntimeError(sentence("dual", f"the gap must fall below {tolerance:g}", fact, remedy))
 
-    # One more Newton step, differentiable: its derivative is that of the implicit function u -> eta.
+    # A Newton step of value 0 whose derivative is that of the implicit function u -> eta.
     outside = (search.separating != 0).any(-1, keepdim=True)
-    inside = search.converged.unsqueeze(-1) & ~outside
-    eta = search.eta + torch.where(inside, _times(search.inverse, u - h.mean(search.eta)), 0.0)
+    step = _times(search.inverse, u - h.mean(search.eta))
+    eta = search.eta + torch.where(search.converged.unsqueeze(-1) & ~outside, step - step.detach(), 0.0)
     value = (eta * u).sum(-1) - h.log_normalizer(eta)
     value = torch.where(outside.squeeze(-1), torch.inf, value)
     return Dual(
@@ -202,7 +203,8 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
     done = torch.zeros_like(gap, dtype=torch.bool)
     stuck = torch.zeros_like(done)  # no length of a step gains anything any more
     objective = h.log_normalizer(eta)
-    within = _span(h.covariance(eta))
+    null = null_vectors(h.covariance(eta))  # directions in which h does not extend, the same for every eta
+    within = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device) - projector(null)
     inverse = torch.zeros_like(within)
     steps = 0
     while True:
@@ -210,7 +212,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         m, F = h.mean(eta), h.covariance(eta)
         residual = u - m
         inward = _times(within, residual)
-        inverse = torch.where(done[..., None, None], inverse, _inverse(F, within))
+        inverse = torch.where(done[..., None, None], inverse, pseudo_inverse(F, null))
         step = _times(inverse, residual)
         decrement = (residual * step).sum(-1)
         rounding = 64 * eps * u.shape[-1] * (u.norm(dim=-1) + m.norm(dim=-1))
@@ -219,6 +221,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         # underflowed, the step is 0 and so is the decrement, but nothing has converged.
         known = (inward - _times(F, step)).norm(dim=-1) <= 0.01 * inward.norm(dim=-1)
         known = known | (inward.norm(dim=-1) <= rounding)
+        known = known & ((residual - inward).norm(dim=-1) <= rounding + 64 * eps * u.shape[-1] * _extent(F))
         gap = torch.where(done, gap, torch.where(known, decrement, torch.inf))
 
         # Outside the hull? A direction in which u lies beyond every point proves it. ---------------------------------
@@ -234,13 +237,15 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
 
         product, G = (eta * u).sum(-1), h.log_normalizer(eta)
         value = product - G
-        digits = eps * (product.abs() + G.abs()) <= 1e-6 * (1 + value.abs())  # none are left far out towards infinity
+        digits = eps**0.5 * (product.abs() + G.abs()) <= 1 + value.abs()  # half of them are left; far out none are
         done = done | ((gap <= tolerance * (1 + value.abs())) & digits)
         if bool((done | stuck).all()) or steps == max_steps:
-            # The search ends within sqrt(tolerance) of the optimum; one full step more, and the inverse is that of eta.
-            inside = (done & (separating == 0).all(-1)).unsqueeze(-1)
-            eta = torch.where(inside, eta + step, eta)
-            inverse = torch.where(inside.unsqueeze(-1), _inverse(h.covariance(eta), within), inverse)
+            # The search ends within sqrt(tolerance) of the optimum: one full step more, if it brings the mean closer.
+            trial = torch.where((done & (separating == 0).all(-1)).unsqueeze(-1), eta + step, eta)
+            trial = torch.where(h.in_domain(trial).unsqueeze(-1), trial, eta)
+            closer = (u - h.mean(trial)).norm(dim=-1, keepdim=True) < residual.norm(dim=-1, keepdim=True)
+            eta = torch.where(closer, trial, eta)
+            inverse = torch.where(closer.unsqueeze(-1), pseudo_inverse(h.covariance(eta), null), inverse)
             return _Search(eta, gap, done, steps, separating, inverse)
 
         # The step, halved until it stays in the domain and gains what it promised (Armijo). --------------------------
@@ -264,21 +269,10 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         stuck = stuck | ~good
 
 
+def _extent(F: Tensor) -> Tensor:
+    """The largest standard deviation of a coordinate."""
+    return F.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=0).sqrt()
+
+
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
-
-
-def _inverse(F: Tensor, within: Tensor) -> Tensor:
-    """F⁻¹ on the directions in which h extends, 0 across them."""
-    across = torch.eye(F.shape[-1], dtype=F.dtype, device=F.device) - within
-    size = F.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    inverse = torch.linalg.pinv(within @ F @ within + size * across, hermitian=True, rtol=torch.finfo(F.dtype).eps ** 2)
-    return within @ inverse @ within
-
-
-def _span(F: Tensor) -> Tensor:
-    """The projector on the directions in which h extends: where its covariance is not zero."""
-    values, vectors = torch.linalg.eigh(F)
-    floor = values[..., -1:] * F.shape[-1] * 64 * torch.finfo(F.dtype).eps  # above the rounding error of F
-    kept = vectors * (values > floor).unsqueeze(-2)
-    return kept @ kept.mT

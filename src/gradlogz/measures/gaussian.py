@@ -41,6 +41,9 @@ class Gaussian(Measure):
         if mu.ndim == 0:
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
             raise ValueError(sentence("Gaussian", "loc must be [*b, d]", f"shape {shape_of(mu)}", remedy))
+        if not parts:
+            remedy = "A point mass is Empirical(loc.unsqueeze(-2))."
+            raise ValueError(sentence("Gaussian", "some part of the covariance must be given", "none", remedy))
         d = mu.shape[-1]
         for name, part, tail in (
             ("covariance_matrix", dense, (d, d)),
@@ -113,8 +116,10 @@ class Gaussian(Measure):
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         mu, variance = self.loc.unsqueeze(-2), (direction * self._times(direction)).sum(-1)
-        rounding = torch.finfo(direction.dtype).eps * self.dim * (direction**2).sum(-1) * self._scale().unsqueeze(-1)
-        return torch.where(variance > 16 * rounding, torch.inf, (mu * direction).sum(-1))
+        # <d, Sigma d> is 0 to rounding error of its terms, |d_i| |d_j| sqrt(Sigma_ii Sigma_jj) at most.
+        terms = (direction.abs() * self._variances().sqrt().unsqueeze(-2)).sum(-1) ** 2
+        flat = variance <= 16 * torch.finfo(direction.dtype).eps * terms
+        return torch.where(flat, (mu * direction).sum(-1), torch.inf)
 
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -145,7 +150,11 @@ class Gaussian(Measure):
             product = product + (vector @ self.cov_factor) @ self.cov_factor.mT
         return product
 
-    def _scale(self) -> Float[Tensor, "*b"]:
-        """The largest variance of a coordinate."""
-        identity = torch.eye(self.dim, dtype=self.loc.dtype, device=self.loc.device)
-        return self._times(identity.expand(*self.batch_shape, -1, -1)).diagonal(dim1=-2, dim2=-1).amax(-1)
+    def _variances(self) -> Float[Tensor, "*b d"]:
+        """The diagonal of Sigma."""
+        total = torch.zeros_like(self.loc)
+        if self.covariance_matrix is not None:
+            total = total + self.covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        if self.cov_diag is not None:
+            total = total + self.cov_diag
+        return total if self.cov_factor is None else total + (self.cov_factor**2).sum(-1)

@@ -22,6 +22,7 @@ import torch.utils._pytree as pytree
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Tensor
+from ..kernels.inverse import pseudo_inverse
 from .border import TRAILING, arrange, at_the_border
 
 C = TypeVar("C", bound=type)
@@ -144,9 +145,7 @@ class Measure(ABC):
         Cost: one symmetric eigendecomposition of d x d per query.
         """
         (eta,), restore = arrange(self, self._call("natural_gradient"), natural=("eta",), eta=eta)
-        # The cut lies above the rounding error of a covariance, so that directions without extent stay out.
-        cut = 64 * self.dim * torch.finfo(eta.dtype).eps
-        inverse = torch.linalg.pinv(self.covariance(eta), hermitian=True, rtol=cut)
+        inverse = pseudo_inverse(self.covariance(eta))
         return restore((inverse @ self.mean(eta).unsqueeze(-1)).squeeze(-1), 1)
 
     def expect(
