@@ -9,7 +9,7 @@ s   state            o   observation     l   layers          p   side of a matri
 *bm the batch of a measure followed by any number of query dimensions
 """
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Tensor"]

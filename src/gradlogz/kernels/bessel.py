@@ -7,7 +7,7 @@
 
 Two formulas, each where it is exact. For s <= 2d, the power series of Z - 1 in s. Beyond, with t = tanh u,
 Z is proportional to ∫ exp(k tanh u) cosh(u)^(1-d) du, an analytic integrand with one peak and fast tails, for which
-the trapezoidal rule converges exponentially: 181 nodes, centred on the peak and scaled to its width, give 1e-14.
+the trapezoidal rule converges exponentially: 181 nodes, centred on the peak and scaled to its width, give 1e-13.
 Everything is a plain sum over nodes, hence differentiable to every order, by every transform of torch.
 """
 

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from .._typing import Float, Tensor
+from .._typing import Float, Int, Tensor
 
 # Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
 BLOCK = 1 << 24
@@ -54,6 +54,15 @@ def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
     total = mass.sum(-1)
     mean_below = (mass * below.masked_fill(below == -torch.inf, 0.0)).sum(-1) / total
     return (total.log() - mean_below) * alive.squeeze(-1)
+
+
+def draw(s: Float[Tensor, "*bm n"], shape: tuple[int, ...], generator: torch.Generator | None) -> Int[Tensor, "*sbm"]:
+    """Indices [*shape, *b, m] with probabilities softmax(s), by inversion: memory for the rows and the draws alone."""
+    total = softmax(s.detach().double()).cumsum(-1)
+    u = torch.rand(*total.shape[:-1], math.prod(shape), dtype=total.dtype, device=s.device, generator=generator)
+    # The first index whose cumulative mass exceeds u: points without mass are never it.
+    index = torch.searchsorted(total, u * total[..., -1:], right=True).clamp(max=s.shape[-1] - 1)
+    return index.movedim(-1, 0).reshape(*shape, *s.shape[:-1])
 
 
 def covariance(

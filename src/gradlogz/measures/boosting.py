@@ -71,11 +71,13 @@ def boost(h: Measure, learner: int | None = None) -> Round:
         remedy = "Take their sign, or minimise G along the learner."
         raise ValueError(sentence("boost", "predictions must be -1 or 1", fact, remedy))
     zero = torch.zeros(*h.batch_shape, h.dim, dtype=h.points.dtype, device=h.points.device)
-    edges = -h.mean(zero)  # E_w[y f_j], between -1 and 1
+    edges = -h.mean(zero)  # E_w[y f_j], between -1 and 1: tells the best learner
     chosen = edges.abs().argmax(-1) if learner is None else torch.full(edges.shape[:-1], learner, device=edges.device)
-    edge = edges.take_along_dim(chosen.unsqueeze(-1), -1).squeeze(-1)
-    weight = torch.atanh(edge)  # (1/2) log((1 + edge) / (1 - edge)) = (1/2) log(w_right / w_wrong)
-    along = h.points.take_along_dim(chosen[..., None, None], -1).squeeze(-1)
+    along = h.points.take_along_dim(chosen[..., None, None], -1).squeeze(-1)  # -1 where the learner is right
+    log_w = torch.zeros_like(along) if h.log_weights is None else h.log_weights
+    right = log_w.masked_fill(along > 0, -torch.inf).logsumexp(-1)
+    wrong = log_w.masked_fill(along < 0, -torch.inf).logsumexp(-1)
+    weight = (right - wrong) / 2  # not from the edge, which rounds to 1 long before the weight is infinite
     log_weights = weight.unsqueeze(-1) * along
     if h.log_weights is not None:  # an example without mass stays without, even beside an infinite weight
         log_weights = torch.where(h.log_weights == -torch.inf, -torch.inf, h.log_weights + log_weights)

@@ -164,11 +164,18 @@ class Sum(Measure):
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: Generator = None
     ) -> Float[Tensor, "*s m d"]:
         """A part by its gate, then a draw from it. Cost: one draw of every part."""
-        G = self._G(eta)
-        race = torch.empty(*shape, *G.shape, dtype=G.dtype, device=G.device).exponential_(generator=generator)
-        winner = (G - race.log()).argmax(-1)[..., None, None]
+        winner = reference.draw(self._G(eta), shape, generator)[..., None, None]
         draws = torch.stack([h.sample(eta, shape, generator=generator) for h in self.parts], -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
+
+    def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
+        carried = [h.atoms(eta) for h in self.parts]
+        if any(c is None for c in carried):
+            return None
+        r = gate(self._G(eta))
+        points = [c[0].expand(*eta.shape[:-2], *c[0].shape[-2:]) for c in carried if c is not None]
+        p = [r[..., k, None] * c[1] for k, c in enumerate(carried) if c is not None]
+        return torch.cat(points, -2), torch.cat(p, -1)
 
     def _G(self, eta: Tensor) -> Float[Tensor, "*b m k"]:
         return torch.stack([h.log_normalizer(eta) for h in self.parts], -1)

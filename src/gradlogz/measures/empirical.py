@@ -144,12 +144,11 @@ class Empirical(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        """One key with the attention weights, by the exponential race; the zero vector where no key has mass."""
+        """Keys drawn with the attention weights; the zero vector where no key has mass."""
         s = self._logits(eta)
-        race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
-        winner = (s - race.log()).argmax(-1, keepdim=True)
-        points = self.points.detach().unsqueeze(-3).expand(*winner.shape[:-1], *self.points.shape[-2:])
-        drawn = points.take_along_dim(winner.unsqueeze(-1), -2).squeeze(-2)
+        index = reference.draw(s, shape, generator).unsqueeze(-1)
+        points = self.points.detach().unsqueeze(-3).expand(*index.shape[:-1], *self.points.shape[-2:])
+        drawn = points.take_along_dim(index.unsqueeze(-1), -2).squeeze(-2)
         return drawn.masked_fill((s.amax(-1) == -torch.inf).unsqueeze(-1), 0.0)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:

@@ -295,7 +295,8 @@ class OneHot(Measure):
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b m d"]:
         p = reference.softmax(self._logits(eta))
-        return p * (vector - (p * vector).sum(-1, keepdim=True))
+        signed = p * (vector - (p * vector).sum(-1, keepdim=True))
+        return signed - p * signed.sum(-1, keepdim=True)  # the sum is rounding error, larger than a saturated row
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         return direction.masked_fill(self.log_probabilities.unsqueeze(-2) == -torch.inf, -torch.inf).amax(-1)
@@ -303,10 +304,8 @@ class OneHot(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        s = self._logits(eta).detach()
-        race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
-        winner = (s - race.log()).argmax(-1)
-        return torch.nn.functional.one_hot(winner, self.dim).to(s.dtype)
+        index = reference.draw(self._logits(eta), shape, generator)
+        return torch.nn.functional.one_hot(index, self.dim).to(eta.dtype)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
         identity = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)

@@ -133,11 +133,19 @@ class Mixture(Measure):
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
         """A component by its responsibility, then a draw from it. Cost: one draw of every component."""
-        s = self._log_joint(eta)
-        race = torch.empty(*shape, *s.shape, dtype=s.dtype, device=s.device).exponential_(generator=generator)
-        winner = (s - race.log()).argmax(-1)[..., None, None]
+        winner = reference.draw(self._log_joint(eta), shape, generator)[..., None, None]
         draws = self.components.sample(eta.unsqueeze(-3), shape, generator=generator).movedim(-3, -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
+
+    def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
+        carried = self.components.atoms(
+            eta.unsqueeze(-3).expand(*self.batch_shape, self.log_weights.shape[-1], *eta.shape[-2:])
+        )
+        if carried is None:
+            return None
+        points, p = carried  # [*b, k, n, d] and [*b, k, m, n]
+        r = gate(self._log_joint(eta)).movedim(-1, -2).unsqueeze(-1)
+        return points.flatten(-3, -2), (r * p).movedim(-3, -2).flatten(-2)
 
     def in_domain(self, eta: Float[Tensor, "*b m d"]) -> Bool[Tensor, "*b m"]:
         return self._each(self.components.in_domain, eta).all(-1)

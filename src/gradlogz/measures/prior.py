@@ -25,7 +25,7 @@ import torch
 
 from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.gamma import log_gamma
+from ..kernels.gamma import log_gamma, log_gamma_draw
 from .border import common_batch
 from .differentiated import Differentiated
 from .measure import measure, static
@@ -49,13 +49,6 @@ def _negative_orthant(u: Tensor) -> Tensor:
     return torch.where((u >= 0).all(-1), 0.0, torch.inf).to(u.dtype)
 
 
-def _log_gamma_draw(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    """log of a standard Gamma draw, exact where the draw itself would underflow: Gamma(k) = Gamma(k+1) U^(1/k)."""
-    x = torch._standard_gamma((concentration + 1).contiguous(), generator=generator).log()
-    u = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
-    return x + torch.log1p(-u) / concentration
-
-
 BASES: dict[str, Base] = {
     "gaussian": Base(
         lambda t: (t * t).sum(-1) / 2,
@@ -69,28 +62,28 @@ BASES: dict[str, Base] = {
         lambda xi, nu: log_gamma(xi).sum(-1) - xi.sum(-1) * nu.log(),
         lambda xi, nu: (xi > 0).all(-1),
         _whole_space,
-        lambda xi, nu, g: _log_gamma_draw(xi, g) - nu.log(),
+        lambda xi, nu, g: log_gamma_draw(xi, g) - nu.log(),
     ),
     "exponential": Base(
         lambda t: -torch.log(-t).sum(-1),
         lambda xi, nu: xi.shape[-1] * log_gamma(nu + 1) - (nu + 1) * xi.log().sum(-1),
         lambda xi, nu: (xi > 0).all(-1),
         _negative_orthant,
-        lambda xi, nu, g: -_log_gamma_draw((nu + 1).expand_as(xi), g).exp() / xi,
+        lambda xi, nu, g: -log_gamma_draw((nu + 1).expand_as(xi), g).exp() / xi,
     ),
     "bernoulli": Base(
         lambda t: torch.logaddexp(t, torch.zeros_like(t)).sum(-1),
         lambda xi, nu: (log_gamma(xi) + log_gamma(nu.unsqueeze(-1) - xi)).sum(-1) - xi.shape[-1] * log_gamma(nu),
         lambda xi, nu: ((xi > 0) & (xi < nu.unsqueeze(-1))).all(-1),
         _whole_space,
-        lambda xi, nu, g: _log_gamma_draw(xi, g) - _log_gamma_draw(nu - xi, g),
+        lambda xi, nu, g: log_gamma_draw(xi, g) - log_gamma_draw(nu - xi, g),
     ),
     "categorical": Base(
         lambda t: torch.cat((torch.zeros_like(t[..., :1]), t), -1).logsumexp(-1),
         lambda xi, nu: log_gamma(xi).sum(-1) + log_gamma(nu - xi.sum(-1)) - log_gamma(nu),
         lambda xi, nu: (xi > 0).all(-1) & (xi.sum(-1) < nu),
         _whole_space,
-        lambda xi, nu, g: _log_gamma_draw(xi, g) - _log_gamma_draw(nu - xi.sum(-1, keepdim=True), g),
+        lambda xi, nu, g: log_gamma_draw(xi, g) - log_gamma_draw(nu - xi.sum(-1, keepdim=True), g),
     ),
 }
 

@@ -90,18 +90,20 @@ class Sphere(Measure):
             y = torch._standard_gamma(half, generator=generator)
             return x / (x + y)
 
-        # Envelope of the density of the cosine; the acceptance rate is above 0.6 for every k and dimension.
-        root = (4 * k * k + p * p).sqrt()
-        b = p / (2 * k + root)
-        peak = (1 - b) / (1 + b)
-        c = k * peak + p * torch.log1p(-peak * peak)
-        cosine, waiting = torch.zeros_like(k), torch.ones_like(k, dtype=torch.bool)
+        # Envelope of the density of the cosine w, in 1 - w throughout: for a large k all of it happens near w = 1. The
+        # acceptance rate is above 0.6 for every k and dimension, so the rounds needed for all draws are few.
+        b = p / (2 * k + torch.hypot(2 * k, torch.full_like(k, p)))
+        below_peak = 2 * b / (1 + b)  # 1 - w at the peak
+        short, waiting = torch.zeros_like(k), torch.ones_like(k, dtype=torch.bool)
         while bool(waiting.any()):
             z = beta()
-            w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
-            accepted = k * w + p * torch.log1p(-peak * w) - c >= uniform().log()
-            cosine = torch.where(waiting & accepted, w, cosine)
+            below = 2 * b * z / (1 - (1 - b) * z)
+            # k (w - peak) + p log[(1 - peak w) / (1 - peak²)], with 1 - peak w = (1 - peak) + peak (1 - w)
+            rise = (below_peak + (1 - below_peak) * below) / (below_peak * (2 - below_peak))
+            accepted = ~(k * (below_peak - below) + p * rise.log() < uniform().log())  # a NaN would wait for ever
+            short = torch.where(waiting & accepted, below, short)
             waiting = waiting & ~accepted
+        cosine, sine = 1 - short, (short * (2 - short)).clamp(min=0).sqrt()
 
         # A uniform direction orthogonal to eta (any direction where eta = 0: the law is isotropic then).
         noise = torch.randn(*shape, *eta.shape, dtype=k.dtype, device=k.device, generator=generator)
@@ -110,7 +112,6 @@ class Sphere(Measure):
         axis = torch.where(length > 0, axis, torch.eye(self.dim, dtype=k.dtype, device=k.device)[0])
         across = noise - (noise * axis).sum(-1, keepdim=True) * axis
         across = across / across.norm(dim=-1, keepdim=True)
-        sine = (1 - cosine * cosine).clamp(min=0).sqrt()
         unit = cosine.unsqueeze(-1) * axis + sine.unsqueeze(-1) * across
         return self.radius.detach()[..., None, None] * unit
 

@@ -23,7 +23,7 @@ import torch
 
 from .._errors import check_finite, check_floats, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.gamma import log_gamma
+from ..kernels.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
 from .measure import measure, static
 
@@ -49,13 +49,8 @@ def _unless(bounded: Tensor, value: Tensor) -> Tensor:
     return torch.where(bounded, value, torch.inf)
 
 
-def _standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    x = torch._standard_gamma(concentration.contiguous(), generator=generator)
-    return x.clamp(min=torch.finfo(x.dtype).tiny)  # its logarithm is a statistic
-
-
 def _log_gamma_simplex(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    x = _standard_gamma(concentration, generator).log()
+    x = log_gamma_draw(concentration, generator)
     return x - x.logsumexp(-1, keepdim=True)
 
 
@@ -67,8 +62,8 @@ def _draw_normal(theta: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _draw_gamma(theta: Tensor, generator: torch.Generator | None) -> Tensor:
-    y = _standard_gamma(theta[..., 0], generator) / -theta[..., 1]
-    return torch.stack((y.log(), y), -1)
+    log_y = log_gamma_draw(theta[..., 0], generator) - torch.log(-theta[..., 1])
+    return torch.stack((log_y, log_y.exp()), -1)
 
 
 def _normal_support(u: Tensor) -> Tensor:

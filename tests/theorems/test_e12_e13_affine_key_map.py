@@ -1,0 +1,79 @@
+"""key(eta) ≈ ∇G(eta0) + F (eta - eta0), so that the logits are eta_i^T F eta_j: the Fisher form.   [theory E12, E13]
+
+The paper writes the key as Sigma⁻¹ h_j with Sigma the covariance of the hidden states. That is F only at the moments
+of its Theorem 1, where the covariance of the hidden states is the inverse of that of h.
+"""
+
+import math
+
+import torch
+from hypothesis import given
+
+import gradlogz as gz
+from registry import Source, seeds
+from scales import close, scale_of
+from theorems.attentions import attentions
+
+
+@given(seeds)
+def test_for_a_gaussian_the_key_map_is_exactly_affine(seed):
+    s = Source(seed)
+    mu, Sigma, eta, eta0 = s.normal(3), s.covariance(3), s.normal(3), s.normal(3)
+    h = gz.Gaussian(mu, Sigma)
+    close(h.mean(eta0) + h.covariance_product(eta0, eta - eta0), mu + Sigma @ eta, scale_of(h, eta) * (1 + eta0.norm()))
+
+
+@given(attentions(min_keys=4, max_dim=3, scales=(1.0,)))
+def test_in_general_its_error_is_of_second_order(attention):
+    keys, eta0, s = attention
+    h, away = gz.Empirical(keys), s.normal(len(eta0))
+
+    def error(t):
+        exact = (keys @ (eta0 + t * away)).softmax(-1) @ keys
+        return (exact - h.mean(eta0) - t * h.covariance_product(eta0, away)) / t**2
+
+    p = (keys @ eta0).softmax(-1)
+    centred = keys - p @ keys
+    third = (p * (centred @ away) ** 2) @ centred
+    close(error(1e-3), third / 2, scale_of(h, eta0, 3) * (1 + away.norm() ** 3), tolerance=1e-2)
+
+
+@given(seeds)
+def test_the_constant_of_the_key_map_drops_out_of_the_softmax(seed):
+    s = Source(seed)
+    h, tokens, eta0 = gz.Empirical(s.normal(7, 3)), s.normal(5, 3), s.normal(3)
+    F = h.covariance(eta0)
+    keys = h.mean(eta0) + (tokens - eta0) @ F
+    expected = (tokens @ F @ tokens.mT).softmax(-1)
+    close(gz.Empirical(keys).probabilities(tokens), expected, scale_of(gz.Empirical(keys), tokens, 0))
+
+
+def test_the_inverse_covariance_of_the_hidden_states_is_another_matrix():
+    s = Source(0)
+    Sigma, hidden = s.covariance(3), s.covariance(3)
+    F = gz.Gaussian(s.normal(3), Sigma).covariance(s.normal(3))
+    assert float((F - torch.linalg.inv(hidden)).abs().max()) > 0.5
+    close(F, torch.linalg.inv(torch.linalg.inv(Sigma)), torch.linalg.cond(Sigma))  # at the moments of Theorem 1 it is F
+
+
+@given(seeds)
+def test_one_head_sees_the_form_of_rank_d_only(seed):
+    s = Source(seed)
+    X, Wq, Wk = s.normal(6, 5), s.normal(2, 5), s.normal(2, 5)
+    B = Wq.mT @ Wk / math.sqrt(2)  # columns: q = W_q x; for rows, q = x W, the same matrix is W_q W_k^T / sqrt(d)
+    h, queries = gz.Empirical(X @ Wk.mT), X @ Wq.mT / math.sqrt(2)
+    close(h.probabilities(queries), (X @ B @ X.mT).softmax(-1), scale_of(h, queries, 0))
+    assert int(torch.linalg.matrix_rank(B)) == 2
+
+
+@given(seeds)
+def test_for_layer_normed_tokens_the_form_is_known_modulo_constants(seed):
+    s = Source(seed)
+    X = torch.nn.functional.layer_norm(s.normal(6, 5), (5,))
+    B, one = s.normal(5, 5), torch.ones(5, dtype=X.dtype)
+    blurred = B + torch.outer(s.normal(5), one) + torch.outer(one, s.normal(5))
+    P = torch.eye(5, dtype=X.dtype) - torch.outer(one, one) / 5
+    expected = (X @ B @ X.mT).softmax(-1)
+    for form in (blurred, P @ B @ P):
+        h = gz.Empirical(X @ form.mT)
+        close(h.probabilities(X), expected, scale_of(h, X, 0))

@@ -1,0 +1,140 @@
+"""Every attention sublayer is the gradient in omega of ONE log normaliser, with any weights.   [theory 3.9]
+
+    values     G(eta, omega) = log sum_j w_j exp(<k_j, eta> + <v_j, omega>), gradient in omega at 0
+    heads      one key per head, drawn independently, values added: a convolution, and G adds
+    residual   convolution with the Dirac at x;   sink: an atom at key 0, value 0;   mask, bias: per-query log weights
+
+It is an identity for any expectation, no evidence that layers ascend: that is a statement about eta (E7).
+"""
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+import gradlogz as gz
+from registry import Source, seeds
+from scales import close, scale_of
+from theorems.attentions import attentions
+
+
+def joint(keys, values, eta, omega):
+    return (keys @ eta + values @ omega).logsumexp(-1)
+
+
+@given(attentions(scales=(1e-3, 1.0)))
+def test_attention_with_values_is_the_gradient_of_the_joint_log_normalizer(attention):
+    keys, eta, s = attention
+    values, zero = s.normal(len(keys), 2), torch.zeros(2, dtype=eta.dtype)
+    h, scale = gz.Empirical(keys), scale_of(gz.Empirical(keys), eta, 0) * (1 + values.abs().max())
+    gradient = torch.func.grad(lambda o: joint(keys, values, eta, o))(zero)
+    close(h.expect(values, eta), gradient, scale)
+    cross = torch.func.jacrev(torch.func.grad(lambda o, e: joint(keys, values, e, o)), argnums=1)(zero, eta)
+    close(torch.func.jacrev(lambda e: h.expect(values, e))(eta), cross, scale * (1 + keys.abs().max()))
+
+
+@given(attentions(scales=(1e-3, 1.0)))
+def test_the_joint_measure_has_the_covariance_of_values_and_keys(attention):
+    keys, eta, s = attention
+    values = s.normal(len(keys), 2)
+    both = torch.cat((eta, torch.zeros(2, dtype=eta.dtype)))
+    h = gz.Empirical(torch.cat((keys, values), -1))
+    hessian = torch.func.hessian(lambda e: joint(keys, values, e[:-2], e[-2:]))(both)
+    close(h.covariance(both), hessian, scale_of(h, both, 2))
+
+
+def sublayer(seed, heads, D=6):
+    """A torch layer with random weights, tokens, its heads as measures over what they would add, and their scale."""
+    s = Source(seed)
+    layer = torch.nn.MultiheadAttention(D, heads, bias=False, batch_first=True, dtype=torch.float64)
+    layer.requires_grad_(False)
+    layer.in_proj_weight.copy_(s.normal(3 * D, D))
+    layer.out_proj.weight.copy_(s.normal(D, D))
+    X, scale, measures = s.normal(5, D), 1.0, []
+    q, k, v = ((X @ w.mT).chunk(heads, -1) for w in layer.in_proj_weight.chunk(3))
+    for Q, K, V, Wo in zip(q, k, v, layer.out_proj.weight.chunk(heads, -1), strict=True):
+        logits = Q @ K.mT / math.sqrt(D // heads)  # one row per token: the batch of the measure
+        values = gz.Empirical(V.expand(len(X), -1, -1), logits.log_softmax(-1))
+        measures.append(gz.pushforward(values, Wo.expand(len(X), -1, -1)))
+        scale = scale + (1 + logits.abs().max()) * (1 + V.norm(dim=-1).max() * Wo.norm())
+    return layer, X, measures, scale
+
+
+@given(seeds, st.sampled_from([1, 2, 3]))
+def test_multi_head_attention_is_the_mean_of_a_convolution(seed, heads):
+    layer, X, measures, scale = sublayer(seed, heads)
+    expected, a = layer(X[None], X[None], X[None], average_attn_weights=False)
+    h, zero = gz.convolve(*measures), torch.zeros_like(X)
+    close(h.mean(zero), expected[0], scale)
+    # The covariance is the sum of those of the heads: draws of different heads are independent.
+    V, Wo = X @ layer.in_proj_weight.chunk(3)[2].mT, layer.out_proj.weight
+    added = torch.stack([v @ w.mT for v, w in zip(V.chunk(heads, -1), Wo.chunk(heads, -1), strict=True)])
+    away = added.unsqueeze(1) - (a[0] @ added).unsqueeze(-2)
+    close(h.covariance(zero), torch.einsum("hin,hind,hine->ide", a[0], away, away), scale**2)
+
+
+@given(seeds)
+def test_log_normalizers_of_heads_add_without_a_gap(seed):
+    # All pairs of keys, one of each head, by enumeration: one softmax over their sums of values.
+    layer, X, measures, scale = sublayer(seed, 2)
+    omega = 0.1 * X
+    (Q1, Q2), (K1, K2), (V1, V2) = ((X @ w.mT).chunk(2, -1) for w in layer.in_proj_weight.chunk(3))
+    W1, W2 = layer.out_proj.weight.chunk(2, -1)
+    log_a, log_b = ((Q @ K.mT / math.sqrt(3)).log_softmax(-1) for Q, K in ((Q1, K1), (Q2, K2)))
+    pairs = (V1 @ W1.mT).unsqueeze(1) + V2 @ W2.mT
+    log_p = log_a.unsqueeze(-1) + log_b.unsqueeze(-2)
+    expected = (log_p + torch.einsum("jld,id->ijl", pairs, omega)).flatten(1).logsumexp(-1)
+    close(gz.convolve(*measures).log_normalizer(omega), expected, scale * (1 + omega.norm()))
+
+
+@given(seeds)
+def test_the_residual_connection_is_convolution_with_the_dirac_at_the_token(seed):
+    layer, X, measures, scale = sublayer(seed, 2)
+    h, zero = gz.convolve(gz.Empirical(X.unsqueeze(-2)), *measures), torch.zeros_like(X)
+    close(h.mean(zero), X + layer(X[None], X[None], X[None])[0][0], scale)
+    close(h.covariance(zero), gz.convolve(*measures).covariance(zero), scale**2)
+
+
+@given(attentions(scales=(1.0,)))
+def test_convolution_with_a_centred_gaussian_changes_the_covariance_only(attention):
+    values, _, s = attention
+    S, zero = s.covariance(values.shape[-1]), torch.zeros(values.shape[-1], dtype=torch.float64)
+    h = gz.convolve(gz.Empirical(values), gz.Gaussian(zero, S))
+    close(h.mean(zero), values.mean(0), scale_of(h, zero))
+    close(h.covariance(zero), torch.cov(values.mT, correction=0).reshape(S.shape) + S, scale_of(h, zero, 2))
+
+
+@given(seeds)
+def test_grouped_query_attention_is_heads_sharing_one_measure(seed):
+    s = Source(seed)
+    q, k, v = s.normal(1, 6, 4, 3), s.normal(1, 2, 5, 3), s.normal(1, 2, 5, 2)
+    expected = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    groups = gz.Empirical(k[0])  # a batch of 2 measures, 3 heads of queries each
+    out = groups.expect(v[0], q[0].reshape(2, 3, 4, 3) / math.sqrt(3))
+    close(out.reshape(1, 6, 4, 2), expected, (1 + q.abs().max() * k.abs().max() * 3) * v.abs().max())
+
+
+@given(seeds)
+def test_masks_and_biases_are_log_weights_per_query(seed):
+    s = Source(seed)
+    q, k, v = s.normal(4, 3), s.normal(4, 3), s.normal(4, 2)
+    distance = (torch.arange(4.0).unsqueeze(-1) - torch.arange(4.0)).double()
+    bias = torch.where(distance >= 0, -0.5 * distance, -torch.inf)  # causal, with a linear bias
+    h, eta = gz.Empirical(k, bias), q / math.sqrt(3)
+    close(h.expect(v, eta), scaled_dot_product_attention(q, k, v, attn_mask=bias), scale_of(h, eta, 0) * v.abs().max())
+
+
+@given(attentions(scales=(1e-3, 1.0)), st.sampled_from([0.0, -1.0, 2.0]))
+def test_a_sink_is_one_more_atom_at_zero(attention, log_weight):
+    keys, eta, s = attention
+    values = s.normal(len(keys), 2)
+    zero_key, zero_value = torch.zeros_like(keys[:1]), torch.zeros(1, 2, dtype=eta.dtype)
+    log_w = torch.cat((torch.zeros(len(keys)), torch.tensor([log_weight]))).double()
+    h = gz.Empirical(torch.cat((keys, zero_key)), log_w)
+    weight = torch.exp(keys @ eta)
+    expected = weight @ values / (math.exp(log_weight) + weight.sum())  # softmax plus one where the log weight is 0
+    close(h.expect(torch.cat((values, zero_value)), eta), expected, scale_of(h, eta, 0) * (1 + values.abs().max()))
+    both = gz.add(gz.Empirical(keys), gz.reweight(gz.Empirical(zero_key), log_w[-1]))
+    close(both.log_normalizer(eta), (math.exp(log_weight) + weight.sum()).log(), scale_of(h, eta, 0))
