@@ -2,7 +2,7 @@
 #
 #   make demo        the main job: check the theory, statement by statement
 #   make test        the suite
-#   make test-long   the long forms too
+#   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
 #   make lint        format, lint, types, import contract
 #   make docs        the documentation, in site/
@@ -25,12 +25,11 @@ demo: .venv/.demo
 
 # Shapes are checked at run time in the first half; torch.compile cannot see through those checks, hence the second.
 test: .venv/.test
-	$(BIN)/python -m pytest -n $(JOBS) --typecheck -m "not long" tests --ignore tests/compile --ignore tests/documentation
-	$(BIN)/python -m pytest -n $(JOBS) -m "not long" tests/compile tests/documentation
-
-test-long: .venv/.test
 	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests --ignore tests/compile --ignore tests/documentation
 	$(BIN)/python -m pytest -n $(JOBS) tests/compile tests/documentation
+
+test-long: .venv/.test
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) tests
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py
@@ -50,7 +49,7 @@ clean:
 # Set-up: torch first, because any other package that asks for it would take the newest build of it. -------------------
 
 .venv/bin/python:
-	$(PYTHON) -m venv .venv || { rm -rf .venv; $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv; }
+	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $@ install pip; }
 
 .venv/.torch: constraints.txt | .venv/bin/python
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch

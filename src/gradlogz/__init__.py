@@ -61,6 +61,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("measures", "kernels", "verification", "cli"):
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -41,7 +41,7 @@ def check_floats(call: str, **given: Tensor) -> None:
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
             raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
         if t.dtype not in FLOATS:
-            remedy = f"Convert it with {name}.float() or {name}.double()."
+            remedy = f"Convert it with {name}.float() or {name}.double(); a mask of zeros and ones with {name}.bool()."
             raise TypeError(sentence(call, f"{name} must be float32 or float64", f"{t.dtype}", remedy))
     if len({t.dtype for t in given.values()}) > 1:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
@@ -99,14 +99,13 @@ def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
     if not has_values(matrix) or matrix.numel() == 0:
         return
     matrix = matrix.detach()
-    scale = float(matrix.abs().max())
-    tolerance = scale * matrix.shape[-1] * 16 * torch.finfo(matrix.dtype).eps
-    asymmetry = float((matrix - matrix.mT).abs().max())
-    if asymmetry > tolerance:
-        fact = f"an asymmetry of {asymmetry:.3g}"
+    tolerance = matrix.abs().amax((-2, -1)) * matrix.shape[-1] * 16 * torch.finfo(matrix.dtype).eps
+    asymmetry = (matrix - matrix.mT).abs().amax((-2, -1))
+    if bool((asymmetry > tolerance).any()):
+        fact = f"an asymmetry of {float(asymmetry.max()):.3g}"
         raise ValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
-    smallest = float(torch.linalg.eigvalsh(matrix).min())
-    if smallest < -tolerance:
-        fact = f"a smallest eigenvalue of {smallest:.3g}"
+    smallest = torch.linalg.eigvalsh(matrix).amin(-1)
+    if bool((smallest < -tolerance).any()):
+        fact = f"a smallest eigenvalue of {float(smallest.min()):.3g}"
         remedy = "Clip its negative eigenvalues, or add a multiple of the identity."
         raise ValueError(sentence(call, f"{name} must be positive semidefinite", fact, remedy))

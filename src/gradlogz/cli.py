@@ -4,6 +4,7 @@ It needs the extra [cli] (typer, rich). torch is imported only when a command ru
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -28,6 +29,8 @@ def main() -> None:
     except ImportError:
         print(INSTALL, file=sys.stderr)
         raise SystemExit(2) from None
+    # A torch without NumPy says so on import; nothing here needs NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     application(typer)()
 
 
@@ -40,7 +43,7 @@ def application(typer: Any) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def show_version(wanted: bool) -> None:
+    def show_version(wanted: bool | None) -> None:
         if wanted:
             print(f"gradlogz {__version__}")
             raise typer.Exit
@@ -48,8 +51,9 @@ def application(typer: Any) -> Any:
     @app.callback()
     def options(
         version: Annotated[
-            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
-        ] = False,
+            Optional[bool],  # noqa: UP045
+            typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
+        ] = None,
     ) -> None:
         """Attention is the gradient of a log normaliser."""
 
@@ -78,6 +82,9 @@ def _verify(json: str | None, only: str | None) -> int:
     from .verification.program import as_json, statements, verify
 
     console = Console(stderr=json == "-")
+    if json not in (None, "-") and not Path(json).parent.is_dir():
+        console.print(f"verify: --json must name a file in a folder that exists; got {json}. Make the folder first.")
+        return 2
     selected = statements(only)
     if not selected:
         console.print(f"verify: --only must match a statement; got {only!r}. Without it all are checked.")
@@ -94,10 +101,10 @@ def _verify(json: str | None, only: str | None) -> int:
         console.print(
             f"[bold red]fails[/] {v.statement.key}: {v.error or f'residual {v.residual:.1e}'}", highlight=False
         )
-    wrong = sum(v.printed is not None for v in verdicts)
+    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in verdicts)
     console.print(
         f"{len(verdicts) - len(failed)} of {len(verdicts)} corrected statements hold; "
-        f"{wrong} are false as printed, by the size shown.",
+        f"{wrong} are false as printed, off by the size shown.",
         highlight=False,
     )
     if json == "-":

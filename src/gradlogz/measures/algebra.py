@@ -52,17 +52,21 @@ def product(*measures: Measure) -> Measure:
 
 
 def pushforward(
-    h: Measure, matrix: Float[Tensor, "*#b e d"] | float, shift: Float[Tensor, "*#b e"] | None = None
+    h: Measure,
+    matrix: Float[Tensor, "*#b e d"] | Float[Tensor, "*#b"] | float,
+    shift: Float[Tensor, "*#b e"] | None = None,
 ) -> Measure:
     """The law of W x + b for any W, singular and rectangular ones too: G'(eta) = G(W^T eta) + <b, eta>.   [theory E49]
 
-    A number in place of W scales: pushforward(h, beta) is h at inverse temperature beta.
+    A number, or a tensor [*b], in place of W scales: pushforward(h, beta) is h at inverse temperature beta.
     """
     check_measures("pushforward", h=h)
+    here = h._reference()
     if isinstance(matrix, (int, float)):
-        reference_ = h._reference()
-        identity = torch.eye(h.dim) if reference_ is None else torch.eye(h.dim).to(reference_)
-        matrix = (matrix * identity).expand(*(1 for _ in h.batch_shape), -1, -1)
+        ones = torch.ones((1,) * len(h.batch_shape))
+        matrix = matrix * (ones if here is None else ones.to(here))
+    if isinstance(matrix, Tensor) and matrix.ndim == len(h.batch_shape):
+        matrix = matrix[..., None, None] * torch.eye(h.dim, dtype=matrix.dtype, device=matrix.device)
     return Pushforward(h, matrix, shift)
 
 

@@ -101,14 +101,24 @@ def at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Ten
             if not isinstance(shape, tuple):
                 raise TypeError(sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,)."))
         flat, restore = arrange(self, call, natural=natural, **named)
+        kind = flat[0].device.type
+        if torch.is_autocast_enabled(kind):  # sums of exponentials in half precision would be worth nothing
+            with torch.autocast(kind, enabled=False):
+                return restore(method(self, *flat, *given[len(arguments) :], **options), TRAILING[name])
         return restore(method(self, *flat, *given[len(arguments) :], **options), TRAILING[name])
 
     return bordered
 
 
+def everywhere(in_domain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Mark a domain as the whole space, so that no call looks whether it is in it."""
+    setattr(in_domain, "everywhere", True)  # noqa: B010
+    return in_domain
+
+
 def check_domain(call: str, h: Bordered, eta: Tensor, name: str = "eta") -> None:
     """Z(eta) is finite, where there are values to look at."""
-    if not h.validate or not has_values(eta):
+    if not h.validate or getattr(type(h).in_domain, "everywhere", False) or not has_values(eta):
         return
     outside = int((~h.in_domain(eta)).sum())
     if outside:

@@ -82,7 +82,7 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
         case OneHot():
             return D.OneHotCategorical(logits=_beside(h.log_probabilities, eta, h) + eta)
         case Wishart():
-            df = h.df.reshape(*h.df.shape, *(1 for _ in eta.shape[h.df.ndim : -1])).expand(eta.shape[:-1])
+            df = h.df.reshape((*h.df.shape, *(1 for _ in eta.shape[h.df.ndim : -1]))).expand(eta.shape[:-1])
             return D.Wishart(df, smat(h.mean(eta)) / df[..., None, None])
     remedy = "Use the measure itself: sample, log_density, kl."
     condition = "the measure must be one whose tilted law torch has"

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 import torch
 import torch.utils._pytree as pytree
 
-from .._errors import sentence, shape_of
+from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.inverse import pseudo_inverse
-from .border import TRAILING, arrange, at_the_border
+from .border import TRAILING, arrange, at_the_border, common_batch, everywhere
 
 C = TypeVar("C", bound=type)
 M = TypeVar("M", bound="Measure")
@@ -92,9 +92,11 @@ class Measure(ABC):
     ) -> Float[Tensor, "*s m d"]:
         """Independent draws from P_eta, [*shape, *b, *m, d]. Not differentiable."""
 
-    def in_domain(self, eta: Float[Tensor, "*bm d"]) -> Bool[Tensor, "*bm"]:
+    def in_domain(self, eta: Float[Tensor, "*b m d"]) -> Bool[Tensor, "*b m"]:
         """Whether Z(eta) is finite; everywhere unless the measure says otherwise."""
         return torch.ones(eta.shape[:-1], dtype=torch.bool, device=eta.device)
+
+    in_domain = everywhere(at_the_border("in_domain", in_domain))
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
         """The points [*b, n, d] that carry P_eta and their probabilities [*b, m, n], or None if they are not finite."""
@@ -178,6 +180,8 @@ class Measure(ABC):
                 raise ValueError(
                     sentence(call, condition, fact, "Pass [*b, n, v] values, or a function of the points.")
                 )
+            check_floats(call, values=v, eta=eta)
+            common_batch(call, v.shape[:-2], eta.shape[:-2])
             return restore(p @ v, 1)
         if not callable(values):
             remedy = "Pass a function of x and samples=, the number of draws."

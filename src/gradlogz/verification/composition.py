@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .. import measures as gz
+from .._typing import Tensor
 from .definition import FLOAT, Nodes, distance, line, normal, number, plane, spread
 from .statement import Outcome, gap, statement, violation
 
@@ -54,11 +55,14 @@ def bounds() -> Outcome:
     return Outcome(max(mean, violation(torch.linalg.eigvalsh(h.covariance(eta))[:, -1], (diameter**2 / 4).expand(50))))
 
 
-@statement("3.7 KL", "theory", corrected="KL(p_a‖p_b) = ½ (a-b)^T F (a-b) + O(|a-b|³)", tolerance=1e-2)
+@statement("3.7 KL", "theory", corrected="KL(p_a‖p_b) = ½ (a-b)^T F (a-b) + O(|a-b|³)", tolerance=2e-2)
 def second_order_kl() -> Outcome:
-    h, a, step = gz.Empirical(normal(7, 3, seed=1)), normal(3, seed=2), 1e-3 * normal(3, seed=3)
-    quadratic = (step * h.covariance_product(a, step)).sum() / 2
-    return Outcome(gap(h.kl(a, a + step) / quadratic, number(1.0)))
+    h, a, step = gz.Empirical(normal(7, 3, seed=1)), normal(3, seed=2), 1e-2 * normal(3, seed=3)
+
+    def error(t: float) -> Tensor:
+        return h.kl(a, a + t * step) - t * t * (step * h.covariance_product(a, step)).sum() / 2
+
+    return Outcome(abs(float(error(1.0) / error(0.5)) / 8 - 1))  # of third order: half the step, an eighth of the error
 
 
 @statement(
@@ -167,7 +171,6 @@ def jensen_gap() -> Outcome:
 @statement(
     "6.2",
     "theory",
-    printed="multi-head attention is incoherent",
     corrected="heads as a mixture: one softmax over all (head, key); fixed gates give its Jensen bound",
 )
 def heads_as_a_mixture() -> Outcome:
@@ -178,13 +181,12 @@ def heads_as_a_mixture() -> Outcome:
     exact = torch.softmax(eta @ together.T, -1) @ together
     ordinary = torch.stack([torch.softmax(eta @ k.T, -1) @ k for k in keys]).mean(0)
     bound = h.lower_bound(eta)
-    return Outcome(max(gap(h.mean(eta), exact), gap(bound.mean, ordinary)), gap(ordinary, exact))
+    return Outcome(max(gap(h.mean(eta), exact), gap(bound.mean, ordinary)))
 
 
 @statement(
     "6.3 posterior",
     "theory",
-    printed="E[θ | ξ+x, ν]",
     corrected="posterior mean = attention over prior draws, query x, key bias -G0(θ)",
 )
 def posterior_mean_as_attention() -> Outcome:
@@ -197,7 +199,7 @@ def posterior_mean_as_attention() -> Outcome:
     zero = torch.zeros(1, dtype=FLOAT)
     exact = torch.digamma(number(xi + 4.0)) - number(nu + 1.0).log()
     corrected = max(gap(attention[0], exact), gap(prior.posterior(x).mean(zero)[0], exact))
-    return Outcome(corrected, gap(prior.mean(x)[0], exact))
+    return Outcome(corrected)
 
 
 @statement(

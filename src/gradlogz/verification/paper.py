@@ -171,7 +171,7 @@ def convex_conjugate() -> Outcome:
 @statement("E8", "paper 3.2", printed="B_G(η1,η2) = KL(p1‖p2)", corrected="KL(p1‖p2) = B_G(η2,η1)")
 def kl_is_bregman_reversed() -> Outcome:
     h, a, b = gz.Empirical(_keys()), normal(4, 3, seed=2), normal(4, 3, seed=10)
-    p, q = h.probabilities(a), h.probabilities(b)
+    p, q = torch.softmax(a @ h.points.T, -1), torch.softmax(b @ h.points.T, -1)
     kl = (p * (p.log() - q.log())).sum(-1)
     corrected = max(gap(h.kl(a, b), kl), gap(gz.bregman(h.log_normalizer, b, a), kl))
     return Outcome(corrected, gap(gz.bregman(h.log_normalizer, a, b), kl))
@@ -317,7 +317,8 @@ def evidence() -> Outcome:
 def free_energy() -> Outcome:
     energy, beta = normal(6, 1, seed=1), 1.7
     h, eta = gz.Empirical(energy), number(-beta).reshape(1)
-    U, S, G = h.mean(eta)[0], h.entropy(eta), h.log_normalizer(eta)
+    p, G = torch.softmax(-beta * energy[:, 0], 0), h.log_normalizer(eta)
+    U, S = (p * energy[:, 0]).sum(), -(p * p.log()).sum()
     return Outcome(gap(-G / beta, U - S / beta), gap(G, U - S / beta))
 
 

@@ -1,0 +1,31 @@
+"""Docstrings are plain text with formulas, not Markdown: keep <x, eta> and *b as they are written."""
+
+import re
+from typing import Any
+
+from griffe import Class, Extension, Function, Module, Object
+
+SECTIONS = {"Args:", "Returns:", "Attributes:", "Raises:"}
+
+
+class PlainDocstrings(Extension):
+    """Escape what Markdown would read as a tag or as emphasis, outside code."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        if obj.docstring and isinstance(obj, (Class, Function, Module)):
+            obj.docstring.value = "\n".join(_escaped(obj.docstring.value.splitlines()))
+
+
+def _escaped(lines: list[str]) -> list[str]:
+    out, in_section = [], False
+    for line in lines:
+        if line and not line.startswith(" "):
+            in_section = line in SECTIONS
+        code = line.startswith((">>>", "...")) or (line.startswith("    ") and not in_section)
+        out.append(line if code else "`".join(_part(i, p) for i, p in enumerate(line.split("`"))))
+    return out
+
+
+def _part(index: int, text: str) -> str:
+    """Every second part lies between backticks and is code."""
+    return text if index % 2 else re.sub(r"([*_])", r"\\\1", text.replace("<", "&lt;").replace(">", "&gt;"))
