@@ -57,7 +57,7 @@ ERRORS = [
     (
         ValueError,
         "add: tensors must be on one device; got measure 0 on cpu, measure 1 on meta.",
-        lambda: add(h, Gaussian(meta)),
+        lambda: add(h, Gaussian.diagonal(meta, meta)),
     ),
     (ValueError, "convolve: measures must live on one space; got d=3, d=2.", lambda: convolve(h, plane)),
     (ValueError, "add: measures must live on one space; got d=3, d=2.", lambda: add(h, plane)),
@@ -85,8 +85,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "pushforward: matrix must be [*b, e, d=3] with the 0 batch dimensions of h; got shape ().",
-        lambda: pushforward(h, one),
+        "pushforward: matrix must be [*b, e, d=3] with the 0 batch dimensions of h; got shape (3,).",
+        lambda: pushforward(h, three),
     ),
     (
         ValueError,

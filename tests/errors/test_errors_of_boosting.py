@@ -40,7 +40,11 @@ ERRORS = [
         "margin_measure: scores must have the shape of labels, (2, 4); got shape (4,).",
         lambda: margin_measure(labels.expand(2, 4), predictions.expand(2, 4, 2), labels),
     ),
-    (TypeError, "boost: h must be an Empirical of margins; got Gaussian.", lambda: boost(Gaussian(labels))),
+    (
+        TypeError,
+        "boost: h must be an Empirical of margins; got Gaussian.",
+        lambda: boost(Gaussian.diagonal(labels, labels**2)),
+    ),
     (
         ValueError,
         "boost: learner must be one of the 2 weak learners, 0 to 1; got learner=2.",

@@ -31,6 +31,7 @@ ERRORS = [
         lambda: Gaussian.low_rank(loc, torch.zeros(3, 1, device="meta")),
     ),
     (ValueError, "Gaussian: loc must be [*b, d]; got shape ().", lambda: Gaussian(torch.zeros(()), eye)),
+    (ValueError, "Gaussian: some part of the covariance must be given; got none.", lambda: Gaussian(torch.zeros(3))),
     (
         ValueError,
         f"Gaussian: covariance_matrix must be [*b, 3, 3] {beside} (3,); got shape (2, 2).",
