@@ -3,7 +3,8 @@
     from_distribution(p)         the law of the sufficient statistic of p, as a measure
     to_distribution(h, eta)      the tilted law P_eta, as a torch distribution
 
-    to_distribution(from_distribution(p), 0) is p again.
+    to_distribution(from_distribution(p), 0) is the law of p again; Exponential, Poisson and Categorical come back under
+    the names Gamma, Poisson and OneHotCategorical of one coordinate more.
 
 Read next: statistic.py (the table of families), exponential.py.
 """
