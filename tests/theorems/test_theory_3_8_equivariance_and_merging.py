@@ -24,7 +24,7 @@ def statistics(keys, eta, log_w=0.0):
 
 
 def agree(h, eta, expected, factor=1.0):
-    x = size(h, eta)
+    x, _ = size(h, eta)
     for order, (ours, theirs) in enumerate(zip((h.log_normalizer, h.mean, h.covariance), expected, strict=True)):
         close(ours(eta), theirs, factor * (1 + eta.norm() * x) * x**order)
 
