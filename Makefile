@@ -23,10 +23,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: .venv/.demo
 	$(BIN)/gradlogz verify
 
-# Shapes are checked at run time in the first half; torch.compile cannot see through those checks, hence the second.
+# Annotated shapes are checked at run time in the first half. torch.compile cannot see through those checks, and the laws
+# are also about calls that the checks would refuse before the library does; hence the second.
 test: .venv/.test
-	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests --ignore tests/compile --ignore tests/documentation
-	$(BIN)/python -m pytest -n $(JOBS) tests/compile tests/documentation
+	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests/agreement tests/device tests/errors tests/package tests/theorems tests/verification
+	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/compile tests/documentation
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) tests

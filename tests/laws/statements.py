@@ -3,7 +3,7 @@
 import torch
 
 from registry import NAMES
-from scales import close, size
+from scales import close, scale_of
 
 EMPIRICAL = [name for name in NAMES if name.startswith("empirical")]
 
@@ -18,9 +18,8 @@ def longest(*vectors):
 
 
 def scales(measure, eta):
-    """`scale_of` a log normaliser, a mean, a covariance and a third cumulant, x measured once for all."""
-    x = size(measure, eta)
-    return [(1 + longest(eta) * x) * x**order for order in range(4)]
+    """Of a log normaliser, a mean, a covariance and a third cumulant, by their order."""
+    return [scale_of(measure, eta, order) for order in range(4)]
 
 
 def log_weights(measure):
