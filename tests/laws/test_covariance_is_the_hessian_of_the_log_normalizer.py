@@ -17,7 +17,7 @@ def hessian(measure, eta):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=seeds, queries=query_shapes, magnitude=magnitudes)
 def test_covariance_is_the_hessian_of_the_log_normalizer(name, seed, queries, magnitude):
     measure, eta, source = case(name, seed, queries=queries, magnitude=magnitude)

@@ -53,7 +53,7 @@ def test_sharper_queries_have_less_entropy(name, seed, magnitude):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=seeds, magnitude=magnitudes)
 def test_sharper_queries_lead_further_from_the_measure(name, seed, magnitude):
     """KL(P_eta‖h) grows along rays, at the rate <eta, Fisher eta>, for measures and weights of every kind."""

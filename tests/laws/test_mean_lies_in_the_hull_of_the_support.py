@@ -10,7 +10,7 @@ from scales import TOLERANCE, scale_of
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=seeds, queries=query_shapes, magnitude=magnitudes)
 def test_no_mean_lies_beyond_the_support(name, seed, queries, magnitude):
     measure, eta, source = case(name, seed, queries=queries, magnitude=magnitude)
@@ -31,7 +31,7 @@ def test_no_mean_is_longer_than_the_longest_point(name, seed, magnitude):
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=seeds, queries=query_shapes, magnitude=magnitudes)
 def test_no_variance_exceeds_a_quarter_of_the_squared_width(name, seed, queries, magnitude):
     measure, eta, _ = case(name, seed, queries=queries, magnitude=magnitude)

@@ -90,7 +90,7 @@ def pairs(s):
 
 
 @pytest.mark.parametrize("name", list(pairs(Source(0))))
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(seed=seeds, magnitude=magnitudes)
 def test_two_names_of_one_law_agree(name, seed, magnitude):
     source = Source(seed)

@@ -11,7 +11,7 @@ from scales import close
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=seeds)
 def test_natural_gradient_is_the_least_solution_for_the_mean(name, seed):
     """F v = mean as well as it can be, and no v that does it is shorter."""

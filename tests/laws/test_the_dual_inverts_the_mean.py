@@ -15,7 +15,7 @@ MINIMAL = [name for name in NAMES if name not in [*FLAT, "empirical, masked"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(seed=seeds)
 def test_the_link_inverts_the_mean(name, seed):
     """Up to directions in which h does not extend, which the link leaves at 0."""

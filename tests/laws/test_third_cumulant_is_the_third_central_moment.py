@@ -12,7 +12,7 @@ CARRIED = [name for name in NAMES if case(name).measure.atoms(case(name).eta) is
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=seeds, queries=query_shapes, magnitude=magnitudes)
 def test_third_cumulant_is_the_third_derivative_of_the_log_normalizer(name, seed, queries, magnitude):
     measure, eta, source = case(name, seed, queries=queries, magnitude=magnitude)

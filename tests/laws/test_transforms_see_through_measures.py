@@ -63,7 +63,7 @@ def test_measures_of_a_map_may_share_their_queries(name):
     eta = 0.1 * cases[0].source.normal(*cases[0].eta.shape)  # small enough for the domain of every measure
     expected = torch.stack([functional(c.measure, eta, eta) for c in cases])
     shared = vmap(functional, in_dims=(0, None, None))(stacked, eta, eta)
-    close(shared, expected, scale(stacked, eta.expand(3, *eta.shape), eta))
+    close(shared, expected, scale(stacked, torch.stack((eta, eta, eta)), eta))
 
 
 @pytest.mark.parametrize("name", NAMES)
