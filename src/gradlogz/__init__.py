@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .attention import *  # noqa: F403
     from .measures import *  # noqa: F403
     from .measures.measure import measure as measure
     from .measures.measure import static as static
@@ -55,13 +56,14 @@ _CHAPTERS = {
         "Separable",
     ),
     "measures.measure": ("measure", "static"),
+    "attention": ("attend", "Attention"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measures", "kernels", "verification", "cli"):
+    if name in ("measures", "attention", "kernels", "verification", "cli"):
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")

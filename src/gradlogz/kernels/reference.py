@@ -4,21 +4,63 @@
     G_m  = log sum_n exp s_mn                       log normaliser
     p_mn = exp(s_mn - G_m)                          attention weights
     H_m  = G_m - sum_n p_mn s_mn                    Shannon entropy of a row
+    V_m  = sum_n p_mn (s_mn - E_m)^2                variance of the logits, E_m = sum_n p_mn s_mn = G_m - H_m
 
-A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients. Points come centred:
-offsets are added back by the caller, where they cost no digits (shift equivariance).
+A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients; NaN stays NaN. Points come
+centred: offsets are added back by the caller, where they cost no digits (shift equivariance).
 
-Read next: ../measures/empirical.py, which says what these sums mean.
+Read next: ../measures/empirical.py, which says what these sums mean; blocked.py, the same in linear memory.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from .._typing import Float, Int, Tensor
+from .scoring import grouped
 
 # Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
 BLOCK = 1 << 24
+
+
+class Statistics(NamedTuple):
+    """What one row of attention has to say: the output [b, h, m, v] and four numbers [b, h, m]."""
+
+    output: Float[Tensor, "b h m v"]
+    log_normalizer: Float[Tensor, "b h m"]
+    entropy: Float[Tensor, "b h m"]
+    logit_variance: Float[Tensor, "b h m"]
+    max_logit: Float[Tensor, "b h m"]
+
+
+def statistics(
+    s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], kept: Float[Tensor, "b h m n"] | None = None
+) -> Statistics:
+    """All statistics of every row of logits, differentiable to any order; `kept` is dropout's factor on the weights."""
+    b, h, m, n = s.shape
+    if n == 0:  # amax has no answer, a row without keys has
+        nothing = s.sum(-1)
+        output = nothing.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
+        return Statistics(output, nothing - torch.inf, nothing, nothing, nothing - torch.inf)
+    alive = _alive(s)
+    top = s.amax(-1)
+    below = s.masked_fill(~alive, 0.0)
+    below = below - below.detach().amax(-1, keepdim=True)
+    mass = below.exp() * alive
+    total = mass.sum(-1, keepdim=True) + (~alive).to(s.dtype)
+    p = mass / total
+    below = below.masked_fill(below == -torch.inf, 0.0)
+    mean_below = (p * below).sum(-1, keepdim=True)
+    output = (grouped(p if kept is None else p * kept, value.shape[1]) @ value).reshape(b, h, m, value.shape[-1])
+    log_total = total.log().squeeze(-1)
+    return Statistics(
+        output,
+        torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).detach().amax(-1) + log_total, -torch.inf),
+        log_total - mean_below.squeeze(-1),
+        (p * (below - mean_below).square()).sum(-1),
+        top,
+    )
 
 
 def logits(
@@ -80,4 +122,4 @@ def covariance(
 
 def _alive(s: Tensor) -> Tensor:
     """Whether a row has mass, [*b, m, 1]."""
-    return s.detach().amax(-1, keepdim=True) > -torch.inf
+    return s.detach().amax(-1, keepdim=True) != -torch.inf

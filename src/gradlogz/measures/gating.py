@@ -10,11 +10,24 @@ Parts lie along dimension k: log normalisers [*b, m, k], means [*b, m, k, d], co
 Read next: mixture.py and algebra.py, the two that merge.
 """
 
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
+
+import torch
 
 from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
 from ..kernels import reference
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """A result over some of the keys that knows how to join another one of its kind."""
+
+    def joined(self, other: Any) -> Any: ...
+
+
+T = TypeVar("T", bound=Joinable)
 
 
 class Partial(NamedTuple):
@@ -24,13 +37,32 @@ class Partial(NamedTuple):
     mean: Float[Tensor, "*bm d"]
     covariance: Float[Tensor, "*bm d d"] | None = None
 
+    def joined(self, other: "Partial") -> "Partial":
+        """The statistics over the keys of both."""
+        if self.mean.shape != other.mean.shape or (self.covariance is None) != (other.covariance is None):
+            fact = f"means of shapes {shape_of(self.mean)} and {shape_of(other.mean)}"
+            remedy = "Take both with, or both without, a covariance."
+            raise ValueError(sentence("merge", "both parts must be of the same queries and kind", fact, remedy))
+        k = self.log_normalizer.ndim
+        both = [torch.stack([a, b], k) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
+        return _merged(Partial(*both))
 
-def merge(partials: Partial) -> Partial:
-    """Join partial attentions over blocks of keys, stacked along the last query dimension, exactly.
 
-    log_normalizer [*b, k] with mean [*b, k, d] and covariance [*b, k, d, d] become one Partial over all keys. The merge
-    is associative: ring, tree and split-key attention give the same numbers. Parts without mass count nothing.
-    Law: tests/laws/test_merging_is_associative.py.
+@overload
+def merge(first: Partial, *others: Partial) -> Partial: ...
+
+
+@overload
+def merge(first: T, *others: T) -> T: ...
+
+
+def merge(first: Any, *others: Any) -> Any:
+    """Join results over blocks of keys, exactly: as if all keys had been seen at once.
+
+    `merge(a, b, ...)` joins `Partial`s, or the `Attention`s that `attend` returns. `merge(stacked)` takes one Partial
+    whose last query dimension counts the blocks: log_normalizer [*b, k], mean [*b, k, d], covariance [*b, k, d, d].
+    The merge is associative and commutative: ring, tree and split-key attention give the same numbers. Parts without
+    mass count nothing. Law: tests/laws/test_merging_is_associative.py.
 
     >>> import torch
     >>> from gradlogz import Empirical
@@ -41,6 +73,18 @@ def merge(partials: Partial) -> Partial:
     >>> torch.allclose(whole.mean, Empirical(k).mean(q))
     True
     """
+    for part in (first, *others):
+        if not isinstance(part, Joinable) or type(part) is not type(first):
+            fact = ", ".join(type(p).__name__ for p in (first, *others))
+            remedy = "Wrap log normaliser, mean and covariance in Partial."
+            raise TypeError(sentence("merge", "parts must be Partials or Attentions, of one kind", fact, remedy))
+    if not others and isinstance(first, Partial):
+        return _merged(first)
+    return reduce(lambda a, b: a.joined(b), others, first)
+
+
+def _merged(partials: Partial) -> Partial:
+    """The blocks along the last query dimension, joined."""
     G, means, covariances = partials
     check_floats("merge", log_normalizer=G, mean=means, **present(covariance=covariances))
     tails = {"mean": (means, "k, d", 1)} | ({} if covariances is None else {"covariance": (covariances, "k, d, d", 2)})

@@ -1,0 +1,10 @@
+"""Attention that reports its own statistics.
+
+attend      scaled dot-product attention with the log normaliser, entropy and logit moments of every row
+Attention   what it returns; `merge` joins results over blocks of keys
+"""
+
+from .functional import attend
+from .result import Attention
+
+__all__ = ["attend", "Attention"]

@@ -1,0 +1,243 @@
+"""Scaled dot-product attention that reports its own statistics.
+
+    s_mn   = <q_m, k_n> scale + bias_mn               the logit, -inf where masked
+    G_m    = log sum_n exp s_mn                       log_normalizer                    [shim22, Eq. 5]
+    output = sum_n p_mn v_n,  p = exp(s - G)          the gradient of G in omega        [theory 3.9]
+    H_m    = G_m - sum_n p_mn s_mn                    entropy                           [theory 3.5]
+
+Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attention.py (how it is differentiated).
+"""
+
+import math
+from typing import Literal
+
+import torch
+
+from .._errors import sentence, shape_of
+from .._typing import Bool, Float, Int, Tensor
+from ..kernels.attention import attention
+from ..kernels.blocked import Dropout
+from ..kernels.reference import Statistics
+from ..kernels.scoring import Scoring, Sight
+from . import masks
+from .result import Attention
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def attend(
+    query: Float[Tensor, "*bq m d"],
+    key: Float[Tensor, "*bk n d"],
+    value: Float[Tensor, "*bv n v"],
+    *,
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    sinks: Float[Tensor, "..."] | None = None,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    segments: Int[Tensor, "..."] | None = None,
+    statistics: Literal["none", "scalar", "moments"] = "scalar",
+) -> Attention:
+    """softmax(<q, k> scale) v with the log normaliser, entropy, logit mean, variance and maximum of every row.
+
+    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`, and so is the output. The statistics
+    cost no second pass; memory is linear in the number of tokens. Everything is differentiable, twice, in forward and
+    reverse mode, under vmap; under torch.compile once, in reverse mode. Statistics are float32 for half precision.
+
+    Where it differs from its neighbour:
+      - `is_causal` aligns the last query with the last key (decoding with a cache); SDPA aligns the first ones. They
+        agree for as many queries as keys. It may be combined with a mask.
+      - A row that sees no key has output 0, never NaN, and gradient 0.
+      - dropout acts on the output alone: the statistics are those of the weights before it.
+
+    Args:
+        attn_mask: bool (True = attend) or added to the logits; broadcasts against [*b, h, m, n].
+        bias: added to the logits beside a bool mask. Its own gradient is the only thing of size m x n.
+        scale: 1 / sqrt(d) by default.
+        enable_gqa: the heads of key and value, dimension -3, are shared by groups of query heads.
+        sinks: a logit per query head, [h] or [*b, h], of one more key that is 0 and whose value is 0.
+        softcap: logits become softcap tanh(logit / softcap), before bias and mask.
+        window: keys seen before and after the query's own position, (left, right), itself not counted; None is no
+            limit. Hugging Face's sliding_window=W is (W - 1, 0).
+        segments: an integer for each key, [*b, n]; a query sees keys of its own segment. Queries are the last keys.
+        statistics: "none" for output and log normaliser, "moments" for key_mean, key_variance and value_variance too.
+
+    Law: tests/agreement/test_attend_agrees_with_sdpa.py, tests/laws/test_attend_is_the_empirical_measure.py.
+
+    >>> import torch
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> q, k, v = (torch.randn(2, 4, 10, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    >>> a = attend(q, k, v)
+    >>> torch.allclose(a.output, scaled_dot_product_attention(q, k, v))
+    True
+    >>> torch.allclose(a.log_normalizer, (q @ k.mT / 8**0.5).logsumexp(-1))
+    True
+    """
+    _check(query, key, value, dropout_p, softcap, statistics)
+    query, key, value = _autocast(query, key, value)
+    lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
+    h, m, n = q.shape[1], q.shape[2], k.shape[2]
+    sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, n), like=query)
+    left, right = masks.band(is_causal, window)
+    scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), softcap, left, right)
+    dropout = None
+    if dropout_p > 0:
+        dropout = Dropout(float(dropout_p), torch.randint(1 << 62, (), device=query.device))
+    with torch.autocast(query.device.type, enabled=False):
+        if statistics == "moments":
+            found = _moments(q, k, v, sight, scoring, dropout)
+        else:
+            found = _scalars(attention(q, k, v, sight, scoring, dropout, statistics=statistics == "scalar"))
+            if statistics == "none":
+                found = Attention(found.output, found.log_normalizer)
+        if sinks is not None:
+            found = found.joined(_sink(sinks, found, lead))
+        found = found._replace(output=found.output.to(query.dtype))
+    return _like(found, query.shape[:-2] if query.ndim < 3 else (*lead, h), m)
+
+
+def _scalars(found: Statistics) -> Attention:
+    G, H = found.log_normalizer, found.entropy
+    return Attention(found.output, G, H, (G - H).masked_fill(G == -torch.inf, 0.0), *found[3:])
+
+
+def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
+    """One pass over wider values: [v, k, |k|^2, v^2], centred because an offset would cost digits."""
+    d, width = k.shape[-1], v.shape[-1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    centre_k, centre_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True)) for t in (k, v))
+    x, y = k.to(wide) - centre_k, v.to(wide) - centre_v
+    values = torch.cat([y, x, x.square().sum(-1, keepdim=True), y.square()], -1)
+    whole = attention(q.to(wide), k.to(wide), values, sight, scoring)
+    mean_v, mean_k, square_k, square_v = whole.output.split([width, d, 1, width], -1)
+    group = q.shape[1] // k.shape[1]
+    alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
+    centre_k, centre_v = (torch.where(alive, c.repeat_interleave(group, 1), 0.0) for c in (centre_k, centre_v))
+    output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
+    return _scalars(whole)._replace(
+        output=output,
+        key_mean=mean_k + centre_k,
+        key_variance=(square_k.squeeze(-1) - mean_k.square().sum(-1)).clamp(min=0),
+        value_variance=(square_v - mean_v.square()).clamp(min=0),
+    )
+
+
+def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
+    """The result of attention to one key at 0 with value 0 and this logit."""
+    h = like.log_normalizer.shape[1]
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        fact = f"{sinks.dtype}" if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise TypeError(sentence("attend", "sinks must be a floating tensor", fact, "Pass one logit per query head."))
+    if sinks.ndim == 0 or sinks.shape[-1] not in (1, h) or sinks.ndim > len(lead) + 1:
+        condition = f"sinks must be [h] or [*b, h] with h={h} query heads"
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(sinks)}", "Pass one logit per query head."))
+    whole = sinks.to(like.log_normalizer.dtype).expand(*lead, h).reshape(-1, h, 1)
+    logit = whole.expand_as(like.log_normalizer)
+    zero = torch.zeros_like(logit)
+    return Attention(
+        torch.zeros_like(like.output),
+        logit,
+        *(None if t is None else s for t, s in zip(like[2:6], (zero, logit, zero, logit), strict=True)),
+        *(None if t is None else torch.zeros_like(t) for t in like[6:]),
+    )
+
+
+def _like(found: Attention, lead: tuple[int, ...], m: int) -> Attention:
+    """Back to the leading dimensions of the query."""
+    return Attention._make(None if t is None else t.reshape(*lead, m, *t.shape[3:]) for t in found)
+
+
+def _four_dimensional(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
+    """[b, h, m, d], [b, hk, n, d], [b, hk, n, v] and the leading dimensions that became b."""
+    lead = torch.Size(())
+    try:
+        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+    except RuntimeError:
+        fact = ", ".join(f"{name} {shape_of(t)}" for name, t in _named(query, key, value))
+        remedy = "Dimensions before the heads must be equal or 1."
+        raise ValueError(sentence("attend", "batch dimensions must broadcast", fact, remedy)) from None
+    heads = [1 if t.ndim < 3 else t.shape[-3] for t in (query, key, value)]
+    of_keys = max(heads[1:])
+    h = max(heads) if heads[0] == 1 else heads[0]
+    if any(count not in (1, of_keys) for count in heads[1:]) or of_keys not in (1, h):
+        shared = enable_gqa and heads[1] == heads[2] and of_keys and h % of_keys == 0
+        if not shared:
+            fact = f"{heads[0]}, {heads[1]} and {heads[2]} heads of query, key and value"
+            condition, remedy = "heads must be equal", "Pass enable_gqa=True if key heads are shared by groups."
+            if enable_gqa:
+                condition, remedy = "key heads must divide query heads", "Use a multiple of the number of key heads."
+            raise ValueError(sentence("attend", condition, fact, remedy))
+    whole = (h, of_keys, of_keys)
+    arranged = []
+    for t, count in zip((query, key, value), whole, strict=True):
+        t = t if t.ndim >= 3 else t.unsqueeze(0)
+        if t.shape[:-2] != (*lead, count):  # torch cannot trace a view of a dual number
+            t = t.expand(*lead, count, *t.shape[-2:])
+        arranged.append(t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]))
+    return lead, (arranged[0], arranged[1], arranged[2])
+
+
+def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast does to SDPA: half precision operands, but for float64."""
+    kind = query.device.type
+    if not torch.is_autocast_enabled(kind) or query.dtype == torch.float64:
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def _named(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
+    return ("query", query), ("key", key), ("value", value)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap: float | None, statistics: str) -> None:
+    """Everything that can be said before anything is computed."""
+    for name, t in _named(query, key, value):
+        if not isinstance(t, Tensor):
+            fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
+            raise TypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
+        if t.is_nested:
+            remedy = "Pad it with torch.nested.to_padded_tensor and mask, or pack it and pass segments."
+            raise TypeError(sentence("attend", f"{name} must be a plain tensor", "a nested tensor", remedy))
+        if t.dtype not in DTYPES:
+            remedy = f"Convert it with {name}.float()."
+            raise TypeError(sentence("attend", f"{name} must be floating", f"{t.dtype}", remedy))
+        if t.ndim < 2:
+            fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
+            raise ValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
+    autocast = torch.is_autocast_enabled(query.device.type)
+    if not autocast and not query.dtype == key.dtype == value.dtype:
+        fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
+        remedy = "Convert one of them with .to(dtype)."
+        raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
+    if not query.device == key.device == value.device:
+        fact = ", ".join(f"{name} on {t.device}" for name, t in _named(query, key, value))
+        remedy = "Move one of them with .to(device)."
+        raise ValueError(sentence("attend", "query, key and value must be on one device", fact, remedy))
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
+        condition = f"key must end in d={query.shape[-1]} > 0, the dimension of query"
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
+    if key.shape[-2] != value.shape[-2]:
+        condition = f"value must hold n={key.shape[-2]} tokens, one for each key"
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first."))
+    if key.shape[-2] == 0:
+        remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
+        raise ValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
+    if not 0.0 <= dropout_p < 1.0:
+        remedy = "Pass the probability of dropping a weight."
+        raise ValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise ValueError(sentence("attend", "softcap must be positive", f"{softcap}", "None is no cap."))
+    if statistics not in ("none", "scalar", "moments"):
+        condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
+        raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))
+    if torch.compiler.is_exporting():
+        condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
+        remedy = "Export with scaled_dot_product_attention in its place."
+        raise NotImplementedError(sentence("attend", condition, fact, remedy))

@@ -1,0 +1,120 @@
+"""Who may see whom: the conventions of masks, windows and segments, brought into the form that the kernels take.
+
+    is_causal           a query sees the keys up to its own position; queries are the last of the keys (bottom right)
+    window=(l, r)       it sees l keys before its own position and r after it; None is no limit
+    segments [b, n]     it sees the keys of its own segment: packed documents, without an n x n mask
+    attn_mask           bool, True = attend; or float, added to the logits
+    bias                float, added to the logits beside a bool mask
+
+Read next: ../kernels/scoring.py, the definition of what comes out.
+"""
+
+import torch
+
+from .._errors import sentence, shape_of
+from .._typing import Bool, Float, Int, Tensor
+from ..kernels.scoring import Sight
+
+
+def band(is_causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """How many keys before and after its own position a query sees; None is no limit."""
+    left, right = (None, None) if window is None else _window(window)
+    return left, 0 if is_causal else right
+
+
+def _window(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    if not (isinstance(window, tuple | list) and len(window) == 2):
+        remedy = "Hugging Face's sliding_window=W is window=(W - 1, 0)."
+        raise TypeError(sentence("attend", "window must be a pair (left, right)", f"{window!r}", remedy))
+    for side in window:
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
+            remedy = "Count the neighbours without the query's own position; None is no limit."
+            raise ValueError(sentence("attend", "window must hold integers >= 0 or None", f"{window!r}", remedy))
+    return window[0], window[1]
+
+
+def sight(
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None,
+    bias: Float[Tensor, "..."] | None,
+    segments: Int[Tensor, "..."] | None,
+    *,
+    lead: torch.Size,
+    size: tuple[int, int, int],
+    like: Tensor,
+) -> Sight:
+    """Mask, bias and segments against [*lead, h, m, n], each with size 1 where it is shared."""
+    mask = None
+    if attn_mask is not None:
+        _check_tensor("attn_mask", attn_mask, like)
+        if attn_mask.dtype == torch.bool:
+            mask = attn_mask
+        elif attn_mask.is_floating_point():
+            wide = torch.promote_types(like.dtype, torch.float32)  # the sum of two half numbers is none
+            bias = attn_mask if bias is None else attn_mask.to(wide) + _floating("bias", bias, like).to(wide)
+        else:
+            remedy = "Convert it with attn_mask.bool() (True = attend), or to the dtype of query if it is additive."
+            raise TypeError(sentence("attend", "attn_mask must be bool or floating", f"{attn_mask.dtype}", remedy))
+    if bias is not None:
+        bias = _arranged("attn_mask or bias", _floating("bias", bias, like), lead, size)
+        if bias.dtype not in (like.dtype, torch.float32):
+            bias = bias.to(like.dtype)
+    if mask is not None:
+        mask = _arranged("attn_mask", mask, lead, size)
+    return Sight(bias, mask, None if segments is None else _segments(segments, lead, size, like))
+
+
+def _floating(name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    _check_tensor(name, tensor, like)
+    if not tensor.is_floating_point():
+        remedy = f"Pass a bool mask as attn_mask, or convert with {name}.to(query.dtype)."
+        raise TypeError(sentence("attend", f"{name} must be floating", f"{tensor.dtype}", remedy))
+    return tensor
+
+
+def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        fact, remedy = type(tensor).__name__, "Wrap it in torch.as_tensor."
+        raise TypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
+    if tensor.device != like.device:
+        remedy = f"Move it with {name}.to(query.device)."
+        raise ValueError(sentence("attend", f"{name} must be on {like.device}", f"{tensor.device}", remedy))
+
+
+def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int, int]) -> Tensor:
+    """[#b, #h, #m, n] of a tensor that broadcasts against [*lead, h, m, n]."""
+    whole = (*lead, *size)
+    if tensor.ndim > len(whole):
+        too_many = tensor.ndim - len(whole)
+        if all(s == 1 for s in tensor.shape[:too_many]):
+            tensor = tensor.reshape(tensor.shape[too_many:])
+    shape = (1,) * (len(whole) - tensor.ndim) + tuple(tensor.shape)
+    if len(shape) != len(whole) or any(s not in (1, w) for s, w in zip(shape, whole, strict=True)):
+        condition = f"{name} must broadcast against {whole}, batch, heads, queries and keys"
+        remedy = "A padding mask of keys [b, n] is mask[:, None, None, :]."
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(tensor)}", remedy))
+    tensor = tensor.reshape(shape).expand(*shape[:-1], size[-1])
+    if all(s == 1 for s in shape[:-3]):
+        return tensor.reshape(1, *tensor.shape[-3:])
+    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+
+def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], like: Tensor) -> Tensor:
+    """[#b, n] of the segments of the keys; the queries are the last of them."""
+    _check_tensor("segments", segments, like)
+    _, m, n = size
+    if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
+        remedy = "Number the documents: 0 0 0 1 1 2."
+        raise TypeError(sentence("attend", "segments must be integers", f"{segments.dtype}", remedy))
+    whole = (*lead, n)
+    shape = (1,) * (len(whole) - segments.ndim) + tuple(segments.shape)
+    if len(shape) != len(whole) or shape[-1] != n or any(s not in (1, w) for s, w in zip(shape, whole, strict=True)):
+        condition = f"segments must broadcast against {whole}, batch and keys"
+        remedy = "Give each key the number of its document; heads share them."
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(segments)}", remedy))
+    if m > n:
+        remedy = "Queries are the last keys; pass an attn_mask for cross attention between packed sequences."
+        raise ValueError(sentence("attend", "segments must come with no more queries than keys", f"{m} and {n}", remedy))
+    segments = segments.reshape(shape).to(torch.int32)
+    if all(s == 1 for s in shape[:-1]):
+        return segments.reshape(1, n)
+    return segments.expand(whole).reshape(-1, n)

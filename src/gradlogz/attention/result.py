@@ -1,0 +1,92 @@
+"""What one call of attention knows of its rows, and how results over blocks of keys join.
+
+    r = exp(G_a - G),  G = log(exp G_a + exp G_b)                              [theory 3.8]
+    output          = r o_a + (1-r) o_b
+    entropy         = r H_a + (1-r) H_b + h(r),   h(r) = -r log r - (1-r) log(1-r)
+    logit_variance  = r V_a + (1-r) V_b + r (1-r) (E_a - E_b)^2               likewise the variances of keys and values
+
+Read next: functional.py, which fills it.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .._errors import sentence, shape_of
+from .._typing import Float, Tensor
+
+# sigmoid of this is 1 and exp of its negative 0 in every dtype; products with it are finite, with inf they are not.
+FAR = 1000.0
+
+
+class Attention(NamedTuple):
+    """The output of attention and the statistics of its rows; None where `statistics` did not ask for them.
+
+    Logits s are those that enter the softmax: after scale, soft cap, bias and mask, a sink being one more of them. A
+    row that sees no key has output 0, log_normalizer and max_logit -inf, everything else 0.
+
+    Attributes:
+        output: sum_n p_n v_n.
+        log_normalizer: G = log sum_n exp s_n.
+        entropy: -sum_n p_n log p_n, in nats, from 0 to log n.
+        mean_logit: E = sum_n p_n s_n = G - entropy.
+        logit_variance: sum_n p_n (s_n - E)^2.
+        max_logit: max_n s_n. Its gradient goes to one key that attains it.
+        key_mean: sum_n p_n k_n, attention with values = keys.
+        key_variance: the trace of the covariance of the keys, sum_n p_n |k_n - key_mean|^2: of the Fisher information.
+        value_variance: the diagonal of the covariance of the values, sum_n p_n (v_n - output)^2.
+    """
+
+    output: Float[Tensor, "*b m v"]
+    log_normalizer: Float[Tensor, "*b m"]
+    entropy: Float[Tensor, "*b m"] | None = None
+    mean_logit: Float[Tensor, "*b m"] | None = None
+    logit_variance: Float[Tensor, "*b m"] | None = None
+    max_logit: Float[Tensor, "*b m"] | None = None
+    key_mean: Float[Tensor, "*b m d"] | None = None
+    key_variance: Float[Tensor, "*b m"] | None = None
+    value_variance: Float[Tensor, "*b m v"] | None = None
+
+    def joined(self, other: "Attention") -> "Attention":
+        """The result over the keys of both; what either lacks is None.  `merge(a, b)` is this."""
+        if self.output.shape != other.output.shape or self.log_normalizer.shape != other.log_normalizer.shape:
+            fact = f"shapes {shape_of(self.output)} and {shape_of(other.output)}"
+            remedy = "Attend with the same queries to each block of keys, and to values of one dimension."
+            raise ValueError(sentence("merge", "both results must be of the same queries", fact, remedy))
+        G_a, G_b = self.log_normalizer, other.log_normalizer
+        x = torch.where(G_a == G_b, 0.0, G_a - G_b).clamp(-FAR, FAR)  # equal may be -inf and -inf
+        far = torch.exp(-x.abs())
+        log_normalizer = torch.maximum(G_a, G_b) + torch.log1p(far)
+        r, rest = torch.sigmoid(x), torch.sigmoid(-x)
+        both = r * rest
+
+        def mean(a: Tensor, b: Tensor) -> Tensor:
+            gate, other_gate = (r, rest) if a.ndim == r.ndim else (r.unsqueeze(-1), rest.unsqueeze(-1))
+            return (gate * a + other_gate * b).to(a.dtype)
+
+        def variance(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> Tensor:
+            gate = both if a.ndim == both.ndim else both.unsqueeze(-1)
+            apart = (mean_a.to(a.dtype) - mean_b.to(a.dtype)).square()
+            return mean(a, b) + gate * (apart if apart.ndim == a.ndim else apart.sum(-1))
+
+        found = Attention(mean(self.output, other.output), log_normalizer)
+        if self.entropy is not None and other.entropy is not None:
+            apart = torch.log1p(far) + x.abs() * torch.sigmoid(-x.abs())
+            alive = torch.maximum(G_a, G_b) != -torch.inf
+            found = found._replace(entropy=mean(self.entropy, other.entropy) + torch.where(alive, apart, 0.0))
+        if self.mean_logit is not None and other.mean_logit is not None:
+            found = found._replace(mean_logit=mean(self.mean_logit, other.mean_logit))
+            if self.logit_variance is not None and other.logit_variance is not None:
+                pair = (self.logit_variance, other.logit_variance, self.mean_logit, other.mean_logit)
+                found = found._replace(logit_variance=variance(*pair))
+        if self.max_logit is not None and other.max_logit is not None:
+            found = found._replace(max_logit=torch.maximum(self.max_logit, other.max_logit))
+        if self.key_mean is not None and other.key_mean is not None:
+            found = found._replace(key_mean=mean(self.key_mean, other.key_mean))
+            if self.key_variance is not None and other.key_variance is not None:
+                pair = (self.key_variance, other.key_variance, self.key_mean, other.key_mean)
+                found = found._replace(key_variance=variance(*pair))
+        if self.value_variance is not None and other.value_variance is not None:
+            pair = (self.value_variance, other.value_variance, self.output, other.output)
+            found = found._replace(value_variance=variance(*pair))
+        return found

@@ -1,0 +1,111 @@
+"""The only place where a kernel is chosen.
+
+    triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                  gpu.py
+    numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
+    flash      CPU without numba, where output and log normaliser are all that counts   flash.py
+    blocked    everything else: float64, dropout, small problems, other devices         blocked.py
+
+Each takes the same arguments and gives the same numbers up to rounding; the statistics are float32 or better whatever
+the inputs are.
+"""
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from .._typing import Float, Tensor
+from . import blocked, flash
+from .blocked import Coefficients, Dropout
+from .reference import Statistics
+from .scoring import Scoring, Sight
+
+# Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
+WORTH_COMPILING = 1 << 14
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    *,
+    statistics: bool,
+) -> Statistics:
+    """The statistics of every row by the fastest kernel that takes these arguments."""
+    kernel = _compiled_kernel(query, value, key.shape[2], dropout)
+    if kernel is not None and query.device.type == "cuda":
+        return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
+    if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+        return flash.forward(query, key, value, sight, scoring)
+    q, k, v, near = _wide(query), _wide(key), _wide(value), _wide_sight(sight)
+    if kernel is None:
+        found = blocked.forward(q, k, v, near, scoring, dropout)
+    else:
+        found = kernel.forward(q, k, v, near, scoring, statistics=statistics)
+    return found._replace(output=found.output.to(query.dtype))
+
+
+def backward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    row: Coefficients,
+    grad_output: Float[Tensor, "b h m v"],
+    *,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and bias, each in the dtype of what it is the gradient of."""
+    kernel = _compiled_kernel(query, value, key.shape[2], dropout)
+    G, E, c0, c1, c2 = row
+    if kernel is not None and query.device.type == "cuda":
+        return kernel.backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, needs_bias=needs_bias)
+    q, k, v, near, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
+    of_bias: Tensor | None = None
+    if kernel is not None:
+        of_q, of_k, of_v, of_bias = kernel.backward(q, k, v, near, scoring, G, E, go, c0, c1, c2, needs_bias=needs_bias)
+    elif c1 is None and not needs_bias and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+        of_q, of_k, of_v = flash.backward(q, k, v, near, scoring, G, go, c0)
+    else:
+        of_q, of_k, of_v, of_bias = blocked.backward(
+            q, k, v, near, scoring, row, go, needs_bias=needs_bias, dropout=dropout
+        )
+    if of_bias is not None and sight.bias is not None:
+        of_bias = of_bias.to(sight.bias.dtype)
+    return of_q.to(query.dtype), of_k.to(key.dtype), of_v.to(value.dtype), of_bias
+
+
+def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout | None) -> ModuleType | None:
+    """The module of the compiled kernel for these arguments, or None."""
+    if dropout is not None or query.dtype == torch.float64 or query.numel() == 0:
+        return None
+    if query.device.type == "cuda":
+        sizes = query.shape[-1], value.shape[-1]
+        return _imported("gpu", "triton") if 16 <= min(sizes) and max(sizes) <= 256 else None
+    if query.device.type == "cpu" and query.shape[2] > 1 and query[..., 0].numel() * keys >= WORTH_COMPILING:
+        return _imported("cpu", "numba")
+    return None
+
+
+@cache
+def _imported(name: str, needs: str) -> ModuleType | None:
+    """The module of a compiled kernel, or None where what it needs is not installed."""
+    try:
+        import_module(needs)
+    except ImportError:
+        return None
+    return import_module(f".{name}", __package__)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _wide_sight(sight: Sight) -> Sight:
+    return sight if sight.bias is None else sight._replace(bias=_wide(sight.bias))

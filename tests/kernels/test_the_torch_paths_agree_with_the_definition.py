@@ -1,0 +1,86 @@
+"""The kernels in plain torch, block by block or through torch's own flash attention, against the definition."""
+
+import pytest
+import torch
+
+from gradlogz.attention import masks
+from gradlogz.kernels import blocked, flash
+from gradlogz.kernels.blocked import Dropout, Gradients, coefficients
+from gradlogz.kernels.scoring import Scoring, Sight
+from rows import NAMES, cases
+from scales import close
+
+
+def problem(name):
+    """A case in the form that kernels take."""
+    query, key, value, options = cases()[name]
+    h, m, n = query.shape[1], query.shape[2], key.shape[2]
+    chosen = [options.get(k) for k in ("attn_mask", "bias", "segments")]
+    sight = masks.sight(*chosen, lead=query.shape[:1], size=(h, m, n), like=query)
+    band = masks.band(options.get("is_causal", False), options.get("window"))
+    scoring = Scoring(options.get("scale", query.shape[-1] ** -0.5), options.get("softcap"), *band)
+    return (query, key, value), sight, scoring
+
+
+def pulled_back(operands, sight, scoring, dropout, gradients):
+    """The statistics and the gradients of the operands, by the definition and torch's autograd."""
+    inputs = [t.detach().requires_grad_() for t in operands]
+    bias = None if sight.bias is None else sight.bias.detach().requires_grad_()
+    found = blocked.by_definition(*inputs, sight._replace(bias=bias), scoring, dropout)
+    total = sum((t.masked_fill(t == -torch.inf, 0.0) * g).sum() for t, g in zip(found, gradients, strict=True))
+    wanted = [*inputs, *([] if bias is None else [bias])]
+    return found, torch.autograd.grad(total, wanted)
+
+
+def random_gradients(operands):
+    query, _, value = operands
+    rows = query.shape[:-1]
+    return Gradients(torch.randn(*rows, value.shape[-1]).double(), *(torch.randn(rows).double() for _ in range(4)))
+
+
+@pytest.mark.parametrize("budget", [8, 40, 1 << 19])
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_any_size_give_the_definition(name, drop, budget, monkeypatch):
+    monkeypatch.setattr(blocked, "LOGITS_ON_CPU", budget)
+    monkeypatch.setattr(blocked, "ROWS", 2 if budget < 1000 else 128)
+    operands, sight, scoring = problem(name)
+    dropout = Dropout(0.3, torch.tensor(11)) if drop else None
+    gradients = random_gradients(operands)
+    expected, expected_gradients = pulled_back(operands, sight, scoring, dropout, gradients)
+    found = blocked.forward(*operands, sight, scoring, dropout)
+    for actual, value in zip(found, expected, strict=True):
+        close(actual, value.detach(), 10.0)
+    row = coefficients(found, gradients)
+    whole = blocked.backward(*operands, sight, scoring, row, gradients.output, needs_bias=True, dropout=dropout)
+    blocked.add_gradient_of_highest(whole, *operands[:2], sight, scoring, gradients.max_logit)
+    for actual, value in zip([g for g in whole if g is not None], expected_gradients, strict=True):
+        close(actual, value, 100.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_flash_attention_gives_output_and_log_normalizer(name):
+    operands, sight, scoring = problem(name)
+    if not flash.takes(operands[0], sight, scoring, operands[1].shape[2]):
+        limits = (scoring.softcap, scoring.left, scoring.right, sight.segments)
+        assert any(limit is not None for limit in limits), "what has no limits, torch takes"
+        return
+    gradients = random_gradients(operands)
+    kept = Gradients(*gradients[:2], *(torch.zeros_like(g) for g in gradients[2:]))
+    expected, expected_gradients = pulled_back(operands, sight, scoring, None, kept)
+    found = flash.forward(*operands, sight, scoring)
+    close(found.output, expected.output.detach(), 10.0)
+    close(found.log_normalizer, expected.log_normalizer.detach(), 10.0)
+    row = coefficients(found, Gradients(*gradients[:2], None, None, None))
+    whole = flash.backward(*operands, sight, scoring, row.log_normalizer, gradients.output, row.c0)
+    for actual, value in zip(whole, expected_gradients, strict=False):
+        close(actual, value, 100.0)
+
+
+def test_memory_is_linear():
+    """At 4096 tokens the logits of a head are 64 MiB; no tensor of more than a block of them is ever made."""
+    q, k, v = (torch.randn(1, 1, 4096, 8) for _ in range(3))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        blocked.forward(q, k, v, Sight(), Scoring(0.3))
+    made = [event.cpu_memory_usage for event in profile.events() if event.name == "aten::empty"]
+    assert 0 < max(made) <= 4 * max(blocked.LOGITS_ON_CPU, blocked.ROWS * 4096)
