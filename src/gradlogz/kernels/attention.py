@@ -47,6 +47,25 @@ def attention(
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
 
 
+def directional(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    sight: Sight,
+    scoring: Scoring,
+    direction: Float[Tensor, "b h m d"],
+) -> Float[Tensor, "b h m d"]:
+    """scale Cov(k) direction for every row: the Fisher-vector product, of neither an m x n nor a d x d matrix.
+
+    It is the backward of attention with values = keys, with respect to the query.
+    """
+    if torch.compiler.is_compiling() or _forward_modes() > 1:
+        _, pull = torch.func.vjp(lambda q: blocked.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
+        return pull(direction)[0]
+    found = attention(query, key, key, sight, scoring, statistics=False)
+    rows = (*found, direction, None, None, None, None)
+    return _AttendBackward.apply(query, key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+
+
 @torch.compiler.assume_constant_result
 def _transformed() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""

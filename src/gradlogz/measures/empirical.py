@@ -9,16 +9,26 @@
 Keys are the points, a query (times the scale) is eta, a mask or bias is the log weight. The counting measure
 (no weights) and the probability measure (weights 1/n) differ by log n in G and in nothing else.
 
+Few points and queries are summed by definition; many by the fused kernels of attention, in linear memory.
+
 Read next: ../kernels/reference.py (the sums), algebra.py (heads, residuals and masks as operations on measures).
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 
 from .._errors import check_finite, check_floats, check_logarithms, has_values, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels import reference
+from ..kernels.attention import attention, directional
+from ..kernels.scoring import Scoring, Sight
 from .border import common_batch
 from .measure import Measure, measure
+
+# Logits from which a fused kernel repays its call: 8 MiB of them in float64.
+MANY = 1 << 20
 
 
 @measure
@@ -104,11 +114,18 @@ class Empirical(Measure):
         return self.points.shape[-1]
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        G = reference.log_sum_exp(self._logits(eta), maskable=self.log_weights is not None)
+        if self._many(eta):
+            G = self._attended(eta, self.points[..., :16]).log_normalizer
+        else:
+            G = reference.log_sum_exp(self._logits(eta), maskable=self.log_weights is not None)
         return G + torch.where(G.detach() == -torch.inf, 0.0, (eta @ self._centre().mT).squeeze(-1))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         centre = self._centre()
+        if self._many(eta):
+            found = self._attended(eta, self.points - centre)
+            has_mass = (found.log_normalizer.detach() != -torch.inf).unsqueeze(-1)
+            return found.output + torch.where(has_mass, centre, 0.0)
         p = self._p(eta)
         has_mass = p.detach().sum(-1, keepdim=True) > 0
         return p @ (self.points - centre) + torch.where(has_mass, centre, 0.0)
@@ -122,6 +139,9 @@ class Empirical(Measure):
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b m d"]:
         x = self.points - self._centre()
+        if self._many(eta):
+            (q, k, direction), sight, restore = self._operands(eta, x, vector.expand(*eta.shape[:-1], -1))
+            return restore(directional(q, k, sight, Scoring(1.0), direction))
         p = self._p(eta)
         along = vector @ x.mT
         signed = p * (along - (p * along).sum(-1, keepdim=True))
@@ -130,6 +150,8 @@ class Empirical(Measure):
 
     def entropy(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         """-sum_n p_n log p_n, Shannon's: between 0 and log n.   [theory 3.5]"""
+        if self._many(eta):
+            return self._attended(eta, self.points[..., :16]).entropy
         return reference.entropy(self._logits(eta))
 
     def probabilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
@@ -154,6 +176,29 @@ class Empirical(Measure):
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
         return self.points, self._p(eta)
 
+    def _many(self, eta: Float[Tensor, "*b m d"]) -> bool:
+        """Whether the logits are worth a fused kernel."""
+        return math.prod(eta.shape[:-1]) * self.points.shape[-2] >= MANY
+
+    def _attended(self, eta: Float[Tensor, "*b m d"], values: Float[Tensor, "*b n v"]) -> reference.Statistics:
+        """The statistics of attention to the centred points, with these values."""
+        (q, k, v), sight, restore = self._operands(eta, self.points - self._centre(), values)
+        return reference.Statistics(*map(restore, attention(q, k, v, sight, Scoring(1.0))))
+
+    def _operands(
+        self, eta: Float[Tensor, "*b m d"], *others: Float[Tensor, "*b n v"]
+    ) -> tuple[tuple[Tensor, ...], Sight, Callable[[Tensor], Tensor]]:
+        """Everything as [b, 1, ..., ...], one head of the kernels, and the way back."""
+        self._check_queries(eta)
+        batch = torch.broadcast_shapes(eta.shape[:-2], self.batch_shape, *(t.shape[:-2] for t in others))
+
+        def flat(t: Tensor) -> Tensor:
+            return t.expand(*batch, *t.shape[-2:]).reshape(-1, 1, *t.shape[-2:])
+
+        log_weights = self._log_weights()
+        sight = Sight(None if log_weights is None else flat(log_weights))
+        return tuple(flat(t) for t in (eta, *others)), sight, lambda t: t.reshape(*batch, *t.shape[2:])
+
     def _p(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
         """The attention weights."""
         return reference.softmax(self._logits(eta), maskable=self.log_weights is not None)
@@ -175,9 +220,12 @@ class Empirical(Measure):
 
     def _logits(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
         """<x_n - centre, eta> + log w_n."""
+        self._check_queries(eta)
+        return reference.logits(eta, self.points - self._centre(), self._log_weights())
+
+    def _check_queries(self, eta: Float[Tensor, "*b m d"]) -> None:
         log_weights = self._log_weights()
         if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
             remedy = "Flatten the queries to one dimension, or share one row of log_weights."
             raise ValueError(sentence("Empirical", condition, f"{eta.shape[-2]} queries", remedy))
-        return reference.logits(eta, self.points - self._centre(), log_weights)
