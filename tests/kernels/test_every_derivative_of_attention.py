@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from gradlogz import attend
-from gradlogz.kernels import blocked
+from gradlogz.kernels import blocked, derivatives
 from gradlogz.kernels.attention import attention
 from gradlogz.kernels.scoring import Scoring, Sight
 from rows import NAMES, Case, cases
@@ -25,6 +25,7 @@ OUTPUTS = ("output", "log_normalizer", "entropy", "mean_logit", "logit_variance"
 def _several_blocks(monkeypatch):
     """Blocks of two rows and few logits: derivatives must add up over them."""
     monkeypatch.setattr(blocked, "LOGITS_ON_CPU", 24)
+    monkeypatch.setattr(derivatives, "LOGITS_ON_CPU", 24)
     monkeypatch.setattr(blocked, "ROWS", 2)
 
 
@@ -136,7 +137,7 @@ def test_transforms_are_those_of_the_definition(transform, sight):
     for field in ("output", "log_normalizer", "entropy", "logit_variance", "max_logit"):
         ours, definition = (
             TRANSFORMS[transform](number(kernel, field, *SIGHTS[sight], others))(query)
-            for kernel in (attention, blocked.by_definition)
+            for kernel in (attention, derivatives.by_definition)
         )
         assert field == "max_logit" or definition.abs().max() > 1e-3, "a comparison of zeros says nothing"
         close(ours, definition, 100.0)
@@ -204,7 +205,7 @@ def test_a_custom_operator_has_no_tangents_and_we_do_not_use_it_there():
     assert not jvp(operator, (query,), (direction,))[1].any(), "torch has learnt it: the detour can go"
     _, ours = jvp(lambda q: attention(q, *others, Sight(), scoring).log_normalizer, (query,), (direction,))
     _, definition = jvp(
-        lambda q: blocked.by_definition(q, *others, Sight(), scoring, None).log_normalizer, (query,), (direction,)
+        lambda q: derivatives.by_definition(q, *others, Sight(), scoring, None).log_normalizer, (query,), (direction,)
     )
     close(ours, definition)
 
@@ -220,8 +221,8 @@ def test_forward_mode_inside_forward_mode_is_not_zero():
 
         return jvp(lambda q: jvp(first, (q,), (torch.ones_like(q),))[1], (query,), (torch.ones_like(query),))[1]
 
-    assert second(blocked.by_definition).abs().min() > 1e-3
-    close(second(attention), second(blocked.by_definition))
+    assert second(derivatives.by_definition).abs().min() > 1e-3
+    close(second(attention), second(derivatives.by_definition))
 
 
 def test_the_gradient_of_max_logit_goes_to_one_key():

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gradlogz.attention import masks
-from gradlogz.kernels import blocked, flash
-from gradlogz.kernels.blocked import Dropout, Gradients, coefficients
+from gradlogz.kernels import blocked, derivatives, flash
+from gradlogz.kernels.blocked import Gradients, coefficients
+from gradlogz.kernels.dropout import Dropout
 from gradlogz.kernels.scoring import Scoring, Sight
 from rows import NAMES, cases
 from scales import close
@@ -26,7 +27,7 @@ def pulled_back(operands, sight, scoring, dropout, gradients):
     """The statistics and the gradients of the operands, by the definition and torch's autograd."""
     inputs = [t.detach().requires_grad_() for t in operands]
     bias = None if sight.bias is None else sight.bias.detach().requires_grad_()
-    found = blocked.by_definition(*inputs, sight._replace(bias=bias), scoring, dropout)
+    found = derivatives.by_definition(*inputs, sight._replace(bias=bias), scoring, dropout)
     total = sum((t.masked_fill(t == -torch.inf, 0.0) * g).sum() for t, g in zip(found, gradients, strict=True))
     wanted = [*inputs, *([] if bias is None else [bias])]
     return found, torch.autograd.grad(total, wanted)

@@ -9,7 +9,6 @@ import gradlogz
 import gradlogz.attention
 import gradlogz.measures
 
-
 OF_AN_EXTRA = {"gradlogz.kernels.cpu": "numba", "gradlogz.kernels.simd": "numba", "gradlogz.kernels.gpu": "triton"}
 
 

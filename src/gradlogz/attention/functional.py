@@ -16,7 +16,7 @@ import torch
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import attention
-from ..kernels.blocked import Dropout
+from ..kernels.dropout import Dropout
 from ..kernels.reference import Statistics
 from ..kernels.scoring import Scoring, Sight
 from . import masks

@@ -113,7 +113,9 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
         raise ValueError(sentence("attend", condition, f"shape {shape_of(segments)}", remedy))
     if m > n:
         remedy = "Queries are the last keys; pass an attn_mask for cross attention between packed sequences."
-        raise ValueError(sentence("attend", "segments must come with no more queries than keys", f"{m} and {n}", remedy))
+        raise ValueError(
+            sentence("attend", "segments must come with no more queries than keys", f"{m} and {n}", remedy)
+        )
     segments = segments.reshape(shape).to(torch.int32)
     if all(s == 1 for s in shape[:-1]):
         return segments.reshape(1, n)

@@ -7,7 +7,7 @@
     else       the definition: where torch would be silently wrong (forward mode inside forward mode, whose tangents
                of a Function are zero; transforms inside a compiled region, whose tangents of an operator are zero)
 
-Read next: dispatch.py (which kernel computes it), blocked.py (the derivatives).
+Read next: dispatch.py (which kernel computes it), derivatives.py (what is not in the kernels).
 """
 
 from typing import Any
@@ -17,8 +17,9 @@ from torch.autograd import forward_ad
 
 from .._errors import sentence
 from .._typing import Float, Tensor
-from . import blocked, dispatch
-from .blocked import Dropout, Gradients, coefficients
+from . import blocked, derivatives, dispatch
+from .blocked import Gradients, coefficients
+from .dropout import Dropout
 from .reference import Statistics
 from .scoring import Scoring, Sight
 
@@ -40,10 +41,10 @@ def attention(
     probability, seed = (0.0, None) if dropout is None else dropout
     if torch.compiler.is_compiling():
         if _transformed() or forward_ad._current_level >= 0:
-            return blocked.by_definition(query, key, value, sight, scoring, dropout)
+            return derivatives.by_definition(query, key, value, sight, scoring, dropout)
         return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
     if _forward_modes() > 1:
-        return blocked.by_definition(query, key, value, sight, scoring, dropout)
+        return derivatives.by_definition(query, key, value, sight, scoring, dropout)
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
 
 
@@ -59,7 +60,7 @@ def directional(
     It is the backward of attention with values = keys, with respect to the query.
     """
     if torch.compiler.is_compiling() or _forward_modes() > 1:
-        _, pull = torch.func.vjp(lambda q: blocked.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
+        _, pull = torch.func.vjp(lambda q: derivatives.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
         return pull(direction)[0]
     found = attention(query, key, key, sight, scoring, statistics=False)
     rows = (*found, direction, None, None, None, None)
@@ -125,7 +126,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *moves: Any) -> tuple[Tensor, ...]:
         operands, sight, dropout = _operands(ctx.saved_tensors, ctx.probability)
-        return tuple(blocked.tangents(operands, _or_zeros(moves, operands), sight, ctx.scoring, dropout))
+        return tuple(derivatives.tangents(operands, _or_zeros(moves, operands), sight, ctx.scoring, dropout))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -161,7 +162,7 @@ class _AttendBackward(torch.autograd.Function):
         operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
         gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
         given = cotangents if ctx.needs_bias else cotangents[:3]
-        whole, rows = blocked.second(operands, gradients, _or_zeros(given, operands), sight, ctx.scoring, dropout)
+        whole, rows = derivatives.second(operands, gradients, _or_zeros(given, operands), sight, ctx.scoring, dropout)
         asked = (row if g is not None else None for row, g in zip(rows, ctx.saved_tensors[7:], strict=True))
         return *whole, *[None] * (12 - len(whole)), *asked, None, None, None
 
@@ -170,7 +171,7 @@ class _AttendBackward(torch.autograd.Function):
         operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
         gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
         moved = Gradients(*_or_zeros(moves[12:17], tuple(gradients)))
-        whole = blocked.second_tangents(
+        whole = derivatives.second_tangents(
             operands, gradients, _or_zeros(moves[:4], operands), moved, sight, ctx.scoring, dropout
         )
         return *whole[:3], whole[3] if ctx.needs_bias else operands[0].new_zeros(())

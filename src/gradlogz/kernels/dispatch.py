@@ -17,7 +17,8 @@ import torch
 
 from .._typing import Float, Tensor
 from . import blocked, flash
-from .blocked import Coefficients, Dropout
+from .blocked import Coefficients
+from .dropout import Dropout
 from .reference import Statistics
 from .scoring import Scoring, Sight
 
