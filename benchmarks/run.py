@@ -8,10 +8,13 @@ import platform
 import sys
 from pathlib import Path
 
+import torch
+
+import attention_cpu
 import import_time
 import measures
 
-BENCHMARKS = {"import_time": import_time.rows, "measures": measures.rows}
+BENCHMARKS = {"import_time": import_time.rows, "measures": measures.rows, "attention_cpu": attention_cpu.rows}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -21,7 +24,13 @@ def main(names: list[str]) -> None:
         for row in rows:
             print("  ".join(f"{key} {value}" for key, value in row.items()))
         RESULTS.mkdir(exist_ok=True)
-        table = {"benchmark": name, "python": platform.python_version(), "machine": platform.machine(), "rows": rows}
+        table = {
+            "benchmark": name,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "rows": rows,
+        }
         (RESULTS / f"{name}.json").write_text(json.dumps(table, indent=2) + "\n")
 
 

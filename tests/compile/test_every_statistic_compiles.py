@@ -9,9 +9,17 @@ from registry import NAMES, case
 from scales import close, scale_of
 
 # One measure of each class, and the forms of those that have several.
-# Without the gaussian prior: torch 2.13 cannot trace the gradient of its covariance, which does not depend on eta.
-KINDS = {type(case(name).measure): name for name in reversed(NAMES) if name != "gaussian prior"}
-NAMED = sorted({*KINDS.values(), "empirical, weighted", "gaussian, low rank", "normal statistic", "exponential prior"})
+KINDS = {type(case(name).measure): name for name in reversed(NAMES)}
+NAMED = sorted(
+    {
+        *KINDS.values(),
+        "empirical, weighted",
+        "gaussian, low rank",
+        "normal statistic",
+        "gaussian prior",
+        "exponential prior",
+    }
+)
 
 
 def statistics(h, eta, other):

@@ -133,6 +133,13 @@ class ConjugatePrior(Differentiated):
         A, xi, nu = BASES[self.base].prior_log_normalizer, self.xi.unsqueeze(-2), self.nu.unsqueeze(-1)  # Shorthand
         return A(xi + eta, nu) - A(xi, nu)
 
+    def covariance_product(
+        self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b m d"]:
+        if self.base == "gaussian":  # the same for every eta, which torch.compile cannot find out by differentiating
+            return (vector / self.nu[..., None, None]).expand_as(eta).clone()
+        return super().covariance_product(eta, vector)
+
     def base_log_normalizer(self, theta: Float[Tensor, "*bm d"]) -> Float[Tensor, "*bm"]:
         """G0(theta): minus it is the key bias that turns attention over prior draws into the posterior mean."""
         return BASES[self.base].log_normalizer(theta)
