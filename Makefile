@@ -26,7 +26,7 @@ demo: .venv/.demo
 # Annotated shapes are checked at run time in the first half. torch.compile cannot see through those checks, and the laws
 # are also about calls that the checks would refuse before the library does; hence the second.
 test: .venv/.test
-	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests/agreement tests/device tests/errors tests/package tests/theorems tests/verification
+	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests/agreement tests/device tests/errors tests/kernels tests/package tests/theorems tests/verification
 	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/compile tests/documentation
 
 test-long: .venv/.test
@@ -60,8 +60,10 @@ clean:
 	$(PIP) --editable '.[cli]'
 	@touch $@
 
-.venv/.test: pyproject.toml .venv/.torch
+# Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
+.venv/.test: pyproject.toml constraints.txt .venv/.torch
 	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps triton
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch

@@ -111,7 +111,7 @@ def enumerated(case: Case) -> dict[str, Tensor]:
     return {name: torch.stack(rows).reshape(B, H, m, *rows[0].shape) for name, rows in found.items()}
 
 
-def cases(dtype: torch.dtype = torch.float64) -> dict[str, Case]:
+def cases(dtype: torch.dtype = torch.float64, *, d: int = 3, v: int = 4) -> dict[str, Case]:
     """One case for each convention, and some in which they meet."""
     generator = torch.Generator().manual_seed(7)
 
@@ -121,7 +121,7 @@ def cases(dtype: torch.dtype = torch.float64) -> dict[str, Case]:
     def chance(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator) > 0.4
 
-    def operands(m: int = 5, n: int = 5, h: int = 2, hk: int = 2, d: int = 3, v: int = 4) -> tuple[Tensor, ...]:
+    def operands(m: int = 5, n: int = 5, h: int = 2, hk: int = 2) -> tuple[Tensor, ...]:
         return normal(2, h, m, d), normal(2, hk, n, d), normal(2, hk, n, v)
 
     additive = normal(1, 2, 5, 5).masked_fill(~chance(1, 2, 5, 5), -math.inf)

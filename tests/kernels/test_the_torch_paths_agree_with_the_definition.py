@@ -52,7 +52,7 @@ def test_blocks_of_any_size_give_the_definition(name, drop, budget, monkeypatch)
     found = blocked.forward(*operands, sight, scoring, dropout)
     for actual, value in zip(found, expected, strict=True):
         close(actual, value.detach(), 10.0)
-    row = coefficients(found, gradients)
+    row = coefficients(found, gradients, (gradients.output * found.output).sum(-1))
     whole = blocked.backward(*operands, sight, scoring, row, gradients.output, needs_bias=True, dropout=dropout)
     blocked.add_gradient_of_highest(whole, *operands[:2], sight, scoring, gradients.max_logit)
     for actual, value in zip([g for g in whole if g is not None], expected_gradients, strict=True):
@@ -72,7 +72,8 @@ def test_torchs_flash_attention_gives_output_and_log_normalizer(name):
     found = flash.forward(*operands, sight, scoring)
     close(found.output, expected.output.detach(), 10.0)
     close(found.log_normalizer, expected.log_normalizer.detach(), 10.0)
-    row = coefficients(found, Gradients(*gradients[:2], None, None, None))
+    along = (gradients.output * found.output).sum(-1)
+    row = coefficients(found, Gradients(*gradients[:2], None, None, None), along)
     whole = flash.backward(*operands, sight, scoring, row.log_normalizer, gradients.output, row.c0)
     for actual, value in zip(whole, expected_gradients, strict=False):
         close(actual, value, 100.0)

@@ -91,8 +91,12 @@ def _gradients(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of query, key, value and bias from those of the statistics."""
-    grad_output = torch.zeros_like(found.output) if gradients.output is None else gradients.output
-    row = coefficients(found, gradients)
+    grad_output, along = gradients.output, None
+    if grad_output is None:
+        grad_output = torch.zeros_like(found.output)
+    else:
+        along = dispatch.inner(grad_output, found.output)
+    row = coefficients(found, gradients, along)
     whole = dispatch.backward(
         query, key, value, sight, scoring, dropout, row, grad_output, needs_bias=needs_bias and sight.bias is not None
     )

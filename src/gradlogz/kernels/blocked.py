@@ -48,13 +48,11 @@ class Gradients(NamedTuple):
     max_logit: Float[Tensor, "b h m"] | None
 
 
-def coefficients(found: Statistics, gradients: Gradients) -> Coefficients:
-    """c0, c1, c2 of every row from the statistics found and their cotangents."""
+def coefficients(found: Statistics, gradients: Gradients, along: Float[Tensor, "b h m"] | None) -> Coefficients:
+    """c0, c1, c2 of every row from the statistics found, their cotangents and along = <grad_output, output>."""
     G = found.log_normalizer
     dead = G == -torch.inf
-    c0 = torch.zeros_like(G)
-    if gradients.output is not None:
-        c0 = c0 - (gradients.output.to(G.dtype) * found.output.to(G.dtype)).sum(-1)
+    c0 = torch.zeros_like(G) if along is None else -along
     if gradients.log_normalizer is not None:
         c0 = c0 + gradients.log_normalizer.masked_fill(dead, 0.0)
     c1 = c2 = None
@@ -74,8 +72,13 @@ def forward(
 ) -> Statistics:
     """The statistics of every row."""
     b, h, m, _ = query.shape
+    pieces = list(_pieces(query, key, scoring))
+    if len(pieces) == 1:  # decoding: every call of torch counts
+        at = pieces[0]
+        seen, kept = visible(sight, scoring, at.block, *at.size[2:], query.device), at.kept(dropout, query.dtype)
+        return _rows(query, at.keys(key), at.keys(value), _cut(sight.bias, at.block), seen, scoring, kept)
     whole = Statistics(query.new_empty(b, h, m, value.shape[-1]), *(query.new_empty(b, h, m) for _ in range(4)))
-    for at in _pieces(query, key, scoring):
+    for at in pieces:
         q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
         seen = visible(near, scoring, at.block, *at.size[2:], query.device)
         kept = at.kept(dropout, query.dtype)

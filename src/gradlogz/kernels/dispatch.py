@@ -82,6 +82,14 @@ def backward(
     return of_q.to(query.dtype), of_k.to(key.dtype), of_v.to(value.dtype), of_bias
 
 
+def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
+    """<left, right> of every row, in float32 or better."""
+    kernel = _imported("gpu", "triton") if left.device.type == "cuda" and left.dtype != torch.float64 else None
+    if kernel is not None and 16 <= left.shape[-1] <= 256 and left.numel():
+        return kernel.inner(left, right)
+    return (_wide(left) * _wide(right)).sum(-1)
+
+
 def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout | None) -> ModuleType | None:
     """The module of the compiled kernel for these arguments, or None."""
     if dropout is not None or query.dtype == torch.float64 or query.numel() == 0:

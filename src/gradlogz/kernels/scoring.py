@@ -73,6 +73,8 @@ def cut(tensor: Tensor, block: Block) -> Tensor:
 def visible(sight: Sight, scoring: Scoring, block: Block, m: int, n: int, device: torch.device) -> Tensor | None:
     """Which keys of the block each of its queries may see, broadcast against [b, h, rows, keys]; None is all."""
     seen = None if sight.mask is None else cut(sight.mask, block)
+    if scoring.left is None and scoring.right is None and sight.segments is None:
+        return seen
     key = torch.arange(block.first_key, block.last_key, device=device)
     at = torch.arange(block.first_row + n - m, block.last_row + n - m, device=device).unsqueeze(-1)
     if scoring.left is not None:

@@ -1,0 +1,177 @@
+"""Attention with its statistics on a GPU beside those without: milliseconds, ratios, and the floor of the hardware.
+
+python benchmarks/attention_gpu.py [path]       default benchmarks/results/attention_gpu.json
+
+    floor = max(operations / rate of a large product, bytes / rate of a large copy, exponentials / 16 per clock and SM)
+
+Bytes are those of inputs and outputs, each moved once; operations and exponentials those that any method needs: two
+products and one exponential per visible pair forward, five and one more backward. Ours needs seven products backward.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from triton.testing import do_bench
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from gradlogz.kernels import gpu
+from gradlogz.kernels.scoring import Scoring, Sight
+
+SHAPES = [(4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
+SOURCE = Path(gpu.__file__)
+Call = Callable[[], object]
+
+
+def milliseconds(call: Call) -> float | None:
+    """The median; None for a rival that is not to be had here."""
+    try:
+        return do_bench(call, warmup=25, rep=100, return_mode="median")
+    except Exception as error:
+        print(f"   not measured: {error!r:.120}", flush=True)
+        return None
+
+
+def with_backward(attend: Callable[..., torch.Tensor], inputs: list[torch.Tensor], grad_output: torch.Tensor) -> Call:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    return lambda: torch.autograd.grad(attend(*leaves), leaves, grad_output)
+
+
+def rivals(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) -> dict[str, float | None]:
+    def plain(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    times = {}
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+        with sdpa_kernel(backend):
+            times[name] = milliseconds(lambda: plain(*inputs))
+            times[f"{name} with backward"] = milliseconds(with_backward(plain, inputs, grad_output))
+
+    n = inputs[0].shape[2]
+    block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n) if causal else None
+    torch.compiler.reset()  # it gives up after some shapes
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def flex(q, k, v):
+        return compiled(q, k, v, block_mask=block_mask, return_aux=AuxRequest(lse=True))[0]
+
+    times["flex with lse"] = milliseconds(lambda: flex(*inputs))
+    times["flex with lse with backward"] = milliseconds(with_backward(flex, inputs, grad_output))
+    return times
+
+
+def ours(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) -> dict[str, float | None]:
+    scoring = Scoring(inputs[0].shape[3] ** -0.5, right=0 if causal else None)
+
+    def both_ways(statistics: bool) -> object:
+        r = gpu.forward(*inputs, Sight(), scoring, statistics=statistics)
+        c0 = -gpu.inner(grad_output, r.output)
+        c1, c2 = (r.entropy, r.logit_variance) if statistics else (None, None)
+        mean = r.log_normalizer - r.entropy
+        return gpu.backward(
+            *inputs, Sight(), scoring, r.log_normalizer, mean, grad_output, c0, c1, c2, needs_bias=False
+        )
+
+    times = {}
+    for name, statistics in (("output", False), ("statistics", True), ("statistics again", True)):
+        times[name] = milliseconds(
+            lambda statistics=statistics: gpu.forward(*inputs, Sight(), scoring, statistics=statistics)
+        )
+    # Gradients of the output alone after a forward with statistics are what training with a report needs.
+    times["output with backward"] = milliseconds(lambda: both_ways(False))
+    times["statistics with backward through them"] = milliseconds(lambda: both_ways(True))
+    return times
+
+
+def ceilings() -> dict[str, float]:
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = do_bench(lambda: a @ b, return_mode="median")
+    clock = subprocess.run(
+        ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"], capture_output=True, text=True
+    ).stdout.split()[0]
+    source = torch.randint(0, 255, (1 << 32,), device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy = do_bench(lambda: target.copy_(source), return_mode="median")
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    return {
+        "product_tflops": 2 * 8192**3 / product / 1e9,
+        "copy_tbytes_per_s": 2 * source.numel() / copy / 1e9,
+        "clock_mhz": float(clock),
+        "exponentials_per_s": 16 * multiprocessors * float(clock) * 1e6,
+    }
+
+
+def floor(shape: tuple[int, int, int, int], causal: bool, top: dict[str, float], products: int) -> dict[str, float]:
+    b, h, n, d = shape
+    pairs = b * h * (n * (n + 1) // 2 if causal else n * n)
+    tensors = 4 if products == 2 else 4 + 8
+    return {
+        "operations_ms": 2 * products * pairs * d / top["product_tflops"] / 1e9,
+        "bytes_ms": tensors * 2 * b * h * n * d / top["copy_tbytes_per_s"] / 1e9,
+        "exponentials_ms": pairs * (1 if products == 2 else 2) / top["exponentials_per_s"] * 1e3,
+    }
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else round(one / other, 3)
+
+
+def row(shape: tuple[int, int, int, int], causal: bool, top: dict[str, float]) -> dict[str, object]:
+    *inputs, grad_output = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    times = {**ours(inputs, grad_output, causal), **rivals(inputs, grad_output, causal)}
+    backward = "output with backward"
+    ratios = {
+        **{
+            f"statistics / {name}": ratio(times["statistics"], times[name])
+            for name in ("cudnn", "fa2", "flex with lse")
+        },
+        **{
+            f"{backward} / {name}": ratio(times[backward], times[f"{name} with backward"])
+            for name in ("cudnn", "fa2", "flex with lse")
+        },
+    }
+    return {
+        "shape": shape,
+        "causal": causal,
+        "ms": {name: None if t is None else round(t, 4) for name, t in times.items()},
+        "ratios": ratios,
+        "floor forward": floor(shape, causal, top, 2),
+        "floor with backward": floor(shape, causal, top, 7),
+    }
+
+
+def main(path: Path) -> None:
+    torch.manual_seed(0)
+    top = ceilings()
+    print({name: round(value, 1) for name, value in top.items()}, flush=True)
+    rows = []
+    for shape in SHAPES:
+        for causal in (False, True):
+            rows.append(row(shape, causal, top))
+            print(shape, "causal" if causal else "full", flush=True)
+            print("   ms    ", rows[-1]["ms"], flush=True)
+            print("   ratios", rows[-1]["ratios"], flush=True)
+    table = {
+        "benchmark": "attention_gpu",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "sha256 of gpu.py": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+        "ceilings": top,
+        "rows": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "attention_gpu.json")

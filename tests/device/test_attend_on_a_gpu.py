@@ -1,0 +1,87 @@
+"""attend on a GPU: every convention against enumeration, gradients against float64, compiled and not."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from gradlogz import attend
+from rows import NAMES, Case, cases, enumerated
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+# Half precision: logits are exact products of what was rounded, the weights are rounded again before they meet values.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-4}
+
+
+def on_gpu(case: Case) -> Case:
+    options = {k: t.cuda() if isinstance(t, torch.Tensor) else t for k, t in case.options.items()}
+    return Case(*(t.cuda() for t in case[:3]), options)
+
+
+@pytest.mark.parametrize("d", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_statistics_agree_with_enumeration(name, dtype, d):
+    case = cases(dtype, d=d, v=d)[name]
+    for statistics in ("scalar", "moments"):
+        found = attend(*on_gpu(case)[:3], **on_gpu(case).options, statistics=statistics)
+        for field, expected in enumerated(case).items():
+            actual = getattr(found, field)
+            if actual is None:
+                continue
+            size = 1 + float(expected[expected.isfinite()].abs().max())
+            half = field == "output" and dtype == torch.bfloat16
+            tolerance = size * (1e-2 if half else TOLERANCE[dtype])
+            torch.testing.assert_close(
+                actual.double().cpu(), expected, rtol=0, atol=tolerance, msg=lambda m, f=field: f"{f}: {m}"
+            )
+
+
+def gradients(function, case):
+    """The gradients of everything, through all statistics at once."""
+    tensors = {
+        name: t.detach().clone().requires_grad_()
+        for name, t in {**case.options, **dict(zip(("query", "key", "value"), case[:3], strict=True))}.items()
+        if isinstance(t, torch.Tensor) and t.is_floating_point()
+    }
+    fixed = {name: t for name, t in case.options.items() if name not in tensors}
+    found = function(**tensors, **fixed)
+    total = sum(t.double().masked_fill(t == -torch.inf, 0.0).sin().sum() for t in found if t is not None)
+    return torch.autograd.grad(total, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_agree_with_float64(name, dtype, compiled):
+    if compiled and name not in ("causal", "everything"):
+        pytest.skip("two cases suffice")
+    case = cases(dtype, d=16, v=16)[name]
+    wide = {
+        k: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for k, t in case.options.items()
+    }
+    function = torch.compile(attend, fullgraph=True) if compiled else attend
+    expected = gradients(attend, Case(*(t.double() for t in case[:3]), wide))
+    for actual, value in zip(gradients(function, on_gpu(case)), expected, strict=True):
+        size = 1 + float(value.abs().max())
+        tolerance = size * (2e-5 if dtype == torch.float32 else 2e-2)
+        torch.testing.assert_close(actual.double().cpu(), value, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 100, 1000])
+def test_the_output_is_that_of_sdpa(tokens, dtype):
+    q, k, v = (torch.randn(2, 4, tokens, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    found, expected = attend(q, k, v, is_causal=True), scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(found.output, expected, rtol=0, atol=2e-2)
+    ours, theirs = (torch.autograd.grad(t.float().square().sum(), (q, k, v)) for t in (found.output, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=6e-2)
+
+
+def test_second_derivatives_are_there():
+    q, k = torch.randn(6, 16, device="cuda"), torch.randn(20, 16, device="cuda")
+    found = torch.func.hessian(lambda x: attend(x, k, k, scale=1.0).log_normalizer.sum())(q)
+    q, k = q.double().cpu(), k.double().cpu()
+    expected = torch.func.hessian(lambda x: attend(x, k, k, scale=1.0).log_normalizer.sum())(q)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=1e-3)
