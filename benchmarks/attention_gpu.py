@@ -24,7 +24,9 @@ from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from gradlogz import attend
 from gradlogz.kernels import gpu
+from gradlogz.kernels.attention import directional
 from gradlogz.kernels.scoring import Scoring, Sight
 
 SHAPES = [(4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
@@ -86,9 +88,25 @@ def ours(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) ->
         times[name] = milliseconds(
             lambda statistics=statistics: gpu.forward(*inputs, Sight(), scoring, statistics=statistics)
         )
-    # Gradients of the output alone after a forward with statistics are what training with a report needs.
     times["output with backward"] = milliseconds(lambda: both_ways(False))
     times["statistics with backward through them"] = milliseconds(lambda: both_ways(True))
+
+    # What a user calls: a training step with a report, with a z-loss, and the Fisher-vector product.
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    grad_log_normalizer = torch.randn_like(inputs[0][..., 0], dtype=torch.float32)
+
+    def with_z_loss() -> object:
+        found = attend(*leaves, is_causal=causal)
+        gradients = (grad_output, grad_log_normalizer)
+        return torch.autograd.grad((found.output, found.log_normalizer), leaves, gradients)
+
+    query, key, _ = inputs
+    times["attend"] = milliseconds(lambda: attend(*inputs, is_causal=causal))
+    times["attend with backward"] = milliseconds(
+        with_backward(lambda q, k, v: attend(q, k, v, is_causal=causal).output, inputs, grad_output)
+    )
+    times["attend with backward and z-loss"] = milliseconds(with_z_loss)
+    times["Fisher-vector product"] = milliseconds(lambda: directional(query, key, Sight(), scoring, grad_output))
     return times
 
 
@@ -128,12 +146,9 @@ def ratio(one: float | None, other: float | None) -> float | None:
 def row(shape: tuple[int, int, int, int], causal: bool, top: dict[str, float]) -> dict[str, object]:
     *inputs, grad_output = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     times = {**ours(inputs, grad_output, causal), **rivals(inputs, grad_output, causal)}
-    backward = "output with backward"
+    backward = "attend with backward"
     ratios = {
-        **{
-            f"statistics / {name}": ratio(times["statistics"], times[name])
-            for name in ("cudnn", "fa2", "flex with lse")
-        },
+        **{f"attend / {name}": ratio(times["attend"], times[name]) for name in ("cudnn", "fa2", "flex with lse")},
         **{
             f"{backward} / {name}": ratio(times[backward], times[f"{name} with backward"])
             for name in ("cudnn", "fa2", "flex with lse")

@@ -25,6 +25,7 @@ def checked_modules() -> set[str]:
         "gradlogz.kernels.cpu",
         "gradlogz.kernels.gpu",
         "gradlogz.kernels.simd",
+        "gradlogz.kernels.tiles",
     }
 
 

@@ -22,7 +22,8 @@ def _escaped(lines: list[str]) -> list[str]:
         if line and not line.startswith(" "):
             in_section = line in SECTIONS
         code = line.startswith((">>>", "...")) or (line.startswith("    ") and not in_section)
-        out.append(line if code else "`".join(_part(i, p) for i, p in enumerate(line.split("`"))))
+        name, text = re.match(r"((?:    \w+: )?)(.*)", line).groups()  # the name of a parameter is no text
+        out.append(line if code else name + "`".join(_part(i, p) for i, p in enumerate(text.split("`"))))
     return out
 
 

@@ -9,7 +9,8 @@ import gradlogz
 import gradlogz.attention
 import gradlogz.measures
 
-OF_AN_EXTRA = {"gradlogz.kernels.cpu": "numba", "gradlogz.kernels.simd": "numba", "gradlogz.kernels.gpu": "triton"}
+OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
+OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), "gradlogz.kernels.gpu": "triton"}
 
 
 def modules():

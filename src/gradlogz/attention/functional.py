@@ -9,6 +9,7 @@ Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attentio
 """
 
 import math
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -78,7 +79,10 @@ def attend(
     True
     """
     _check(query, key, value, dropout_p, softcap, statistics)
-    query, key, value = _autocast(query, key, value)
+    autocast = torch.is_autocast_enabled(query.device.type)
+    if autocast and query.dtype != torch.float64:  # what it does to SDPA
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
     h, m, n = q.shape[1], q.shape[2], k.shape[2]
     sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, n), like=query)
@@ -87,17 +91,26 @@ def attend(
     dropout = None
     if dropout_p > 0:
         dropout = Dropout(float(dropout_p), torch.randint(1 << 62, (), device=query.device))
-    with torch.autocast(query.device.type, enabled=False):
-        if statistics == "moments":
-            found = _moments(q, k, v, sight, scoring, dropout)
-        else:
-            found = _scalars(attention(q, k, v, sight, scoring, dropout, statistics=statistics == "scalar"))
-            if statistics == "none":
-                found = Attention(found.output, found.log_normalizer)
+    with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
+        found = _statistics(q, k, v, sight, scoring, dropout, statistics)
         if sinks is not None:
             found = found.joined(_sink(sinks, found, lead))
-        found = found._replace(output=found.output.to(query.dtype))
-    return _like(found, query.shape[:-2] if query.ndim < 3 else (*lead, h), m)
+        if found.output.dtype != query.dtype:
+            found = found._replace(output=found.output.to(query.dtype))
+    return (
+        found
+        if query.ndim == 4 and query.shape[:2] == q.shape[:2]
+        else _like(found, query.shape[:-2] if query.ndim < 3 else (*lead, h), m)
+    )
+
+
+def _statistics(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None, statistics: str
+) -> Attention:
+    if statistics == "moments":
+        return _moments(q, k, v, sight, scoring, dropout)
+    found = attention(q, k, v, sight, scoring, dropout, statistics=statistics == "scalar")
+    return Attention(found.output, found.log_normalizer) if statistics == "none" else _scalars(found)
 
 
 def _scalars(found: Statistics) -> Attention:
@@ -155,7 +168,9 @@ def _four_dimensional(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
     """[b, h, m, d], [b, hk, n, d], [b, hk, n, v] and the leading dimensions that became b."""
-    lead = torch.Size(())
+    lead = query.shape[:-3]
+    if query.ndim == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.ndim == value.ndim == 4:
+        return lead, (query, key, value)  # the usual case, in which nothing is to be done
     try:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
@@ -183,15 +198,6 @@ def _four_dimensional(
     return lead, (arranged[0], arranged[1], arranged[2])
 
 
-def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast does to SDPA: half precision operands, but for float64."""
-    kind = query.device.type
-    if not torch.is_autocast_enabled(kind) or query.dtype == torch.float64:
-        return query, key, value
-    dtype = torch.get_autocast_dtype(kind)
-    return query.to(dtype), key.to(dtype), value.to(dtype)
-
-
 def _named(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
     return ("query", query), ("key", key), ("value", value)
 
@@ -211,8 +217,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap:
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
             raise ValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
-    autocast = torch.is_autocast_enabled(query.device.type)
-    if not autocast and not query.dtype == key.dtype == value.dtype:
+    if not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type):
         fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
         remedy = "Convert one of them with .to(dtype)."
         raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
@@ -237,7 +242,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap:
     if statistics not in ("none", "scalar", "moments"):
         condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
         raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
         remedy = "Export with scaled_dot_product_attention in its place."
         raise NotImplementedError(sentence("attend", condition, fact, remedy))

@@ -43,6 +43,9 @@ def attention(
         if _transformed() or forward_ad._current_level >= 0:
             return derivatives.by_definition(query, key, value, sight, scoring, dropout)
         return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
+    operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
+    if not _differentiated(operands):
+        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     if _forward_modes() > 1:
         return derivatives.by_definition(query, key, value, sight, scoring, dropout)
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
@@ -71,6 +74,13 @@ def directional(
 def _transformed() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def _differentiated(operands: tuple[Tensor, ...]) -> bool:
+    """Whether anything but the values will be asked for: a gradient, a tangent, a vmap."""
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in operands)
 
 
 def _forward_modes() -> int:

@@ -23,7 +23,7 @@ from .reference import Statistics
 from .scoring import Scoring, Sight
 
 # Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
-WORTH_COMPILING = 1 << 14
+WORTH_COMPILING = 1 << 10
 
 
 def forward(
@@ -97,7 +97,7 @@ def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout |
     if query.device.type == "cuda":
         sizes = query.shape[-1], value.shape[-1]
         return _imported("gpu", "triton") if 16 <= min(sizes) and max(sizes) <= 256 else None
-    if query.device.type == "cpu" and query.shape[2] > 1 and query[..., 0].numel() * keys >= WORTH_COMPILING:
+    if query.device.type == "cpu" and query[..., 0].numel() * keys >= WORTH_COMPILING:
         return _imported("cpu", "numba")
     return None
 
