@@ -186,7 +186,7 @@ class Empirical(Measure):
         return reference.Statistics(*map(restore, attention(q, k, v, sight, Scoring(1.0))))
 
     def _operands(
-        self, eta: Float[Tensor, "*b m d"], *others: Float[Tensor, "*b n v"]
+        self, eta: Float[Tensor, "*b m d"], *others: Tensor
     ) -> tuple[tuple[Tensor, ...], Sight, Callable[[Tensor], Tensor]]:
         """Everything as [b, 1, ..., ...], one head of the kernels, and the way back."""
         self._check_queries(eta)
