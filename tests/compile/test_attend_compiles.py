@@ -42,6 +42,24 @@ def test_inductor_gives_the_same(name, statistics):
         close(actual, expected, 10.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_kernels_give_results_that_torch_can_own(dtype):
+    """Results of an operator may neither share memory nor be laid out otherwise than promised."""
+    q = torch.randn(2, 100, 3, 16).to(dtype).transpose(1, 2).requires_grad_()
+    k, v = (torch.randn(2, 3, 70, 16).to(dtype).requires_grad_() for _ in range(2))
+    bias = torch.randn(100, 70, requires_grad=True)
+
+    def step(q, k, v, bias):
+        return attend(q, k, v, bias=bias)
+
+    total = {}
+    for name, function in {"eager": step, "compiled": torch.compile(step, fullgraph=True)}.items():
+        found = function(q, k, v, bias)
+        total[name] = torch.autograd.grad(sum(t.float().sin().sum() for t in found[:6]), (q, k, v, bias))
+    for actual, expected in zip(total["compiled"], total["eager"], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 5e-2)
+
+
 def test_dropout_compiles():
     q, k, v = (torch.randn(2, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     compiled = torch.compile(lambda q, k, v: attend(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager")

@@ -88,7 +88,7 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
         if all(s == 1 for s in tensor.shape[:too_many]):
             tensor = tensor.reshape(tensor.shape[too_many:])
     shape = (1,) * (len(whole) - tensor.ndim) + tuple(tensor.shape)
-    if len(shape) != len(whole) or any(s not in (1, w) for s, w in zip(shape, whole, strict=True)):
+    if not _broadcasts(shape, whole):
         condition = f"{name} must broadcast against {whole}, batch, heads, queries and keys"
         remedy = "A padding mask of keys [b, n] is mask[:, None, None, :]."
         raise ValueError(sentence("attend", condition, f"shape {shape_of(tensor)}", remedy))
@@ -96,6 +96,10 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
     if all(s == 1 for s in shape[:-3]):
         return tensor.reshape(1, *tensor.shape[-3:])
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) == len(whole) and all(s == 1 or s == w for s, w in zip(shape, whole, strict=True))
 
 
 def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], like: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
         raise TypeError(sentence("attend", "segments must be integers", f"{segments.dtype}", remedy))
     whole = (*lead, n)
     shape = (1,) * (len(whole) - segments.ndim) + tuple(segments.shape)
-    if len(shape) != len(whole) or shape[-1] != n or any(s not in (1, w) for s, w in zip(shape, whole, strict=True)):
+    if not _broadcasts(shape, whole) or shape[-1] != n:
         condition = f"segments must broadcast against {whole}, batch and keys"
         remedy = "Give each key the number of its document; heads share them."
         raise ValueError(sentence("attend", condition, f"shape {shape_of(segments)}", remedy))

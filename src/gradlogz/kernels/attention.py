@@ -271,7 +271,8 @@ def _operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
     scoring = Scoring(scale, softcap, left, right)
-    return tuple(dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics))  # type: ignore[return-value]
+    found = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
+    return _alone(found)  # type: ignore[return-value]
 
 
 @torch.library.custom_op("gradlogz::attention_backward", mutates_args=())
@@ -305,7 +306,15 @@ def _operator_backward(
     gradients = Gradients(grad_output, grad_log_normalizer, grad_entropy, grad_logit_variance, grad_max_logit)
     scoring = Scoring(scale, softcap, left, right)
     *whole, of_bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
-    return *whole, query.new_zeros(()) if of_bias is None else of_bias  # type: ignore[return-value]
+    return _alone((*whole, query.new_zeros(()) if of_bias is None else of_bias))  # type: ignore[return-value]
+
+
+def _alone(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Each in memory of its own, in order: what torch asks of the results of an operator, and the fake ones promise."""
+    own = (t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in tensors)
+    return tuple(
+        t if alone else t.clone(memory_format=torch.contiguous_format) for t, alone in zip(tensors, own, strict=True)
+    )
 
 
 @_operator.register_fake

@@ -180,7 +180,7 @@ class Empirical(Measure):
         """Whether the logits are worth a fused kernel."""
         return math.prod(eta.shape[:-1]) * self.points.shape[-2] >= MANY
 
-    def _attended(self, eta: Float[Tensor, "*b m d"], values: Float[Tensor, "*b n v"]) -> reference.Statistics:
+    def _attended(self, eta: Float[Tensor, "*b m d"], values: Float[Tensor, "*#b n v"]) -> reference.Statistics:
         """The statistics of attention to the centred points, with these values."""
         (q, k, v), sight, restore = self._operands(eta, self.points - self._centre(), values)
         return reference.Statistics(*map(restore, attention(q, k, v, sight, Scoring(1.0))))
