@@ -177,3 +177,21 @@ def test_dropout_drops_the_fraction_it_says():
     for dims in ((0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)):
         means = kept.double().mean(dims)
         assert float((means - 0.75).abs().max()) < 5 * (0.25 * 0.75 * means.numel() / kept.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_of_every_statistic_in_low_precision_are_those_in_float64(dtype):
+    q, k, v = (torch.randn(2, 3, 90, 16).to(dtype) for _ in range(3))
+    bias = torch.randn(90, 90).to(dtype)
+
+    def gradients(*operands):
+        leaves = [t.detach().requires_grad_() for t in operands]
+        found = attend(*leaves[:3], bias=leaves[3], is_causal=True)
+        return torch.autograd.grad(sum(t.double().sin().sum() for t in found[:6]), leaves)
+
+    wide = gradients(*(t.double() for t in (q, k, v, bias)))
+    for actual, expected in zip(gradients(q, k, v, bias), wide, strict=True):
+        size = float(expected.abs().max())
+        torch.testing.assert_close(
+            actual.double(), expected, rtol=0, atol=size * (1e-2 if dtype == torch.bfloat16 else 1e-5)
+        )

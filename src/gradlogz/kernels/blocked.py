@@ -73,16 +73,14 @@ def forward(
     """The statistics of every row."""
     b, h, m, _ = query.shape
     pieces = list(_pieces(query, key, scoring))
-    if len(pieces) == 1:  # decoding: every call of torch counts
-        at = pieces[0]
-        seen, kept = visible(sight, scoring, at.block, *at.size[2:], query.device), at.kept(dropout, query.dtype)
-        return _rows(query, at.keys(key), at.keys(value), _cut(sight.bias, at.block), seen, scoring, kept)
+    room = _Room(query, max((at.logits for at in pieces), default=0))
     whole = Statistics(query.new_empty(b, h, m, value.shape[-1]), *(query.new_empty(b, h, m) for _ in range(4)))
     for at in pieces:
         q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
         seen = visible(near, scoring, at.block, *at.size[2:], query.device)
-        kept = at.kept(dropout, query.dtype)
-        found = _rows(q, k, v, _cut(near.bias, at.block), seen, scoring, kept)
+        found = _rows(q, k, v, _cut(near.bias, at.block), seen, scoring, at.kept(dropout, query.dtype), room)
+        if len(pieces) == 1:  # decoding: every call of torch counts
+            return found
         for tensor, part in zip(whole, found, strict=True):
             at.rows(tensor).copy_(part)
     return whole
@@ -103,10 +101,12 @@ def backward(
     """Gradients of query, key, value and bias."""
     grad_query, grad_key, grad_value = (torch.zeros_like(t) for t in (query, key, value))
     grad_bias = torch.zeros_like(sight.bias) if needs_bias and sight.bias is not None else None
-    for at in _pieces(query, key, scoring):
+    pieces = list(_pieces(query, key, scoring))
+    room = _Room(query, max((at.logits for at in pieces), default=0))
+    for at in pieces:
         q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
         seen, heads = visible(near, scoring, at.block, *at.size[2:], query.device), k.shape[1]
-        s, slope = _logits(q, k, _cut(near.bias, at.block), seen, scoring)
+        s, slope = _logits(q, k, _cut(near.bias, at.block), seen, scoring, room)
         go, kept = at.rows(grad_output), at.kept(dropout, query.dtype)
         ds = (grouped(go, heads) @ v.mT).view(s.shape)
         if kept is not None:
@@ -142,10 +142,13 @@ def add_gradient_of_highest(
     grad_query, grad_key, _, grad_bias = whole
     (b, h, m, _), (_, hk, _, _) = query.shape, key.shape
     index = query.new_full((b, h, m), -1, dtype=torch.long)
-    for at in _pieces(query, key, scoring):
+    wide_query, wide_key = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (query, key))
+    pieces = list(_pieces(query, key, scoring))
+    room = _Room(wide_query, max((at.logits for at in pieces), default=0))
+    for at in pieces:
         near = at.near(sight)
         seen = visible(near, scoring, at.block, *at.size[2:], query.device)
-        s, _ = _logits(at.rows(query), at.keys(key), _cut(near.bias, at.block), seen, scoring)
+        s, _ = _logits(at.rows(wide_query), at.keys(wide_key), _cut(near.bias, at.block), seen, scoring, room)
         if s.shape[-1]:
             top, at_top = s.max(-1)
             at.rows(index).copy_(torch.where(top == -torch.inf, -1, at_top + at.block.first_key))
@@ -178,6 +181,14 @@ class _Piece(NamedTuple):
     heads: slice
     block: Block
     size: tuple[int, int, int, int]  # b, h, m, n of the whole
+
+    @property
+    def logits(self) -> int:
+        """How many there are."""
+        batches, heads = (
+            len(range(*s.indices(size))) for s, size in zip((self.batches, self.heads), self.size[:2], strict=True)
+        )
+        return batches * heads * self.block.rows * self.block.keys
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Of a tensor [b, h, m, ...]."""
@@ -233,11 +244,28 @@ def _cut(bias: Tensor | None, block: Block) -> Tensor | None:
     return None if bias is None else cut(bias, block)
 
 
+class _Room:
+    """Two buffers that all pieces share: fresh memory for each would cost more than what is done with it."""
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        self.logits, self.weights = like.new_empty(size), like.new_empty(size)
+
+    def product(self, left: Tensor, right: Tensor, factor: float) -> Tensor:
+        """factor <left, right> of rows [b, hk, m, d] and [b, hk, n, d], in the buffer of the logits."""
+        left, right = left.flatten(0, 1), right.flatten(0, 1)
+        out = self.logits[: left.shape[0] * left.shape[1] * right.shape[1]].view(*left.shape[:2], right.shape[1])
+        return torch.baddbmm(out, left, right.mT, beta=0, alpha=factor, out=out)
+
+    def exp(self, s: Tensor) -> Tensor:
+        """exp(s), in the buffer of the weights."""
+        return torch.exp(s, out=self.weights[: s.numel()].view(s.shape))
+
+
 def _logits(
-    q: Tensor, k: Tensor, bias: Tensor | None, seen: Tensor | None, scoring: Scoring
+    q: Tensor, k: Tensor, bias: Tensor | None, seen: Tensor | None, scoring: Scoring, room: _Room
 ) -> tuple[Tensor, Tensor | None]:
-    """The logits of a piece in one buffer, and the slope of the soft cap where there is one."""
-    s = (grouped(q * scoring.scale, k.shape[1]) @ k.mT).view(*q.shape[:-1], k.shape[-2])
+    """The logits of a piece in their buffer, and the slope of the soft cap where there is one."""
+    s = room.product(grouped(q, k.shape[1]), k, scoring.scale).view(*q.shape[:-1], k.shape[-2])
     slope = None
     if scoring.softcap is not None:
         s.div_(scoring.softcap).tanh_()
@@ -251,10 +279,20 @@ def _logits(
 
 
 def _rows(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None, scoring: Scoring, kept: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    seen: Tensor | None,
+    scoring: Scoring,
+    kept: Tensor | None,
+    room: _Room,
 ) -> Statistics:
-    """The statistics of a piece, in place on its logits."""
-    s, _ = _logits(q, k, bias, seen, scoring)
+    """The statistics of a piece, in as few passes over its logits as torch allows.
+
+    Moments are taken about the largest logit: mass lies at most log n below it, so that few digits cancel.
+    """
+    s, _ = _logits(q, k, bias, seen, scoring, room)
     if s.shape[-1] == 0:
         return statistics(s, v)
     top = s.amax(-1, keepdim=True)
@@ -262,12 +300,11 @@ def _rows(
     s.sub_(top.masked_fill(dead, 0.0))
     if bias is not None or seen is not None:
         s.clamp_(min=FAR_BELOW)
-    p = s.exp()
+    p = room.exp(s)
     total = p.sum(-1, keepdim=True).masked_fill_(dead, 1.0)
-    mean_below = (p * s).sum(-1, keepdim=True).div_(total)
-    log_total = total.log()
-    variance = s.sub_(mean_below).square_().mul_(p).sum(-1, keepdim=True).div_(total)
-    if kept is not None:
-        p.mul_(kept)
-    output = (grouped(p, k.shape[1]) @ v).view(*q.shape[:-1], v.shape[-1]).div_(total)
+    used = p if kept is None else p * kept
+    output = (grouped(used, k.shape[1]) @ v).view(*q.shape[:-1], v.shape[-1]).div_(total)
+    mean_below = p.mul_(s).sum(-1, keepdim=True).div_(total)
+    square_below = p.mul_(s).sum(-1, keepdim=True).div_(total)
+    log_total, variance = total.log(), (square_below - mean_below.square()).clamp_(min=0.0)
     return Statistics(output, *(t.squeeze(-1) for t in (top + log_total, log_total - mean_below, variance, top)))
