@@ -128,8 +128,10 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
     whole = attention(q.to(wide), k.to(wide), values, sight, scoring)
     mean_v, mean_k, square_k, square_v = whole.output.split([width, d, 1, width], -1)
     group = q.shape[1] // k.shape[1]
-    alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
-    centre_k, centre_v = (torch.where(alive, c.repeat_interleave(group, 1), 0.0) for c in (centre_k, centre_v))
+    centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
+    if any(t is not None for t in sight) or q.shape[2] > k.shape[2]:  # else every query sees at least its own position
+        alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
+        centre_k, centre_v = (torch.where(alive, c, 0.0) for c in (centre_k, centre_v))
     output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
     return _scalars(whole)._replace(
         output=output,
