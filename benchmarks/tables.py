@@ -8,16 +8,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "attention.md"
+COLUMNS = (
+    ("scalar", "none", "moments", "scalar, torch path"),
+    ("output and log normaliser", "output and entropy", "covariance_product"),
+)
 
 
 def cpu() -> str:
-    """Ratios to SDPA, one row per problem."""
+    """Ratios to SDPA, one row per problem and one column per thing asked for."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention_cpu.json").read_text())["rows"]
-    lines = ["| problem (heads x tokens x head size) | asked for | time / SDPA | SDPA / SDPA |", "|---|---|---|---|"]
-    for row in rows:
-        if "ratio" in row:
-            lines.append(f"| {row['problem']} | {row['asked']} | {row['ratio']:.2f} | {row['A/A']:.2f} |")
-    return "\n".join(lines)
+    rows = [row for row in rows if "ratio" in row]
+    tables = []
+    for columns in COLUMNS:
+        problems: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if row["asked"] in columns:
+                problems.setdefault(row["problem"], {"SDPA again": row["A/A"]})[row["asked"]] = row["ratio"]
+        names = (*columns, "SDPA again")
+        lines = ["| heads x tokens x head size | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+        for problem, ratios in problems.items():
+            cells = (f"{ratios[name]:.2f}" if name in ratios else "" for name in names)
+            lines.append(f"| {problem} | " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def gpu() -> str:

@@ -149,6 +149,13 @@ def test_large_logits_keep_their_digits(dtype, tokens):
     assert bool((found.logit_variance >= 0).all())
 
 
+def test_moments_of_keys_that_are_values_are_the_same():
+    q, k = (torch.randn(2, 3, 50, 16, dtype=torch.float64) for _ in range(2))
+    one, other = (attend(q, k, v, is_causal=True, statistics="moments") for v in (k, k.clone()))
+    for actual, expected in zip(one, other, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
 def test_dropout_acts_on_the_output_alone():
     q, k, v = (torch.randn(2, 4, 60, 8, dtype=torch.float64) for _ in range(3))
     plain = attend(q, k, v, statistics="moments")

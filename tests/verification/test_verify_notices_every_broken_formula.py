@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gradlogz as gz
-from gradlogz import measures
+from gradlogz import attention, measures
 from gradlogz.measures import algebra
 from gradlogz.measures.measure import Measure
 from gradlogz.verification.program import verify
@@ -57,6 +57,25 @@ def test_a_broken_method_is_noticed(monkeypatch, owner, name):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_broken_function_is_noticed(monkeypatch, name):
     monkeypatch.setattr(measures, name, flipped(getattr(measures, name)))
+    assert some_statement_fails()
+
+
+@pytest.mark.parametrize("field", gz.Attention._fields)
+def test_a_broken_statistic_of_attention_is_noticed(monkeypatch, field):
+    right = attention.attend
+
+    def broken(*arguments, **options):
+        found = right(*arguments, **options)
+        value = getattr(found, field)
+        return found if value is None else found._replace(**{field: -value})
+
+    monkeypatch.setattr(attention, "attend", broken)
+    assert some_statement_fails()
+
+
+def test_a_wrong_merge_of_attentions_is_noticed(monkeypatch):
+    right = gz.Attention.joined
+    monkeypatch.setattr(gz.Attention, "joined", lambda a, b: right(a, b)._replace(output=a.output))
     assert some_statement_fails()
 
 

@@ -119,25 +119,30 @@ def _scalars(found: Statistics) -> Attention:
 
 
 def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
-    """One pass over wider values: [v, k, |k|^2, v^2], centred because an offset would cost digits."""
-    d, width = k.shape[-1], v.shape[-1]
+    """One pass over wider values: [v, v^2, k, |k|^2], centred because an offset would cost digits."""
     wide = torch.promote_types(q.dtype, torch.float32)
     centre_k, centre_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True)) for t in (k, v))
-    x, y = k.to(wide) - centre_k, v.to(wide) - centre_v
-    values = torch.cat([y, x, x.square().sum(-1, keepdim=True), y.square()], -1)
-    whole = attention(q.to(wide), k.to(wide), values, sight, scoring)
-    mean_v, mean_k, square_k, square_v = whole.output.split([width, d, 1, width], -1)
+    y = v.to(wide) - centre_v
+    values = [y, y.square()]
+    if v is not k:  # else the first two say it all
+        x = k.to(wide) - centre_k
+        values += [x, x.square().sum(-1, keepdim=True)]
+    whole = attention(q.to(wide), k.to(wide), torch.cat(values, -1), sight, scoring)
+    mean_v, square_v, *of_keys = whole.output.split([t.shape[-1] for t in values], -1)
+    value_variance = (square_v - mean_v.square()).clamp(min=0)
+    mean_k, key_variance = mean_v, value_variance.sum(-1)
+    if of_keys:
+        mean_k, square_k = of_keys
+        key_variance = (square_k.squeeze(-1) - mean_k.square().sum(-1)).clamp(min=0)
+
     group = q.shape[1] // k.shape[1]
     centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
-    if any(t is not None for t in sight) or q.shape[2] > k.shape[2]:  # else every query sees at least its own position
+    if any(t is not None for t in sight) or q.shape[2] > k.shape[2]:  # else every query sees its own position
         alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
         centre_k, centre_v = (torch.where(alive, c, 0.0) for c in (centre_k, centre_v))
     output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
     return _scalars(whole)._replace(
-        output=output,
-        key_mean=mean_k + centre_k,
-        key_variance=(square_k.squeeze(-1) - mean_k.square().sum(-1)).clamp(min=0),
-        value_variance=(square_v - mean_v.square()).clamp(min=0),
+        output=output, key_mean=mean_k + centre_k, key_variance=key_variance, value_variance=value_variance
     )
 
 

@@ -178,7 +178,7 @@ def _parallel_of_torch() -> Any:
 class Workspace(threading.local):
     """Memory kept from call to call by each thread that calls: fresh pages cost more than a small problem."""
 
-    memory = numpy.zeros(0, numpy.uint8)
+    memory: Any = numpy.zeros(0, numpy.uint8)
     address = 0  # its first cache line
 
     def reserve(self, size: int) -> int:

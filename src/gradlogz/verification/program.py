@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from . import composition, expansion, families, notes, paper
+from . import attention, composition, expansion, families, notes, paper
 from .statement import STATEMENTS, Statement
 
-MODULES = (paper, expansion, notes, families, composition)
+MODULES = (paper, expansion, notes, families, composition, attention)
 
 
 class Verdict(NamedTuple):
