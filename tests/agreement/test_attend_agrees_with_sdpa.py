@@ -16,6 +16,8 @@ SHAPES = {
     "keys shared by the batch": ((2, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 8)),
     "keys shared by the heads": ((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 8)),
     "queries shared by the heads": ((2, 1, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8)),
+    "two dimensions beside four": ((5, 8), (2, 4, 7, 8), (2, 4, 7, 8)),
+    "three dimensions beside four": ((4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8)),
     "many tokens": ((1, 2, 300, 16), (1, 2, 333, 16), (1, 2, 333, 16)),
 }
 MASKS = {
@@ -154,6 +156,41 @@ def test_moments_of_keys_that_are_values_are_the_same():
     one, other = (attend(q, k, v, is_causal=True, statistics="moments") for v in (k, k.clone()))
     for actual, expected in zip(one, other, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_shapes_are_known_without_numbers():
+    q, k, v = (torch.randn(2, 3, n, 8, device="meta") for n in (4, 5, 5))
+    found = attend(q, k, v, is_causal=True, statistics="moments")
+    assert found.output.is_meta
+    assert found.output.shape == (2, 3, 4, 8)
+    assert found.key_variance.shape == (2, 3, 4)
+
+
+def test_a_z_loss_over_the_rows_that_see_a_key_is_finite():
+    q, k, v = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
+    padding = torch.tensor([False, False, True, True])
+    found = attend(q, k, v, attn_mask=padding, is_causal=True)
+    assert found.seen.tolist() == [[[False, False, True, True]] * 2]
+    loss = found.log_normalizer[found.seen].square().mean()
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(loss, (q, k)))
+
+
+def test_a_result_shows_its_shapes():
+    found = attend(torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 3), statistics="none")
+    assert repr(found) == "Attention(output=float32[5, 3], log_normalizer=float32[5])"
+
+
+def test_segments_of_any_size_are_told_apart():
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    large, small = (attend(q, k, v, segments=torch.tensor([[0, s, 0, s]])).output for s in (2**32, 1))
+    assert torch.equal(large, small)
+
+
+def test_windows_may_be_integers_of_numpy():
+    import numpy
+
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    assert torch.equal(attend(q, k, v, window=(numpy.int64(1), 0)).output, attend(q, k, v, window=(1, 0)).output)
 
 
 def test_dropout_acts_on_the_output_alone():

@@ -65,7 +65,21 @@ ERRORS = [
         lambda: attend(q, k[:, :3], v[:, :3], enable_gqa=True),
     ),
     (ValueError, "attend: dropout_p must be in [0, 1); got 1.0.", lambda: attend(q, k, v, dropout_p=1.0)),
-    (ValueError, "attend: softcap must be positive; got 0.0.", lambda: attend(q, k, v, softcap=0.0)),
+    (ValueError, "attend: softcap must be positive and finite; got 0.0.", lambda: attend(q, k, v, softcap=0.0)),
+    (ValueError, "attend: scale must be a finite number; got nan.", lambda: attend(q, k, v, scale=float("nan"))),
+    (ValueError, "attend: scale must be a finite number; got 'a'.", lambda: attend(q, k, v, scale="a")),
+    (TypeError, "attend: scale must be a number; got a tensor.", lambda: attend(q, k, v, scale=torch.ones(()))),
+    (TypeError, "attend: softcap must be a number; got a tensor.", lambda: attend(q, k, v, softcap=torch.ones(()))),
+    (
+        ValueError,
+        "attend: sinks must be on cpu; got meta.",
+        lambda: attend(q, k, v, sinks=torch.zeros(4, device="meta")),
+    ),
+    (
+        ValueError,
+        "attend: sinks must be [h] or [*b, h] with h=4 query heads; got shape (3, 4).",
+        lambda: attend(q, k, v, sinks=torch.zeros(3, 4)),
+    ),
     (
         ValueError,
         'attend: statistics must be "none", "scalar" or "moments"; got \'all\'.',

@@ -10,7 +10,7 @@ Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attentio
 
 import math
 from contextlib import nullcontext
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import torch
 
@@ -39,20 +39,21 @@ def attend(
     enable_gqa: bool = False,
     sinks: Float[Tensor, "..."] | None = None,
     softcap: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    window: tuple[SupportsIndex | None, SupportsIndex | None] | None = None,
     segments: Int[Tensor, "..."] | None = None,
     statistics: Literal["none", "scalar", "moments"] = "scalar",
 ) -> Attention:
     """softmax(<q, k> scale) v with the log normaliser, entropy, logit mean, variance and maximum of every row.
 
-    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`, and so is the output. The statistics
-    cost no second pass; memory is linear in the number of tokens. Everything is differentiable, twice, in forward and
-    reverse mode, under vmap; under torch.compile once, in reverse mode. Statistics are float32 for half precision.
+    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`, by keyword, and so is the output. The
+    statistics cost no second pass; memory is linear in the number of tokens. Everything is differentiable, twice, in
+    forward and reverse mode, under vmap; under torch.compile once, in reverse mode. Statistics are float32 for half
+    precision.
 
     Where it differs from its neighbour:
       - `is_causal` aligns the last query with the last key (decoding with a cache); SDPA aligns the first ones. They
         agree for as many queries as keys. It may be combined with a mask.
-      - A row that sees no key has output 0, never NaN, and gradient 0.
+      - A row that sees no key has output 0, never NaN, and gradient 0; `Attention.seen` says which rows do see one.
       - dropout acts on the output alone: the statistics are those of the weights before it.
 
     Args:
@@ -60,12 +61,16 @@ def attend(
         bias: added to the logits beside a bool mask. Its own gradient is the only thing of size m x n.
         scale: 1 / sqrt(d) by default.
         enable_gqa: the heads of key and value, dimension -3, are shared by groups of query heads.
-        sinks: a logit per query head, [h] or [*b, h], of one more key that is 0 and whose value is 0.
+        sinks: one extra logit per query head, [h] or [*b, h], without a value: it takes weight, adds 0 to the output
+            and counts in every statistic; -inf is no sink.
         softcap: logits become softcap tanh(logit / softcap), before bias and mask.
         window: keys seen before and after the query's own position, (left, right), itself not counted; None is no
             limit. Hugging Face's sliding_window=W is (W - 1, 0).
-        segments: an integer for each key, [*b, n]; a query sees keys of its own segment. Queries are the last keys.
-        statistics: "none" for output and log normaliser, "moments" for key_mean, key_variance and value_variance too.
+        segments: an integer for each key, [*b, n]; a query sees keys of its own segment. Query i is of the segment of
+            key n - m + i.
+        statistics: "none" for output and log normaliser, "moments" for key_mean, key_variance and value_variance too;
+            fields that were not asked for are None. Variances of keys and values keep the digits that are left of
+            their squared distance from the average of all keys.
 
     Law: tests/agreement/test_attend_agrees_with_sdpa.py, tests/laws/test_attend_is_the_empirical_measure.py.
 
@@ -78,8 +83,10 @@ def attend(
     >>> torch.allclose(a.log_normalizer, (q @ k.mT / 8**0.5).logsumexp(-1))
     True
     """
-    _check(query, key, value, dropout_p, softcap, statistics)
-    autocast = torch.is_autocast_enabled(query.device.type)
+    _check(query, key, value, dropout_p, statistics)
+    _check_number("scale", scale)
+    _check_number("softcap", softcap)
+    autocast = _autocast(query)
     if autocast and query.dtype != torch.float64:  # what it does to SDPA
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -97,11 +104,9 @@ def attend(
             found = found.joined(_sink(sinks, found, lead))
         if found.output.dtype != query.dtype:
             found = found._replace(output=found.output.to(query.dtype))
-    return (
-        found
-        if query.ndim == 4 and query.shape[:2] == q.shape[:2]
-        else _like(found, query.shape[:-2] if query.ndim < 3 else (*lead, h), m)
-    )
+    if query.ndim == 4 and query.shape[:2] == q.shape[:2]:
+        return found
+    return _like(found, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
 
 
 def _statistics(
@@ -121,7 +126,7 @@ def _scalars(found: Statistics) -> Attention:
 def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
     """One pass over wider values: [v, v^2, k, |k|^2], centred because an offset would cost digits."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    centre_k, centre_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True)) for t in (k, v))
+    centre_k, centre_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True), 0.0, 0.0, 0.0) for t in (k, v))
     y = v.to(wide) - centre_v
     values = [y, y.square()]
     if v is not k:  # else the first two say it all
@@ -135,7 +140,7 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
         mean_k, square_k = of_keys
         key_variance = (square_k.squeeze(-1) - mean_k.square().sum(-1)).clamp(min=0)
 
-    group = q.shape[1] // k.shape[1]
+    group = q.shape[1] // max(1, k.shape[1])
     centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
     if any(t is not None for t in sight) or q.shape[2] > k.shape[2]:  # else every query sees its own position
         alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
@@ -152,16 +157,19 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         fact = f"{sinks.dtype}" if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(sentence("attend", "sinks must be a floating tensor", fact, "Pass one logit per query head."))
-    if sinks.ndim == 0 or sinks.shape[-1] not in (1, h) or sinks.ndim > len(lead) + 1:
+    if sinks.device != like.output.device:
+        remedy = "Move it with sinks.to(query.device)."
+        raise ValueError(sentence("attend", f"sinks must be on {like.output.device}", f"{sinks.device}", remedy))
+    if sinks.ndim == 0 or not masks.broadcasts((1,) * (len(lead) + 1 - sinks.ndim) + tuple(sinks.shape), (*lead, h)):
         condition = f"sinks must be [h] or [*b, h] with h={h} query heads"
         raise ValueError(sentence("attend", condition, f"shape {shape_of(sinks)}", "Pass one logit per query head."))
-    whole = sinks.to(like.log_normalizer.dtype).expand(*lead, h).reshape(-1, h, 1)
+    whole = sinks.to(like.log_normalizer.dtype).expand(*lead, h).reshape(math.prod(lead), h, 1)
     logit = whole.expand_as(like.log_normalizer)
-    zero = torch.zeros_like(logit)
+    zero, mean = torch.zeros_like(logit), logit.masked_fill(logit == -torch.inf, 0.0)
     return Attention(
         torch.zeros_like(like.output),
         logit,
-        *(None if t is None else s for t, s in zip(like[2:6], (zero, logit, zero, logit), strict=True)),
+        *(None if t is None else s for t, s in zip(like[2:6], (zero, mean, zero, logit), strict=True)),
         *(None if t is None else torch.zeros_like(t) for t in like[6:]),
     )
 
@@ -191,9 +199,10 @@ def _four_dimensional(
         shared = enable_gqa and heads[1] == heads[2] and of_keys and h % of_keys == 0
         if not shared:
             fact = f"{heads[0]}, {heads[1]} and {heads[2]} heads of query, key and value"
-            condition, remedy = "heads must be equal", "Pass enable_gqa=True if key heads are shared by groups."
-            if enable_gqa:
-                condition, remedy = "key heads must divide query heads", "Use a multiple of the number of key heads."
+            condition = "key heads must divide query heads" if enable_gqa else "heads must be equal"
+            remedy = "Use a multiple of the number of key heads."
+            if not enable_gqa:
+                remedy = "Pass enable_gqa=True if groups share key heads; tensors are [*b, heads, tokens, size]."
             raise ValueError(sentence("attend", condition, fact, remedy))
     whole = (h, of_keys, of_keys)
     arranged = []
@@ -201,7 +210,7 @@ def _four_dimensional(
         t = t if t.ndim >= 3 else t.unsqueeze(0)
         if t.shape[:-2] != (*lead, count):  # torch cannot trace a view of a dual number
             t = t.expand(*lead, count, *t.shape[-2:])
-        arranged.append(t if t.ndim == 4 else t.reshape(-1, *t.shape[-3:]))
+        arranged.append(t if t.ndim == 4 else t.reshape(math.prod(lead), *t.shape[-3:]))
     return lead, (arranged[0], arranged[1], arranged[2])
 
 
@@ -209,7 +218,23 @@ def _named(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[str, Tensor
     return ("query", query), ("key", key), ("value", value)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap: float | None, statistics: str) -> None:
+def _autocast(tensor: Tensor) -> bool:
+    return tensor.device.type != "meta" and torch.is_autocast_enabled(tensor.device.type)
+
+
+def _check_number(name: str, number: float | None) -> None:
+    """A tensor would get no gradient, and say nothing."""
+    if number is None:
+        return
+    if isinstance(number, Tensor):
+        remedy = "For a learned temperature pass query * scale and scale=1.0; a soft cap is fixed."
+        raise TypeError(sentence("attend", f"{name} must be a number", "a tensor", remedy))
+    if not isinstance(number, float | int) or not math.isfinite(number) or (name == "softcap" and number <= 0):
+        condition = "softcap must be positive and finite" if name == "softcap" else "scale must be a finite number"
+        raise ValueError(sentence("attend", condition, f"{number!r}", f"Leave {name} out for its default."))
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statistics: str) -> None:
     """Everything that can be said before anything is computed."""
     for name, t in _named(query, key, value):
         if not isinstance(t, Tensor):
@@ -219,12 +244,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap:
             remedy = "Pad it with torch.nested.to_padded_tensor and mask, or pack it and pass segments."
             raise TypeError(sentence("attend", f"{name} must be a plain tensor", "a nested tensor", remedy))
         if t.dtype not in DTYPES:
-            remedy = f"Convert it with {name}.float()."
+            remedy = "Convert it to float16, bfloat16, float32 or float64."
             raise TypeError(sentence("attend", f"{name} must be floating", f"{t.dtype}", remedy))
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
             raise ValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
-    if not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type):
+    castable = _autocast(query) and torch.float64 not in (query.dtype, key.dtype, value.dtype)
+    if not query.dtype == key.dtype == value.dtype and not castable:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
         remedy = "Convert one of them with .to(dtype)."
         raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
@@ -244,8 +270,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, softcap:
     if not 0.0 <= dropout_p < 1.0:
         remedy = "Pass the probability of dropping a weight."
         raise ValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        raise ValueError(sentence("attend", "softcap must be positive", f"{softcap}", "None is no cap."))
     if statistics not in ("none", "scalar", "moments"):
         condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
         raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))

@@ -9,6 +9,10 @@
 Read next: ../kernels/scoring.py, the definition of what comes out.
 """
 
+import math
+from operator import index
+from typing import SupportsIndex
+
 import torch
 
 from .._errors import sentence, shape_of
@@ -16,21 +20,24 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels.scoring import Sight
 
 
-def band(is_causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def band(
+    is_causal: bool, window: tuple[SupportsIndex | None, SupportsIndex | None] | None
+) -> tuple[int | None, int | None]:
     """How many keys before and after its own position a query sees; None is no limit."""
     left, right = (None, None) if window is None else _window(window)
     return left, 0 if is_causal else right
 
 
-def _window(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+def _window(window: tuple[SupportsIndex | None, SupportsIndex | None]) -> tuple[int | None, int | None]:
     if not (isinstance(window, tuple | list) and len(window) == 2):
         remedy = "Hugging Face's sliding_window=W is window=(W - 1, 0)."
         raise TypeError(sentence("attend", "window must be a pair (left, right)", f"{window!r}", remedy))
     for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
-            remedy = "Count the neighbours without the query's own position; None is no limit."
+        if side is not None and (isinstance(side, bool) or not isinstance(side, SupportsIndex) or side < 0):  # type: ignore[operator]
+            remedy = "Count the neighbours without the query's own position; no limit is None, not -1."
             raise ValueError(sentence("attend", "window must hold integers >= 0 or None", f"{window!r}", remedy))
-    return window[0], window[1]
+    left, right = (None if side is None else index(side) for side in window)
+    return left, right
 
 
 def sight(
@@ -88,17 +95,20 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
         if all(s == 1 for s in tensor.shape[:too_many]):
             tensor = tensor.reshape(tensor.shape[too_many:])
     shape = (1,) * (len(whole) - tensor.ndim) + tuple(tensor.shape)
-    if not _broadcasts(shape, whole):
+    if not broadcasts(shape, whole):
         condition = f"{name} must broadcast against {whole}, batch, heads, queries and keys"
-        remedy = "A padding mask of keys [b, n] is mask[:, None, None, :]."
+        remedy = (
+            "A padding mask of keys [b, n] is mask[:, None, None, :], one of rows and keys [b, m, n] mask[:, None]."
+        )
         raise ValueError(sentence("attend", condition, f"shape {shape_of(tensor)}", remedy))
     tensor = tensor.reshape(shape).expand(*shape[:-1], size[-1])
     if all(s == 1 for s in shape[:-3]):
         return tensor.reshape(1, *tensor.shape[-3:])
-    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+    return tensor.expand(*lead, *tensor.shape[-3:]).reshape(math.prod(lead), *tensor.shape[-3:])
 
 
-def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether every size is the whole one or 1."""
     return len(shape) == len(whole) and all(s == 1 or s == w for s, w in zip(shape, whole, strict=True))
 
 
@@ -111,7 +121,7 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
         raise TypeError(sentence("attend", "segments must be integers", f"{segments.dtype}", remedy))
     whole = (*lead, n)
     shape = (1,) * (len(whole) - segments.ndim) + tuple(segments.shape)
-    if not _broadcasts(shape, whole) or shape[-1] != n:
+    if not broadcasts(shape, whole) or shape[-1] != n:
         condition = f"segments must broadcast against {whole}, batch and keys"
         remedy = "Give each key the number of its document; heads share them."
         raise ValueError(sentence("attend", condition, f"shape {shape_of(segments)}", remedy))
@@ -120,7 +130,7 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
         raise ValueError(
             sentence("attend", "segments must come with no more queries than keys", f"{m} and {n}", remedy)
         )
-    segments = segments.reshape(shape).to(torch.int32)
+    segments = segments.reshape(shape)
     if all(s == 1 for s in shape[:-1]):
         return segments.reshape(1, n)
-    return segments.expand(whole).reshape(-1, n)
+    return segments.expand(whole).reshape(math.prod(lead), n)

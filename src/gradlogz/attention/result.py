@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .._errors import sentence, shape_of
-from .._typing import Float, Tensor
+from .._typing import Bool, Float, Tensor
 
 # sigmoid of this is 1 and exp of its negative 0 in every dtype; products with it are finite, with inf they are not.
 FAR = 1000.0
@@ -47,6 +47,16 @@ class Attention(NamedTuple):
     key_variance: Float[Tensor, "*b m"] | None = None
     value_variance: Float[Tensor, "*b m v"] | None = None
 
+    @property
+    def seen(self) -> Bool[Tensor, "*b m"]:
+        """Whether a row sees any key: leave the others out of a z-loss or a mean of maxima, where they are infinite."""
+        return self.log_normalizer != -torch.inf
+
+    def __repr__(self) -> str:
+        """Dtypes and shapes, not numbers."""
+        given = (f"{name}={_summary(t)}" for name, t in zip(self._fields, self, strict=True) if t is not None)
+        return f"Attention({', '.join(given)})"
+
     def joined(self, other: "Attention") -> "Attention":
         """The result over the keys of both; what either lacks is None.  `merge(a, b)` is this."""
         if self.output.shape != other.output.shape or self.log_normalizer.shape != other.log_normalizer.shape:
@@ -54,11 +64,19 @@ class Attention(NamedTuple):
             remedy = "Attend with the same queries to each block of keys, and to values of one dimension."
             raise ValueError(sentence("merge", "both results must be of the same queries", fact, remedy))
         G_a, G_b = self.log_normalizer, other.log_normalizer
-        x = torch.where(G_a == G_b, 0.0, G_a - G_b).clamp(-FAR, FAR)  # equal may be -inf and -inf
-        far = torch.exp(-x.abs())
-        log_normalizer = torch.maximum(G_a, G_b) + torch.log1p(far)
+        dead_a, dead_b = G_a == -torch.inf, G_b == -torch.inf
+        # A part without mass lies so far below the other that it counts nothing; two of them are told apart at the end.
+        G_a, G_b = (
+            torch.where(dead_a, G_b.masked_fill(dead_b, 0.0) - FAR, G_a),
+            torch.where(dead_b, G_a.masked_fill(dead_a, 0.0) - FAR, G_b),
+        )
+        x = G_a - G_b
         r, rest = torch.sigmoid(x), torch.sigmoid(-x)
         both = r * rest
+        # All is even in x: by its sign, which is not differentiated, no exponential grows and no kink appears at 0.
+        larger = torch.where(x.detach() < 0, G_b, G_a)
+        gap = torch.where(x.detach() < 0, -x, x)
+        log_normalizer = (larger + torch.log1p(torch.exp(-gap))).masked_fill(dead_a & dead_b, -torch.inf)
 
         def mean(a: Tensor, b: Tensor) -> Tensor:
             gate, other_gate = (r, rest) if a.ndim == r.ndim else (r.unsqueeze(-1), rest.unsqueeze(-1))
@@ -66,14 +84,16 @@ class Attention(NamedTuple):
 
         def variance(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> Tensor:
             gate = both if a.ndim == both.ndim else both.unsqueeze(-1)
-            apart = (mean_a.to(a.dtype) - mean_b.to(a.dtype)).square()
+            away = mean_a.to(a.dtype) - mean_b.to(a.dtype)
+            # Where one part has all the weight, how far the other is must not matter, even if that is far.
+            apart = away.masked_fill((gate == 0) if away.ndim == gate.ndim else (gate == 0).unsqueeze(-1), 0.0).square()
             return mean(a, b) + gate * (apart if apart.ndim == a.ndim else apart.sum(-1))
 
         found = Attention(mean(self.output, other.output), log_normalizer)
         if self.entropy is not None and other.entropy is not None:
-            apart = torch.log1p(far) + x.abs() * torch.sigmoid(-x.abs())
-            alive = torch.maximum(G_a, G_b) != -torch.inf
-            found = found._replace(entropy=mean(self.entropy, other.entropy) + torch.where(alive, apart, 0.0))
+            of_gate = torch.log1p(torch.exp(-gap)) + gap * torch.sigmoid(-gap)
+            of_gate = of_gate.masked_fill(dead_a & dead_b, 0.0)
+            found = found._replace(entropy=mean(self.entropy, other.entropy) + of_gate)
         if self.mean_logit is not None and other.mean_logit is not None:
             found = found._replace(mean_logit=mean(self.mean_logit, other.mean_logit))
             if self.logit_variance is not None and other.logit_variance is not None:
@@ -90,3 +110,7 @@ class Attention(NamedTuple):
             pair = (self.value_variance, other.value_variance, self.output, other.output)
             found = found._replace(value_variance=variance(*pair))
         return found
+
+
+def _summary(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

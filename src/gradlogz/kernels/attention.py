@@ -44,6 +44,8 @@ def attention(
             return derivatives.by_definition(query, key, value, sight, scoring, dropout)
         return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
+    if _watched(operands):
+        return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
     if not _differentiated(operands):
         return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     if _forward_modes() > 1:
@@ -74,6 +76,13 @@ def directional(
 def _transformed() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def _watched(operands: tuple[Tensor, ...]) -> bool:
+    """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return True
+    return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
 
 
 def _differentiated(operands: tuple[Tensor, ...]) -> bool:

@@ -222,6 +222,8 @@ class _Piece(NamedTuple):
 
 def _pieces(query: Tensor, key: Tensor, scoring: Scoring) -> Iterator[_Piece]:
     (b, h, m, _), (_, hk, n, _) = query.shape, key.shape
+    if query.shape[:3].numel() == 0:
+        return
     group, budget = h // hk, LOGITS_ON_CPU if query.device.type == "cpu" else LOGITS_ELSEWHERE
     # A product of fewer rows reads the keys too often; one of more heads gains nothing.
     rows = max(1, min(m, max(ROWS // group, budget // (n * group))))

@@ -344,7 +344,8 @@ def _threads(query: Tensor, key: Tensor, products: int) -> int:
 
 
 def _usable(tensor: Tensor) -> Tensor:
-    """With its rows in one piece."""
+    """With its rows in one piece, and in memory: neither negated on reading nor zeros that are nowhere."""
+    tensor = tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

@@ -18,9 +18,23 @@ from .scoring import Scoring, Sight
 
 
 def takes(query: Tensor, sight: Sight, scoring: Scoring, keys: int) -> bool:
-    """Whether these arguments mean to torch what they mean to us: it aligns causal masks at the first key."""
-    whole = scoring.left is None and (scoring.right is None or (scoring.right == 0 and query.shape[2] == keys))
-    return query.device.type == "cpu" and whole and scoring.softcap is None and sight.segments is None
+    """Whether these arguments mean to torch what they mean to us.
+
+    It aligns causal masks at the first key, does not say which rows a causal mask and another one leave without keys,
+    and rounds a bias to the dtype of the query.
+    """
+    plain = sight.bias is None and sight.mask is None
+    causal = scoring.right == 0 and query.shape[2] == keys and plain
+    whole = scoring.left is None and (scoring.right is None or causal)
+    exact = sight.bias is None or sight.bias.dtype == query.dtype
+    return (
+        query.device.type == "cpu"
+        and query.numel() > 0
+        and whole
+        and exact
+        and scoring.softcap is None
+        and sight.segments is None
+    )
 
 
 def forward(
@@ -36,8 +50,11 @@ def forward(
     output, G = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *_of_one_size(query, key, value), 0.0, scoring.right == 0, attn_mask=additive, scale=scoring.scale
     )
-    if additive is not None:  # torch says 0 of a row without keys
+    unknown = query.isnan().any(-1)
+    if additive is not None:  # torch says 0 of a row without keys, and of one with NaN
         G = G.masked_fill((additive == -torch.inf).all(-1), -torch.inf)
+        unknown = unknown | additive.isnan().any(-1)
+    G, output = G.masked_fill(unknown, torch.nan), output.masked_fill(unknown.unsqueeze(-1), torch.nan)
     zeros = torch.zeros_like(G)
     return Statistics(output[..., :v], G, zeros, zeros.clone(), zeros.clone())
 
@@ -84,6 +101,7 @@ def _of_one_size(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     if d != v:
         query, key = (pad(t, (0, max(0, v - d))) for t in (query, key))
         value = pad(value, (0, max(0, d - v)))
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     return query, key, value
 
 

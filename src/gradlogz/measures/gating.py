@@ -59,13 +59,21 @@ def merge(first: T, *others: T) -> T: ...
 def merge(first: Any, *others: Any) -> Any:
     """Join results over blocks of keys, exactly: as if all keys had been seen at once.
 
-    `merge(a, b, ...)` joins `Partial`s, or the `Attention`s that `attend` returns. `merge(stacked)` takes one Partial
-    whose last query dimension counts the blocks: log_normalizer [*b, k], mean [*b, k, d], covariance [*b, k, d, d].
+    `merge(a, b, ...)` or `merge([a, b, ...])` joins the `Attention`s that `attend` returns, or `Partial`s of a measure.
+    `merge(stacked)` takes one Partial whose last query dimension counts the blocks: log_normalizer [*b, k], mean
+    [*b, k, d], covariance [*b, k, d, d]. What one of the parts lacks, the whole lacks.
     The merge is associative and commutative: ring, tree and split-key attention give the same numbers. Parts without
     mass count nothing. Law: tests/laws/test_merging_is_associative.py.
 
     >>> import torch
-    >>> from gradlogz import Empirical
+    >>> from gradlogz import Empirical, attend
+    >>> q, k = torch.randn(5, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    >>> parts = merge(attend(q, k[:3], k[:3]), attend(q, k[3:], k[3:]))
+    >>> torch.allclose(parts.entropy, attend(q, k, k).entropy)
+    True
+
+    The same for a measure, with its covariance:
+
     >>> q, k = torch.randn(4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
     >>> blocks = Empirical(k.reshape(2, 3, 4))
     >>> eta = q.expand(2, 4)
@@ -73,6 +81,8 @@ def merge(first: Any, *others: Any) -> Any:
     >>> torch.allclose(whole.mean, Empirical(k).mean(q))
     True
     """
+    if isinstance(first, list) and first and not others:
+        return merge(*first)
     for part in (first, *others):
         if not isinstance(part, Joinable) or type(part) is not type(first):
             fact = ", ".join(type(p).__name__ for p in (first, *others))
