@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 
 from .._errors import sentence
 from .._typing import Float, Tensor
@@ -69,7 +70,13 @@ def directional(
         return pull(direction)[0]
     found = attention(query, key, key, sight, scoring, statistics=False)
     rows = (*found, direction, None, None, None, None)
-    return _AttendBackward.apply(query, key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+    if query.is_cuda:  # where one more coordinate would double the tiles
+        return _AttendBackward.apply(query, key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+    # The weights ds sum to 0 but for rounding, which on a saturated row is larger than they are. One more coordinate, 0
+    # in the query and 1 in the keys, sums them; what it finds is taken back, spread as p.
+    wider_query, wider_key = pad(query, (0, 1)), pad(key, (0, 1), value=1.0)
+    wider = _AttendBackward.apply(wider_query, wider_key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+    return wider[..., :-1] - wider[..., -1:] * found.output
 
 
 @torch.compiler.assume_constant_result
