@@ -63,7 +63,7 @@ def application(typer: Any) -> Any:
             Optional[str], typer.Option(help="Write the table as JSON to this file; - is standard output.")  # noqa: UP045
         ] = None,
         only: Annotated[
-            Optional[str], typer.Option(help="Only statements whose key or formula contains this text.")  # noqa: UP045
+            Optional[str], typer.Option(help="Only the statement with this key, or those that contain this text.")  # noqa: UP045
         ] = None,
     ) -> None:
         """Check the theory: every statement of the sources that can be computed, as printed and as corrected.
@@ -105,6 +105,12 @@ def _verify(json: str | None, only: str | None) -> int:
     console.print(
         f"{len(verdicts) - len(failed)} of {len(verdicts)} corrected statements hold; "
         f"{wrong} are false as printed, off by the size shown.",
+        highlight=False,
+    )
+    console.print(
+        "Keys are those of the paper, of docs/errata.md (E...) and of docs/theory.md; residuals are relative to the "
+        "scale of the statement.",
+        style="dim",
         highlight=False,
     )
     if json == "-":

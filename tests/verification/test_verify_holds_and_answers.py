@@ -41,6 +41,16 @@ def test_the_command_exits_with_0_and_counts():
     assert "2 of 2 corrected statements hold" in result.output
 
 
+def test_a_whole_key_selects_its_statement_alone():
+    assert [s.key for s in statements("E5")] == ["E5"]
+    assert len(statements("E")) > 10
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "gradlogz", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("gradlogz ")
+
+
 def test_a_flipped_sign_in_the_mean_exits_with_1(monkeypatch):
     mean = Empirical.mean
     monkeypatch.setattr(Empirical, "mean", lambda self, eta: -mean(self, eta))

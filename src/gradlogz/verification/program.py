@@ -29,10 +29,11 @@ class Verdict(NamedTuple):
 
 
 def statements(only: str | None = None) -> list[Statement]:
-    """All registered statements, or those whose key or formula contains a text."""
+    """All registered statements, the one with this key, or those whose key or formula contains this text."""
     order = [module.__name__ for module in MODULES]
     ordered = sorted(STATEMENTS, key=lambda s: order.index(s.check.__module__))
-    return [s for s in ordered if only is None or only.lower() in f"{s.key} {s.where} {s.corrected}".lower()]
+    named = [s for s in ordered if only is not None and s.key.lower() == only.lower()]
+    return named or [s for s in ordered if only is None or only.lower() in f"{s.key} {s.where} {s.corrected}".lower()]
 
 
 def verify(selected: Iterable[Statement] | None = None) -> Iterator[Verdict]:
