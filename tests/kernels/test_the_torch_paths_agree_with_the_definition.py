@@ -6,6 +6,7 @@ import torch
 from gradlogz.attention import masks
 from gradlogz.kernels import blocked, derivatives, flash
 from gradlogz.kernels.blocked import Gradients, coefficients
+from gradlogz.kernels.chunks import Chunked
 from gradlogz.kernels.dropout import Dropout
 from gradlogz.kernels.scoring import Scoring, Sight
 from rows import NAMES, cases
@@ -77,6 +78,36 @@ def test_torchs_flash_attention_gives_output_and_log_normalizer(name):
     whole = flash.backward(*operands, sight, scoring, row.log_normalizer, gradients.output, row.c0)
     for actual, value in zip(whole, expected_gradients, strict=False):
         close(actual, value, 100.0)
+
+
+class OfFewColumns:
+    """A kernel that takes three columns at most."""
+
+    @staticmethod
+    def forward(query, key, value, sight, scoring, *, statistics):  # noqa: ARG004
+        assert value.shape[-1] <= 3
+        return blocked.forward(query, key, value, sight, scoring)
+
+    @staticmethod
+    def backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, *, needs_bias):
+        row = blocked.Coefficients(G, E, c0, c1, c2)
+        return blocked.backward(query, key, value, sight, scoring, row, grad_output, needs_bias=needs_bias)
+
+
+@pytest.mark.parametrize("name", ["plain", "bias beside a bool mask", "grouped heads", "everything"])
+def test_wide_values_go_in_parts(name):
+    (query, key, value), sight, scoring = problem(name)
+    operands = (query, key, torch.cat([value, value.square()], -1))
+    gradients = random_gradients(operands)._replace(max_logit=torch.zeros(query.shape[:-1]).double())
+    expected, expected_gradients = pulled_back(operands, sight, scoring, None, gradients)
+    chunked = Chunked(OfFewColumns, 3)
+    found = chunked.forward(*operands, sight, scoring, statistics=True)
+    for actual, number in zip(found, expected, strict=True):
+        close(actual, number.detach(), 10.0)
+    row = coefficients(found, gradients, (gradients.output * found.output).sum(-1))
+    whole = chunked.backward(*operands, sight, scoring, *row[:2], gradients.output, *row[2:], needs_bias=True)
+    for actual, number in zip([g for g in whole if g is not None], expected_gradients, strict=True):
+        close(actual, number, 100.0)
 
 
 def test_memory_is_linear():

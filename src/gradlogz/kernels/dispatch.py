@@ -12,12 +12,14 @@ the inputs are.
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from .._typing import Float, Tensor
 from . import blocked, flash
 from .blocked import Coefficients
+from .chunks import Chunked
 from .dropout import Dropout
 from .reference import Statistics
 from .scoring import Scoring, Sight
@@ -94,13 +96,13 @@ def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Fl
     return (_wide(left) * _wide(right)).sum(-1)
 
 
-def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout | None) -> ModuleType | None:
-    """The module of the compiled kernel for these arguments, or None."""
+def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout | None) -> Any:
+    """The compiled kernel for these arguments, a module with `forward` and `backward`; or None."""
     if dropout is not None or query.dtype == torch.float64 or query.numel() == 0:
         return None
     if query.device.type == "cuda":
-        sizes = query.shape[-1], value.shape[-1]
-        return _imported("gpu", "triton") if 16 <= min(sizes) and max(sizes) <= 256 else None
+        kernel = _imported("gpu", "triton") if 16 <= query.shape[-1] <= 256 and 16 <= value.shape[-1] else None
+        return kernel if kernel is None or value.shape[-1] <= 256 else Chunked(kernel, 256)
     if query.device.type == "cpu" and query[..., 0].numel() * keys >= WORTH_COMPILING:
         return _imported("cpu", "numba")
     return None
