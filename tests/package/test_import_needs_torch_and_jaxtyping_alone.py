@@ -26,3 +26,15 @@ def test_importing_the_package_does_not_import_torch():
 def test_a_computation_runs_without_any_extra():
     code = "import torch, gradlogz as gz\nprint(float(gz.Empirical(torch.zeros(3, 2)).log_normalizer(torch.zeros(2))))"
     assert abs(float(run(code)) - 1.0986123) < 1e-6
+
+
+def test_the_compiler_of_torch_is_not_imported_before_it_is_needed():
+    """It takes as long as torch itself; sympy comes with it."""
+    code = "import torch, gradlogz\n[getattr(gradlogz, name) for name in gradlogz.__all__]\n"
+    assert run(code + "print([name for name in ('torch._dynamo', 'sympy', 'numba') if sys.modules.get(name)])") == "[]"
+
+
+def test_attention_runs_without_any_extra():
+    code = "import torch, gradlogz as gz\nx = torch.randn(2, 64, 8, requires_grad=True)\na = gz.attend(x, x, x)\n"
+    code += "a.output.sum().backward()\nprint(a.entropy.shape == (2, 64) and bool(x.grad.isfinite().all()))"
+    assert run(code) == "True"

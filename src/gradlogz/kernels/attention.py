@@ -79,10 +79,13 @@ def directional(
     return wider[..., :-1] - wider[..., -1:] * found.output
 
 
-@torch.compiler.assume_constant_result
 def _transformed() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: that takes longer than torch itself.
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _watched(operands: tuple[Tensor, ...]) -> bool:
