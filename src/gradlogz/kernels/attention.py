@@ -3,9 +3,10 @@
     query, key, value, bias  ->  output, log_normalizer, entropy, logit_variance, max_logit
 
     eager      _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap
-    compiled   the operator gradlogz::attention with its backward operator: first derivatives, as torch.compile has them
+    compiled   the operator gradlogz::attention with its backward operator: first derivatives, as compilers have them;
+               for tracers, dispatch modes and wrapper subclasses too, which see operators and nothing below them
     else       the definition: where torch would be silently wrong (forward mode inside forward mode, whose tangents
-               of a Function are zero; transforms inside a compiled region, whose tangents of an operator are zero)
+               of a Function are zero; transforms where only operators are seen, whose tangents are zero)
 
 Read next: dispatch.py (which kernel computes it), derivatives.py (what is not in the kernels).
 """
@@ -40,14 +41,13 @@ def attention(
     With statistics=False only output and log normaliser are promised.
     """
     probability, seed = (0.0, None) if dropout is None else dropout
-    if torch.compiler.is_compiling():
-        if _transformed() or forward_ad._current_level >= 0:
+    operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
+    transformed = _transformed() or forward_ad._current_level >= 0
+    if torch.compiler.is_compiling() or _watched(operands):
+        if transformed:
             return derivatives.by_definition(query, key, value, sight, scoring, dropout)
         return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
-    operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
-    if _watched(operands):
-        return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
-    if not _differentiated(operands):
+    if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
         return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     if _forward_modes() > 1:
         return derivatives.by_definition(query, key, value, sight, scoring, dropout)
@@ -65,7 +65,7 @@ def directional(
 
     It is the backward of attention with values = keys, with respect to the query.
     """
-    if torch.compiler.is_compiling() or _forward_modes() > 1:
+    if torch.compiler.is_compiling() or _watched((query, key, direction)) or _forward_modes() > 1:
         _, pull = torch.func.vjp(lambda q: derivatives.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
         return pull(direction)[0]
     found = attention(query, key, key, sight, scoring, statistics=False)
@@ -93,13 +93,6 @@ def _watched(operands: tuple[Tensor, ...]) -> bool:
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return True
     return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
-
-
-def _differentiated(operands: tuple[Tensor, ...]) -> bool:
-    """Whether anything but the values will be asked for: a gradient, a tangent, a vmap."""
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in operands)
 
 
 def _forward_modes() -> int:

@@ -22,7 +22,13 @@ LOGITS_ON_CPU = 1 << 19
 LOGITS_ELSEWHERE = 1 << 26
 # exp of this is 0 in float64 too, and its product with 0 is 0, where that of -inf is not a number.
 FAR_BELOW = -1000.0
+# Rows below which a product reads the keys too often.
 ROWS = 128
+
+
+def logits_at_once(device: torch.device) -> int:
+    """How many logits a block may have."""
+    return LOGITS_ON_CPU if device.type == "cpu" else LOGITS_ELSEWHERE
 
 
 class Coefficients(NamedTuple):
@@ -73,11 +79,11 @@ def forward(
     """The statistics of every row."""
     b, h, m, _ = query.shape
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(query, max((at.logits for at in pieces), default=0))
+    room = _Room(query, pieces)
     whole = Statistics(query.new_empty(b, h, m, value.shape[-1]), *(query.new_empty(b, h, m) for _ in range(4)))
     for at in pieces:
         q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
-        seen = visible(near, scoring, at.block, *at.size[2:], query.device)
+        seen = at.visible(near, scoring, query.device)
         found = _rows(q, k, v, _cut(near.bias, at.block), seen, scoring, at.kept(dropout, query.dtype), room)
         if len(pieces) == 1:  # decoding: every call of torch counts
             return found
@@ -102,10 +108,10 @@ def backward(
     grad_query, grad_key, grad_value = (torch.zeros_like(t) for t in (query, key, value))
     grad_bias = torch.zeros_like(sight.bias) if needs_bias and sight.bias is not None else None
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(query, max((at.logits for at in pieces), default=0))
+    room = _Room(query, pieces)
     for at in pieces:
         q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
-        seen, heads = visible(near, scoring, at.block, *at.size[2:], query.device), k.shape[1]
+        seen, heads = at.visible(near, scoring, query.device), k.shape[1]
         s, slope = _logits(q, k, _cut(near.bias, at.block), seen, scoring, room)
         go, kept = at.rows(grad_output), at.kept(dropout, query.dtype)
         ds = (grouped(go, heads) @ v.mT).view(s.shape)
@@ -144,10 +150,10 @@ def add_gradient_of_highest(
     index = query.new_full((b, h, m), -1, dtype=torch.long)
     wide_query, wide_key = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (query, key))
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(wide_query, max((at.logits for at in pieces), default=0))
+    room = _Room(wide_query, pieces)
     for at in pieces:
         near = at.near(sight)
-        seen = visible(near, scoring, at.block, *at.size[2:], query.device)
+        seen = at.visible(near, scoring, query.device)
         s, _ = _logits(at.rows(wide_query), at.keys(wide_key), _cut(near.bias, at.block), seen, scoring, room)
         if s.shape[-1]:
             top, at_top = s.max(-1)
@@ -158,16 +164,16 @@ def add_gradient_of_highest(
         torch.arange(size, device=query.device).view(-1, *[1] * i) for size, i in ((b, 2), (h, 1), (m, 0))
     )
     place = (batch, head // (h // hk), index)
-    highest = key[place]
+    highest = wide_key[place]
     if grad_bias is not None:
         shared = tuple(t * 0 if size == 1 else t for t, size in zip((batch, head, row), grad_bias.shape, strict=False))
         grad_bias.index_put_((*shared, index), gradient.to(grad_bias.dtype), accumulate=True)
     if scoring.softcap is not None:
-        u = (query * highest).sum(-1) * scoring.scale
+        u = (wide_query * highest).sum(-1) * scoring.scale
         gradient = gradient * (1 - (u / scoring.softcap).tanh().square())
     pull = (gradient * scoring.scale).unsqueeze(-1)
     grad_query.add_((pull * highest).to(query.dtype))
-    grad_key.index_put_(tuple(t.expand_as(index) for t in place), (pull * query).to(key.dtype), accumulate=True)
+    grad_key.index_put_(tuple(t.expand_as(index) for t in place), (pull * wide_query).to(key.dtype), accumulate=True)
 
 
 # Pieces: so many batches, heads and rows that their logits stay in the cache. ----------------------------------------
@@ -213,6 +219,10 @@ class _Piece(NamedTuple):
             segments if segments is None or segments.shape[0] == 1 else segments[self.batches],
         )
 
+    def visible(self, near: Sight, scoring: Scoring, device: torch.device) -> Tensor | None:
+        """Which of its keys each of its queries may see."""
+        return visible(near, scoring, self.block, *self.size[2:], device)
+
     def kept(self, dropout: Dropout | None, dtype: torch.dtype) -> Tensor | None:
         """The factors that dropout puts on the weights of this piece."""
         if dropout is None:
@@ -224,8 +234,7 @@ def _pieces(query: Tensor, key: Tensor, scoring: Scoring) -> Iterator[_Piece]:
     (b, h, m, _), (_, hk, n, _) = query.shape, key.shape
     if query.shape[:3].numel() == 0:
         return
-    group, budget = h // hk, LOGITS_ON_CPU if query.device.type == "cpu" else LOGITS_ELSEWHERE
-    # A product of fewer rows reads the keys too often; one of more heads gains nothing.
+    group, budget = h // hk, logits_at_once(query.device)
     rows = max(1, min(m, max(ROWS // group, budget // (n * group))))
     heads = min(hk, max(1, budget // (rows * n * group)))
     batches = min(b, max(1, budget // (rows * n * group * hk)))
@@ -249,7 +258,8 @@ def _cut(bias: Tensor | None, block: Block) -> Tensor | None:
 class _Room:
     """Two buffers that all pieces share: fresh memory for each would cost more than what is done with it."""
 
-    def __init__(self, like: Tensor, size: int) -> None:
+    def __init__(self, like: Tensor, pieces: list[_Piece]) -> None:
+        size = max((at.logits for at in pieces), default=0)
         self.logits, self.weights = like.new_empty(size), like.new_empty(size)
 
     def product(self, left: Tensor, right: Tensor, factor: float) -> Tensor:

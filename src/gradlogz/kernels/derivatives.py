@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from .._typing import Float, Tensor
-from .blocked import LOGITS_ELSEWHERE, LOGITS_ON_CPU, Gradients
+from .blocked import Gradients, logits_at_once
 from .dropout import Dropout
 from .reference import Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, logits, visible
@@ -167,8 +167,7 @@ class _Step(NamedTuple):
 def _steps(operands: Operands, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Iterator[_Step]:
     query, key = operands[:2]
     (b, h, m, _), n = query.shape, key.shape[2]
-    budget = LOGITS_ON_CPU if query.device.type == "cpu" else LOGITS_ELSEWHERE
-    for block in blocks(m, n, scoring, max(1, budget // max(1, b * h * n))):
+    for block in blocks(m, n, scoring, max(1, logits_at_once(query.device) // max(1, b * h * n))):
         yield _Step.of(operands, sight, scoring, dropout, block)
 
 
