@@ -56,7 +56,11 @@ _CHAPTERS = {
         "Separable",
     ),
     "measures.measure": ("measure", "static"),
-    "attention": ("attend", "Attention"),
+    "attention": (
+        "attend",
+        "Attention",
+        "MultiheadAttention",
+    ),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)

@@ -16,7 +16,7 @@ def sources():
     """The files of the package in which errors are raised for its users."""
     for chapter in CHAPTERS:
         path = PACKAGE / chapter
-        yield from sorted(path.glob("*.py")) if path.is_dir() else [path]
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def raise_statements():

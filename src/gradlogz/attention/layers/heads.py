@@ -1,0 +1,27 @@
+"""What the layers share: tokens split into heads and joined again, and the checks of their sizes.
+
+    [*b, n, h d]  ->  [*b, h, n, d]  ->  attention in each head  ->  [*b, h, n, d]  ->  [*b, n, h d]
+
+Read next: multihead.py, the layer that everyone knows; the others differ from it in the measure of a head.
+"""
+
+from ..._errors import sentence
+from ..._typing import Float, Tensor
+
+
+def split(tokens: Float[Tensor, "*b n hd"], heads: int) -> Float[Tensor, "*b h n d"]:
+    """The coordinates of each head by themselves; a view."""
+    return tokens.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def join(per_head: Float[Tensor, "*b h n d"]) -> Float[Tensor, "*b n hd"]:
+    """The heads of a token side by side."""
+    return per_head.transpose(-3, -2).flatten(-2)
+
+
+def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:
+    """Heads of equal size share the coordinates of a token."""
+    if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+        fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
+        condition = "embed_dim must be a positive multiple of num_heads"
+        raise ValueError(sentence(call, condition, fact, "Each head has embed_dim / num_heads coordinates."))
