@@ -70,6 +70,11 @@ ERRORS = [
         "Mixture: exp(log_weights) must sum to one; got a log sum of 0.693 at worst.",
         lambda: Mixture(torch.zeros(2), components),
     ),
+    (
+        ValueError,
+        "Mixture: eta must have m=4 queries, one for each row of log_weights; got 3 queries.",
+        lambda: Mixture(half.expand(4, 2), components).mean(torch.zeros(3, 3)),
+    ),
     # gates
     (
         TypeError,

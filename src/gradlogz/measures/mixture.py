@@ -8,9 +8,13 @@
     G        >= sum_k q_k (G_k + log(pi_k / q_k))                   Jensen; the gap is KL(q‖r)
 
 With Gaussian components this is attention whose keys carry covariances (Gaussian messages, theory 8.4): the logits are
-log pi_k + <mu_k, eta> + <eta, Sigma_k eta> / 2, and it becomes softmax attention as Sigma_k -> 0. With empirical
-components the h_k are heads: the exact mixture gates heads by log Z, and ordinary multi-head attention, with its fixed
-weights q, is the gradient of the Jensen bound.
+log pi_k + <mu_k, eta> + <eta, Sigma_k eta> / 2, and it becomes softmax attention as Sigma_k -> 0. Where the covariances
+share their axes, these logits are a dot product again, and a softmax over points is all there is to compute:
+
+    <mu, eta> + <eta, U diag(c) U^T eta> / 2 = <[mu, c], [eta, (U^T eta)² / 2]>             `GaussianMessages`
+
+With empirical components the h_k are heads: the exact mixture gates heads by log Z, and ordinary multi-head attention,
+with its fixed weights q, is the gradient of the Jensen bound.
 
 Read next: gating.py (the merge), algebra.py (heads as a convolution instead).
 """
@@ -41,7 +45,8 @@ class Mixture(Measure):
     """sum_k pi_k h_k, components of one kind: a measure whose last batch dimension is k.
 
     Attributes:
-        log_weights: log pi, normalised to sum to one. For parts of any mass, or of several kinds, use `add`.
+        log_weights: log pi, normalised to sum to one, [*b, k] shared by all queries or [*b, m, k] per query. For parts
+            of any mass, or of several kinds, use `add`.
         components: a measure with batch shape [*b, k].
 
     >>> import torch
@@ -51,7 +56,7 @@ class Mixture(Measure):
     tensor([3., 1.])
     """
 
-    log_weights: Float[Tensor, "*#b k"]
+    log_weights: Float[Tensor, "*#b k"] | Float[Tensor, "*#b m k"]
     components: Measure
 
     def __post_init__(self) -> None:
@@ -65,14 +70,14 @@ class Mixture(Measure):
             condition = f"components must have the last batch dimension k={log_pi.shape[-1]}, one for each weight"
             remedy = "Stack the components along their last batch dimension."
             raise ValueError(sentence("Mixture", condition, f"batch shape {tuple(components.batch_shape)}", remedy))
-        common_batch("Mixture", log_pi.shape, components.batch_shape)
+        common_batch("Mixture", self._shared_shape(), components.batch_shape)
         if self.validate:
             check_logarithms("Mixture", "log_weights", log_pi)
             check_normalized("Mixture", "exp(log_weights)", log_pi.logsumexp(-1))
 
     @property
     def batch_shape(self) -> torch.Size:
-        return common_batch("Mixture", self.log_weights.shape, self.components.batch_shape)[:-1]
+        return common_batch("Mixture", self._shared_shape(), self.components.batch_shape)[:-1]
 
     @property
     def dim(self) -> int:
@@ -115,7 +120,7 @@ class Mixture(Measure):
         if self.validate:
             check_logarithms(call, "log_gates", log_q)
             check_normalized(call, "exp(log_gates)", log_q.logsumexp(-1))
-        log_q = log_q.unsqueeze(-2)
+        log_q = log_q if self._per_query() else log_q.unsqueeze(-2)
         s = self._log_joint(eta)
         q, log_r = log_q.exp(), s - reference.log_sum_exp(s).unsqueeze(-1)
 
@@ -127,7 +132,7 @@ class Mixture(Measure):
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         reach = self._each(self.components.support, direction)
-        return reach.masked_fill(self.log_weights.unsqueeze(-2) == -torch.inf, -torch.inf).amax(-1)
+        return reach.masked_fill(self._rows() == -torch.inf, -torch.inf).amax(-1)
 
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -157,4 +162,90 @@ class Mixture(Measure):
 
     def _log_joint(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m k"]:
         """log pi_k + G_k(eta)."""
-        return self.log_weights.unsqueeze(-2) + self._each(self.components.log_normalizer, eta)
+        rows = self._rows()
+        if rows.shape[-2] not in (1, eta.shape[-2]):
+            condition = f"eta must have m={rows.shape[-2]} queries, one for each row of log_weights"
+            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            raise ValueError(sentence("Mixture", condition, f"{eta.shape[-2]} queries", remedy))
+        return rows + self._each(self.components.log_normalizer, eta)
+
+    def _per_query(self) -> bool:
+        return self.log_weights.ndim > len(self.components.batch_shape)
+
+    def _rows(self) -> Float[Tensor, "*b m k"]:
+        """log pi as [*b, 1, k] or [*b, m, k]."""
+        return self.log_weights if self._per_query() else self.log_weights.unsqueeze(-2)
+
+    def _shared_shape(self) -> torch.Size:
+        """[*b, k], of log_weights without their queries."""
+        shape = self.log_weights.shape
+        return shape[:-2] + shape[-1:] if self._per_query() else shape
+
+
+class GaussianMessages(NamedTuple):
+    """sum_n w_n N(mu_n, U diag(c_n) U^T), whose covariances share the axes U, as softmax attention to points.
+
+    G of the mixture at eta is G of the points [mu, c] at [eta, (U^T eta)²/2]: masks, weights and kernels of attention
+    serve here too, and nothing of size m x n x d is made.   [theory 6.1, 8.4]
+
+        logits      = <keys(), queries(eta)>
+        ∇G(eta)     = sum_n r_n (mu_n + U (c_n * U^T eta))                          mean
+        ∇²G(eta)_ii = sum_n r_n c_ni + sum_n r_n (mu_n + c_n * eta - mean)_i²       variance, for U = I
+
+    Attributes:
+        loc: mu.
+        variance: c, nonnegative, along each axis.
+        directions: U, columns in no need of being orthonormal; None is the identity, diagonal covariances.
+
+    Law: tests/laws/test_gaussian_messages_are_attention_to_points.py.
+
+    >>> import torch
+    >>> from gradlogz import Empirical, Gaussian
+    >>> mu, c = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
+    >>> eta, messages = torch.randn(2, 3, dtype=torch.float64), GaussianMessages(mu, c)
+    >>> h = Mixture(torch.zeros(5, dtype=torch.float64).log_softmax(0), Gaussian.diagonal(mu, c))
+    >>> G = Empirical(messages.keys()).log_normalizer(messages.queries(eta))
+    >>> torch.allclose(G - torch.tensor(5.0).log(), h.log_normalizer(eta))
+    True
+    """
+
+    loc: Float[Tensor, "*b n d"]
+    variance: Float[Tensor, "*b n r"]
+    directions: Float[Tensor, "*b d r"] | None = None
+
+    def queries(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m dr"]:
+        """[eta, (U^T eta)² / 2]."""
+        return torch.cat((eta, self._along(eta).square() / 2), -1)
+
+    def keys(self) -> Float[Tensor, "*b n dr"]:
+        """[mu, c]: the values too, if the mean is all that is asked for."""
+        return torch.cat((self.loc, self.variance), -1)
+
+    def mean(self, eta: Float[Tensor, "*b m d"], attended: Float[Tensor, "*b m dr"]) -> Float[Tensor, "*b m d"]:
+        """∇G(eta) from attention with values `keys()`."""
+        mu, c = attended.split([self.loc.shape[-1], self.variance.shape[-1]], -1)
+        moved = c * self._along(eta)
+        return mu + (moved if self.directions is None else moved @ self.directions.mT)
+
+    def values(self) -> Float[Tensor, "*b n dddd"]:
+        """[x, y, x², x y, y²] with x = mu and y = c, centred because an offset would cost digits: for `moments`."""
+        x, y = self.loc - self._centre(self.loc), self.variance - self._centre(self.variance)
+        return torch.cat((x, y, x.square(), x * y, y.square()), -1)
+
+    def moments(
+        self, eta: Float[Tensor, "*b m d"], attended: Float[Tensor, "*b m dddd"], seen: Bool[Tensor, "*b m"]
+    ) -> tuple[Float[Tensor, "*b m d"], Float[Tensor, "*b m d"]]:
+        """∇G(eta) and the diagonal of ∇²G(eta) from attention with `values()`; 0 on rows that see nothing. U = I."""
+        x, y, xx, xy, yy = attended.chunk(5, -1)
+        mu, c = (self._centre(t).expand_as(x).masked_fill(~seen.unsqueeze(-1), 0.0) for t in (self.loc, self.variance))
+        away = x + y * eta
+        spread = xx + 2 * eta * xy + eta.square() * yy - away.square()
+        return away + mu + c * eta, y + c + spread.clamp(min=0)
+
+    def _along(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m r"]:
+        """U^T eta."""
+        return eta if self.directions is None else eta @ self.directions
+
+    @staticmethod
+    def _centre(tensor: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b 1 d"]:
+        return tensor.detach().mean(-2, keepdim=True)
