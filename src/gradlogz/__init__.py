@@ -59,7 +59,20 @@ _CHAPTERS = {
     "attention": (
         "attend",
         "Attention",
+        "observe",
+        "Observation",
+        "monitor",
+        "Monitor",
+        "Row",
+        "Alert",
+        "Thresholds",
+        "register",
+        "unregister",
         "MultiheadAttention",
+        "MomentAttention",
+        "MixtureAttention",
+        "GatedHeads",
+        "LinkAttention",
     ),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}

@@ -2,15 +2,35 @@
 
 attend      scaled dot-product attention with the log normaliser, entropy and logit moments of every row
 Attention   what it returns; `merge` joins results over blocks of keys
-layers      attention with parameters: MultiheadAttention
+observe     the same of every attention layer inside a model, while it runs
+monitor     the same during training, beside the model's own attention; rows, alerts
+register    attn_implementation="gradlogz" for Hugging Face models
+layers      attention with parameters: torch's, and what other measures make of it
 """
 
 from .functional import attend
-from .layers import MultiheadAttention
+from .huggingface import register, unregister
+from .layers import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
+from .monitoring import Monitor, monitor
+from .observation import Observation, observe
 from .result import Attention
+from .rows import Alert, Row, Thresholds
 
 __all__ = [
     "attend",
     "Attention",
+    "observe",
+    "Observation",
+    "monitor",
+    "Monitor",
+    "Row",
+    "Alert",
+    "Thresholds",
+    "register",
+    "unregister",
     "MultiheadAttention",
+    "MomentAttention",
+    "MixtureAttention",
+    "GatedHeads",
+    "LinkAttention",
 ]

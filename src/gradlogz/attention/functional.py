@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Literal, SupportsIndex
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
@@ -83,6 +84,12 @@ def attend(
     >>> torch.allclose(a.log_normalizer, (q @ k.mT / 8**0.5).logsumexp(-1))
     True
     """
+    if has_torch_function((query, key, value)):  # subclasses of tensors, and who watches a model
+        return handle_torch_function(
+            attend, (query, key, value), query, key, value, attn_mask=attn_mask, bias=bias, dropout_p=dropout_p,
+            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
+            segments=segments, statistics=statistics,
+        )  # fmt: skip
     _check(query, key, value, dropout_p, statistics)
     _check_number("scale", scale)
     _check_number("softcap", softcap)
@@ -103,7 +110,7 @@ def attend(
         if sinks is not None:
             found = found.joined(_sink(sinks, found, lead))
         if found.output.dtype != query.dtype:
-            found = found._replace(output=found.output.to(query.dtype))
+            found = Attention(found.output.to(query.dtype), *found[1:])
     if query.ndim == 4 and query.shape[:2] == q.shape[:2]:
         return found
     return _like(found, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
@@ -115,12 +122,21 @@ def _statistics(
     if statistics == "moments":
         return _moments(q, k, v, sight, scoring, dropout)
     found = attention(q, k, v, sight, scoring, dropout, statistics=statistics == "scalar")
-    return Attention(found.output, found.log_normalizer) if statistics == "none" else _scalars(found)
+    if statistics == "none":
+        return Attention(found.output, found.log_normalizer)
+    return _scalars(found, may_be_empty=_may_be_empty(q, k, sight))
 
 
-def _scalars(found: Statistics) -> Attention:
+def _may_be_empty(q: Tensor, k: Tensor, sight: Sight) -> bool:
+    """Whether a row may see no key: without masks every query sees its own position, if there is one."""
+    bias, mask, segments = sight
+    return bias is not None or mask is not None or segments is not None or q.shape[2] > k.shape[2]
+
+
+def _scalars(found: Statistics, *, may_be_empty: bool) -> Attention:
     G, H = found.log_normalizer, found.entropy
-    return Attention(found.output, G, H, (G - H).masked_fill(G == -torch.inf, 0.0), *found[3:])
+    E = (G - H).masked_fill(G == -torch.inf, 0.0) if may_be_empty else G - H
+    return Attention(found.output, G, H, E, found.logit_variance, found.max_logit)
 
 
 def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
@@ -142,13 +158,13 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
 
     group = q.shape[1] // max(1, k.shape[1])
     centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
-    if any(t is not None for t in sight) or q.shape[2] > k.shape[2]:  # else every query sees its own position
+    may_be_empty = _may_be_empty(q, k, sight)
+    if may_be_empty:
         alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
         centre_k, centre_v = (torch.where(alive, c, 0.0) for c in (centre_k, centre_v))
     output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
-    return _scalars(whole)._replace(
-        output=output, key_mean=mean_k + centre_k, key_variance=key_variance, value_variance=value_variance
-    )
+    scalars = _scalars(whole, may_be_empty=may_be_empty)[1:6]
+    return Attention(output, *scalars, mean_k + centre_k, key_variance, value_variance)
 
 
 def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
@@ -176,7 +192,7 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
 
 def _like(found: Attention, lead: tuple[int, ...], m: int) -> Attention:
     """Back to the leading dimensions of the query."""
-    return Attention._make(None if t is None else t.reshape(*lead, m, *t.shape[3:]) for t in found)
+    return Attention(*(None if t is None else t.reshape(*lead, m, *t.shape[3:]) for t in found))
 
 
 def _four_dimensional(
@@ -184,8 +200,10 @@ def _four_dimensional(
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
     """[b, h, m, d], [b, hk, n, d], [b, hk, n, v] and the leading dimensions that became b."""
     lead = query.shape[:-3]
-    if query.ndim == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.ndim == value.ndim == 4:
-        return lead, (query, key, value)  # the usual case, in which nothing is to be done
+    if query.ndim == key.ndim == value.ndim == 4 and lead == key.shape[:1] and key.shape[:2] == value.shape[:2]:
+        h, of_keys = query.shape[1], key.shape[1]
+        if h == of_keys or (enable_gqa and of_keys and h % of_keys == 0):
+            return lead, (query, key, value)  # the usual cases, in which nothing is to be done
     try:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
@@ -249,11 +267,12 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statisti
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
             raise ValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
-    castable = _autocast(query) and torch.float64 not in (query.dtype, key.dtype, value.dtype)
-    if not query.dtype == key.dtype == value.dtype and not castable:
-        fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
-        remedy = "Convert one of them with .to(dtype)."
-        raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
+    if not query.dtype == key.dtype == value.dtype:
+        castable = _autocast(query) and torch.float64 not in (query.dtype, key.dtype, value.dtype)
+        if not castable:
+            fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
+            remedy = "Convert one of them with .to(dtype)."
+            raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
     if not query.device == key.device == value.device:
         fact = ", ".join(f"{name} on {t.device}" for name, t in _named(query, key, value))
         remedy = "Move one of them with .to(device)."

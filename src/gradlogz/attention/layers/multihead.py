@@ -144,22 +144,33 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         The `output` among the statistics is that of the heads, [b, h, m, d], before they are joined and projected.
         """
-        q, k, v = self._project(query, key, value)
-        mask, bias, causal = self._sight(key_padding_mask, attn_mask, is_causal, q, k, hint=True)
         found = attend(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            bias=bias,
-            is_causal=causal,
-            dropout_p=self.dropout if self.training else 0.0,
+            **self.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal),
             statistics=statistics,
         )
         output = self._output(found.output, query.ndim == 2)
         if query.ndim == 2:
             found = Attention._make(None if t is None else t.squeeze(0) for t in found)
         return output, found
+
+    def arguments(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        value: Float[Tensor, "..."],
+        key_padding_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+    ) -> dict[str, Any]:
+        """What the layer hands to `gradlogz.attend`: query, key and value of each head, and who sees whom."""
+        q, k, v = self._project(query, key, value)
+        mask, bias, causal = self._sight(key_padding_mask, attn_mask, is_causal, q, k, hint=True)
+        dropout_p = self.dropout if self.training else 0.0
+        return {
+            "query": q, "key": k, "value": v, "attn_mask": mask, "bias": bias, "is_causal": causal,
+            "dropout_p": dropout_p,
+        }  # fmt: skip
 
     def extra_repr(self) -> str:
         sizes = f"{self.embed_dim}, num_heads={self.num_heads}"

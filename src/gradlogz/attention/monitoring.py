@@ -1,0 +1,297 @@
+"""Watching attention during training, without touching it.
+
+    with monitor(model, every=10) as m:
+        for batch in loader:
+            loss = model(**batch).loss
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+    m.row().layers["transformer.h.3.attn"].entropy.mean       [h]
+
+The model's own attention computes the output; the statistics come from its queries and keys, on the side and without
+gradients, in every `every`-th step. Between those nothing at all is installed.
+
+Read next: rows.py (what is collected, when it is alarming), watching.py (how layers are found).
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .._errors import sentence
+from .observation import LAYERS, numbered
+from .rows import Alert, Row, Sums, Thresholds, merged, sums_of
+from .watching import Met, Receiver, Watch, names_of
+
+
+class Monitor(Receiver):
+    """What `monitor` yields: the rows of the steps, and the end of a step for loops without an optimizer of torch."""
+
+    replaces = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        writer: Any,
+        thresholds: Thresholds,
+        on_alert: Callable[[Alert], None] | None,
+        group: Any,
+        layers: str,
+        strict: bool,
+    ) -> None:
+        self.steps = 0
+        self._model, self._inner, self._compiled = model, _unwrapped(model), _compiled(model)
+        self._every, self._writer, self._thresholds, self._group = every, writer, thresholds, group
+        self._on_alert = _warn if on_alert is None else on_alert
+        self._layers, self._strict = layers, strict
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._parameters = {id(p) for p in model.parameters()}
+        self._optimizer: ref[Optimizer] | None = None
+        self._highest: dict[str, float] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._found: dict[str, Sums] = {}
+        self._called: dict[str, None] = {}
+        self._recording = False
+        self._row: Row | None = None
+        self._armed: Any = None
+
+    def row(self) -> Row:
+        """The row of the last step that was looked at."""
+        if self._row is None:
+            fact = f"{self.steps} steps" if self.steps else "none: no optimizer has stepped yet"
+            remedy = "Without an optimizer of torch call m.step() where a step ends."
+            raise RuntimeError(sentence("monitor.row", "a step with a forward pass must have ended", fact, remedy))
+        return self._row
+
+    def step(self) -> None:
+        """End a step. Optimizers of torch that hold the model's parameters do it by themselves."""
+        if self._armed is not None:
+            self._disarm()
+            found = self._found if self._group is None else merged(self._found, self._group, self._device)
+            if found:
+                self._write(found)
+            self._found = {}
+        self.steps += 1
+        if self.steps % self._every == 0:
+            self._arm()
+
+    # The watch -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A pass begins; one without gradients is no training."""
+        self._recording = torch.is_grad_enabled() or self._compiled
+        self._called = {}
+
+    def receive(self, layer: str, met: Met, run: Callable[[], Any], *, again: bool) -> Any:
+        """Let the model compute, and look at its queries and keys."""
+        result = run()
+        if self._recording and not again:
+            name = numbered(layer, self._called)
+            self._called[name] = None
+            with torch.no_grad():
+                sums = sums_of(met.call)
+            if name in self._found:
+                self._found[name].add(sums)
+            else:
+                self._found[name] = sums
+        return result
+
+    def finish(self, missed: tuple[str, ...]) -> None:
+        """A pass has ended."""
+        self._recording = False
+        if missed and self._strict:
+            condition = "every attention layer must make a call that can be seen"
+            remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
+            raise RuntimeError(sentence("monitor", condition, f"none from {names_of(missed)}", remedy))
+
+    def _arm(self) -> None:
+        watch = Watch(self._inner, self, layers=self._layers)
+        self._armed = _Shadow(self._model, self._inner, watch) if self._compiled else watch
+        self._armed.__enter__()
+
+    def _disarm(self) -> None:
+        if self._armed is not None:
+            self._armed.__exit__(None, None, None)
+            self._armed = None
+
+    # The end of a step -----------------------------------------------------------------------------------------------
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped. The first one that holds parameters of the model counts the steps."""
+        leader = None if self._optimizer is None else self._optimizer()
+        if leader is None and any(id(p) in self._parameters for g in optimizer.param_groups for p in g["params"]):
+            self._optimizer, leader = ref(optimizer), optimizer
+        if optimizer is leader:
+            self.step()
+
+    def _write(self, found: dict[str, Sums]) -> None:
+        layers = {name: sums.heads() for name, sums in found.items()}
+        alerts = tuple(self._alerts(layers))
+        self._row = Row(self.steps, layers, alerts)
+        for alert in alerts:
+            if (alert.kind, alert.layer) not in self._warned:
+                self._warned.add((alert.kind, alert.layer))
+                self._on_alert(alert)
+        if self._writer is None:
+            return
+        if not hasattr(self._writer, "add_scalar"):
+            self._writer(self._row)
+            return
+        for layer, heads in layers.items():
+            scalars = {
+                "entropy": heads.entropy.mean.mean(),
+                "entropy of the lowest head": heads.entropy.mean.min(),
+                "log normalizer": heads.log_normalizer.mean.mean(),
+                "logit variance": heads.logit_variance.mean.mean(),
+                "max logit": heads.max_logit.greatest.max(),
+                "sink": heads.sink.mean.mean(),
+            }
+            for name, value in scalars.items():
+                self._writer.add_scalar(f"{name}/{layer}", float(value), self.steps)
+
+    def _alerts(self, layers: dict[str, Any]) -> Iterator[Alert]:
+        entropy, logit, sink = self._thresholds
+        for layer, heads in layers.items():
+            mean, most = float(heads.entropy.mean.mean()), float(heads.max_logit.greatest.max())
+            highest = self._highest[layer] = max(mean, self._highest.get(layer, 0.0))
+            if entropy is not None and mean < entropy * highest:
+                yield Alert("entropy collapse", layer, mean, entropy * highest, self.steps)
+            if logit is not None and most > logit:
+                yield Alert("logit explosion", layer, most, logit, self.steps)
+            if sink is not None and float((heads.sink.mean > sink).double().mean()) > 0.5:
+                yield Alert("attention sink", layer, float(heads.sink.mean.median()), sink, self.steps)
+
+
+def _warn(alert: Alert) -> None:
+    warnings.warn(str(alert), stacklevel=2)
+
+
+@contextmanager
+def monitor(
+    model: nn.Module,
+    *,
+    every: int = 10,
+    writer: Any = None,
+    thresholds: Thresholds = Thresholds(),
+    on_alert: Callable[[Alert], None] | None = None,
+    group: Any = None,
+    layers: str = LAYERS,
+    strict: bool = True,
+) -> Iterator[Monitor]:
+    """Entropy, log normaliser, logit variance, highest logit and sink of every head, in every `every`-th training step.
+
+    Put it around an ordinary training loop. The training is not changed by a bit: the model's own attention, with its
+    own dropout, computes the output; the random state is left alone; what is collected has no gradient. Passes between
+    two steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of
+    padding are left out where a mask shows them. Passes without gradients (evaluation) are not looked at.
+
+    A model that is compiled is not looked at while it runs: before the pass, one more is made without compilation,
+    without gradients and on the same inputs, whose random state and buffers are put back.
+
+    Args:
+        every: look at each step whose number is a multiple of this, from 0 on.
+        writer: a TensorBoard SummaryWriter, or anything that takes a `Row`.
+        thresholds: when to raise an alert.
+        on_alert: is given each new `Alert`, once for each kind and layer; by default it is a warning.
+        group: the processes over which rows are joined; a model wrapped for distributed training has its own.
+        layers: a regular expression for the class names of attention layers, in which a softmax is one of attention.
+        strict: raise if an attention layer ran without being seen.
+
+    Law: tests/laws/test_a_monitor_changes_nothing.py.
+    """
+    if not isinstance(model, nn.Module):
+        remedy = "Pass the model itself."
+        raise TypeError(sentence("monitor", "model must be a torch.nn.Module", type(model).__name__, remedy))
+    if isinstance(model, nn.DataParallel):
+        condition, fact = "model must run in one thread", "torch.nn.DataParallel, which copies it to many"
+        remedy = "Use torch.nn.parallel.DistributedDataParallel."
+        raise TypeError(sentence("monitor", condition, fact, remedy))
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        remedy = "1 looks at every step."
+        raise ValueError(sentence("monitor", "every must be a positive integer", f"{every!r}", remedy))
+    if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
+        condition = "writer must have add_scalar or take a row"
+        remedy = "Pass a SummaryWriter, or a function of one argument."
+        raise TypeError(sentence("monitor", condition, type(writer).__name__, remedy))
+    if group is None and hasattr(model, "process_group"):
+        group = model.process_group
+    m = Monitor(
+        model, every=every, writer=writer, thresholds=thresholds, on_alert=on_alert, group=group, layers=layers,
+        strict=strict,
+    )  # fmt: skip
+    hook = register_optimizer_step_post_hook(m._stepped)
+    m._arm()
+    try:
+        yield m
+    finally:
+        hook.remove()
+        m._disarm()
+    if m.steps and m._row is None:
+        condition, fact = "the model must compute attention", f"{m.steps} steps without any"
+        remedy = "If its classes are named otherwise, pass their pattern as layers=."
+        raise RuntimeError(sentence("monitor", condition, fact, remedy))
+
+
+class _Shadow:
+    """One more pass, before that of a compiled model: what is compiled cannot be watched from outside."""
+
+    def __init__(self, model: nn.Module, inner: nn.Module, watch: Watch) -> None:
+        self._called, self._inner, self._watch = model, inner, watch
+
+    def __enter__(self) -> "_Shadow":
+        self._own = self._called.__dict__.get("_compiled_call_impl"), self._called.__dict__.get("forward")
+        compiled, _ = self._own
+        if compiled is not None:
+            self._called._compiled_call_impl = self._before(compiled)
+        else:
+            self._called.forward = self._before(self._called.forward)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        compiled, forward = self._own
+        if compiled is not None:
+            self._called._compiled_call_impl = compiled
+        elif forward is not None:
+            self._called.forward = forward
+        else:
+            del self._called.__dict__["forward"]
+
+    def _before(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                self._look(args, kwargs)
+            return run(*args, **kwargs)
+
+        return looked_at
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        buffers = {name: b.clone() for name, b in self._inner.named_buffers()}
+        devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.compiler.set_stance("force_eager"), self._watch:
+            self._inner(*args, **kwargs)
+        for name, b in self._inner.named_buffers():
+            b.copy_(buffers[name])
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside what wraps it for distributed training and compilation."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has been put on the model or on a part of it."""
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())

@@ -1,0 +1,293 @@
+"""Where a model computes attention: every call met while it runs, with the name of the layer that makes it.
+
+    Hugging Face      layers that ask transformers for their attention function are met between asking and calling
+    torch             scaled_dot_product_attention and attend, wherever they are called
+    softmax           over the last dimension, inside a layer whose class is named after attention
+    nn.Multihead…     is met as a module, since torch computes it in one function
+
+Nothing is installed but while a `Watch` is entered, and everything is taken away when it is left, in whatever order.
+A layer that ran and of which no call was met is missed: `Watch` says so rather than leave it out.
+
+Read next: observation.py and monitoring.py, which do something with the calls.
+"""
+
+import re
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from .._typing import Tensor
+from .calls import Call, Logits, of_attend, of_interface, of_multihead, of_sdpa, of_softmax
+from .functional import attend
+from .result import Attention
+
+SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
+# What wrappers put before the name of a module: distributed training, sharding, checkpointing, compilation.
+WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)(?=\.|$)")
+
+
+class Met(NamedTuple):
+    """A call, and how the layer that makes it takes a result of `attend`; None if it only asks for a softmax."""
+
+    call: Call | Logits
+    taken: Callable[[Attention], Any] | None
+
+
+class Receiver(ABC):
+    """What is done with the calls."""
+
+    replaces: bool  # whether it computes the result of a call itself
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A pass through the model begins."""
+
+    @abstractmethod
+    def receive(self, layer: str, met: Met, run: Callable[[], Any], *, again: bool) -> Any:
+        """The result of the call, as run() makes it; `again` if it is the recomputation of a checkpoint."""
+
+    @abstractmethod
+    def finish(self, missed: tuple[str, ...]) -> None:
+        """The pass has ended; the layers named ran and no call of them was met."""
+
+
+class Watch:
+    """Every attention computation inside a model, handed to a receiver while this is entered.
+
+    Args:
+        layers: a regular expression for the class names of attention layers.
+    """
+
+    def __init__(self, model: nn.Module, receiver: Receiver, *, layers: str) -> None:
+        self.receiver = receiver
+        self.names = {id(module): WRAPPERS.sub("", name).strip(".") for name, module in model.named_modules()}
+        self._modules = [module for module in model.modules() if module is model or _may_attend(module)]
+        self._attention = {id(module) for module in model.modules() if _named(module, layers)}
+        self._expected = {id(layer) for _, layer in attention_layers(model, layers)}
+        self._hooks: list[Any] = []
+        self._here = _Place()
+
+    def __enter__(self) -> "Watch":
+        with _patching:
+            _watches.append(self)
+            _intercept_transformers()
+        for module in self._modules:
+            self._hooks.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(self._leave, always_call=True, with_kwargs=True))
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        with _patching:
+            _watches.remove(self)
+            _leave_transformers()
+
+    def layer(self, module: nn.Module | None) -> str | None:
+        """The name of the layer in which something happens now; None outside the model."""
+        if module is not None and id(module) in self.names:
+            return self.names[id(module)]
+        return self.names[id(self._here.stack[-1].module)] if self._here.stack else None
+
+    def softens(self) -> bool:
+        """Whether a softmax that happens now is one of attention."""
+        return any(frame.attention for frame in self._here.stack)
+
+    def note(self) -> None:
+        """A call was met here."""
+        for frame in self._here.stack:
+            frame.calls += 1
+
+    # Where in the model the computation is ---------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        here = self._here
+        if not here.stack:
+            here.mode = _Mode()
+            here.mode.__enter__()
+            if not in_backward():
+                here.missed = []
+                self.receiver.begin()
+        here.stack.append(_Frame(module, id(module) in self._attention))
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        here = self._here
+        if not here.stack or here.stack[-1].module is not module:
+            return  # another hook raised before the model was entered
+        frame = here.stack.pop()
+        failed = sys.exc_info()[0] is not None
+        if isinstance(module, nn.MultiheadAttention) and not frame.calls and not failed:
+            with unwatched():
+                met = Met(of_multihead(module, *args, **kwargs), None)
+                self.receiver.receive(self.names[id(module)], met, lambda: None, again=in_backward())
+            frame.calls += 1
+        if id(module) in self._expected and not (frame.calls or failed or in_backward()):
+            here.missed.append(self.names[id(module)])
+        if not here.stack and here.mode is not None:
+            here.mode.__exit__(None, None, None)
+            here.mode = None
+            if not in_backward() and not failed:
+                self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+
+
+class _Frame:
+    """A module that is running."""
+
+    __slots__ = ("attention", "calls", "module")
+
+    def __init__(self, module: nn.Module, attention: bool) -> None:
+        self.module, self.attention, self.calls = module, attention, 0
+
+
+class _Place(threading.local):
+    """The modules that are running in this thread: autograd recomputes checkpoints in threads of its own."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Frame] = []
+        self.mode: _Mode | None = None
+        self.missed: list[str] = []
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether a module might call attention itself: torch's own layers do not, but for this one."""
+    return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.modules")
+
+
+def attention_layers(model: nn.Module, layers: str) -> list[tuple[str, nn.Module]]:
+    """The innermost modules that are named after attention and have matrices, with their names."""
+    named = {id(m): (name, m) for name, m in model.named_modules() if _named(m, layers) and _projects(m)}
+    return [(name, m) for name, m in named.values() if not any(id(p) in named for p in m.modules() if p is not m)]
+
+
+def _named(module: nn.Module, layers: str) -> bool:
+    return re.search(layers, type(module).__name__) is not None
+
+
+def _projects(module: nn.Module) -> bool:
+    """Whether a module has two matrices: what is named after attention and has none is a mask, a rotation, a norm."""
+    return sum(p.ndim >= 2 for p in module.parameters()) >= 2
+
+
+def in_backward() -> bool:
+    """Whether this runs inside the backward pass: a checkpoint recomputes what was seen before."""
+    return torch._C._current_graph_task_id() != -1
+
+
+# Meeting the calls ---------------------------------------------------------------------------------------------------
+
+_watches: list[Watch] = []
+_patching = threading.Lock()
+_busy = threading.local()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What is computed here is the inside of a call, or our own."""
+    before = getattr(_busy, "yes", False)
+    _busy.yes = True
+    try:
+        yield
+    finally:
+        _busy.yes = before
+
+
+def _hand(module: nn.Module | None, meet: Callable[[], Met], run: Callable[[], Any]) -> Any:
+    """The result of a call, made by run() and handed to every watch in whose model it happens."""
+    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in _watches]
+    inside = [(watch, layer) for watch, layer in inside if layer is not None]
+    if not inside:
+        return run()
+    met, again = meet(), in_backward()
+    # The watch that computes the result itself comes last to be called, so that the others see what it computes.
+    for watch, layer in sorted(inside, key=lambda pair: not pair[0].receiver.replaces):
+        watch.note()
+        run = partial(watch.receiver.receive, layer or "", met, run, again=again)
+    with unwatched():
+        return run()
+
+
+class _Mode(TorchFunctionMode):
+    """Sees every function of torch that is called while the model runs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        run = partial(func, *args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            return _hand(None, lambda: Met(of_sdpa(*args, **kwargs), _output), run)
+        if func is attend:
+            return _hand(None, lambda: Met(of_attend(*args, **kwargs), _itself), run)
+        if func in SOFTMAX and _of_attention(*args, **kwargs):
+            return _hand(None, lambda: Met(of_softmax(_innermost(), args[0] if args else kwargs["input"]), None), run)
+        return run()
+
+
+def _output(found: Attention) -> Tensor:
+    return found.output
+
+
+def _itself(found: Attention) -> Attention:
+    return found
+
+
+def _of_attention(input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
+    last = dim is not None and input.ndim >= 3 and dim in (-1, input.ndim - 1)
+    return last and any(watch.softens() for watch in _watches)
+
+
+def _innermost() -> nn.Module:
+    return next(watch._here.stack[-1].module for watch in _watches if watch._here.stack)
+
+
+# Hugging Face --------------------------------------------------------------------------------------------------------
+
+_original: list[tuple[Any, Any]] = []
+
+
+def _intercept_transformers() -> None:
+    """Have transformers hand out attention functions that report their calls."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None or _original:
+        return
+    interface = modeling.AttentionInterface
+    original = interface.get_interface
+
+    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(_from_interface, attn_implementation, original(self, attn_implementation, default))
+
+    interface.get_interface = get_interface
+    _original.append((interface, original))
+
+
+def _leave_transformers() -> None:
+    if _original and not _watches:
+        interface, original = _original.pop()
+        interface.get_interface = original
+
+
+def _from_interface(
+    implementation: str, function: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Any, *args: Any, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """A layer calls the attention function that it asked for: (output [b, m, h, v], weights or None)."""
+
+    def meet() -> Met:
+        call = of_interface(implementation, module, query, key, value, attention_mask, **kwargs)
+        return Met(call, lambda found: (found.output.transpose(1, 2).contiguous(), None))
+
+    return _hand(module, meet, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
+
+
+def names_of(layers: tuple[str, ...]) -> str:
+    """A few names, for a message."""
+    return ", ".join(layers[:4]) + (f" and {len(layers) - 4} others" if len(layers) > 4 else "")
