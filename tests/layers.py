@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 import gradlogz as gz
 
@@ -30,6 +32,46 @@ LAYERS = {
         lambda **o: gz.MultiheadAttention(EMBED_DIM, HEADS, batch_first=True, **o),
         lambda layer, x: _with_entropy(*layer.attend(x, x, x, is_causal=True)),
     ),
+    **{
+        f"moment, {kind}": Layer(
+            lambda kind=kind, **o: gz.MomentAttention(EMBED_DIM, HEADS, covariance=kind, **o),
+            lambda layer, x: _both(layer(x, _covariance(layer, x), is_causal=True)),
+        )
+        for kind in ("diagonal", "full")
+    },
+    **{
+        f"mixture, of a {kind}, {'diagonal' if rank is None else 'low rank'}": Layer(
+            lambda kind=kind, rank=rank, **o: gz.MixtureAttention(EMBED_DIM, HEADS, covariance=kind, rank=rank, **o),
+            lambda layer, x: _with_entropy(*layer.attend(x, is_causal=True)),
+        )
+        for kind in ("head", "token")
+        for rank in (None, 2)
+    },
+    **{
+        f"gated, {'tied' if tied else 'free'}": Layer(
+            lambda tied=tied, **o: gz.GatedHeads(EMBED_DIM, HEADS, tied=tied, **o),
+            lambda layer, x: _with_gap(*layer.attend(x, is_causal=True)),
+        )
+        for tied in (False, True)
+    },
+    **{
+        f"link, {family}": Layer(
+            lambda family=family, **o: gz.LinkAttention(EMBED_DIM, HEADS, family=family, **o),
+            lambda layer, x, into=into: layer(into(x), is_causal=True),
+        )
+        for family, into in {
+            "gaussian": lambda x: x,
+            "poisson": softplus,
+            "gamma": lambda x: softplus(x) + 0.5,
+            "spins": torch.tanh,
+            "one_hot": lambda x: x.unflatten(-1, (HEADS, -1)).softmax(-1).flatten(-2),
+            "sphere": lambda x: 0.3 * torch.tanh(x),
+        }.items()
+    },
+    "link, without projections": Layer(
+        lambda **o: gz.LinkAttention(EMBED_DIM, HEADS, family="spins", project=False, **o),
+        lambda layer, x: layer(torch.tanh(x), is_causal=True),
+    ),
 }
 NAMES = list(LAYERS)
 
@@ -37,3 +79,18 @@ NAMES = list(LAYERS)
 def _with_entropy(output: Tensor, heads: gz.Attention) -> Tensor:
     """Statistics take part in what is differentiated."""
     return output + (heads.entropy + heads.log_normalizer).mean(-2).unsqueeze(-1)
+
+
+def _covariance(layer: gz.MomentAttention, x: Tensor) -> Tensor:
+    variance = 0.1 + x.square() / 4
+    return variance if layer.covariance == "diagonal" else torch.diag_embed(variance)
+
+
+def _both(moments: tuple[Tensor, Tensor]) -> Tensor:
+    mean, covariance = moments
+    variance = covariance if covariance.ndim == mean.ndim else covariance.sum(-1)
+    return mean + variance
+
+
+def _with_gap(output: Tensor, gated: Any) -> Tensor:
+    return output + (gated.gap + gated.log_normalizer).unsqueeze(-1)

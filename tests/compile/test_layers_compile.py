@@ -30,7 +30,7 @@ def test_inductor_gives_the_same():
         close(actual, expected, 100.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["multihead", "moment, diagonal"])
 def test_lengths_may_be_dynamic(name):
     build, call = LAYERS[name]
     layer = build(dtype=torch.float64)

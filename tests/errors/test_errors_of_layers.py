@@ -4,9 +4,11 @@ import torch
 from form import each_of, refused
 from torch import nn
 
-from gradlogz import MultiheadAttention
+from gradlogz import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
 
 multihead = MultiheadAttention(8, 2, batch_first=True)
+moment, full = MomentAttention(8, 2), MomentAttention(8, 2, covariance="full")
+mixture, gated, link = MixtureAttention(8, 2), GatedHeads(8, 2), LinkAttention(8, 2, family="poisson")
 x, y = torch.randn(3, 5, 8), torch.randn(3, 6, 8)
 
 ERRORS = [
@@ -64,6 +66,86 @@ ERRORS = [
         "MultiheadAttention: is_causal must come with attn_mask, or with as many queries as keys; got 5 queries and "
         "6 keys.",
         lambda: multihead.attend(x, y, y, is_causal=True),
+    ),
+    # moments
+    (
+        ValueError,
+        'MomentAttention: covariance must be "diagonal" or "full"; got \'dense\'.',
+        lambda: MomentAttention(8, 2, covariance="dense"),
+    ),
+    (
+        ValueError,
+        "MomentAttention: mean must be [*b, tokens, embed_dim=8]; got shape (3, 5, 7).",
+        lambda: moment(x[..., :7], x[..., :7]),
+    ),
+    (
+        ValueError,
+        "MomentAttention: covariance must be (3, 5, 8), diagonal, beside its mean; got shape (3, 5, 8, 8).",
+        lambda: moment(x, torch.diag_embed(x)),
+    ),
+    (
+        ValueError,
+        "MomentAttention: covariance of memory must be (3, 6, 8, 8), full, beside its mean; got shape (3, 6, 8).",
+        lambda: full(x, torch.diag_embed(x), (y, y)),
+    ),
+    # mixtures
+    (
+        ValueError,
+        'MixtureAttention: covariance must be "head" or "token"; got \'full\'.',
+        lambda: MixtureAttention(8, 2, covariance="full"),
+    ),
+    (ValueError, "MixtureAttention: rank must be at least 1; got 0.", lambda: MixtureAttention(8, 2, rank=0)),
+    (
+        ValueError,
+        "MixtureAttention: key must be [*b, tokens, embed_dim=8]; got shape (8,).",
+        lambda: mixture(x, x[0, 0]),
+    ),
+    # gates
+    (
+        ValueError,
+        "GatedHeads: gates must be [h] or [*b, h, m] with h=2 heads; got shape (3,).",
+        lambda: gated(x, gates=torch.ones(3)),
+    ),
+    # links
+    (
+        ValueError,
+        "LinkAttention: family must be one of gaussian, poisson, gamma, spins, one_hot, sphere; got 'binomial'.",
+        lambda: LinkAttention(8, 2, family="binomial"),
+    ),
+    (
+        ValueError,
+        "LinkAttention: a head must have 2 coordinates or more for a sphere; got 1.",
+        lambda: LinkAttention(2, 2, family="sphere"),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be nonnegative; got 6 of 6 heads of tokens outside.",
+        lambda: link(-torch.ones(3, 8)),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be finite; got 1 of 6 heads of tokens outside.",
+        lambda: LinkAttention(8, 2, family="gaussian")(torch.ones(3, 8).put_(torch.tensor(3), torch.tensor(torch.nan))),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be nonnegative; got 6 of 6 heads of tokens outside.",
+        lambda: LinkAttention(8, 2, family="gamma")(-torch.ones(3, 8)),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be in [-1, 1]; got 6 of 6 heads of tokens outside.",
+        lambda: LinkAttention(8, 2, family="spins")(2 * torch.ones(3, 8)),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be probabilities in each head; got 6 of 6 heads of tokens outside.",
+        lambda: LinkAttention(8, 2, family="one_hot")(torch.ones(3, 8)),
+    ),
+    (
+        ValueError,
+        "LinkAttention: tokens must be in the unit ball in each head; got 6 of 6 heads of tokens outside.",
+        lambda: LinkAttention(8, 2, family="sphere")(torch.ones(3, 8)),
     ),
 ]
 
