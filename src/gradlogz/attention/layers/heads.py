@@ -5,7 +5,7 @@
 Read next: multihead.py, the layer that everyone knows; the others differ from it in the measure of a head.
 """
 
-from ..._errors import sentence
+from ..._errors import sentence, shape_of
 from ..._typing import Float, Tensor
 
 
@@ -25,3 +25,11 @@ def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:
         fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
         condition = "embed_dim must be a positive multiple of num_heads"
         raise ValueError(sentence(call, condition, fact, "Each head has embed_dim / num_heads coordinates."))
+
+
+def check_tokens(call: str, embed_dim: int, **tokens: Tensor) -> None:
+    """Every argument is [*b, tokens, embed_dim]."""
+    for name, t in tokens.items():
+        if t.ndim < 2 or t.shape[-1] != embed_dim:
+            condition = f"{name} must be [*b, tokens, embed_dim={embed_dim}]"
+            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", "The batch comes first."))
