@@ -1,0 +1,143 @@
+"""Attention to Gaussians instead of points: keys that learn how uncertain they are.
+
+    h       = sum_n N(k_n, Sigma_n),  Sigma_n = U diag(c_n) U^T      a Gaussian around each key   [theory 6.1]
+    G(eta)  = log sum_n exp(<k_n, eta> + <eta, Sigma_n eta> / 2)     eta = W_q x / sqrt(d)
+    ∇G(eta) = sum_n r_n (k_n + Sigma_n eta)                          the head's output, r = softmax over n
+    output  = concat_h(∇G_h) W_o
+
+A key of large variance is easier to reach, for queries of any direction, and answers with something of the query.
+Softmax attention (with values = keys) is what is left as c -> 0. Covariances that all keys of a head share change no
+weight, since they add the same to every logit: keys smoothed by one Gaussian, ∇G = attention + Sigma eta [theory 6.5].
+
+Read next: moment.py (covariances that come in and go out), ../../measures/mixture.py (`GaussianMessages`, the formula).
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.functional import softplus
+
+from ..._errors import sentence
+from ..._typing import Bool, Float, Tensor
+from ...measures.mixture import GaussianMessages
+from ..functional import attend
+from ..result import Attention
+from .heads import check_sizes, check_tokens, join, split
+
+
+class MixtureAttention(nn.Module):
+    """Multi-head attention whose keys are Gaussians with learned covariances: the output of a head is ∇G exactly.
+
+    Cost: linear memory. Diagonal covariances of each token double the keys and values, twice the multiplications of
+    softmax attention; those of rank r add r coordinates to both; those of a head cost nothing. Keys are the values of a
+    head; what goes on is their image under W_o. When not to use it: where values must be free of the keys use
+    `MultiheadAttention`; where uncertainty comes with the data use `MomentAttention`.
+
+    Args:
+        covariance: "token", variances that each token tells, softplus(W_c x); or "head", shared by all tokens.
+        rank: None for diagonal covariances, or the number of directions U, learned for each head.
+        bias: of the projections.
+
+    Variances are 0.018 in the beginning, so that training starts near softmax attention.
+    Law: tests/laws/test_mixture_attention_is_a_gradient.py.
+
+    >>> import torch
+    >>> layer, x = MixtureAttention(8, 2, dtype=torch.float64), torch.randn(3, 6, 8, dtype=torch.float64)
+    >>> output, heads = layer.attend(x)
+    >>> G = lambda y: layer.attend(y, x)[1].log_normalizer.sum()
+    >>> W_q = layer.q_proj.weight.reshape(2, 4, 8)  # the gradient of G in the query, back through eta = W_q x / 2
+    >>> torch.allclose(torch.func.grad(G)(x), torch.einsum("bhmd,hde->bme", heads.output, W_q) / 2)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        covariance: Literal["head", "token"] = "token",
+        rank: int | None = None,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes("MixtureAttention", embed_dim, num_heads)
+        if covariance not in ("head", "token"):
+            condition, remedy = 'covariance must be "head" or "token"', "It says who has one of its own."
+            raise ValueError(sentence("MixtureAttention", condition, f"{covariance!r}", remedy))
+        if rank is not None and rank < 1:
+            remedy = "Leave it out for diagonal covariances."
+            raise ValueError(sentence("MixtureAttention", "rank must be at least 1", f"{rank}", remedy))
+        super().__init__()
+        self.embed_dim, self.num_heads, self.covariance, self.rank = embed_dim, num_heads, covariance, rank
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        d = embed_dim // num_heads
+        axes = d if rank is None else rank
+        self.q_proj, self.k_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(3))
+        self.directions = None if rank is None else nn.Parameter(torch.randn(num_heads, d, rank, **made) * d**-0.5)
+        if covariance == "token":
+            self.variance_proj = nn.Linear(embed_dim, num_heads * axes, **made)
+            nn.init.constant_(self.variance_proj.bias, -4.0)
+        else:
+            self.variance = nn.Parameter(torch.full((num_heads, axes), -4.0, **made))
+
+    def forward(
+        self,
+        query: Float[Tensor, "*b m d"],
+        key: Float[Tensor, "*b n d"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*b m d"]:
+        """The output of the layer.
+
+        Args:
+            query: tokens that ask.
+            key: tokens that are asked; the same ones if not given.
+            attn_mask: as of `attend`: bool, True = attend, or added to the logits (log weights of the mixture);
+                [*b, h, m, n] or what broadcasts to it.
+        """
+        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal)[0]
+
+    def attend(
+        self,
+        query: Float[Tensor, "*b m d"],
+        key: Float[Tensor, "*b n d"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "*b m d"], Attention]:
+        """The output, and the statistics of each head [*b, h, m]: output is ∇G and log_normalizer G of the mixture.
+
+        Entropy and moments of the logits are those of the responsibilities r.
+        """
+        key = query if key is None else key
+        check_tokens("MixtureAttention", self.embed_dim, query=query, key=key)
+        eta = split(self.q_proj(query), self.num_heads) * (self.embed_dim // self.num_heads) ** -0.5
+        mu = split(self.k_proj(key), self.num_heads)
+        sees: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": 1.0}
+        if self.covariance == "head":
+            found = self._smoothed(eta, mu, attend(eta, mu, mu, **sees))
+        else:
+            messages = GaussianMessages(mu, split(softplus(self.variance_proj(key)), self.num_heads), self.directions)
+            points = messages.keys()
+            found = attend(messages.queries(eta), points, points, **sees)
+            found = found._replace(output=messages.mean(eta, found.output))
+        return self.out_proj(join(found.output)), found
+
+    def extra_repr(self) -> str:
+        shape = "" if self.rank is None else f", rank={self.rank}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}, covariance={self.covariance!r}{shape}"
+
+    def _smoothed(self, eta: Tensor, mu: Tensor, found: Attention) -> Attention:
+        """Attention convolved with N(0, Sigma): <eta, Sigma eta> / 2 more in each logit, Sigma eta more in the mean."""
+        c = softplus(self.variance).unsqueeze(-2)
+        attended = torch.cat((found.output, c.expand(*found.output.shape[:-1], -1)), -1)
+        output = GaussianMessages(mu, c, self.directions).mean(eta, attended)
+        output = output.masked_fill(~found.seen.unsqueeze(-1), 0.0)
+        rise = (eta * (output - found.output)).sum(-1) / 2
+        return found._replace(
+            output=output,
+            **{name: getattr(found, name) + rise for name in ("log_normalizer", "mean_logit", "max_logit")},
+        )
