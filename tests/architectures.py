@@ -156,9 +156,9 @@ ARCHITECTURES = [
     Architecture(
         "wav2vec2", tf.Wav2Vec2Config,
         {**TEXT, **SIZES, "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 4),
-         "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "hidden_dropout": 0.0,
-         "attention_dropout": 0.0, "activation_dropout": 0.0, "feat_proj_dropout": 0.0, "layerdrop": 0.0,
-         "mask_time_prob": 0.0}, tf.Wav2Vec2Model, "sound",
+         "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+         "hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "feat_proj_dropout": 0.0,
+         "layerdrop": 0.0, "mask_time_prob": 0.0}, tf.Wav2Vec2Model, "sound",
     ),
     Architecture(
         "bloom", tf.BloomConfig,

@@ -203,7 +203,7 @@ def monitor(
         on_alert: is given each new `Alert`, once for each kind and layer; by default it is a warning.
         group: the processes over which rows are joined; a model wrapped for distributed training has its own.
         layers: a regular expression for the class names of attention layers, in which a softmax is one of attention.
-        strict: raise if an attention layer ran without being seen.
+        strict: raise if an attention layer ran without being seen, or none did.
 
     Law: tests/laws/test_a_monitor_changes_nothing.py.
     """
@@ -234,7 +234,7 @@ def monitor(
     finally:
         hook.remove()
         m._disarm()
-    if m.steps and m._row is None:
+    if strict and m.steps and m._row is None:
         condition, fact = "the model must compute attention", f"{m.steps} steps without any"
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
         raise RuntimeError(sentence("monitor", condition, fact, remedy))

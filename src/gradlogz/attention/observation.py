@@ -63,8 +63,10 @@ class Observation(Mapping[str, Attention], Receiver):
         Layers of other heads or lengths, as in an encoder and a decoder, are refused: take them from the mapping.
         """
         if statistic not in Attention._fields:
-            fields = ", ".join(Attention._fields)
-            raise ValueError(sentence("Observation.stack", f"statistic must be one of {fields}", f"{statistic!r}", ""))
+            remedy = f"It is one of {', '.join(Attention._fields)}."
+            raise ValueError(
+                sentence("Observation.stack", "statistic must be one of Attention", f"{statistic!r}", remedy)
+            )
         found = [getattr(attention, statistic) for attention in self.values()]
         shapes = {None if t is None else tuple(t.shape) for t in found}
         if len(shapes) != 1 or None in shapes:
@@ -126,7 +128,7 @@ def observe(
 
     Args:
         layers: a regular expression for the class names of attention layers, in which a softmax is one of attention.
-        strict: raise if an attention layer ran without being seen.
+        strict: raise if an attention layer ran without being seen, or none did.
 
     Law: tests/agreement/test_hugging_face_models_compute_the_same.py.
 
@@ -150,7 +152,7 @@ def observe(
             yield seen
     finally:
         _observed.discard(id(model))
-    if not any(seen.passes) and seen.passes:
+    if strict and seen.passes and not any(seen.passes):
         condition, fact = "the model must compute attention", f"{len(seen.passes)} passes without any"
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
         raise RuntimeError(sentence("observe", condition, fact, remedy))

@@ -94,18 +94,15 @@ class Row(NamedTuple):
         return found
 
     def __str__(self) -> str:
-        lines = [f"step {self.step:<10}  entropy   least   log Z   variance   max logit   sink"]
+        width = max([16, *map(len, self.layers)])
+        lines = [f"{f'step {self.step}':<{width}}  entropy   least   log Z   variance   max logit   sink"]
         for layer, h in self.layers.items():
             lines.append(
-                f"{_short(layer):<16}  {h.entropy.mean.mean():7.3f} {h.entropy.mean.min():7.3f} "
+                f"{layer:<{width}}  {h.entropy.mean.mean():7.3f} {h.entropy.mean.min():7.3f} "
                 f"{h.log_normalizer.mean.mean():7.2f} {h.logit_variance.mean.mean():10.3f} "
                 f"{h.max_logit.greatest.max():11.2f} {h.sink.mean.mean():6.2f}"
             )
         return "\n".join([*lines, *map(str, self.alerts)])
-
-
-def _short(layer: str) -> str:
-    return layer if len(layer) <= 16 else f"…{layer[-15:]}"
 
 
 class Sums:

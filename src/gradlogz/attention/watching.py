@@ -90,6 +90,7 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._abandon()
         with _patching:
             _watches.remove(self)
             _leave_transformers()
@@ -113,6 +114,8 @@ class Watch:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = self._here
+        if here.stack and here.stack[0].module is module:
+            self._abandon()
         if not here.stack:
             here.mode = _Mode()
             here.mode.__enter__()
@@ -120,6 +123,13 @@ class Watch:
                 here.missed = []
                 self.receiver.begin()
         here.stack.append(_Frame(module, id(module) in self._attention))
+
+    def _abandon(self) -> None:
+        """Forget a pass that never ended: torch calls no hook on KeyboardInterrupt."""
+        self._here.stack.clear()
+        if self._here.mode is not None:
+            self._here.mode.__exit__(None, None, None)
+            self._here.mode = None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         here = self._here
@@ -134,9 +144,8 @@ class Watch:
             frame.calls += 1
         if id(module) in self._expected and not (frame.calls or failed or in_backward()):
             here.missed.append(self.names[id(module)])
-        if not here.stack and here.mode is not None:
-            here.mode.__exit__(None, None, None)
-            here.mode = None
+        if not here.stack:
+            self._abandon()
             if not in_backward() and not failed:
                 self.receiver.finish(tuple(dict.fromkeys(here.missed)))
 

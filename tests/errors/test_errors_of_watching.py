@@ -1,0 +1,195 @@
+"""observe, monitor and register say what they cannot see, and what they were given."""
+
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from form import each_of, refused
+from torch import nn
+
+from architectures import ARCHITECTURES
+from gradlogz import monitor, observe, register, unregister
+from gradlogz.attention.calls import of_interface
+from training import GPT, batches, train
+
+ids = batches(1)[0]
+q = torch.randn(1, 2, 3, 4)
+
+
+class HiddenAttention(nn.Module):
+    """Attention that is no softmax of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        s = (self.query(x) @ self.key(x).mT).exp()
+        return (s / s.sum(-1, keepdim=True)) @ x
+
+
+def small(name, implementation="eager"):
+    return next(a for a in ARCHITECTURES if a.name == name).build(implementation)
+
+
+def run(context, model, *given):
+    with context:
+        return model(*given)
+
+
+def twice():
+    model = GPT()
+    with observe(model), observe(model):
+        pass
+
+
+def stacked(statistic):
+    model = GPT()
+    with observe(model) as seen:
+        model(ids)
+    return seen.stack(statistic)
+
+
+def of_unlike_layers():
+    architecture = next(a for a in ARCHITECTURES if a.name == "bart")
+    model = architecture.build()
+    with observe(model) as seen:
+        model(**architecture.inputs())
+    return seen.stack("entropy")
+
+
+def early():
+    with monitor(GPT()) as m:
+        m.row()
+
+
+def no_attention():
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    with monitor(model, every=1):
+        train(model, batches(1))
+
+
+def missed_in_training():
+    model = nn.Sequential(HiddenAttention())
+    with monitor(model, every=1):
+        model(torch.randn(2, 3, 4))
+
+
+def without_transformers():
+    with mock.patch.dict(sys.modules, {"transformers.modeling_utils": None}):
+        register()
+
+
+def sparse():
+    return of_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
+
+
+def of_foreign_mask():
+    return of_interface("flex_attention", nn.Identity(), q, q, q, SimpleNamespace(shape=(1, 1, 3, 3)))
+
+
+missed = "every attention layer must make a call that can be seen; got none from 0."
+
+ERRORS = [
+    (TypeError, "observe: model must be a torch.nn.Module; got str.", lambda: run(observe("bert"), None)),
+    (
+        RuntimeError,
+        "observe: a model must be observed once at a time; got one that is observed already.",
+        twice,
+    ),
+    (
+        RuntimeError,
+        "observe: the model must compute attention; got 1 passes without any.",
+        lambda: run(observe(model := nn.Sequential(nn.Linear(4, 4))), model, torch.randn(2, 4)),
+    ),
+    (
+        RuntimeError,
+        f"observe: {missed}",
+        lambda: run(observe(model := nn.Sequential(HiddenAttention())), model, torch.randn(2, 3, 4)),
+    ),
+    (
+        ValueError,
+        "Observation.stack: statistic must be one of Attention; got 'weights'.",
+        lambda: stacked("weights"),
+    ),
+    (
+        ValueError,
+        "Observation.stack: all layers must have entropy of one shape; got 2 shapes.",
+        of_unlike_layers,
+    ),
+    (TypeError, "monitor: model must be a torch.nn.Module; got NoneType.", lambda: run(monitor(None), None)),
+    (
+        TypeError,
+        "monitor: model must run in one thread; got torch.nn.DataParallel, which copies it to many.",
+        lambda: run(monitor(nn.DataParallel(GPT())), None),
+    ),
+    (
+        ValueError,
+        "monitor: every must be a positive integer; got 0.",
+        lambda: run(monitor(GPT(), every=0), None),
+    ),
+    (
+        TypeError,
+        "monitor: writer must have add_scalar or take a row; got str.",
+        lambda: run(monitor(GPT(), writer="runs/1"), None),
+    ),
+    (
+        RuntimeError,
+        "monitor.row: a step with a forward pass must have ended; got none: no optimizer has stepped yet.",
+        early,
+    ),
+    (RuntimeError, "monitor: the model must compute attention; got 1 steps without any.", no_attention),
+    (RuntimeError, f"monitor: {missed}", missed_in_training),
+    (ImportError, "register: transformers must be installed; got none.", without_transformers),
+    (TypeError, "register: model must be a transformers model; got GPT.", lambda: register(GPT())),
+    (
+        NotImplementedError,
+        "register: every attention layer must ask transformers for its attention function; got "
+        "transformer.h.0.self_attention, transformer.h.1.self_attention, which do not.",
+        lambda: register(small("bloom")),
+    ),
+    (
+        NotImplementedError,
+        "attend: the layer must let its queries see keys by a mask; got indices= of Identity.",
+        sparse,
+    ),
+    (
+        TypeError,
+        "attend: attention_mask must be a tensor or a block mask; got SimpleNamespace.",
+        of_foreign_mask,
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def unregistered():
+    yield
+    unregister()
+
+
+@each_of(ERRORS)
+def test_what_cannot_be_seen_is_refused(refusal):
+    refused(refusal)
+
+
+def test_layers_without_a_statistic_are_not_stacked():
+    with pytest.raises(ValueError, match="layers without key_mean"):
+        stacked("key_mean")
+
+
+def test_a_missed_layer_may_be_allowed():
+    model = nn.Sequential(HiddenAttention())
+    with observe(model, strict=False) as seen, monitor(model, every=1, strict=False) as m:
+        model(torch.randn(2, 3, 4))
+        m.step()
+    assert len(seen) == 0
+    assert m.steps == 1
+
+
+def test_a_pattern_leaves_layers_out():
+    model = nn.Sequential(nn.Embedding(50, 4), HiddenAttention(), nn.TransformerEncoderLayer(4, 2, 8))
+    with observe(model, layers="Multihead") as seen:
+        model(ids)
+    assert list(seen) == ["2.self_attn"]

@@ -1,0 +1,352 @@
+"""A monitored training is the same training, to the last bit; the rows are what its attention says."""
+
+import contextlib
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing
+
+import gradlogz
+from architectures import ARCHITECTURES
+from gradlogz.attention import rows
+from gradlogz.attention.watching import _original, _watches
+from training import GPT, TOKENS, Encoder, batches, monitored_rank, train
+
+QUIET = gradlogz.Thresholds(None, None, None)
+MODELS = {
+    "a script": lambda: GPT(),
+    "checkpoints": lambda: GPT(checkpointed=False),
+    "reentrant checkpoints": lambda: GPT(checkpointed=True),
+    "torch's layers": lambda: Encoder(),
+}
+
+
+class Logits(torch.nn.Module):
+    """A Hugging Face model that returns its logits."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(input_ids=ids, attention_mask=(ids != 0).long()).logits
+
+
+for _name in ("gpt2", "bert", "gemma2", "t5", "bloom", "albert"):
+    _architecture = next(a for a in ARCHITECTURES if a.name == _name)
+    for _implementation in _architecture.implementations:
+        if _name != "t5":
+            MODELS[f"{_name} {_implementation}"] = lambda a=_architecture, i=_implementation: Logits(a.build(i).train())
+
+
+def made(name):
+    torch.manual_seed(0)
+    return MODELS[name]().train()
+
+
+def state(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_weights_are_bit_identical(name, every):
+    found = []
+    for monitored in (False, True):
+        model = made(name)
+        torch.manual_seed(1)
+        context = gradlogz.monitor(model, every=every, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context:
+            losses = train(model, batches(4))
+        found.append((losses, state(model), torch.get_rng_state()))
+    (expected, weights, drawn), (actual, same_weights, same_drawn) = found
+    assert actual == expected
+    assert all(torch.equal(same_weights[k], weights[k]) for k in weights)
+    assert torch.equal(drawn, same_drawn), "no random number was drawn"
+
+
+@pytest.mark.parametrize("name", ["a script", "gpt2 sdpa"])
+def test_autocast_and_accumulated_gradients_are_bit_identical(name):
+    found, counted = [], []
+    for monitored in (False, True):
+        model = made(name)
+        torch.manual_seed(1)
+        context = gradlogz.monitor(model, every=1, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context as m, torch.autocast("cpu", torch.bfloat16):
+            found.append(train(model, batches(6), accumulate=3))
+        if monitored:
+            counted = [heads.rows for heads in m.row().layers.values()]
+            assert m.steps == 2
+    assert found[0] == found[1]
+    assert counted == [3 * 3 * TOKENS] * 2, "three passes of three sequences are one row"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a block"])
+def test_a_compiled_model_is_bit_identical(how):
+    found = []
+    for monitored in (False, True):
+        torch._dynamo.reset()
+        model = made("a script")
+        call = model
+        if how == "wrapped":
+            call = torch.compile(model, backend="aot_eager")
+        elif how == "in place":
+            model.compile(backend="aot_eager")
+        else:
+            model.blocks[0].compile(backend="aot_eager")
+        torch.manual_seed(1)
+        context = gradlogz.monitor(call, every=2, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context as m:
+            losses = train(model, batches(4), call=call)
+        found.append((losses, state(model)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1]), "buffers too"
+    assert list(m.row().layers) == ["blocks.0.attention", "blocks.1.attention"]
+    assert [h.rows for h in m.row().layers.values()] == [3 * TOKENS] * 2
+
+
+def test_recomputed_checkpoints_are_counted_once():
+    expected = None
+    for name in ("a script", "checkpoints", "reentrant checkpoints"):
+        model = made(name)
+        torch.manual_seed(1)
+        with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+            train(model, batches(1))
+        records = m.row().records()
+        assert {r["rows"] for r in records} == {3 * TOKENS}
+        expected = expected or records
+        assert records == expected
+
+
+def test_a_row_is_what_the_weights_say():
+    """Against the weights that the model returns, padding left out."""
+    architecture = next(a for a in ARCHITECTURES if a.name == "bert")
+    for padding in ("right", "left"):
+        model, inputs = architecture.build("eager").train(), architecture.inputs(padding)
+        weights = model(**inputs, output_attentions=True).attentions
+        with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+            model(**inputs)
+            m.step()
+        kept = inputs["attention_mask"].bool()
+        first = kept.int().argmax(-1)
+        for p, heads in zip(weights, m.row().layers.values(), strict=True):
+            rows_of_heads = p.detach().double().transpose(0, 1)[:, kept]  # [h, rows, n]
+            entropy = -torch.special.xlogy(rows_of_heads, rows_of_heads).sum(-1)
+            sink = torch.stack([p[i, :, :, f].detach() for i, f in enumerate(first)]).transpose(0, 1)[:, kept]
+            for actual, expected in ((heads.entropy, entropy), (heads.sink, sink.double())):
+                torch.testing.assert_close(actual.mean, expected.mean(-1), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(actual.least, expected.amin(-1), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(actual.greatest, expected.amax(-1), rtol=1e-5, atol=1e-5)
+            assert heads.rows == int(kept.sum())
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "a window": {"is_causal": True, "window": (2, 0)},
+    "a mask": {"attn_mask": torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) > 0.3},
+    "a padding mask": {"attn_mask": (torch.arange(9) < torch.tensor([[9], [6]]))[:, None, None]},
+    "left padding": {"attn_mask": (torch.arange(9) >= torch.tensor([[0], [4]]))[:, None, None], "is_causal": True},
+    "an added mask": {"attn_mask": torch.randn(1, 4, 9, 9, generator=torch.Generator().manual_seed(1))},
+    "a bias": {"bias": torch.randn(9, 9, generator=torch.Generator().manual_seed(2))},
+    "a soft cap and scale": {"softcap": 0.7, "scale": 0.9},
+    "documents": {"segments": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_weight_of_the_first_key_is_that_of_attention(name):
+    """With values that are the unit vector of the first key, attention is the weight itself."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2))
+    options = {**OPTIONS[name], "enable_gqa": True}
+    call = gradlogz.attention.calls.of_attend(q, k, k, **options)
+    pad = gradlogz.attention.calls.padding(call)
+    first = torch.zeros(2, dtype=torch.long) if pad is None else (~pad).int().argmax(-1)
+    value = torch.zeros(2, 2, 9, 1)
+    value[torch.arange(2), :, first] = 1.0
+    weight = gradlogz.attend(q, k, value, **options).output.squeeze(-1)
+    G = gradlogz.attend(q, k, value, **options).log_normalizer
+    actual = (rows._first_logit(call, pad) - G.masked_fill(G == -torch.inf, 0.0)).exp()
+    torch.testing.assert_close(actual, weight, rtol=1e-5, atol=1e-6)
+
+
+def test_passes_without_gradients_are_not_looked_at():
+    model = made("a script")
+    with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+        with torch.no_grad():
+            model(batches(1, size=7)[0][:, :-1])
+        train(model, batches(1))
+    assert [h.rows for h in m.row().layers.values()] == [3 * TOKENS] * 2
+
+
+def test_steps_are_those_of_the_first_optimizer_of_the_model():
+    model, other = made("a script"), made("a script")
+    with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+        train(other, batches(3))
+        assert m.steps == 0
+        seen = []
+        half = [p for p in model.parameters() if p.ndim == 2], [p for p in model.parameters() if p.ndim != 2]
+        first, second = (torch.optim.SGD(parameters, 1e-3) for parameters in half)
+        for ids in batches(3):
+            model(ids).sum().backward()
+            first.step()
+            second.step()
+            seen.append(m.row().step)
+    assert seen == [0, 1, 2]
+    assert m.steps == 3
+
+
+class Crash(torch.nn.Module):
+    """The user ends it all."""
+
+    def forward(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+
+# What is left behind -------------------------------------------------------------------------------------------------
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_nothing_is_installed_between_the_steps_that_are_looked_at():
+    model, seen = made("a script"), []
+    with gradlogz.monitor(model, every=3, thresholds=QUIET):
+        assert hooks(model) > 0
+        train(model, batches(5), after=lambda: seen.append((hooks(model) > 0, bool(_watches))))
+    assert seen == [(False, False), (False, False), (True, True), (False, False), (False, False)]
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("name", ["a script", "gpt2 sdpa"])
+def test_a_crash_inside_the_loop_leaves_nothing_behind(name):
+    from transformers.modeling_utils import AttentionInterface
+
+    model, before = made(name), AttentionInterface.get_interface
+    forward = model.forward
+
+    def loop():
+        with gradlogz.monitor(model, every=1, thresholds=QUIET):
+            train(model, batches(1))
+            model.add_module("head" if name == "a script" else "model", Crash())
+            model(batches(1)[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert hooks(model) == 0
+    assert not _watches
+    assert not _original
+    assert AttentionInterface.get_interface is before
+    assert model.forward == forward
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_two_monitors_and_an_observer_see_the_same():
+    model = made("gpt2 sdpa")
+    outer, inner = (gradlogz.monitor(model, every=1, thresholds=QUIET) for _ in range(2))
+    first, second = outer.__enter__(), inner.__enter__()
+    train(model, batches(1))
+    assert first.row().records() == second.row().records()
+    outer.__exit__(None, None, None)  # not in the order of nesting
+    with gradlogz.observe(model) as seen:
+        train(model, batches(1))
+    inner.__exit__(None, None, None)
+    observed = torch.stack([a.entropy.mean((0, 2)) for a in seen.values()]).detach().double()
+    found = torch.stack([h.entropy.mean for h in second.row().layers.values()])
+    torch.testing.assert_close(found, observed, rtol=1e-5, atol=1e-6)
+    assert hooks(model) == 0
+
+
+# Alerts and writers --------------------------------------------------------------------------------------------------
+
+
+def test_a_collapse_is_reported_once():
+    model, alerts = made("a script"), []
+    with gradlogz.monitor(model, every=1, on_alert=alerts.append) as m:
+        train(model, batches(1))
+        assert not alerts
+        with torch.no_grad():
+            model.blocks[1].attention.qkv.weight.mul_(100.0)
+        train(model, batches(2))
+    kinds = [(a.kind, a.layer) for a in alerts]
+    assert ("entropy collapse", "blocks.1.attention") in kinds
+    assert ("logit explosion", "blocks.1.attention") in kinds
+    assert len(kinds) == len(set(kinds)), "each once"
+    assert all(a.layer == "blocks.1.attention" for a in alerts)
+    assert m.row().alerts, "but every row says it"
+
+
+def test_an_alert_is_a_warning_by_default():
+    model = made("a script")
+    with torch.no_grad():
+        model.blocks[0].attention.qkv.weight.mul_(100.0)
+    context = gradlogz.monitor(model, every=1, thresholds=gradlogz.Thresholds(entropy=None, sink=None))
+    warned = pytest.warns(UserWarning, match="logit explosion in blocks.0.attention at step 0: .* above 100")
+    with warned, context:
+        train(model, batches(1))
+
+
+def test_a_sink_is_reported():
+    """Keys that agree with every query, at the first position alone."""
+    model, alerts = made("a script"), []
+    attention = model.blocks[0].attention
+    with torch.no_grad():
+        attention.qkv.bias[:16] = 3.0  # the same query for all
+        attention.qkv.weight[:16] = 0.0
+        model.embedding.weight[1] = 50.0 * torch.linspace(-1, 1, 16)
+        attention.qkv.weight[16:32] = torch.linspace(-1, 1, 16)
+    ids = batches(1)[0]
+    ids[:, 1:][ids[:, 1:] == 1] = 2
+    ids[:, 0] = 1
+    with gradlogz.monitor(model, every=1, on_alert=alerts.append) as m:
+        train(model, [ids])
+    assert ("attention sink", "blocks.0.attention") in [(a.kind, a.layer) for a in alerts]
+    assert float(m.row().layers["blocks.0.attention"].sink.mean.min()) > 0.9
+
+
+def test_writers(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    taken = []
+    model = made("a script")
+    with gradlogz.monitor(model, every=1, writer=taken.append, thresholds=QUIET):
+        train(model, batches(3))
+    assert [row.step for row in taken] == [0, 1, 2]
+    record = taken[-1].records()[0]
+    assert set(record) >= {"step", "layer", "head", "rows", "entropy_mean", "max_logit_greatest", "sink_least"}
+    assert "blocks.1" in str(taken[-1])
+
+    model = made("a script")
+    with SummaryWriter(tmp_path) as writer, gradlogz.monitor(model, every=1, writer=writer, thresholds=QUIET):
+        train(model, batches(3))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert len(events.Tags()["scalars"]) == 12, "six numbers of two layers"
+    written = [e.value for e in events.Scalars("entropy/blocks.0.attention")]
+    expected = [float(row.layers["blocks.0.attention"].entropy.mean.mean()) for row in taken]
+    assert written == pytest.approx(expected, rel=1e-6)
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+
+def test_processes_join_to_one_row(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(monitored_rank, (port, str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    torch.manual_seed(0)
+    model = GPT(dropout=0.0)
+    with gradlogz.monitor(model, every=2, thresholds=QUIET) as m:
+        train(model, batches(3, size=4), rate=1e-5)
+    assert ranks[0]["records"] == ranks[1]["records"]
+    for found, expected in zip(ranks[0]["records"], m.row().records(), strict=True):
+        assert found.keys() == expected.keys()
+        assert all(found[k] == expected[k] for k in ("step", "layer", "head", "rows"))
+        assert all(found[k] == pytest.approx(expected[k], rel=1e-4, abs=1e-5) for k in expected if k != "layer")

@@ -1,0 +1,104 @@
+"""Small models that are trained for a few steps, and what is seen of it."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import gradlogz
+
+VOCABULARY, TOKENS = 50, 13
+
+
+class SelfAttention(nn.Module):
+    """As written in a training script: one call of torch's function."""
+
+    def __init__(self, size, heads, dropout):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = self.dropout if self.training else 0.0
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, size, heads, dropout):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.attention = SelfAttention(size, heads, dropout)
+        self.mlp = nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size), nn.Dropout(dropout))
+
+    def forward(self, x):
+        x = x + self.attention(self.before(x))
+        return x + self.mlp(self.after(x))
+
+
+class GPT(nn.Module):
+    """A model of a training script; `checkpointed` is None, or whether checkpoints are reentrant."""
+
+    def __init__(self, size=16, heads=4, layers=2, dropout=0.1, checkpointed=None):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, size), nn.Linear(size, VOCABULARY)
+        self.blocks = nn.ModuleList(Block(size, heads, dropout) for _ in range(layers))
+        self.checkpointed = checkpointed
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        if self.training:
+            self.seen += 1
+        for block in self.blocks:
+            x = block(x) if self.checkpointed is None else checkpoint(block, x, use_reentrant=self.checkpointed)
+        return self.head(x)
+
+
+class Encoder(nn.Module):
+    """torch's own layers, whose attention is one function."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout, batch_first=True)
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embedding(ids), src_key_padding_mask=ids == 0))
+
+
+def batches(count, size=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, VOCABULARY, (size, TOKENS + 1), generator=generator) for _ in range(count)]
+
+
+def train(model, given, *, rate=1e-2, accumulate=1, call=None, after=lambda: None):
+    """The losses of a training loop, to the last bit."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    losses = []
+    for index, ids in enumerate(given):
+        logits = (model if call is None else call)(ids[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        if (index + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            after()
+    return losses
+
+
+def monitored_rank(rank, port, folder):
+    """One of two processes that train a model together, each on half of every batch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(GPT(dropout=0.0))
+    given = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
+    with gradlogz.monitor(model, every=2, thresholds=gradlogz.Thresholds(None, None, None)) as m:
+        losses = train(model, given, rate=1e-5)
+    torch.save({"losses": losses, "records": m.row().records()}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
