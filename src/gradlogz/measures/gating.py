@@ -125,8 +125,15 @@ def gated_covariance(
     covariances: Float[Tensor, "*bm k d d"],
 ) -> Float[Tensor, "*bm d d"]:
     """sum_k r_k (F_k + (m_k - mean)(m_k - mean)^T)."""
+    return (r[..., None, None] * covariances).sum(-3) + gated_spread(r, means, mean)
+
+
+def gated_spread(
+    r: Float[Tensor, "*bm k"], means: Float[Tensor, "*bm k d"], mean: Float[Tensor, "*bm d"]
+) -> Float[Tensor, "*bm d d"]:
+    """sum_k r_k (m_k - mean)(m_k - mean)^T, what the parts differ by."""
     away = means - mean.unsqueeze(-2)
-    return (r[..., None, None] * covariances).sum(-3) + (r.unsqueeze(-1) * away).mT @ away
+    return (r.unsqueeze(-1) * away).mT @ away
 
 
 def gated_covariance_product(

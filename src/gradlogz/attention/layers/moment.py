@@ -24,6 +24,7 @@ from torch.nn.functional import linear, softplus
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...kernels.scoring import Block, Scoring, visible
+from ...measures.gating import gated_mean, gated_spread
 from ...measures.gaussian import Gaussian
 from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
@@ -50,10 +51,10 @@ class MomentAttention(nn.Module):
     not their correlations: the nearest independent law. With "full" covariances are matrices and nothing is dropped.
 
     Cost: diagonal, linear memory; keys of 2 and values of 5 times the head size in one call of `attend`, 3.5 times the
-    multiplications of softmax attention. Full, memory of queries x tokens x d² for heads of size d: for a few hundred
-    tokens. When not to use it: where no uncertainty comes in and none is wanted. `MultiheadAttention` with
-    statistics="moments" tells the variance of the values for less. Variances keep the digits that are left of the
-    squared spread of all keys.
+    multiplications of softmax attention. Full, memory of queries x tokens x size: for a few hundred tokens. When not to
+    use it: where no uncertainty comes in and none is wanted. `MultiheadAttention.attend` with statistics="moments"
+    tells the variance of the values for less. Variances keep the digits that are left of the squared spread of all
+    keys.
 
     Args:
         covariance: "diagonal", variances [*b, n, embed_dim]; or "full", matrices [*b, n, embed_dim, embed_dim].
@@ -164,7 +165,10 @@ class MomentAttention(nn.Module):
             Sigma = torch.einsum("hde,...nef,hgf->...hndg", W_k, Sigma, W_k)
             log_w = _log_weights(attn_mask, is_causal, eta, mu.shape[-2])
             mixture = Mixture(log_w, Gaussian(mu, Sigma, validate=False), validate=False)
-            of_heads, covariance = mixture.mean(eta), mixture.covariance(eta)
+            r, tilted = mixture.responsibilities(eta), mixture.components.mean(eta.unsqueeze(-3)).movedim(-3, -2)
+            of_heads = gated_mean(r, tilted)
+            # The average of Sigma_n by itself: `mixture.covariance` would hold one for each pair of query and token.
+            covariance = (r @ Sigma.flatten(-2)).unflatten(-1, Sigma.shape[-2:]) + gated_spread(r, tilted, of_heads)
             found = Attention(of_heads, mixture.log_normalizer(eta))
             whole = torch.einsum("ehd,...hmdg,fhg->...mef", W_o, covariance, W_o)
             if self.noise is not None:
