@@ -98,10 +98,10 @@ def attend(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
-    h, m, n = q.shape[1], q.shape[2], k.shape[2]
-    sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, n), like=query)
+    _, h, m, d = q.shape
+    sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, k.shape[2]), like=query)
     left, right = masks.band(is_causal, window)
-    scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), softcap, left, right)
+    scoring = Scoring(1 / math.sqrt(d) if scale is None else float(scale), softcap, left, right)
     dropout = None
     if dropout_p > 0:
         dropout = Dropout(float(dropout_p), torch.randint(1 << 62, (), device=query.device))
@@ -111,7 +111,7 @@ def attend(
             found = found.joined(_sink(sinks, found, lead))
         if found.output.dtype != query.dtype:
             found = Attention(found.output.to(query.dtype), *found[1:])
-    if query.ndim == 4 and query.shape[:2] == q.shape[:2]:
+    if q is query:
         return found
     return _like(found, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
 
@@ -192,18 +192,18 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
 
 def _like(found: Attention, lead: tuple[int, ...], m: int) -> Attention:
     """Back to the leading dimensions of the query."""
-    return Attention(*(None if t is None else t.reshape(*lead, m, *t.shape[3:]) for t in found))
+    return Attention(*(None if t is None else t.reshape(*lead, m, *t.shape[3:]) for t in found))  # type: ignore[arg-type]
 
 
 def _four_dimensional(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
     """[b, h, m, d], [b, hk, n, d], [b, hk, n, v] and the leading dimensions that became b."""
-    lead = query.shape[:-3]
-    if query.ndim == key.ndim == value.ndim == 4 and lead == key.shape[:1] and key.shape[:2] == value.shape[:2]:
-        h, of_keys = query.shape[1], key.shape[1]
+    of_query, of_key, of_value = query.shape, key.shape, value.shape
+    if len(of_query) == len(of_key) == len(of_value) == 4 and of_query[0] == of_key[0] and of_key[:2] == of_value[:2]:
+        h, of_keys = of_query[1], of_key[1]
         if h == of_keys or (enable_gqa and of_keys and h % of_keys == 0):
-            return lead, (query, key, value)  # the usual cases, in which nothing is to be done
+            return query.shape[:1], (query, key, value)  # the usual cases, in which nothing is to be done
     try:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
@@ -237,6 +237,8 @@ def _named(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[str, Tensor
 
 
 def _autocast(tensor: Tensor) -> bool:
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+        return False  # which is quick to say
     return tensor.device.type != "meta" and torch.is_autocast_enabled(tensor.device.type)
 
 

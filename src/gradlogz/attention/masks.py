@@ -50,6 +50,8 @@ def sight(
     like: Tensor,
 ) -> Sight:
     """Mask, bias and segments against [*lead, h, m, n], each with size 1 where it is shared."""
+    if attn_mask is None and bias is None and segments is None:
+        return Sight()
     mask = None
     if attn_mask is not None:
         _check_tensor("attn_mask", attn_mask, like)

@@ -89,27 +89,32 @@ class Attention(NamedTuple):
             apart = away.masked_fill((gate == 0) if away.ndim == gate.ndim else (gate == 0).unsqueeze(-1), 0.0).square()
             return mean(a, b) + gate * (apart if apart.ndim == a.ndim else apart.sum(-1))
 
-        found = Attention(mean(self.output, other.output), log_normalizer)
-        if self.entropy is not None and other.entropy is not None:
+        def averaged(name: str) -> Tensor | None:
+            a, b = getattr(self, name), getattr(other, name)
+            return None if a is None or b is None else mean(a, b)
+
+        def spread(name: str, of: str) -> Tensor | None:
+            pair = getattr(self, name), getattr(other, name), getattr(self, of), getattr(other, of)
+            return None if any(t is None for t in pair) else variance(*pair)
+
+        entropy, max_logit = averaged("entropy"), None
+        if entropy is not None:
             of_gate = torch.log1p(torch.exp(-gap)) + gap * torch.sigmoid(-gap)
-            of_gate = of_gate.masked_fill(dead_a & dead_b, 0.0)
-            found = found._replace(entropy=mean(self.entropy, other.entropy) + of_gate)
-        if self.mean_logit is not None and other.mean_logit is not None:
-            found = found._replace(mean_logit=mean(self.mean_logit, other.mean_logit))
-            if self.logit_variance is not None and other.logit_variance is not None:
-                pair = (self.logit_variance, other.logit_variance, self.mean_logit, other.mean_logit)
-                found = found._replace(logit_variance=variance(*pair))
+            entropy = entropy + of_gate.masked_fill(dead_a & dead_b, 0.0)
         if self.max_logit is not None and other.max_logit is not None:
-            found = found._replace(max_logit=torch.maximum(self.max_logit, other.max_logit))
-        if self.key_mean is not None and other.key_mean is not None:
-            found = found._replace(key_mean=mean(self.key_mean, other.key_mean))
-            if self.key_variance is not None and other.key_variance is not None:
-                pair = (self.key_variance, other.key_variance, self.key_mean, other.key_mean)
-                found = found._replace(key_variance=variance(*pair))
-        if self.value_variance is not None and other.value_variance is not None:
-            pair = (self.value_variance, other.value_variance, self.output, other.output)
-            found = found._replace(value_variance=variance(*pair))
-        return found
+            max_logit = torch.maximum(self.max_logit, other.max_logit)
+        # Made once: a compiler of torch 2.11 cannot return what _replace gives.
+        return Attention(
+            mean(self.output, other.output),
+            log_normalizer,
+            entropy,
+            averaged("mean_logit"),
+            spread("logit_variance", "mean_logit"),
+            max_logit,
+            averaged("key_mean"),
+            spread("key_variance", "key_mean"),
+            spread("value_variance", "output"),
+        )
 
 
 def _summary(tensor: Tensor) -> str:
