@@ -23,6 +23,7 @@ def checked_modules() -> set[str]:
         "gradlogz",
         "gradlogz.kernels",
         "gradlogz.kernels.cpu",
+        "gradlogz.kernels.decoding",
         "gradlogz.kernels.gpu",
         "gradlogz.kernels.simd",
         "gradlogz.kernels.tiles",

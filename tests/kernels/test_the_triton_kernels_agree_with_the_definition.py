@@ -5,28 +5,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton.runtime import interpreter
-
 from gradlogz.kernels import gpu, reference
 from gradlogz.kernels.reference import Statistics
 from gradlogz.kernels.scoring import Block, Scoring, Sight, logits, visible
+
+pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BFLOAT16 = pytest.param(
     torch.bfloat16, marks=pytest.mark.skipif(DEVICE.type == "cpu", reason="Triton interpreted multiplies its bits")
 )
-
-
-@pytest.fixture(autouse=True)
-def _bounds_of_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 in its interpreter makes a number of an array of one element, as numpy 2.4 no longer does (#9171)."""
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 def rand(*shape: int) -> torch.Tensor:

@@ -10,7 +10,8 @@ import gradlogz.attention
 import gradlogz.measures
 
 OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
-OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), "gradlogz.kernels.gpu": "triton"}
+OF_TRITON = ("gradlogz.kernels.decoding", "gradlogz.kernels.gpu")
+OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), **dict.fromkeys(OF_TRITON, "triton")}
 
 
 def modules():

@@ -1,6 +1,6 @@
 """The only place where a kernel is chosen.
 
-    triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                  gpu.py
+    triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
     numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
     flash      CPU without numba, where output and log normaliser are all that counts   flash.py
     blocked    everything else: float64, dropout, small problems, other devices         blocked.py
@@ -26,6 +26,8 @@ from .scoring import Scoring, Sight
 
 # Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
 WORTH_COMPILING = 1 << 10
+# Queries that share a key head, up to which splitting the keys is ahead of splitting the queries.
+FEW_QUERIES = 64
 
 
 def forward(
@@ -43,8 +45,8 @@ def forward(
         number = torch.promote_types(query.dtype, torch.float32)
         rows = [query.new_empty(query.shape[:-1], dtype=number) for _ in range(4)]
         return Statistics(query.new_empty(*query.shape[:-1], value.shape[-1]), *rows)
-    kernel = _compiled_kernel(query, value, key.shape[2], dropout)
-    if kernel is not None and query.device.type == "cuda":
+    kernel = _compiled_kernel(query, key, value, dropout)
+    if kernel is not None and query.is_cuda:
         return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
     if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
         return flash.forward(query, key, value, sight, scoring)
@@ -69,9 +71,9 @@ def backward(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and bias, each in the dtype of what it is the gradient of."""
-    kernel = _compiled_kernel(query, value, key.shape[2], dropout)
+    kernel = _compiled_kernel(query, key, value, dropout)
     G, E, c0, c1, c2 = row
-    if kernel is not None and query.device.type == "cuda":
+    if kernel is not None and query.is_cuda:
         return kernel.backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, needs_bias=needs_bias)
     q, k, v, near, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
     of_bias: Tensor | None = None
@@ -96,14 +98,16 @@ def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Fl
     return (_wide(left) * _wide(right)).sum(-1)
 
 
-def _compiled_kernel(query: Tensor, value: Tensor, keys: int, dropout: Dropout | None) -> Any:
+def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
     """The compiled kernel for these arguments, a module with `forward` and `backward`; or None."""
     if dropout is not None or query.dtype == torch.float64 or query.numel() == 0:
         return None
-    if query.device.type == "cuda":
-        kernel = _imported("gpu", "triton") if 16 <= query.shape[-1] <= 256 and 16 <= value.shape[-1] else None
-        return kernel if kernel is None or value.shape[-1] <= 256 else Chunked(kernel, 256)
-    if query.device.type == "cpu" and query[..., 0].numel() * keys >= WORTH_COMPILING:
+    if query.is_cuda:
+        (_, h, m, d), v = query.shape, value.shape[-1]
+        few = h // key.shape[1] * m <= FEW_QUERIES
+        kernel = _imported("decoding" if few else "gpu", "triton") if 16 <= d <= 256 and v >= 16 else None
+        return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
+    if query.device.type == "cpu" and query[..., 0].numel() * key.shape[2] >= WORTH_COMPILING:
         return _imported("cpu", "numba")
     return None
 

@@ -1,0 +1,358 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Attention of few queries to many keys on a GPU, as in decoding: the keys are split, and the parts joined.
+
+    one program per key head and part of the keys               all queries of all heads that share them, one tile
+        z, a, b, o of gpu.py about the top of the part          sums over its keys, in one pass
+    one program per query                                       the parts i of its row
+        top = max_i top_i,  r_i = top_i - top
+        z = sum_i e^r_i z_i                                     o likewise
+        a = sum_i e^r_i (a_i + r_i z_i)
+        b = sum_i e^r_i (b_i + 2 r_i a_i + r_i^2 z_i)
+
+A query needs each key once, so that time is the reading of keys and values: it takes all multiprocessors to read at the
+rate of the memory, and a head would be read by one. There are as many parts as make programs for all of them. The heads
+of a group read their keys together. Joining is exact, and in the order of the parts: results repeat bit for bit.
+
+A call lasts some 40 microseconds on the device, less than Triton takes to look up two kernels. What they are compiled
+for is known here: strides are counted in units of 16 bytes and other numbers are not looked at, so that one compiled
+kernel serves a cache of any length, and its handle is kept.
+
+Read next: gpu.py, many queries; also the backward of few.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from triton.runtime import driver  # type: ignore[import-untyped]
+
+from .._typing import Float, Tensor
+from .gpu import (
+    LOG_2,
+    PRECISION,
+    START,
+    _logit,
+    _padded,
+    _room,
+    _span,
+    _Strided,
+    _strided,
+    _tile,
+    backward,
+)
+from .reference import Statistics
+from .scoring import Scoring, Sight, blocks
+
+__all__ = ["backward", "forward"]
+
+
+class Tiling(NamedTuple):
+    """How many keys a tile has, how many warps work on it, how many tiles are under way, and programs at once."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256: what is under way fills the memory of a
+# multiprocessor.
+TILINGS = {
+    "half": (Tiling(128, 4, 3, 2), Tiling(128, 4, 3, 1), Tiling(64, 4, 3, 1)),
+    "float32": (Tiling(64, 4, 3, 2), Tiling(64, 4, 3, 1), Tiling(32, 4, 2, 1)),
+}
+# Parts that are joined at a time.
+PARTS = 8
+UNMASKED = _Strided()
+# Integers for whose values nothing is compiled, so that a handle serves them all.
+INTEGERS = [f"{name}_{axis}" for name in ("query", "key", "value") for axis in ("batch", "head", "row")]
+INTEGERS += ["key_heads", "m", "n", "lines", "splits"]
+
+
+# One part of the keys -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _points(first, stride, index, limit, ALL: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Rows of keys or values, 0 where there are none."""
+    column = tl.arange(0, PADDED)
+    place = first + index[:, None] * stride + column[None, :]
+    if ALL and SIZE == PADDED:
+        return tl.load(place)
+    else:
+        return tl.load(place, (index < limit)[:, None] & (column < SIZE)[None, :], 0.0)
+
+
+@triton.jit
+def _absorb(
+    state, q, key, key_row, value, value_row, row, batch, head, span, sight, scoring, m, n,
+    EDGE: tl.constexpr, STATISTICS: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, D: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the tiles of keys inside the band, or those at its edge."""
+    o, top, z, a, b = state
+    begin, inner, outer, end = span
+    for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
+        column = _tile(step, begin, inner, outer, EDGE) * BN + tl.arange(0, BN)
+        k = _points(key, key_row, column, n, not EDGE, SIZE, D)
+        v = _points(value, value_row, column, n, not EDGE, SIZE_V, DV)
+        t = tl.dot(q, k.T, input_precision=PRECISION)
+        s, _ = _logit(t, row[:, None], column[None, :], batch, head[:, None], sight, scoring, m, n, EDGE)
+        risen = tl.maximum(top, tl.max(s, 1))
+        x = s - risen[:, None]
+        p = tl.exp2(x)
+        fade = tl.exp2(top - risen)
+        if STATISTICS:
+            px = p * x
+            r = tl.where(top == START, 0.0, top - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + tl.sum(px * x, 1)
+            a = fade * (a + r * z) + tl.sum(px, 1)
+        z = fade * z + tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, o * fade[:, None], input_precision=PRECISION)
+        top = risen
+    return o, top, z, a, b
+
+
+@triton.jit
+def _store(
+    state, output, statistics, line, lines, there,
+    STATISTICS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Output, log normaliser, entropy, variance and maximum of some rows, as gpu.py has them."""
+    o, top, z, a, b = state
+    dead = z == 0.0
+    z = tl.where(dead, 1.0, z)
+    # A maximum passes over NaN, a sum does not.
+    top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
+    log_z = tl.log2(z)
+    mean = a / z
+    # Rounding may leave the one or the other a little below 0; NaN is not below anything.
+    entropy = log_z - mean
+    entropy = tl.where(entropy < 0.0, 0.0, entropy)
+    variance = b / z - mean * mean
+    variance = tl.where(variance < 0.0, 0.0, variance)
+    if not STATISTICS:
+        entropy = tl.zeros_like(z)
+        variance = entropy
+    column = tl.arange(0, DV)
+    place = output + line.to(tl.int64)[:, None] * SIZE_V + column[None, :]
+    tl.store(place, (o / z[:, None]).to(output.dtype.element_ty), there[:, None] & (column < SIZE_V)[None, :])
+    place = statistics + line
+    tl.store(place, (top + log_z) * LOG_2, there)
+    tl.store(place + lines, entropy * LOG_2, there)
+    tl.store(place + 2 * lines, variance * (LOG_2 * LOG_2), there)
+    tl.store(place + 3 * lines, top * LOG_2, there)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def _split(
+    query, key, value, output, statistics, parts, sight, scoring,
+    query_batch: tl.int64, query_head: tl.int64, query_row: tl.int64,
+    key_batch: tl.int64, key_head: tl.int64, key_row: tl.int64,
+    value_batch: tl.int64, value_head: tl.int64, value_row: tl.int64,
+    key_heads: tl.int32, m: tl.int32, n: tl.int32, lines: tl.int32, splits: tl.int32,
+    STATISTICS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, D: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    split = tl.program_id(0) % splits
+    shared = tl.program_id(0) // splits
+    batch = shared // key_heads
+    head = shared % key_heads
+    index = tl.arange(0, BM)
+    rows = GROUP * m
+    there = index < rows
+    row = tl.where(there, index % m, m)
+    head_of_row = head * GROUP + tl.where(there, index // m, 0)
+
+    begin, inner, outer, end = _span(n - m, n - 1, scoring.left, scoring.right, n, sight, BN)
+    each = tl.cdiv(end - begin, splits)
+    end = tl.minimum(end, begin + (split + 1) * each)
+    begin = tl.minimum(end, begin + split * each)
+    inner = tl.minimum(tl.maximum(inner, begin), end)
+    outer = tl.minimum(tl.maximum(outer, inner), end)
+    span = begin, inner, outer, end
+
+    column = tl.arange(0, D)
+    place = query + batch * (query_batch * UNIT)
+    place = place + (head_of_row * (query_head * UNIT) + row * (query_row * UNIT))[:, None] + column[None, :]
+    q = tl.load(place, there[:, None] & (column < SIZE)[None, :], 0.0)
+    key += batch * (key_batch * UNIT) + head * (key_head * UNIT)
+    value += batch * (value_batch * UNIT) + head * (value_head * UNIT)
+    nothing = tl.zeros([BM], tl.float32)
+    state = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    if sight.bias is None and sight.mask is None and sight.segments is None:
+        state = _absorb(
+            state, q, key, key_row * UNIT, value, value_row * UNIT, row, batch, head_of_row, span, sight, scoring, m, n,
+            False, STATISTICS, BN, SIZE, D, SIZE_V, DV, PRECISION,
+        )  # fmt: skip
+    state = _absorb(
+        state, q, key, key_row * UNIT, value, value_row * UNIT, row, batch, head_of_row, span, sight, scoring, m, n,
+        True, STATISTICS, BN, SIZE, D, SIZE_V, DV, PRECISION,
+    )  # fmt: skip
+
+    line = shared * rows + index
+    if parts is None:
+        _store(state, output, statistics, line, lines, there, STATISTICS, SIZE_V, DV)
+    else:
+        o, top, z, a, b = state
+        line = line * splits + split
+        column = tl.arange(0, DV)
+        tl.store(parts + line[:, None] * SIZE_V + column[None, :], o, there[:, None] & (column < SIZE_V)[None, :])
+        place = parts + (lines * splits * SIZE_V + line)
+        tl.store(place, top, there)
+        tl.store(place + lines * splits, z, there)
+        if STATISTICS:
+            tl.store(place + 2 * lines * splits, a, there)
+            tl.store(place + 3 * lines * splits, b, there)
+
+
+# All parts ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["lines", "splits"])
+def _join(
+    parts, output, statistics, lines: tl.int32, splits: tl.int32,
+    STATISTICS: tl.constexpr, PARTS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    line = tl.program_id(0)
+    column = tl.arange(0, DV)
+    nothing = tl.zeros([1], tl.float32)
+    o, top, z, a, b = tl.zeros([1, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    for first in tl.range(0, splits, PARTS):
+        split = first + tl.arange(0, PARTS)
+        there = split < splits
+        at = line * splits + split
+        place = parts + (lines * splits * SIZE_V + at)
+        top_i = tl.load(place, there, START)
+        z_i = tl.load(place + lines * splits, there, 0.0)
+        risen = tl.maximum(top, tl.max(top_i, 0))
+        fade = tl.exp2(top - risen)
+        fade_i = tl.exp2(top_i - risen)
+        if STATISTICS:
+            a_i = tl.load(place + 2 * lines * splits, there, 0.0)
+            b_i = tl.load(place + 3 * lines * splits, there, 0.0)
+            r = tl.where(top == START, 0.0, top - risen)
+            r_i = tl.where(top_i == START, 0.0, top_i - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + tl.sum(fade_i * (b_i + r_i * (2.0 * a_i + r_i * z_i)), 0)
+            a = fade * (a + r * z) + tl.sum(fade_i * (a_i + r_i * z_i), 0)
+        z = fade * z + tl.sum(fade_i * z_i, 0)
+        o_i = tl.load(parts + at[:, None] * SIZE_V + column[None, :], there[:, None] & (column < SIZE_V)[None, :], 0.0)
+        o = o * fade[:, None] + tl.sum(fade_i[:, None] * o_i, 0)[None, :]
+        top = risen
+    one = tl.arange(0, 1)
+    _store((o, top, z, a, b), output, statistics, line + one, lines, one == 0, STATISTICS, SIZE_V, DV)
+
+
+# What kernels are given -----------------------------------------------------------------------------------------------
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    statistics: bool = True,
+) -> Statistics:
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
+    (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
+    query, key, value = _aligned(query), _aligned(key), _aligned(value)
+    scoring = _cutting(scoring, m, n)
+    plan = _plan(query.dtype, h // hk, m, d, v, statistics)
+    masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
+    lines, splits = b * h * m, _splits(b * hk, m, n, scoring, plan.tiling, query.device)
+    output = query.new_empty((b, h, m, v))
+    found = query.new_empty((4, b, h, m), dtype=torch.float32)
+    parts = query.new_empty(lines * splits * (v + 4), dtype=torch.float32) if splits > 1 else None
+    near = _strided(sight) if masked else UNMASKED
+    of_masks = _kind(near) if masked else None
+    kind = query.device, parts is None, scoring.softcap is None, scoring.left, scoring.right, of_masks
+    strides = [stride // plan.unit for t in (query, key, value) for stride in t.stride()[:3]]
+    tensors = query, key, value, output, found, parts
+    with torch.cuda.device_of(query):
+        plan.split.launch(kind, b * hk * splits, tensors, (near, scoring, *strides, hk, m, n, lines, splits))
+        if parts is not None:
+            plan.join.launch(query.device, lines, (parts, output, found), (lines, splits))
+    return Statistics(output, *found.unbind())
+
+
+class _Kernel:
+    """A kernel with its constants: compiled by Triton at its first launch of a kind, then launched by its handle."""
+
+    def __init__(self, function: Any, constants: tuple[Any, ...], warps: int, stages: int):
+        self.function, self.constants = function, constants
+        self.options = {"num_warps": warps, "num_stages": stages}
+        self.compiled: dict[Any, Any] = {}
+
+    def launch(self, kind: Any, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]) -> None:
+        compiled = self.compiled.get(kind)
+        if compiled is None:  # always, in the interpreter
+            self.compiled[kind] = self.function[(programs,)](*tensors, *numbers, *self.constants, **self.options)
+            return
+        stream = driver.active.get_current_stream(driver.active.get_current_device())
+        handle = compiled.function, compiled.packed_metadata, None, None, None
+        places = [None if t is None else t.data_ptr() for t in tensors]
+        compiled.run(programs, 1, 1, stream, *handle, *places, *numbers, *self.constants)
+
+
+class _Plan(NamedTuple):
+    """The kernels for some sizes."""
+
+    tiling: Tiling
+    unit: int
+    split: _Kernel
+    join: _Kernel
+
+
+@cache
+def _plan(dtype: torch.dtype, group: int, m: int, d: int, v: int, statistics: bool) -> _Plan:
+    tilings = TILINGS["float32" if dtype is torch.float32 else "half"]
+    tiling = tilings[0 if max(d, v) <= 64 else 1 if max(d, v) <= 128 else 2]
+    rows, unit = 16, 16 // dtype.itemsize
+    if group * m > 16:  # of which the multiplication of Hopper takes 64 at once; they need room too
+        rows, tiling = max(64, _padded(group * m)), tiling._replace(keys=tiling.keys // 2)
+    sizes = group, unit, rows, tiling.keys, d, _padded(d), v, _padded(v)
+    split = _Kernel(_split, (statistics, *sizes, PRECISION), tiling.warps, tiling.stages)
+    return _Plan(tiling, unit, split, _Kernel(_join, (statistics, PARTS, v, _padded(v)), 1, 1))
+
+
+def _kind(near: _Strided) -> tuple[Any, ...]:
+    """What Triton looks at in masks and their strides: dtypes, places and numbers that are 1 or multiples of 16."""
+    return tuple(
+        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
+        for t in near
+    )
+
+
+def _splits(groups: int, m: int, n: int, scoring: Scoring, tiling: Tiling, device: torch.device) -> int:
+    """As many parts of the keys as make programs for the whole device, but none without a tile."""
+    if scoring.left is not None or scoring.right is not None:
+        n = next(blocks(m, n, scoring, m)).keys
+    return max(1, min(tiling.programs * _multiprocessors(device) // groups, n // tiling.keys))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _cutting(scoring: Scoring, m: int, n: int) -> Scoring:
+    """The same band without the sides that hide no key: in decoding, causal is no restriction."""
+    scale, softcap, left, right = scoring
+    if left is not None:
+        left = None if left >= n - 1 else max(left, -m - n)
+    if right is not None:
+        right = None if right >= m - 1 else max(right, -m - n)
+    return Scoring(float(scale), None if softcap is None else float(softcap), left, right)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor with rows that start at multiples of 16 bytes, copied only if they do not."""
+    step = 16 // tensor.element_size()
+    batch, head, row, last = tensor.stride()
+    if last == 1 and not ((batch | head | row) % step or tensor.data_ptr() % 16):
+        return tensor
+    return _room(tensor, tensor.shape[-1]).copy_(tensor)
