@@ -1,17 +1,26 @@
 """Attention with its statistics on a GPU beside those without: milliseconds, ratios, and the floor of the hardware.
 
-python benchmarks/attention_gpu.py [path]       default benchmarks/results/attention_gpu.json
+python benchmarks/attention_gpu.py [section ...]        all of them without names; benchmarks/results/attention_gpu.json
+
+    rows        as many queries as keys, forward and backward, beside cuDNN, flash attention 2 and flex attention
+    masks       the same forward with masks, beside scaled_dot_product_attention with the mask written out
+    decoding    few queries and many keys, beside scaled_dot_product_attention
 
     floor = max(operations / rate of a large product, bytes / rate of a large copy, exponentials / 16 per clock and SM)
 
 Bytes are those of inputs and outputs, each moved once; operations and exponentials those that any method needs: two
 products and one exponential per visible pair forward, five and one more backward. Ours needs seven products backward.
+
+A section that is not named keeps its numbers; the hashes say of which kernels they are. Decoding is timed twice: as it
+is called, Python included, and as a replayed graph, which is the device alone.
 """
 
 import hashlib
 import json
+import statistics as numbers
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +34,21 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import attend
-from gradlogz.kernels import gpu
+from gradlogz.kernels import decoding, gpu
 from gradlogz.kernels.attention import directional
 from gradlogz.kernels.scoring import Scoring, Sight
 
 SHAPES = [(4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
-SOURCE = Path(gpu.__file__)
+# Batch, heads, heads of keys, queries, keys, head size, and whether a tenth of the keys is padding.
+DECODING = [
+    (8, 32, 8, 1, 4096, 128, False),
+    (8, 32, 8, 1, 32768, 128, False),
+    (1, 32, 8, 1, 32768, 128, False),
+    (8, 16, 16, 1, 8192, 64, False),
+    (8, 32, 8, 4, 4096, 128, False),
+    (8, 32, 8, 1, 32768, 128, True),
+]
+RESULTS = Path(__file__).parent / "results" / "attention_gpu.json"
 Call = Callable[[], object]
 
 
@@ -164,10 +182,7 @@ def row(shape: tuple[int, int, int, int], causal: bool, top: dict[str, float]) -
     }
 
 
-def main(path: Path) -> None:
-    torch.manual_seed(0)
-    top = ceilings()
-    print({name: round(value, 1) for name, value in top.items()}, flush=True)
+def squares(top: dict[str, float]) -> list[dict[str, object]]:
     rows = []
     for shape in SHAPES:
         for causal in (False, True):
@@ -175,18 +190,106 @@ def main(path: Path) -> None:
             print(shape, "causal" if causal else "full", flush=True)
             print("   ms    ", rows[-1]["ms"], flush=True)
             print("   ratios", rows[-1]["ratios"], flush=True)
-    table = {
+    return rows
+
+
+def masks(_top: dict[str, float]) -> list[dict[str, object]]:
+    b, h, n, _ = shape = (4, 16, 4096, 128)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    position = torch.arange(n, device="cuda")
+    before = position[:, None] - position
+    pairs = torch.rand(1, 1, n, n, device="cuda") < 0.7
+    padding = (position < n - 1000).expand(b, 1, 1, n)
+    segments = position // 512
+    window, packed = (before >= 0) & (before < 512), segments[:, None] == segments
+    additive = torch.randn(1, h, n, n, device="cuda", dtype=torch.bfloat16)
+    cases = {
+        "bool mask": (pairs, {"attn_mask": pairs}),
+        "padding": (padding, {"attn_mask": padding}),
+        "additive mask per head": (additive, {"attn_mask": additive}),
+        "window of 512": (window, {"window": (511, 0)}),
+        "8 segments": (packed, {"segments": segments[None]}),
+    }
+    rows = []
+    for name, (mask, options) in cases.items():
+        times = {
+            "attend": milliseconds(lambda options=options: attend(q, k, v, **options)),
+            "sdpa": milliseconds(lambda m=mask: functional.scaled_dot_product_attention(q, k, v, attn_mask=m)),
+        }
+        rows.append({"shape": shape, "mask": name, "ms": {key: t and round(t, 4) for key, t in times.items()}})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def as_called(call: Call, calls: int = 200, rounds: int = 15) -> float:
+    """Milliseconds of one of many calls in a row: the longer of what Python and the device take."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / calls * 1e3)
+    return numbers.median(times)
+
+
+def as_a_graph(call: Call, calls: int = 20, rounds: int = 15) -> float:
+    """Milliseconds on the device alone."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return as_called(graph.replay, 5, rounds) / calls
+
+
+def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
+    rows = []
+    for b, h, hk, m, n, d, padded in DECODING:
+        q = torch.randn(b, h, m, d, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(b, hk, n, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        mask = (torch.arange(n, device="cuda") >= n // 10).expand(b, 1, 1, n).contiguous() if padded else None
+        options = {"attn_mask": mask, "enable_gqa": h != hk}
+        calls: dict[str, Call] = {
+            "attend": lambda q=q, k=k, v=v, o=options: attend(q, k, v, **o),
+            "output alone": lambda q=q, k=k, v=v, o=options: attend(q, k, v, statistics="none", **o),
+            "sdpa": lambda q=q, k=k, v=v, o=options: functional.scaled_dot_product_attention(q, k, v, **o),
+        }
+        row: dict[str, object] = {
+            "query": (b, h, m, d),
+            "key": (b, hk, n, d),
+            "padding": padded,
+            "as called, ms": {name: round(as_called(call), 4) for name, call in calls.items()},
+            "as a graph, ms": {name: round(as_a_graph(call), 4) for name, call in calls.items()},
+            "bytes_ms": 2 * k.nbytes / top["copy_tbytes_per_s"] / 1e9,
+        }
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+SECTIONS = {"rows": (squares, (gpu,)), "masks": (masks, (gpu,)), "decoding": (few_queries, (gpu, decoding))}
+
+
+def main(names: list[str]) -> None:
+    torch.manual_seed(0)
+    table = json.loads(RESULTS.read_text()) if names else {"sha256": {}}
+    table |= {
         "benchmark": "attention_gpu",
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "sha256 of gpu.py": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
-        "ceilings": top,
-        "rows": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=2) + "\n")
+    if not names:
+        table["ceilings"] = ceilings()
+    for name in names or SECTIONS:
+        measure, modules = SECTIONS[name]
+        sources = [Path(module.__file__) for module in modules]
+        table["sha256"][name] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
+        table[name] = measure(table["ceilings"])
+    RESULTS.write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "attention_gpu.json")
+    main(sys.argv[1:])

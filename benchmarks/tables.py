@@ -52,7 +52,34 @@ def gpu() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"cpu": cpu, "gpu": gpu}
+def gpu_masks() -> str:
+    """Milliseconds of attention with masks, one row per mask."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
+    lines = ["| batch, heads, tokens, size | mask | attend | SDPA | attend / SDPA |", "|---|---|---|---|---|"]
+    for row in table["masks"]:
+        ours, theirs = row["ms"]["attend"], row["ms"]["sdpa"]
+        lines.append(f"| {tuple(row['shape'])} | {row['mask']} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |")
+    return "\n".join(lines)
+
+
+def gpu_decoding() -> str:
+    """Microseconds of decoding as called and as a graph, one row per problem."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
+    lines = [
+        "| queries | keys | attend, SDPA as called | ratio | attend, SDPA on the device | ratio | reading |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in table["decoding"]:
+        cells = []
+        for how in ("as called, ms", "as a graph, ms"):
+            ours, theirs = row[how]["attend"], row[how]["sdpa"]
+            cells.append(f"{1e3 * ours:.0f}, {1e3 * theirs:.0f} | {ours / theirs:.2f}")
+        keys = f"{tuple(row['key'])}{', padded' if row['padding'] else ''}"
+        lines.append(f"| {tuple(row['query'])} | {keys} | {' | '.join(cells)} | {1e3 * row['bytes_ms']:.0f} |")
+    return "\n".join(lines)
+
+
+TABLES = {"cpu": cpu, "gpu": gpu, "gpu masks": gpu_masks, "gpu decoding": gpu_decoding}
 
 
 def filled(page: str) -> str:
