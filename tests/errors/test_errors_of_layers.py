@@ -100,6 +100,11 @@ ERRORS = [
         "MixtureAttention: key must be [*b, tokens, embed_dim=8]; got shape (8,).",
         lambda: mixture(x, x[0, 0]),
     ),
+    (
+        ValueError,
+        'MixtureAttention: statistics must be "none" or "scalar"; got \'moments\'.',
+        lambda: mixture.attend(x, statistics="moments"),
+    ),
     # gates
     (
         ValueError,

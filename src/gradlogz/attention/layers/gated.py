@@ -13,7 +13,7 @@ Read next: multihead.py (heads that are added, a convolution), ../../measures/mi
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -103,7 +103,7 @@ class GatedHeads(nn.Module):
             gates: to be held at these instead of r, [h] or [*b, h, m]; torch.full((h,), 1 / h) is ordinary attention.
             attn_mask: as of `attend`: bool, True = attend, or added to the logits; [*b, h, m, n] or what broadcasts.
         """
-        return self.attend(query, key, gates=gates, attn_mask=attn_mask, is_causal=is_causal)[0]
+        return self.attend(query, key, gates=gates, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
     def attend(
         self,
@@ -113,6 +113,7 @@ class GatedHeads(nn.Module):
         gates: Float[Tensor, "..."] | None = None,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
+        statistics: Literal["none", "scalar", "moments"] = "scalar",
     ) -> tuple[Float[Tensor, "*b m d"], Gated]:
         """The output, and the heads with their gates, the log normaliser of the mixture and its gap."""
         key = query if key is None else key
@@ -120,7 +121,7 @@ class GatedHeads(nn.Module):
         h = self.num_heads
         q, k = split(self.q_proj(query), h), split(self.k_proj(key), h)
         v = k if self.tied else split(self.v_proj(key), h)
-        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
+        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         log_pi = self.log_weights.log_softmax(0)
         s = (found.log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)  # [*b, m, h]
         r = reference.softmax(s).movedim(-1, -2)

@@ -33,3 +33,10 @@ def check_tokens(call: str, embed_dim: int, **tokens: Tensor) -> None:
         if t.ndim < 2 or t.shape[-1] != embed_dim:
             condition = f"{name} must be [*b, tokens, embed_dim={embed_dim}]"
             raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", "The batch comes first."))
+
+
+def check_statistics(call: str, statistics: str) -> None:
+    """The moments of keys that are Gaussians are not those of the points that stand for them."""
+    if statistics not in ("none", "scalar"):
+        condition, remedy = 'statistics must be "none" or "scalar"', "Leave it out for the scalars."
+        raise ValueError(sentence(call, condition, f"{statistics!r}", remedy))

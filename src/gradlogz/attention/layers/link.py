@@ -108,7 +108,7 @@ class LinkAttention(nn.Module):
             key: tokens that are asked, and give the values; the same ones if not given. They need not be inside.
             attn_mask: as of `attend`: bool, True = attend, or added to the logits; [*b, h, m, n] or what broadcasts.
         """
-        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal)[0]
+        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
     def attend(
         self,
@@ -117,6 +117,7 @@ class LinkAttention(nn.Module):
         *,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
+        statistics: Literal["none", "scalar", "moments"] = "scalar",
     ) -> tuple[Float[Tensor, "*b m d"], Attention]:
         """The output, and the statistics of each head [*b, h, m]."""
         key = query if key is None else key
@@ -126,7 +127,7 @@ class LinkAttention(nn.Module):
             eta, statistic = self.q_proj(eta), self.k_proj(statistic)
         v = self.v_proj(key)
         q, k, v = (split(t.to(v.dtype), self.num_heads) for t in (eta, statistic, v))
-        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
+        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         return self.out_proj(join(found.output)), found
 
     def link(self, tokens: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:

@@ -23,7 +23,7 @@ from ..._typing import Bool, Float, Tensor
 from ...measures.mixture import GaussianMessages
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_tokens, join, split
+from .heads import check_sizes, check_statistics, check_tokens, join, split
 
 
 class MixtureAttention(nn.Module):
@@ -98,7 +98,7 @@ class MixtureAttention(nn.Module):
             attn_mask: as of `attend`: bool, True = attend, or added to the logits (log weights of the mixture);
                 [*b, h, m, n] or what broadcasts to it.
         """
-        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal)[0]
+        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
     def attend(
         self,
@@ -107,6 +107,7 @@ class MixtureAttention(nn.Module):
         *,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
+        statistics: Literal["none", "scalar"] = "scalar",
     ) -> tuple[Float[Tensor, "*b m d"], Attention]:
         """The output, and the statistics of each head [*b, h, m]: output is ∇G and log_normalizer G of the mixture.
 
@@ -114,9 +115,10 @@ class MixtureAttention(nn.Module):
         """
         key = query if key is None else key
         check_tokens("MixtureAttention", self.embed_dim, query=query, key=key)
+        check_statistics("MixtureAttention", statistics)
         eta = split(self.q_proj(query), self.num_heads) * (self.embed_dim // self.num_heads) ** -0.5
         mu = split(self.k_proj(key), self.num_heads)
-        sees: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": 1.0}
+        sees: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "statistics": statistics, "scale": 1.0}
         if self.covariance == "head":
             found = self._smoothed(eta, mu, attend(eta, mu, mu, **sees))
         else:
@@ -137,7 +139,7 @@ class MixtureAttention(nn.Module):
         output = GaussianMessages(mu, c, self.directions).mean(eta, attended)
         output = output.masked_fill(~found.seen.unsqueeze(-1), 0.0)
         rise = (eta * (output - found.output)).sum(-1) / 2
-        return found._replace(
-            output=output,
-            **{name: getattr(found, name) + rise for name in ("log_normalizer", "mean_logit", "max_logit")},
-        )
+        found = found._replace(output=output, log_normalizer=found.log_normalizer + rise)
+        if found.mean_logit is None or found.max_logit is None:
+            return found
+        return found._replace(mean_logit=found.mean_logit + rise, max_logit=found.max_logit + rise)

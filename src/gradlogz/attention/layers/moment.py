@@ -30,7 +30,7 @@ from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_tokens, join, split
+from .heads import check_sizes, check_statistics, check_tokens, join, split
 
 
 class Moments(NamedTuple):
@@ -112,7 +112,7 @@ class MomentAttention(nn.Module):
             attn_mask: as of `attend`: bool, True = attend, or added to the logits; [*b, h, m, n] or what broadcasts to
                 it. Log weights w_n of the tokens are such an addition.
         """
-        return self.attend(mean, covariance, memory, attn_mask=attn_mask, is_causal=is_causal)[0]
+        return self.attend(mean, covariance, memory, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
     def attend(
         self,
@@ -122,12 +122,14 @@ class MomentAttention(nn.Module):
         *,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
+        statistics: Literal["none", "scalar"] = "scalar",
     ) -> tuple[Moments, Attention]:
         """The moments, and the statistics of each head [*b, h, m]: output ∇G, value_variance the diagonal of ∇²G.
 
         Full covariances come with these two and the log normaliser alone.
         """
         seen_mean, seen_covariance = memory or (mean, covariance)
+        check_statistics("MomentAttention", statistics)
         self._check(mean, covariance, "covariance")
         self._check(seen_mean, seen_covariance, "covariance of memory")
         eta = split(self.q_proj(mean), self.num_heads) * (self.embed_dim // self.num_heads) ** -0.5
@@ -142,6 +144,7 @@ class MomentAttention(nn.Module):
             attn_mask=attn_mask,
             is_causal=is_causal,
             scale=1.0,
+            statistics=statistics,
         )
         of_heads, variance = messages.moments(eta, found.output, found.seen)
         moments = Moments(self.out_proj(join(of_heads)), linear(join(variance), self.out_proj.weight.square()))
