@@ -10,6 +10,7 @@ import torch.multiprocessing
 import gradlogz
 from architectures import ARCHITECTURES
 from gradlogz.attention import rows
+from gradlogz.attention.calls import of_attend, padding
 from gradlogz.attention.watching import _original, _watches
 from training import GPT, TOKENS, Encoder, batches, monitored_rank, train
 
@@ -123,8 +124,8 @@ def test_recomputed_checkpoints_are_counted_once():
 def test_a_row_is_what_the_weights_say():
     """Against the weights that the model returns, padding left out."""
     architecture = next(a for a in ARCHITECTURES if a.name == "bert")
-    for padding in ("right", "left"):
-        model, inputs = architecture.build("eager").train(), architecture.inputs(padding)
+    for side in ("right", "left"):
+        model, inputs = architecture.build("eager").train(), architecture.inputs(side)
         weights = model(**inputs, output_attentions=True).attentions
         with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
             model(**inputs)
@@ -159,19 +160,27 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_weight_of_the_first_key_is_that_of_attention(name):
-    """With values that are the unit vector of the first key, attention is the weight itself."""
+    """Against the softmax of the logits, which attention to each key alone gives."""
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2))
-    options = {**OPTIONS[name], "enable_gqa": True}
-    call = gradlogz.attention.calls.of_attend(q, k, k, **options)
-    pad = gradlogz.attention.calls.padding(call)
-    first = torch.zeros(2, dtype=torch.long) if pad is None else (~pad).int().argmax(-1)
-    value = torch.zeros(2, 2, 9, 1)
-    value[torch.arange(2), :, first] = 1.0
-    weight = gradlogz.attend(q, k, value, **options).output.squeeze(-1)
-    G = gradlogz.attend(q, k, value, **options).log_normalizer
-    actual = (rows._first_logit(call, pad) - G.masked_fill(G == -torch.inf, 0.0)).exp()
-    torch.testing.assert_close(actual, weight, rtol=1e-5, atol=1e-6)
+    call = of_attend(q, k, k, **OPTIONS[name], enable_gqa=True)
+    pad = padding(call)
+    found, weight = call.weight_of(None if pad is None else (~pad).int().argmax(-1))
+    unit = torch.eye(9).expand(2, 2, 9, 9)
+    weights = gradlogz.attend(q, k, unit, **OPTIONS[name], enable_gqa=True).output
+    first = [0, 0] if pad is None else (~pad).int().argmax(-1).tolist()
+    torch.testing.assert_close(weight, torch.stack([w[..., f] for w, f in zip(weights, first, strict=True)]))
+    torch.testing.assert_close(found.entropy, gradlogz.attend(q, k, k, **OPTIONS[name], enable_gqa=True).entropy)
+    if name == "left padding":
+        assert first == [0, 4]
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)])
+def test_calls_without_batch_or_heads_have_rows(shape):
+    q = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+    heads = rows.heads_of({"": rows.sums_of(of_attend(q, q, q))})[""]
+    expected = gradlogz.attend(q, q, q).entropy.reshape(-1, 5)
+    torch.testing.assert_close(heads.entropy.mean.float(), expected.mean(-1))
 
 
 def test_passes_without_gradients_are_not_looked_at():

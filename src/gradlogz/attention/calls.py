@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._errors import sentence, shape_of
+from .._errors import sentence
 from .._typing import Float, Tensor
 from .functional import attend
 from .layers.multihead import MultiheadAttention
 from .result import Attention
+
+# As few values as the kernels for a GPU take.
+WIDTH = 16
 
 # The names under which layers keep the number of their heads.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead")
@@ -39,12 +42,23 @@ class Call(NamedTuple):
         most = max(statistics, self.asked, key=("none", "scalar", "moments").index)
         return attend(self.query, self.key, self.value, statistics=most, **self.options)  # type: ignore[arg-type]
 
-    @property
-    def aside(self) -> "Call":
-        """The same keys and queries without gradients, without dropout, and with as few values as a kernel takes."""
-        few = self.value[..., :16] if self.value.shape[-1] > 16 else self.value
-        options = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.options.items()}
-        return Call(self.query.detach(), self.key.detach(), few.detach(), {**options, "dropout_p": 0.0})
+    def weight_of(self, position: Tensor | None) -> tuple[Attention, Tensor]:
+        """The statistics of every row, and its weight on the key at one position of each sequence, the first if None.
+
+        Computed beside the model: without gradients, without dropout, and with values that are 1 at that key and 0 at
+        all others, so that their average is the weight.
+        """
+        q, k = self.query.detach(), self.key.detach()
+        value = k.new_zeros(1 if position is None else k.shape[0], *(1,) * (k.ndim > 2), k.shape[-2], WIDTH)
+        value = value.squeeze(0) if k.ndim < 4 else value
+        if position is None:
+            value[..., 0, 0] = 1.0
+        else:
+            value[torch.arange(len(position), device=k.device), :, position, 0] = 1.0
+        options: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.options.items()}
+        options["dropout_p"] = 0.0
+        found = attend(q, k, value.expand(*k.shape[:-1], WIDTH), **options)
+        return found, found.output[..., 0]
 
 
 class Logits(NamedTuple):
@@ -69,10 +83,15 @@ class Logits(NamedTuple):
         entropy = torch.where(seen, G - mean, 0.0).clamp(min=0.0)
         return Attention(None, G, entropy, mean, variance, highest)  # type: ignore[arg-type]
 
-    @property
-    def aside(self) -> "Logits":
-        """The same logits without gradients."""
-        return Logits(self.logits.detach())
+    def weight_of(self, position: Tensor | None) -> tuple[Attention, Tensor]:
+        """The statistics of every row, and its weight on the key at one position of each sequence."""
+        s, found = self.logits.detach(), Logits(self.logits.detach()).attend()
+        if position is None:
+            logit = s[..., 0]
+        else:
+            logit = s.gather(-1, position[:, None, None, None].expand(*s.shape[:3], 1)).squeeze(-1)
+        G = found.log_normalizer
+        return found, torch.where(G > -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
 
 
 def of_interface(
@@ -214,13 +233,12 @@ def padding(call: Call | Logits) -> Tensor | None:
     That is known where a mask is given and queries are the keys. Their rows are numbers that no loss looks at.
     """
     if isinstance(call, Logits):
-        shape = shape_of(call.logits)
-        if shape[2] != shape[3]:
+        if call.logits.shape[2] != call.logits.shape[3]:
             return None
-        seen = ~_hidden(call.logits)
+        batch, seen = call.logits.shape[0], ~_hidden(call.logits)
     else:
         mask = call.options.get("attn_mask")
         if mask is None or mask.ndim != 4 or call.query.shape[2] != call.key.shape[2]:
             return None
-        seen = mask if mask.dtype == torch.bool else ~_hidden(mask)
-    return ~seen.any(-2).any(1)
+        batch, seen = call.query.shape[0], mask if mask.dtype == torch.bool else ~_hidden(mask)
+    return ~seen.any(-2).any(1).expand(batch, -1)

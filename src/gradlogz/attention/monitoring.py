@@ -1,6 +1,6 @@
 """Watching attention during training, without touching it.
 
-    with monitor(model, every=10) as m:
+    with monitor(model) as m:
         for batch in loader:
             loss = model(**batch).loss
             loss.backward(); optimizer.step(); optimizer.zero_grad()
@@ -14,7 +14,7 @@ Read next: rows.py (what is collected, when it is alarming), watching.py (how la
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 from weakref import ref
@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._errors import sentence
 from .observation import LAYERS, numbered
-from .rows import Alert, Row, Sums, Thresholds, merged, sums_of
+from .rows import Alert, Row, Sums, Thresholds, heads_of, merged, sums_of
 from .watching import Met, Receiver, Watch, names_of
 
 
@@ -48,10 +48,10 @@ class Monitor(Receiver):
         strict: bool,
     ) -> None:
         self.steps = 0
-        self._model, self._inner, self._compiled = model, _unwrapped(model), _compiled(model)
+        self._inner, self._compiled = _unwrapped(model), _compiled(model)
         self._every, self._writer, self._thresholds, self._group = every, writer, thresholds, group
         self._on_alert = _warn if on_alert is None else on_alert
-        self._layers, self._strict = layers, strict
+        self._strict = strict
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._parameters = {id(p) for p in model.parameters()}
         self._optimizer: ref[Optimizer] | None = None
@@ -60,8 +60,11 @@ class Monitor(Receiver):
         self._found: dict[str, Sums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
+        self._last: tuple[str, int] | None = None
         self._row: Row | None = None
-        self._armed: Any = None
+        watch = Watch(self._inner, self, layers=layers)
+        self._watch: Any = _Shadow(model, self._inner, watch) if self._compiled else watch
+        self._armed = False
 
     def row(self) -> Row:
         """The row of the last step that was looked at."""
@@ -73,8 +76,7 @@ class Monitor(Receiver):
 
     def step(self) -> None:
         """End a step. Optimizers of torch that hold the model's parameters do it by themselves."""
-        if self._armed is not None:
-            self._disarm()
+        if self._armed:
             found = self._found if self._group is None else merged(self._found, self._group, self._device)
             if found:
                 self._write(found)
@@ -82,6 +84,8 @@ class Monitor(Receiver):
         self.steps += 1
         if self.steps % self._every == 0:
             self._arm()
+        else:
+            self._disarm()
 
     # The watch -------------------------------------------------------------------------------------------------------
 
@@ -102,25 +106,29 @@ class Monitor(Receiver):
                 self._found[name].add(sums)
             else:
                 self._found[name] = sums
+            if (name, len(self._called)) == self._last:
+                raise _Enough
         return result
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""
         self._recording = False
+        if self._compiled and self._called:
+            self._last = list(self._called)[-1], len(self._called)
         if missed and self._strict:
             condition = "every attention layer must make a call that can be seen"
             remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
             raise RuntimeError(sentence("monitor", condition, f"none from {names_of(missed)}", remedy))
 
     def _arm(self) -> None:
-        watch = Watch(self._inner, self, layers=self._layers)
-        self._armed = _Shadow(self._model, self._inner, watch) if self._compiled else watch
-        self._armed.__enter__()
+        if not self._armed:
+            self._watch.__enter__()
+            self._armed = True
 
     def _disarm(self) -> None:
-        if self._armed is not None:
-            self._armed.__exit__(None, None, None)
-            self._armed = None
+        if self._armed:
+            self._watch.__exit__(None, None, None)
+            self._armed = False
 
     # The end of a step -----------------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class Monitor(Receiver):
             self.step()
 
     def _write(self, found: dict[str, Sums]) -> None:
-        layers = {name: sums.heads() for name, sums in found.items()}
+        layers = heads_of(found)
         alerts = tuple(self._alerts(layers))
         self._row = Row(self.steps, layers, alerts)
         for alert in alerts:
@@ -178,7 +186,7 @@ def _warn(alert: Alert) -> None:
 def monitor(
     model: nn.Module,
     *,
-    every: int = 10,
+    every: int = 20,
     writer: Any = None,
     thresholds: Thresholds = Thresholds(),
     on_alert: Callable[[Alert], None] | None = None,
@@ -194,7 +202,7 @@ def monitor(
     padding are left out where a mask shows them. Passes without gradients (evaluation) are not looked at.
 
     A model that is compiled is not looked at while it runs: before the pass, one more is made without compilation,
-    without gradients and on the same inputs, whose random state and buffers are put back.
+    without gradients and on the same inputs, up to the last attention layer; random state and buffers are put back.
 
     Args:
         every: look at each step whose number is a multiple of this, from 0 on.
@@ -240,6 +248,10 @@ def monitor(
         raise RuntimeError(sentence("monitor", condition, fact, remedy))
 
 
+class _Enough(BaseException):
+    """The last attention layer was met, and what follows in the pass is of no interest."""
+
+
 class _Shadow:
     """One more pass, before that of a compiled model: what is compiled cannot be watched from outside."""
 
@@ -275,7 +287,8 @@ class _Shadow:
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         buffers = {name: b.clone() for name, b in self._inner.named_buffers()}
         devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices), torch.no_grad(), torch.compiler.set_stance("force_eager"), self._watch:
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._watch, suppress(_Enough):
             self._inner(*args, **kwargs)
         for name, b in self._inner.named_buffers():
             b.copy_(buffers[name])

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from .._typing import Float, Tensor
-from . import masks
 from .calls import Call, Logits, padding
 
 STATISTICS = ("entropy", "log_normalizer", "logit_variance", "max_logit", "sink")
@@ -112,7 +111,7 @@ class Sums:
         """values [5, b, h, m], the statistics of every row; kept [b, h, m] leaves rows out."""
         rows = (1, 3)
         if kept is None:
-            self.count = values.new_full((values.shape[2],), values[0, :, 0].numel(), dtype=torch.float64)
+            self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
             self.sum, self.least, self.greatest = values.sum(rows), values.amin(rows), values.amax(rows)
         else:
             self.count = kept.sum((0, 2), dtype=torch.float64)
@@ -128,32 +127,35 @@ class Sums:
         self.least = torch.minimum(self.least, other.least)
         self.greatest = torch.maximum(self.greatest, other.greatest)
 
-    def heads(self) -> Heads:
-        """Means and extremes, on the CPU; a head without rows has NaN for them."""
-        packed = torch.cat((self.count.unsqueeze(0), self.sum, self.least, self.greatest)).cpu()
-        count, sums, least, greatest = packed[0], *packed[1:].double().chunk(3)
+
+def heads_of(found: dict[str, Sums]) -> dict[str, Heads]:
+    """Means and extremes of every layer, brought to the CPU at once; a head without rows has NaN for them."""
+    packed = [torch.cat((s.count.unsqueeze(0), s.sum, s.least.double(), s.greatest.double())) for s in found.values()]
+    whole = torch.cat(packed, -1).cpu()
+    layers = {}
+    for name, part in zip(found, whole.split([len(s.count) for s in found.values()], -1), strict=True):
+        count, (sums, least, greatest) = part[0], part[1:].chunk(3)
         empty = count == 0
-        mean = (sums / count.clamp(min=1.0)).masked_fill(empty, torch.nan)
-        least, greatest = least.masked_fill(empty, torch.nan), greatest.masked_fill(empty, torch.nan)
-        extremes = [Extremes(*each) for each in zip(mean, least, greatest, strict=True)]
-        return Heads(*extremes, rows=int(count.max()))  # type: ignore[call-arg, arg-type, misc]
+        ends = (t.masked_fill(empty, torch.nan) for t in (sums / count.clamp(min=1.0), least, greatest))
+        extremes = [Extremes(*each) for each in zip(*ends, strict=True)]
+        layers[name] = Heads(*extremes, rows=int(count.max()))  # type: ignore[call-arg, arg-type, misc]
+    return layers
 
 
 def sums_of(call: Call | Logits) -> Sums:
     """The statistics of every head in one call, computed beside the model from its queries and keys."""
-    aside = call.aside
-    found = aside.attend("scalar")
-    pad, G = padding(aside), _four(found.log_normalizer)
-    sink = (_first_logit(aside, pad) - G).exp()
-    fields = (found.entropy, found.log_normalizer, found.logit_variance, found.max_logit)
-    values = torch.stack([*(_four(t) for t in fields if t is not None), sink])
-    if pad is None and _all_see(aside):
+    pad = padding(call)
+    found, sink = call.weight_of(None if pad is None else (~pad).int().argmax(-1))
+    G = _three(found.log_normalizer)
+    fields = (found.entropy, found.log_normalizer, found.logit_variance, found.max_logit, sink)
+    values = torch.stack([_three(t).to(G.dtype) for t in fields if t is not None])
+    if pad is None and _all_see(call):
         return Sums(values, None)
     kept = G > -torch.inf
     return Sums(values, kept if pad is None else kept & ~pad.unsqueeze(1))
 
 
-def _four(statistic: Tensor) -> Tensor:
+def _three(statistic: Tensor) -> Tensor:
     """[b, h, m] of a statistic of a call without a batch, or without heads."""
     return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
@@ -163,46 +165,6 @@ def _all_see(call: Call | Logits) -> bool:
     if isinstance(call, Logits) or any(name in call.options for name in ("attn_mask", "bias", "segments", "window")):
         return False
     return not call.options.get("is_causal") or call.query.shape[-2] <= call.key.shape[-2]
-
-
-def _first_logit(call: Call | Logits, pad: Tensor | None) -> Tensor:
-    """[b, h, m]: the logit of the first key that is no padding; -inf where it is not seen."""
-    first = None if pad is None else (~pad).int().argmax(-1)
-    if isinstance(call, Logits):
-        return _column(call.logits, first).float()
-    q, k, options = call.query, call.key, call.options
-    if q.ndim < 4:
-        q, k = (t.reshape(*(1,) * (4 - t.ndim), *t.shape) for t in (q, k))
-    m, n = q.shape[2], k.shape[2]
-    key = k[:, :, 0] if first is None else k[torch.arange(k.shape[0], device=k.device), :, first]
-    key = key.repeat_interleave(q.shape[1] // key.shape[1], 1).float()
-    scale = options.get("scale", q.shape[-1] ** -0.5)
-    s = torch.einsum("bhmd,bhd->bhm", q.float(), key.expand(q.shape[0], -1, -1)) * scale
-    if "softcap" in options:
-        s = options["softcap"] * torch.tanh(s / options["softcap"])
-    for name in ("attn_mask", "bias"):
-        if name in options:
-            mask = options[name].expand(*q.shape[:3], n)
-            column = _column(mask, first)
-            s = s.masked_fill(~column, -torch.inf) if mask.dtype == torch.bool else s + column
-    position = torch.arange(n - m, n, device=q.device)
-    at = torch.zeros(1, dtype=torch.long, device=q.device) if first is None else first
-    distance = position - at[:, None]  # [b, m], of the query behind the key
-    left, right = masks.band(options.get("is_causal", False), options.get("window"))
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    hidden = hidden if left is None else hidden | (distance > left)
-    hidden = hidden if right is None else hidden | (distance < -right)
-    if "segments" in options:
-        segments = options["segments"].expand(q.shape[0], n)
-        hidden = hidden | (segments[:, n - m :] != segments.gather(1, at[:, None].expand(q.shape[0], 1)))
-    return s.masked_fill(hidden.unsqueeze(1), -torch.inf)
-
-
-def _column(pairs: Tensor, first: Tensor | None) -> Tensor:
-    """[b, h, m] of [b, h, m, n]: the column of one key."""
-    if first is None:
-        return pairs[..., 0]
-    return pairs.gather(-1, first[:, None, None, None].expand(*pairs.shape[:3], 1)).squeeze(-1)
 
 
 def merged(found: dict[str, Sums], group: Any, device: torch.device) -> dict[str, Sums]:

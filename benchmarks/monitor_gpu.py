@@ -1,0 +1,86 @@
+"""What the monitor costs a training step on a GPU: GPT-2 small, bfloat16, eager and compiled.
+
+python3 benchmarks/monitor_gpu.py [folder]     on a machine with a GPU; writes monitor_gpu.json
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import gradlogz
+
+BATCH, TOKENS, STEPS = 16, 1024, 20
+QUIET = gradlogz.Thresholds(None, None, None)
+
+
+def milliseconds(step, steps: int = STEPS) -> list[float]:
+    """Of every step, by the GPU's own clock, from the end of one to the end of the next."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
+
+
+def measured(compiled: bool) -> dict[str, object]:
+    torch.manual_seed(0)
+    config = GPT2Config(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").cuda().train()
+    call = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+    ids = torch.randint(0, 50000, (BATCH, TOKENS), device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = call(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    with gradlogz.monitor(call, every=1, thresholds=QUIET):
+        for _ in range(3):
+            step()
+    plain = milliseconds(step)
+    with gradlogz.monitor(call, every=1, thresholds=QUIET) as m:
+        looked_at = milliseconds(step)
+    with gradlogz.monitor(call, every=10, thresholds=QUIET):
+        every_tenth = milliseconds(step, 2 * STEPS)
+    again = milliseconds(step)
+    base = statistics.median(plain)
+    return {
+        "model": "GPT-2 small, compiled" if compiled else "GPT-2 small",
+        "batch": [BATCH, TOKENS],
+        "ms": {
+            "plain": round(base, 3),
+            "plain again": round(statistics.median(again), 3),
+            "looked at": round(statistics.median(looked_at), 3),
+            "every tenth, mean": round(statistics.mean(every_tenth), 3),
+        },
+        "looked at / plain": round(statistics.median(looked_at) / base, 4),
+        "every tenth / plain": round(statistics.mean(every_tenth) / statistics.mean(plain), 4),
+        "A/A": round(statistics.median(again) / base, 4),
+        "layers": len(m.row().layers),
+    }
+
+
+def main(folder: Path) -> None:
+    rows = []
+    for compiled in (False, True):
+        rows.append(measured(compiled))
+        print(json.dumps(rows[-1], indent=2), flush=True)
+        torch.cuda.empty_cache()
+    name = torch.cuda.get_device_name()
+    table = {"benchmark": "monitor_gpu", "device": name, "torch": torch.__version__, "rows": rows}
+    (folder / "monitor_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results")
