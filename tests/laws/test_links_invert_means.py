@@ -111,7 +111,7 @@ BORDER = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("family", BORDER)
 def test_tokens_on_the_border_have_finite_links_and_gradients(family, dtype):
     u = torch.tensor(BORDER[family], dtype=dtype).repeat(H).expand(N, E).clone().requires_grad_()

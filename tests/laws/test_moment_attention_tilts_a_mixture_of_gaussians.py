@@ -184,3 +184,18 @@ def test_no_batch_is_a_batch_of_one():
         layer, mean, Sigma = case(covariance)
         for alone, of_many in zip(layer(mean[0], Sigma[0]), layer(mean, Sigma), strict=True):
             close(alone, of_many[0], 100.0)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_variances_keep_their_digits_in_half_precision(covariance):
+    """A variance is a difference of squares: with keys far from 0 half precision would leave nothing of it."""
+    layer, mean, Sigma = case(covariance)
+    layer, mean, Sigma = layer.bfloat16(), (mean + 8.0).bfloat16(), (Sigma / 100).bfloat16()
+    found = layer(mean, Sigma)
+    exact = layer.double()(mean.double(), Sigma.double())
+    assert found.covariance.dtype == torch.bfloat16
+    torch.testing.assert_close(found.covariance.double(), exact.covariance, rtol=0.2, atol=0.05)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer.float()(mean.float(), Sigma.float())
+    assert found.covariance.dtype == torch.float32
+    torch.testing.assert_close(found.covariance.double(), exact.covariance, rtol=0.2, atol=0.05)

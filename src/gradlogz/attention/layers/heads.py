@@ -5,6 +5,11 @@
 Read next: multihead.py, the layer that everyone knows; the others differ from it in the measure of a head.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
 from ..._errors import sentence, shape_of
 from ..._typing import Float, Tensor
 
@@ -17,6 +22,16 @@ def split(tokens: Float[Tensor, "*b n hd"], heads: int) -> Float[Tensor, "*b h n
 def join(per_head: Float[Tensor, "*b h n d"]) -> Float[Tensor, "*b n hd"]:
     """The heads of a token side by side."""
     return per_head.transpose(-3, -2).flatten(-2)
+
+
+def wide(tensor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """In float32 or better."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    """Where what is wide stays wide."""
+    return nullcontext() if like.device.type == "meta" else torch.autocast(like.device.type, enabled=False)
 
 
 def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:

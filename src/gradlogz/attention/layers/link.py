@@ -139,7 +139,7 @@ class LinkAttention(nn.Module):
                 fact = f"{outside} of {u[..., 0].numel()} heads of tokens outside"
                 condition = f"tokens must be {of_family.domain}"
                 raise ValueError(sentence("LinkAttention", condition, fact, "Map them into the domain first."))
-        return of_family.link(u, self.margin).flatten(-2)
+        return of_family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, family={self.family!r}, project={self.project}"

@@ -30,7 +30,7 @@ from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_statistics, check_tokens, join, split
+from .heads import check_sizes, check_statistics, check_tokens, join, split, wide, without_autocast
 
 
 class Moments(NamedTuple):
@@ -132,11 +132,32 @@ class MomentAttention(nn.Module):
         check_statistics("MomentAttention", statistics)
         self._check(mean, covariance, "covariance")
         self._check(seen_mean, seen_covariance, "covariance of memory")
-        eta = split(self.q_proj(mean), self.num_heads) * (self.embed_dim // self.num_heads) ** -0.5
-        mu = split(self.k_proj(seen_mean), self.num_heads)
-        if self.covariance == "full":
-            return self._full(eta, mu, seen_covariance, attn_mask, is_causal)
-        messages = GaussianMessages(mu, split(linear(seen_covariance, self.k_proj.weight.square()), self.num_heads))
+        h, dtype = self.num_heads, self.out_proj.weight.dtype
+        eta = split(self.q_proj(mean), h) * (self.embed_dim // h) ** -0.5
+        mu = split(self.k_proj(seen_mean), h)
+        with without_autocast(eta):  # a variance is a difference: half precision has no digits left for it
+            given = (wide(eta), wide(mu), wide(seen_covariance), attn_mask, is_causal)
+            found, whole = self._full(*given) if self.covariance == "full" else self._diagonal(*given, statistics)
+            if self.noise is not None:
+                Q = softplus(wide(self.noise))
+                whole = whole + (Q if self.covariance == "diagonal" else torch.diag_embed(Q))
+        return Moments(self.out_proj(join(found.output).to(dtype)), whole.to(seen_covariance.dtype)), found
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, covariance={self.covariance!r}"
+
+    def _diagonal(
+        self,
+        eta: Tensor,
+        mu: Tensor,
+        variance: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        statistics: Literal["none", "scalar"],
+    ) -> tuple[Attention, Tensor]:
+        """Attention to the points that stand for the Gaussians, and the variance of the sum of the heads."""
+        W_k, W_o = wide(self.k_proj.weight), wide(self.out_proj.weight)  # Shorthand
+        messages = GaussianMessages(mu, split(linear(variance, W_k.square()), self.num_heads))
         found = attend(
             messages.queries(eta),
             messages.keys(),
@@ -146,39 +167,25 @@ class MomentAttention(nn.Module):
             scale=1.0,
             statistics=statistics,
         )
-        of_heads, variance = messages.moments(eta, found.output, found.seen)
-        moments = Moments(self.out_proj(join(of_heads)), linear(join(variance), self.out_proj.weight.square()))
-        if self.noise is not None:
-            moments = moments._replace(covariance=moments.covariance + softplus(self.noise))
-        return moments, found._replace(output=of_heads, value_variance=variance)
-
-    def extra_repr(self) -> str:
-        return f"{self.embed_dim}, num_heads={self.num_heads}, covariance={self.covariance!r}"
+        mean, spread = messages.moments(eta, found.output, found.seen)
+        return found._replace(output=mean, value_variance=spread), linear(join(spread), W_o.square())
 
     def _full(
         self, eta: Tensor, mu: Tensor, Sigma: Tensor, attn_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Moments, Attention]:
-        """The mixture by its definition, in float32 or better."""
+    ) -> tuple[Attention, Tensor]:
+        """The mixture by its definition, and the covariance of the sum of the heads."""
         h = self.num_heads
-        W_k, W_o = self.k_proj.weight.unflatten(0, (h, -1)), self.out_proj.weight.unflatten(1, (h, -1))  # Shorthand
-        with torch.autocast(eta.device.type, enabled=False):
-            eta, mu, Sigma, W_k, W_o = (
-                t.to(torch.promote_types(t.dtype, torch.float32)) for t in (eta, mu, Sigma, W_k, W_o)
-            )
-            Sigma = torch.einsum("hde,...nef,hgf->...hndg", W_k, Sigma, W_k)
-            log_w = _log_weights(attn_mask, is_causal, eta, mu.shape[-2])
-            mixture = Mixture(log_w, Gaussian(mu, Sigma, validate=False), validate=False)
-            r, tilted = mixture.responsibilities(eta), mixture.components.mean(eta.unsqueeze(-3)).movedim(-3, -2)
-            of_heads = gated_mean(r, tilted)
-            # The average of Sigma_n by itself: `mixture.covariance` would hold one for each pair of query and token.
-            covariance = (r @ Sigma.flatten(-2)).unflatten(-1, Sigma.shape[-2:]) + gated_spread(r, tilted, of_heads)
-            found = Attention(of_heads, mixture.log_normalizer(eta))
-            whole = torch.einsum("ehd,...hmdg,fhg->...mef", W_o, covariance, W_o)
-            if self.noise is not None:
-                whole = whole + torch.diag_embed(softplus(self.noise))
-        of_heads = of_heads.to(self.out_proj.weight.dtype)
+        W_k, W_o = wide(self.k_proj.weight).unflatten(0, (h, -1)), wide(self.out_proj.weight).unflatten(1, (h, -1))
+        Sigma = torch.einsum("hde,...nef,hgf->...hndg", W_k, Sigma, W_k)
+        log_w = _log_weights(attn_mask, is_causal, eta, mu.shape[-2])
+        mixture = Mixture(log_w, Gaussian(mu, Sigma, validate=False), validate=False)
+        r, tilted = mixture.responsibilities(eta), mixture.components.mean(eta.unsqueeze(-3)).movedim(-3, -2)
+        mean = gated_mean(r, tilted)
+        # The average of Sigma_n by itself: `mixture.covariance` would hold one for each pair of query and token.
+        covariance = (r @ Sigma.flatten(-2)).unflatten(-1, Sigma.shape[-2:]) + gated_spread(r, tilted, mean)
         variance = covariance.diagonal(dim1=-2, dim2=-1)
-        return Moments(self.out_proj(join(of_heads)), whole), found._replace(value_variance=variance)
+        found = Attention(mean, mixture.log_normalizer(eta), value_variance=variance)
+        return found, torch.einsum("ehd,...hmdg,fhg->...mef", W_o, covariance, W_o)
 
     def _check(self, mean: Tensor, covariance: Tensor, name: str) -> None:
         check_tokens("MomentAttention", self.embed_dim, mean=mean)
