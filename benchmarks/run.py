@@ -12,9 +12,15 @@ import torch
 
 import attention_cpu
 import import_time
+import layers
 import measures
 
-BENCHMARKS = {"import_time": import_time.rows, "measures": measures.rows, "attention_cpu": attention_cpu.rows}
+BENCHMARKS = {
+    "import_time": import_time.rows,
+    "measures": measures.rows,
+    "attention_cpu": attention_cpu.rows,
+    "layers": layers.rows,
+}
 RESULTS = Path(__file__).parent / "results"
 
 

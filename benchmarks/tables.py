@@ -1,4 +1,4 @@
-"""The tables of docs/attention.md, made of the JSON in benchmarks/results.
+"""The tables of the documentation, made of the JSON in benchmarks/results.
 
 python benchmarks/tables.py     writes them between their markers
 """
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "attention.md"
+PAGES = (ROOT / "docs" / "attention.md", ROOT / "docs" / "layers.md")
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
     ("output and log normaliser", "output and entropy", "covariance_product"),
@@ -79,17 +79,40 @@ def gpu_decoding() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"cpu": cpu, "gpu": gpu, "gpu masks": gpu_masks, "gpu decoding": gpu_decoding}
+def layers() -> str:
+    """Ratios to torch.nn.MultiheadAttention, a table for what was asked, one row per layer, one column per problem."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "layers.json").read_text())["rows"]
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    tables = []
+    for asked in dict.fromkeys(row["asked"] for row in rows):
+        lines = [f"| {asked} | " + " | ".join(problems) + " |", "|---|" + "---|" * len(problems)]
+        of_layers: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if row["asked"] == asked:
+                of_layers.setdefault(row["layer"], {})[row["problem"]] = row["ratio"]
+                of_layers.setdefault("torch again", {}).setdefault(row["problem"], row["A/A"])
+        again = of_layers.pop("torch again")
+        for layer, ratios in {**of_layers, "torch again": again}.items():
+            cells = (f"{ratios[p]:.2f}" if p in ratios else "" for p in problems)
+            lines.append(f"| {layer} | " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+TABLES = {"cpu": cpu, "gpu": gpu, "layers": layers, "gpu masks": gpu_masks, "gpu decoding": gpu_decoding}
 
 
 def filled(page: str) -> str:
-    """The page with each table between its markers."""
+    """The page with each of its tables between the markers."""
     for name, table in TABLES.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
+        if begin not in page:
+            continue
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{table()}\n{end}{rest.split(end)[1]}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(filled(path.read_text()))
