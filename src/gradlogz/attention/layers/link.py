@@ -130,7 +130,7 @@ class LinkAttention(nn.Module):
         found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         return self.out_proj(join(found.output)), found
 
-    def link(self, tokens: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+    def link(self, tokens: Float[Tensor, "*bn d"]) -> Float[Tensor, "*bn d"]:
         """The natural parameters of tokens, head by head: the inverse of the mean of the family."""
         of_family, u = FAMILIES[self.family], tokens.unflatten(-1, (self.num_heads, -1))
         if self.validate and has_values(u):
