@@ -14,12 +14,14 @@ import attention_cpu
 import import_time
 import layers
 import measures
+import models
 
 BENCHMARKS = {
     "import_time": import_time.rows,
     "measures": measures.rows,
     "attention_cpu": attention_cpu.rows,
     "layers": layers.rows,
+    "models": models.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "attention.md", ROOT / "docs" / "layers.md")
+PAGES = tuple(ROOT / "docs" / name for name in ("attention.md", "layers.md", "models.md"))
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
     ("output and log normaliser", "output and entropy", "covariance_product"),
@@ -99,7 +99,50 @@ def layers() -> str:
     return "\n\n".join(tables)
 
 
-TABLES = {"cpu": cpu, "gpu": gpu, "layers": layers, "gpu masks": gpu_masks, "gpu decoding": gpu_decoding}
+def models() -> str:
+    """Ratios to the model with SDPA, one row per batch."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
+    names = ("eager", "registered", "observed", "A/A")
+    lines = ["| sentences x tokens | eager | registered | observed | SDPA again |", "|---|---|---|---|---|"]
+    for row in rows:
+        if "observed" in row:
+            batch = " x ".join(map(str, row["shape"])) + (", padded" if row["padded"] else "")
+            lines.append(f"| {batch} | " + " | ".join(f"{row[name]:.2f}" for name in names) + " |")
+    return "\n".join(lines)
+
+
+def monitor() -> str:
+    """Milliseconds of a training step, on a GPU and on two cores."""
+    gpu = json.loads((ROOT / "benchmarks" / "results" / "monitor_gpu.json").read_text())["rows"]
+    cpu = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
+    lines = [
+        "| training step of | batch x tokens | plain | looked at | ratio | by default, mean | ratio | plain again |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in gpu:
+        ms, batch = row["ms"], " x ".join(map(str, row["batch"]))
+        looked, default = f"{row['looked at / plain']:.2f}", f"{row['by default / plain']:.3f}"
+        lines.append(
+            f"| {row['model']}, H200 | {batch} | {ms['plain']:.1f} | {ms['looked at']:.1f} | {looked} | "
+            f"{ms['by default, mean']:.1f} | {default} | {row['A/A']:.2f} |"
+        )
+    for row in cpu:
+        if "looked at" in row:
+            ms, batch = row["ms"], " x ".join(map(str, row["shape"]))
+            looked = f"{ms['plain']:.0f} | {ms['looked at']:.0f} | {row['looked at']:.2f}"
+            lines.append(f"| GPT-2 small, two cores, float32 | {batch} | {looked} | | | {row['A/A']:.2f} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "cpu": cpu,
+    "gpu": gpu,
+    "layers": layers,
+    "gpu masks": gpu_masks,
+    "gpu decoding": gpu_decoding,
+    "models": models,
+    "monitor": monitor,
+}
 
 
 def filled(page: str) -> str:

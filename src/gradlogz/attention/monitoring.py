@@ -186,7 +186,7 @@ def _warn(alert: Alert) -> None:
 def monitor(
     model: nn.Module,
     *,
-    every: int = 20,
+    every: int = 25,
     writer: Any = None,
     thresholds: Thresholds = Thresholds(),
     on_alert: Callable[[Alert], None] | None = None,
