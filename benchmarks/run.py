@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import attention_cpu
+import dynamics
 import import_time
 import layers
 import measures
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "attention_cpu": attention_cpu.rows,
     "layers": layers.rows,
     "models": models.rows,
+    "dynamics": dynamics.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

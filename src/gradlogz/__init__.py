@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .attention import *  # noqa: F403
+    from .dynamics import *  # noqa: F403
     from .measures import *  # noqa: F403
     from .measures.measure import measure as measure
     from .measures.measure import static as static
@@ -74,13 +75,25 @@ _CHAPTERS = {
         "GatedHeads",
         "LinkAttention",
     ),
+    "dynamics": (
+        "evolve",
+        "Ascent",
+        "Trajectory",
+        "Verdict",
+        "Contraction",
+        "GaussianCloud",
+        "hermite_growth",
+        "sphere_growth",
+        "self_weight",
+        "critical_beta",
+    ),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measures", "attention", "kernels", "verification", "cli"):
+    if name in ("measures", "attention", "dynamics", "kernels", "verification", "cli"):
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")

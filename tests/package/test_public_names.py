@@ -7,6 +7,7 @@ import pkgutil
 
 import gradlogz
 import gradlogz.attention
+import gradlogz.dynamics
 import gradlogz.measures
 
 OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
@@ -24,7 +25,13 @@ def modules():
 
 def test_the_root_exports_what_its_chapters_export():
     exported = set(gradlogz.__all__)
-    assert exported == {*gradlogz.measures.__all__, *gradlogz.attention.__all__, "measure", "static"}
+    assert exported == {
+        *gradlogz.measures.__all__,
+        *gradlogz.attention.__all__,
+        *gradlogz.dynamics.__all__,
+        "measure",
+        "static",
+    }
     assert all(hasattr(gradlogz, name) for name in exported)
     assert exported <= set(dir(gradlogz))
 

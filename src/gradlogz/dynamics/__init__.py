@@ -1,0 +1,25 @@
+"""Clouds of tokens under repeated attention.
+
+evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
+GaussianCloud   the same for the two moments of a Gaussian, in closed form
+hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
+"""
+
+from .contraction import Contraction
+from .evolution import Ascent, Trajectory, evolve
+from .gaussian_cloud import GaussianCloud
+from .growth import critical_beta, hermite_growth, self_weight, sphere_growth
+from .observables import Verdict
+
+__all__ = [
+    "evolve",
+    "Ascent",
+    "Trajectory",
+    "Verdict",
+    "Contraction",
+    "GaussianCloud",
+    "hermite_growth",
+    "sphere_growth",
+    "self_weight",
+    "critical_beta",
+]

@@ -1,0 +1,303 @@
+"""What holds a cloud together between two steps of attention: normalisations of tokens and of clouds.
+
+    centre        x - m                                         m, C the mean and covariance of the cloud
+    scalar        (x - m) sqrt(d / tr C)                        one number for all
+    batch_norm    (x - m) / sqrt(diag C)                        one for each coordinate
+    whitening     m* + C*^(1/2) O C^(-1/2) (x - m)              all second moments; O orthogonal         [theory 4.1]
+    sphere        r x / |x|                                     each token by itself; rms_norm: r = sqrt(d)
+    layer_norm    rms_norm of x - (1·x / d) 1                   in the subspace of coordinates that sum to 0
+    resolvent     x / (1 + tau)                                 the damped Hopfield update               [theory 5.6]
+
+Each acts on tokens and, in closed form, on the moments of a Gaussian cloud.
+
+Read next: evolution.py (steps between them), gaussian_cloud.py (their closed forms).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .._errors import sentence, shape_of
+from .._typing import Float, Tensor
+
+
+class Contraction(ABC):
+    """A map of clouds to clouds, and of the moments of a Gaussian law to those of its image."""
+
+    @abstractmethod
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        """The cloud, contracted."""
+
+    @abstractmethod
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        """Mean and covariance of the image of a Gaussian law."""
+
+
+@dataclass(frozen=True)
+class Affine(Contraction):
+    """A contraction that is affine once the moments of the cloud are known: x -> target + A (x - m)."""
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        mean, covariance = moments_of(cloud)
+        A, target = self._map(mean, covariance)
+        return target.unsqueeze(-2) + (cloud - mean.unsqueeze(-2)) @ A.mT
+
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        A, target = self._map(mean, covariance)
+        return target, A @ covariance @ A.mT
+
+    @abstractmethod
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix and the new mean."""
+
+
+@dataclass(frozen=True)
+class Nothing(Affine):
+    """No contraction."""
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), mean
+
+
+@dataclass(frozen=True)
+class Centre(Affine):
+    """The mean is taken away."""
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), torch.zeros_like(mean)
+
+
+@dataclass(frozen=True)
+class Resolvent(Affine):
+    """Everything is divided by 1 + tau: an ascent step followed by this is a damped Hopfield update."""
+
+    tau: float | Tensor
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        factor = 1 / (1 + torch.as_tensor(self.tau, dtype=mean.dtype, device=mean.device))
+        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        return factor[..., None, None] * eye, factor[..., None] * mean
+
+
+@dataclass(frozen=True)
+class Scalar(Affine):
+    """The mean is taken away and the average variance of a coordinate is made 1."""
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        d = mean.shape[-1]
+        trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+        _check_spread("scalar", trace, "distinct tokens")
+        eye = torch.eye(d, dtype=mean.dtype, device=mean.device)
+        return (d / trace).sqrt()[..., None, None] * eye, torch.zeros_like(mean)
+
+
+@dataclass(frozen=True)
+class BatchNorm(Affine):
+    """The mean is taken away and the variance of every coordinate is made 1."""
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        _check_spread("batch_norm", variances.amin(-1), "no constant coordinate")
+        return torch.diag_embed(variances.rsqrt()), torch.zeros_like(mean)
+
+
+@dataclass(frozen=True)
+class Whitening(Affine):
+    """Mean and covariance are made those of a target, 0 and the identity by default.
+
+    The square roots of a covariance differ by a rotation O: "zca" takes none, "monge" moves the tokens least, "pca"
+    turns to the principal axes, "cholesky" is triangular. The law of a Gaussian cloud is the same under all.
+    """
+
+    kind: Literal["zca", "pca", "cholesky", "monge"] = "zca"
+    mean: Tensor | None = None
+    covariance: Tensor | None = None
+
+    def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        target = torch.zeros_like(mean) if self.mean is None else self.mean.expand_as(mean)
+        values, vectors = torch.linalg.eigh(covariance)
+        d, eps = values.shape[-1], torch.finfo(values.dtype).eps
+        _check_spread("whitening", values[..., 0] - d * eps * values[..., -1], f"a covariance of full rank {d}")
+        root = _power(covariance, 0.5) if self.kind == "monge" else None
+        wanted = None if self.covariance is None else self.covariance.expand_as(covariance)
+        if self.kind == "monge" and root is not None:
+            inverse = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
+            between = covariance if wanted is None else root @ wanted @ root
+            return inverse @ _power(between, 0.5) @ inverse, target
+        if self.kind == "zca":
+            whiten = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
+        elif self.kind == "pca":
+            whiten = values.rsqrt().unsqueeze(-1) * _signed(vectors).mT
+        else:
+            whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
+        return whiten if wanted is None else _power(wanted, 0.5) @ whiten, target
+
+
+@dataclass(frozen=True)
+class Sphere(Contraction):
+    """Every token is put on a sphere; its radius is sqrt(d) if none is given. A token at 0 stays there."""
+
+    radius: float | None = None
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        return self._radius(cloud) * torch.nn.functional.normalize(cloud, dim=-1, eps=torch.finfo(cloud.dtype).tiny)
+
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        r = self._radius(mean)
+        first, second = projected_moments(mean, covariance)
+        return r * first, r**2 * (second - first.unsqueeze(-1) * first.unsqueeze(-2))
+
+    def _radius(self, like: Tensor) -> float:
+        return math.sqrt(like.shape[-1]) if self.radius is None else self.radius
+
+
+@dataclass(frozen=True)
+class LayerNorm(Contraction):
+    """The average of the coordinates of a token is taken away, and its length is made sqrt(d)."""
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        return Sphere()(cloud - cloud.mean(-1, keepdim=True))
+
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        d = mean.shape[-1]
+        P = torch.eye(d, dtype=mean.dtype, device=mean.device) - 1 / d
+        return Sphere().moments(mean @ P, P @ covariance @ P)
+
+
+@dataclass(frozen=True)
+class Composed(Contraction):
+    """One contraction after the other."""
+
+    parts: tuple[Contraction, ...]
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        for part in self.parts:
+            cloud = part(cloud)
+        return cloud
+
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        for part in self.parts:
+            mean, covariance = part.moments(mean, covariance)
+        return mean, covariance
+
+
+@dataclass(frozen=True)
+class _Given(Contraction):
+    """A function of the user."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        found = self.function(cloud)
+        if not isinstance(found, Tensor) or found.shape != cloud.shape:
+            fact = f"shape {shape_of(found)}" if isinstance(found, Tensor) else type(found).__name__
+            condition = f"contraction must keep the shape {shape_of(cloud)} of the cloud"
+            raise ValueError(sentence("evolve", condition, fact, "Return one token for each token."))
+        return found
+
+    def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        condition, fact = "contraction must be known in closed form", "a function of tokens"
+        remedy = "Pass one by name, or evolve a sample of the cloud."
+        raise TypeError(sentence("GaussianCloud", condition, fact, remedy))
+
+
+NAMES: dict[str, Contraction] = {
+    "none": Nothing(),
+    "centre": Centre(),
+    "scalar": Scalar(),
+    "batch_norm": BatchNorm(),
+    "zca": Whitening("zca"),
+    "pca": Whitening("pca"),
+    "cholesky": Whitening("cholesky"),
+    "monge": Whitening("monge"),
+    "sphere": Sphere(1.0),
+    "rms_norm": Sphere(),
+    "layer_norm": LayerNorm(),
+}
+
+Given = str | Contraction | Callable[[Tensor], Tensor] | tuple["Given", ...]
+
+
+def contraction_of(given: Given, tau: float | Tensor) -> Contraction:
+    """A contraction by name, as itself, as a function, or several one after the other."""
+    if isinstance(given, Contraction):
+        return given
+    if isinstance(given, tuple | list):
+        return Composed(tuple(contraction_of(part, tau) for part in given))
+    if isinstance(given, str):
+        if given == "resolvent":
+            return Resolvent(tau)
+        if given not in NAMES:
+            remedy = f"It is one of {', '.join([*NAMES, 'resolvent'])}, or a function."
+            raise ValueError(sentence("evolve", "contraction must be a known name", f"{given!r}", remedy))
+        return NAMES[given]
+    if not callable(given):
+        remedy = "Pass the name of one, a function of a cloud, or a tuple of these."
+        raise TypeError(sentence("evolve", "contraction must be a name or a function", type(given).__name__, remedy))
+    return _Given(given)
+
+
+def moments_of(cloud: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+    """Mean and covariance of the tokens, each of weight 1 / n."""
+    mean = cloud.mean(-2)
+    centred = cloud - mean.unsqueeze(-2)
+    return mean, centred.mT @ centred / cloud.shape[-2]
+
+
+def projected_moments(
+    mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+    """E[u] and E[u u^T] of u = y / |y| for y ~ N(mean, covariance), which may be singular.
+
+        E[u]     = pi^(-1/2) ∫ t^(-1/2) det(R)^(1/2) exp(-t <m, R m>) R m dt             R(t) = (I + 2 t C)^-1
+        E[u u^T] =           ∫          det(R)^(1/2) exp(-t <m, R m>) (C R + R m m^T R) dt        [theory 4.4]
+
+    In log t the integrands are analytic in a strip of half width pi and decay on both sides, so that the trapezoidal
+    rule is exact to rounding.
+    """
+    c, V = torch.linalg.eigh(covariance)
+    c, m = c.clamp(min=0.0), (V.mT @ mean.unsqueeze(-1)).squeeze(-1)
+    step, ends = 0.4, 90.0
+    z = torch.arange(-ends, ends + step, step, dtype=c.dtype, device=c.device)
+    size = 2 * (c.amax(-1) + m.square().sum(-1))
+    _check_spread("sphere", size, "tokens away from 0")
+    t = z.exp() / size.unsqueeze(-1)  # [*b, nodes]
+    r = 1 / (1 + 2 * t.unsqueeze(-1) * c.unsqueeze(-2))  # [*b, nodes, d]
+    rm = r * m.unsqueeze(-2)
+    log_weight = 0.5 * r.log().sum(-1) - t * (rm * m.unsqueeze(-2)).sum(-1) + t.log() + math.log(step)
+    first = ((log_weight - 0.5 * t.log()).exp() / math.sqrt(math.pi)).unsqueeze(-2) @ rm
+    w = log_weight.exp().unsqueeze(-1)
+    second = torch.diag_embed((w * r * c.unsqueeze(-2)).sum(-2)) + (w * rm).mT @ rm
+    return (first @ V.mT).squeeze(-2), V @ second @ V.mT
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0.0).pow(exponent).unsqueeze(-2)) @ vectors.mT
+
+
+def _signed(vectors: Tensor) -> Tensor:
+    """Eigenvectors whose largest entry is positive: their sign is otherwise arbitrary."""
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return vectors * torch.where(largest < 0, -1.0, 1.0)
+
+
+def _check_spread(name: str, spread: Tensor, needed: str) -> None:
+    if not torch.compiler.is_compiling() and bool((spread <= 0).any()):
+        fact = f"{int((spread <= 0).sum())} of {spread.numel()} clouds without"
+        remedy = "Use more tokens than dimensions, or a contraction of tokens such as rms_norm."
+        raise ValueError(sentence("evolve", f"a cloud under {name} must have {needed}", fact, remedy))

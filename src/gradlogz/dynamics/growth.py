@@ -1,0 +1,79 @@
+"""How fast a small departure from equilibrium grows in one step of attention and normalisation.
+
+    hermite_growth   1 + n s (beta c)^(n-1),  s = tau / (1 + tau beta c)                    Gaussian cloud  [theory 4.4]
+    sphere_growth    1 + tau / (1 + tau a) · I_{l+D/2-1}(beta) / I_{D/2-1}(beta) · l (l+D-2) / beta
+                     a = I_{D/2}(beta) / I_{D/2-1}(beta)                                   uniform sphere  [theory 4.5]
+    self_weight      sigmoid(beta r² - beta² r² c / 2 - log n)                             finite n        [theory 10.3]
+
+Above 1 the departure grows. For tau > 0 every mode does, so that no normalisation makes the Gaussian attracting: each
+only removes some modes of order 1 and 2. For tau < 0 they shrink.
+
+Read next: gaussian_cloud.py, evolution.py.
+"""
+
+import math
+
+import torch
+
+from .._errors import sentence
+from .._typing import Float, Tensor
+from ..kernels.bessel import bessel_ratio, log_bessel
+
+
+def hermite_growth(
+    order: int | tuple[int, ...], *, variance: float | Float[Tensor, " d"], beta: float, tau: float
+) -> float:
+    """The factor of Hermite mode n of a Gaussian cloud in one step, after which its moments are restored.
+
+        gamma_n     = 1 + n s (beta c)^(n-1)                                          variance c in all directions
+        gamma_alpha = 1 + sum_a alpha_a s_a prod_b (beta c_b)^(alpha_b - [a = b])     variances c_a, multi-index
+
+    Law: tests/theorems/test_theory_4_4_hermite_modes_grow.py.
+    """
+    alpha = (order,) if isinstance(order, int) else tuple(order)
+    c = [float(variance)] * len(alpha) if not isinstance(variance, Tensor) else variance.double().tolist()
+    if min(alpha) < 0 or sum(alpha) == 0 or len(c) != len(alpha):
+        condition = "order must be a positive integer, or one >= 0 for each variance"
+        remedy = "Order 3 is the skewness, 4 the kurtosis."
+        raise ValueError(sentence("hermite_growth", condition, f"{order!r} and {len(c)} variances", remedy))
+    total = 1.0
+    for a, count in enumerate(alpha):
+        if count:
+            others = math.prod((beta * c[b]) ** (alpha[b] - (a == b)) for b in range(len(alpha)))
+            total += count * tau / (1 + tau * beta * c[a]) * others
+    return total
+
+
+def sphere_growth(degree: int, *, dim: int, beta: float, tau: float, radius: float = 1.0) -> float:
+    """The factor of the spherical harmonics of one degree in one step on the sphere, from the uniform law.
+
+    Law: tests/theorems/test_theory_4_5_harmonics_grow_on_the_sphere.py.
+    """
+    if degree < 1 or dim < 2 or not beta > 0:
+        condition, fact = "degree must be >= 1, dim >= 2 and beta > 0", f"{degree}, {dim} and {beta}"
+        raise ValueError(sentence("sphere_growth", condition, fact, "Degree 0 is the mass, which does not change."))
+    x = torch.tensor(beta * radius**2, dtype=torch.float64)
+    a = float(bessel_ratio(dim / 2 - 1, x))
+    ratio = float((log_bessel(degree + dim / 2 - 1, x) - log_bessel(dim / 2 - 1, x)).exp())
+    return 1 + tau / (1 + tau * a) * ratio * degree * (degree + dim - 2) / float(x)
+
+
+def self_weight(*, beta: float, squared_radius: float, variance: float, n: int) -> float:
+    """The weight of a token on itself among n, the others being Gaussian of this variance.
+
+    Above 1/2 the theory of infinitely many tokens no longer describes the cloud: every token keeps to itself.
+    """
+    logit = beta * squared_radius - beta**2 * squared_radius * variance / 2 - math.log(n)
+    return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+
+def critical_beta(n: int, dim: int) -> float:
+    """The inverse temperature at which tokens on the sphere of radius sqrt(dim) give themselves half of their weight.
+
+    beta* = 1 - sqrt(1 - 2 log n / dim)                 infinity if dim < 2 log n: there is none
+    """
+    if n < 1 or dim < 1:
+        remedy = "Count tokens and dimensions."
+        raise ValueError(sentence("critical_beta", "n and dim must be positive", f"{n} and {dim}", remedy))
+    inside = 1 - 2 * math.log(n) / dim
+    return math.inf if inside < 0 else 1 - math.sqrt(inside)

@@ -1,0 +1,96 @@
+"""evolve, GaussianCloud and the growth factors say what is wrong with a cloud, an ascent or a contraction."""
+
+import torch
+from form import each_of, refused
+
+from gradlogz import Ascent, GaussianCloud, critical_beta, evolve, hermite_growth, sphere_growth
+
+F64 = torch.float64
+x = torch.randn(9, 3, dtype=F64)
+law = GaussianCloud(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
+
+
+def run(cloud=x, ascent=None, **options):
+    return evolve(cloud, ascent or Ascent(), **{"steps": 1, **options})
+
+
+ERRORS = [
+    (ValueError, "evolve: cloud must be [*b, n, d]; got shape (3,).", lambda: run(x[0])),
+    (ValueError, "evolve: cloud must be [*b, n, d]; got shape (0, 3).", lambda: run(x[:0])),
+    (
+        ValueError,
+        "evolve: B must be [d, d] or [h, d, d] with d=3 of the cloud; got shape (2, 2).",
+        lambda: run(ascent=Ascent(B=torch.eye(2, dtype=F64))),
+    ),
+    (
+        ValueError,
+        "evolve: keys must end in d with d=3 of the cloud; got shape (4, 2).",
+        lambda: run(ascent=Ascent(keys=torch.zeros(4, 2, dtype=F64))),
+    ),
+    (ValueError, "evolve: steps must be a positive integer; got -1.", lambda: run(steps=-1)),
+    (ValueError, "evolve: observe must name observables; got 'energy'.", lambda: run(observe=["energy"])),
+    (ValueError, 'evolve: placement must be "post", "pre" or "peri"; got \'mid\'.', lambda: run(placement="mid")),
+    (ValueError, "evolve: contraction must be a known name; got 'batchnorm'.", lambda: run(contraction="batchnorm")),
+    (TypeError, "evolve: contraction must be a name or a function; got int.", lambda: run(contraction=3)),
+    (
+        ValueError,
+        "evolve: contraction must keep the shape (9, 3) of the cloud; got shape (9, 2).",
+        lambda: run(contraction=lambda y: y[:, :2]),
+    ),
+    (
+        ValueError,
+        "evolve: a cloud under whitening must have a covariance of full rank 3; got 1 of 1 clouds without.",
+        lambda: run(x[:2], contraction="zca"),
+    ),
+    (
+        ValueError,
+        "evolve: a cloud under scalar must have distinct tokens; got 1 of 1 clouds without.",
+        lambda: run(x[:1], contraction="scalar"),
+    ),
+    (
+        ValueError,
+        "Trajectory.verdict: there must be one cloud; got a batch of shape (2,).",
+        lambda: run(torch.randn(2, 4, 3, dtype=F64)).verdict,
+    ),
+    (
+        TypeError,
+        "GaussianCloud: contraction must be known in closed form; got a function of tokens.",
+        lambda: law.evolve(Ascent(), contraction=torch.tanh),
+    ),
+    (
+        ValueError,
+        "GaussianCloud: covariance must end in [2, 2]; got shape (3, 3).",
+        lambda: GaussianCloud(law.mean, torch.eye(3, dtype=F64)).evolve(Ascent()),
+    ),
+    (
+        TypeError,
+        "GaussianCloud: ascent must have no keys; got some.",
+        lambda: law.evolve(Ascent(keys=torch.zeros(4, 2, dtype=F64))),
+    ),
+    (
+        TypeError,
+        "GaussianCloud: every token must see the same law by one head; got a causal mask.",
+        lambda: law.evolve(Ascent(causal=True)),
+    ),
+    (
+        ValueError,
+        "GaussianCloud.flow: time must be before the blow-up; got 0.6 and a cloud that is infinite at 0.5.",
+        lambda: law.flow(0.6),
+    ),
+    (
+        ValueError,
+        "hermite_growth: order must be a positive integer, or one >= 0 for each variance; got 0 and 1 variances.",
+        lambda: hermite_growth(0, variance=1.0, beta=1.0, tau=1.0),
+    ),
+    (
+        ValueError,
+        "sphere_growth: degree must be >= 1, dim >= 2 and beta > 0; got 0, 3 and 1.0.",
+        lambda: sphere_growth(0, dim=3, beta=1.0, tau=1.0),
+    ),
+    (ValueError, "critical_beta: n and dim must be positive; got 0 and 3.", lambda: critical_beta(0, 3)),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)

@@ -1,0 +1,196 @@
+"""Where clouds of tokens end: clusters, collapse, a Gaussian, frozen, or nowhere.   [theory 4.4, 10]"""
+
+import math
+
+import pytest
+import torch
+
+from gradlogz import Ascent, critical_beta, evolve, self_weight
+from scales import close
+
+F64 = torch.float64
+BETAS = torch.tensor([0.2, 0.4, 0.8], dtype=F64)
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6])
+def test_whitening_ends_in_one_cluster_more_than_dimensions(d):
+    """Two seeds at three temperatures in one batch."""
+    cloud = gaussian(3, 2, 300, d)
+    ascent = Ascent(tau=0.5, beta=BETAS[:, None].expand(3, 2))
+    found = evolve(cloud, ascent, contraction="zca", steps=600)
+    assert [(v.kind, v.evidence["clusters"]) for v in found.verdicts] == [("clusters", d + 1)] * 6
+
+
+@pytest.mark.parametrize(
+    ("contraction", "kind", "count"),
+    [
+        ("rms_norm", "collapsed", 1),
+        ("layer_norm", "collapsed", 1),
+        ("sphere", "collapsed", 1),
+        ("batch_norm", "clusters", 2),
+        ("scalar", "clusters", 2),
+        (("centre", "rms_norm"), "clusters", 2),
+    ],
+    ids=str,
+)
+def test_other_contractions_end_in_one_or_two(contraction, kind, count):
+    verdict = evolve(gaussian(300, 8), Ascent(tau=0.5, beta=0.354), contraction=contraction, steps=600).verdict
+    assert (verdict.kind, verdict.evidence["clusters"]) == (kind, count)
+
+
+@pytest.mark.parametrize(("start", "beta"), [("gaussian", 0.5), ("uniform", 0.5), ("laplace", 0.3)])
+@pytest.mark.parametrize("d", [1, 2])
+def test_descent_makes_a_gaussian(start, beta, d):
+    """Of heavy tails at a higher temperature: a token far out attends to itself."""
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.rand(768, d, generator=generator, dtype=F64)
+    signs = 1 - 2 * torch.randint(0, 2, (768, d), generator=generator)
+    laplace = -(1 - uniform).log() * signs
+    cloud = {"gaussian": gaussian(768, d), "uniform": uniform, "laplace": laplace}[start]
+    found = evolve(cloud, Ascent(tau=-0.2, beta=beta), contraction="zca", steps=600, observe=["kurtosis"], every=600)
+    assert abs(float(found.observed["kurtosis"][-1])) < 0.14
+    assert found.verdict.evidence["sliced_wasserstein"] < 0.07
+
+
+def test_ascent_unmakes_one():
+    found = evolve(gaussian(768, 2), Ascent(tau=0.5, beta=0.5), contraction="zca", steps=300)
+    assert found.verdict.kind == "clusters"
+
+
+@pytest.mark.parametrize(("beta", "counts"), [(5.0, {2, 3}), (20.0, {4, 5, 6}), (80.0, {7, 8, 9, 10, 11, 12})])
+def test_clusters_on_the_circle(beta, counts):
+    """Published and here: 2, 5 and 8 to 10 after long times, coarsening slowly."""
+    angle = 2 * math.pi * torch.rand(2, 400, generator=torch.Generator().manual_seed(0), dtype=F64)
+    cloud = torch.stack((angle.cos(), angle.sin()), -1)
+    found = evolve(
+        cloud, Ascent(tau=0.5, beta=beta), contraction="sphere", steps=1000, observe=["clusters"], every=1000
+    )
+    assert set(found.observed["clusters"][-1].tolist()) <= counts
+
+
+def test_cold_clouds_are_frozen():
+    cloud = gaussian(300, 32)
+    found = evolve(
+        cloud, Ascent(tau=0.5, beta=1.0), contraction="rms_norm", steps=100, observe=["self_weight"], every=100
+    )
+    assert found.verdict.kind == "frozen"
+    assert float(found.observed["self_weight"][-1]) > 0.9
+
+
+def test_a_cloud_without_contraction_blows_up_and_says_when():
+    growing = evolve(gaussian(50, 2), Ascent(tau=10.0, beta=1.0), steps=1000)
+    assert growing.verdict.kind == "blow-up"
+    assert growing.verdict.evidence["step"] == int(growing.blown) > 10
+    assert growing.step < 1000, "it does not go on for nothing"
+    assert bool(torch.isfinite(growing.cloud).all()), "the last cloud that was one"
+    pair = evolve(
+        gaussian(2, 50, 2), Ascent(tau=torch.tensor([10.0, 0.001], dtype=F64)), contraction="centre", steps=400
+    )
+    assert int(pair.blown[0]) > 10
+    assert int(pair.blown[1]) == -1, "the other cloud goes on"
+
+
+@pytest.mark.parametrize(("d", "beta"), [(64, 0.05), (64, 0.125), (128, 0.06)])
+def test_the_weight_of_a_token_on_itself(d, beta):
+    """sigmoid(beta r² - beta² r² c / 2 - log n), r² = d and c = 1."""
+    directions = torch.nn.functional.normalize(gaussian(4, 1024, d), dim=-1) * math.sqrt(d)
+    found = evolve(directions, Ascent(beta=beta), steps=0, observe=["self_weight"]).observed["self_weight"].mean()
+    assert float(found) == pytest.approx(self_weight(beta=beta, squared_radius=d, variance=1.0, n=1024), abs=0.02)
+
+
+def test_critical_temperatures():
+    for d, expected in ((64, 0.115), (256, 0.0275), (768, 0.0091)):
+        beta = critical_beta(1024, d)
+        assert beta == pytest.approx(expected, abs=6e-4)
+        assert self_weight(beta=beta, squared_radius=d, variance=1.0, n=1024) == pytest.approx(0.5, abs=1e-12)
+    assert critical_beta(1024, 13) == math.inf
+
+
+# How it is computed --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_what_the_formula_says():
+    x, keys = gaussian(2, 7, 3), gaussian(2, 5, 3, seed=1)
+    B, W = gaussian(2, 3, 3, seed=2), gaussian(2, 3, 3, seed=3)  # two heads
+    found = evolve(x, Ascent(tau=0.3, beta=0.7, B=B, W_v=W, keys=keys), steps=1).cloud
+    expected = x.clone()
+    for head in range(2):
+        for b in range(2):
+            for i in range(7):
+                a = torch.stack([0.7 * x[b, i] @ B[head] @ keys[b, j] for j in range(5)]).softmax(0)
+                expected[b, i] += 0.3 * W[head] @ sum(a[j] * keys[b, j] for j in range(5)) / 2
+    close(found, expected, scale=10.0)
+
+
+def test_a_causal_token_sees_those_before_it():
+    x = gaussian(6, 2)
+    found = evolve(x, Ascent(tau=0.5, causal=True), steps=1).cloud
+    for i in range(6):
+        alone = (x[i] @ x[: i + 1].mT).softmax(0) @ x[: i + 1]
+        close(found[i], x[i] + 0.5 * alone)
+
+
+def test_placements():
+    x = gaussian(9, 3)
+    ascent = Ascent(tau=0.5)
+
+    def A(y):
+        return (y @ y.mT).softmax(-1) @ y
+
+    def N(y):
+        return y / y.norm(dim=-1, keepdim=True)
+
+    expected = {"post": N(x + 0.5 * A(x)), "pre": x + 0.5 * A(N(x)), "peri": x + 0.5 * N(A(N(x)))}
+    for placement, y in expected.items():
+        close(evolve(x, ascent, contraction="sphere", steps=1, placement=placement).cloud, y)
+
+
+def test_a_feed_forward_map_is_added():
+    x = gaussian(9, 3)
+    found = evolve(x, Ascent(tau=0.5, feed_forward=lambda y: -0.1 * y), steps=1).cloud
+    close(found, 0.9 * evolve(x, Ascent(tau=0.5), steps=1).cloud)
+
+
+def test_a_trajectory_goes_on_where_it_ended():
+    cloud, names = gaussian(40, 3), ["radius", "displacement", "entropy"]
+    options = {"contraction": "zca", "observe": names, "every": 5}
+    whole = evolve(cloud, Ascent(tau=0.5), steps=30, **options)
+    half = evolve(cloud, Ascent(tau=0.5), steps=15, **options)
+    again = evolve(half, Ascent(tau=0.5), steps=15, **options)
+    assert torch.equal(again.cloud, whole.cloud)
+    assert again.times.tolist() == whole.times.tolist() == list(range(0, 31, 5))
+    for name in names:
+        torch.testing.assert_close(again.observed[name], whole.observed[name], equal_nan=True)
+
+
+def test_a_batch_is_a_loop():
+    cloud, tau = gaussian(3, 20, 2), torch.tensor([0.1, 0.5, 1.0], dtype=F64)
+    whole = evolve(cloud, Ascent(tau=tau, beta=0.4), contraction="zca", steps=5)
+    for i in range(3):
+        close(whole.cloud[i], evolve(cloud[i], Ascent(tau=float(tau[i]), beta=0.4), contraction="zca", steps=5).cloud)
+
+
+def test_one_token_and_equal_tokens_are_defined():
+    one = evolve(gaussian(1, 3), Ascent(tau=0.5), contraction="sphere", steps=10)
+    assert one.verdict.kind == "collapsed"
+    equal = evolve(gaussian(1, 3).expand(20, 3), Ascent(tau=0.5), contraction="rms_norm", steps=10)
+    assert equal.verdict.kind == "collapsed"
+    assert bool(torch.isfinite(equal.cloud).all())
+
+
+def test_a_damped_hopfield_update_is_an_ascent_over_one_plus_tau():
+    """[theory 5.6]: (x + tau att) / (1 + tau) = (1 - s) x + s att with s = tau / (1 + tau)."""
+    x, patterns = gaussian(6, 3), gaussian(8, 3, seed=1)
+    tau = 0.8
+    found = evolve(x, Ascent(tau=tau, beta=2.0, keys=patterns), contraction="resolvent", steps=1).cloud
+    s = tau / (1 + tau)
+    close(found, (1 - s) * x + s * (2.0 * x @ patterns.mT).softmax(-1) @ patterns)
+
+
+def test_a_progress_bar_ends(capsys):
+    evolve(gaussian(5, 2), Ascent(), steps=3, progress=True)
+    assert capsys.readouterr().err.endswith("3/3\n")
