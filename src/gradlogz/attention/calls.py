@@ -28,6 +28,10 @@ WIDTH = 16
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead")
 
 
+# Logits and masks below this are of keys that are not to be seen: -1e4, the least number of a dtype, and between.
+HIDDEN = -9e3
+
+
 class Call(NamedTuple):
     """Query, key and value [b, h, tokens, size], and the options with which `attend` computes the same attention."""
 
@@ -49,12 +53,13 @@ class Call(NamedTuple):
         all others, so that their average is the weight.
         """
         q, k = self.query.detach(), self.key.detach()
-        value = k.new_zeros(1 if position is None else k.shape[0], *(1,) * (k.ndim > 2), k.shape[-2], WIDTH)
-        value = value.squeeze(0) if k.ndim < 4 else value
         if position is None:
-            value[..., 0, 0] = 1.0
+            value = k.new_zeros(k.shape[-2], WIDTH)
+            value[0, 0] = 1.0
         else:
+            value = k.new_zeros(len(position), 1, k.shape[-2], WIDTH)
             value[torch.arange(len(position), device=k.device), :, position, 0] = 1.0
+            k = k.expand(len(position), -1, -1, -1)
         options: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.options.items()}
         options["dropout_p"] = 0.0
         found = attend(q, k, value.expand(*k.shape[:-1], WIDTH), **options)
@@ -110,6 +115,7 @@ def of_interface(
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    position_ids: Tensor | None = None,
     **others: Any,
 ) -> Call:
     """The call that a Hugging Face layer makes with one of transformers' implementations.
@@ -128,14 +134,13 @@ def of_interface(
     if flash:
         options["is_causal"] = bool(causal)
         options["window"] = None if sliding_window is None else _window(sliding_window, bool(causal))
-        if cu_seq_lens_q is not None:
-            options["segments"] = _segments(cu_seq_lens_q, n)
         if attention_mask is not None:
             attention_mask = attention_mask[:, None, None, -n:].bool()
-    elif implementation == "eager":  # its mask says everything
-        if attention_mask is not None and attention_mask.is_floating_point():
-            attention_mask = attention_mask.masked_fill(_hidden(attention_mask), -torch.inf)
-    elif attention_mask is None and causal and m > 1:
+        elif cu_seq_lens_q is not None:
+            options["segments"] = _segments(cu_seq_lens_q, n)
+        elif position_ids is not None and len(query) == 1 and position_ids.shape[-1] == m == n:
+            options["segments"] = (position_ids.reshape(-1, n)[:1] == 0).cumsum(-1)  # packed: positions begin again
+    elif attention_mask is None and causal and m > 1 and implementation not in ("eager", "flex_attention"):
         options["is_causal"] = True
         # The first tokens into a cache that has room for more: the rest of it is not to be seen.
         key, value = key[:, :, :m], value[:, :, :m]
@@ -144,6 +149,7 @@ def of_interface(
         attention_mask = _dense(attention_mask, query, n)
     if attention_mask is not None and attention_mask.shape[-1] > n:
         attention_mask = attention_mask[..., :n]
+    attention_mask = _shut(attention_mask)
     options["attn_mask"], options["bias"], options["sinks"] = attention_mask, position_bias, s_aux
     options["enable_gqa"] = query.shape[1] != key.shape[1]
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
@@ -161,7 +167,8 @@ def of_sdpa(
 ) -> Call:
     """A call of torch.nn.functional.scaled_dot_product_attention, whose causal flag counts from the first key."""
     m, n = query.shape[-2], key.shape[-2]
-    options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    options["attn_mask"] = _shut(attn_mask)
     if is_causal and n >= m:
         options["is_causal"] = True
         key, value = key[..., :m, :], value[..., :m, :]
@@ -192,17 +199,31 @@ def of_multihead(
 
 
 def of_softmax(module: nn.Module, logits: Tensor) -> Logits:
-    """The logits of a layer, its heads in a dimension of their own."""
+    """The logits of a layer, its heads in the dimension before the queries.
+
+    Where that is another dimension, as in layers that look at windows or blocks of keys, the number of heads tells.
+    """
+    h = next((getattr(module, name) for name in HEADS if isinstance(getattr(module, name, None), int)), 0)
     if logits.ndim == 3:
-        heads = next((getattr(module, name) for name in HEADS if isinstance(getattr(module, name, None), int)), 1)
-        whole = heads > 0 and logits.shape[0] % heads == 0
-        return Logits(logits.unflatten(0, (-1, heads)) if whole else logits.unsqueeze(1))
+        whole = h > 0 and logits.shape[0] % h == 0
+        return Logits(logits.unflatten(0, (-1, h)) if whole else logits.unsqueeze(1))
+    if logits.shape[-3] != h and logits.shape[1] == h:  # [b, h, blocks, m, n]
+        logits = logits.flatten(2, -2)
+    elif logits.shape[-3] != h and logits.shape[-2] == h:  # [b, m, h, n]
+        logits = logits.transpose(-3, -2)
     return Logits(logits if logits.ndim == 4 else logits.reshape(-1, *logits.shape[-3:]))
 
 
 def _hidden(logits: Tensor) -> Tensor:
-    """Where the least number of the dtype was written, or added, for a key that is not to be seen."""
-    return logits < 0.5 * torch.finfo(logits.dtype).min
+    """Where a large negative number was written, or added, for a key that is not to be seen."""
+    return logits < HIDDEN
+
+
+def _shut(mask: Tensor | None) -> Tensor | None:
+    """A mask in which no key that is not to be seen has a finite number: it would be one for rows that see none."""
+    if mask is None or not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(_hidden(mask), -torch.inf)
 
 
 def _window(size: int, causal: bool) -> tuple[int, int]:
@@ -223,8 +244,21 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
         raise TypeError(sentence("attend", "attention_mask must be a tensor or a block mask", fact, remedy))
     from torch.nn.attention.flex_attention import create_mask
 
-    b, _, m, _ = query.shape
-    return create_mask(block_mask.mask_mod, b, None, m, n, device=str(query.device))
+    b, h, m, _ = query.shape
+    heads = h if block_mask.shape[1] > 1 else None
+    return create_mask(block_mask.mask_mod, b, heads, m, n, device=str(query.device))
+
+
+def visible(call: Call | Logits) -> Tensor | None:
+    """[b, n]: keys that some query of their sequence may see; None if no mask says so."""
+    if isinstance(call, Logits):
+        return (~_hidden(call.logits)).any(-2).any(1)
+    seen = None
+    for mask in (call.options.get("attn_mask"), call.options.get("bias")):
+        if mask is not None and mask.ndim == call.query.ndim == 4:
+            each = (mask if mask.dtype == torch.bool else ~_hidden(mask)).any(-2).any(1)
+            seen = each if seen is None else seen & each
+    return None if seen is None else seen.expand(max(len(call.query), len(call.key)), call.key.shape[2])
 
 
 def padding(call: Call | Logits) -> Tensor | None:
@@ -232,13 +266,6 @@ def padding(call: Call | Logits) -> Tensor | None:
 
     That is known where a mask is given and queries are the keys. Their rows are numbers that no loss looks at.
     """
-    if isinstance(call, Logits):
-        if call.logits.shape[2] != call.logits.shape[3]:
-            return None
-        batch, seen = call.logits.shape[0], ~_hidden(call.logits)
-    else:
-        mask = call.options.get("attn_mask")
-        if mask is None or mask.ndim != 4 or call.query.shape[2] != call.key.shape[2]:
-            return None
-        batch, seen = call.query.shape[0], mask if mask.dtype == torch.bool else ~_hidden(mask)
-    return ~seen.any(-2).any(1).expand(batch, -1)
+    m, n = call.logits.shape[2:] if isinstance(call, Logits) else (call.query.shape[-2], call.key.shape[-2])
+    seen = visible(call) if m == n else None
+    return None if seen is None else ~seen

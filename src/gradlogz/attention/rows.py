@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .._typing import Float, Tensor
-from .calls import Call, Logits, padding
+from .calls import Call, Logits, padding, visible
 
 STATISTICS = ("entropy", "log_normalizer", "logit_variance", "max_logit", "sink")
 
@@ -143,10 +143,13 @@ def heads_of(found: dict[str, Sums]) -> dict[str, Heads]:
     return layers
 
 
-def sums_of(call: Call | Logits) -> Sums:
-    """The statistics of every head in one call, computed beside the model from its queries and keys."""
-    pad = padding(call)
-    found, sink = call.weight_of(None if pad is None else (~pad).int().argmax(-1))
+def sums_of(call: Call | Logits, *, crosses: bool = False) -> Sums:
+    """The statistics of every head in one call, computed beside the model from its queries and keys.
+
+    With `crosses` the keys are other tokens than the queries, whose padding they do not show.
+    """
+    seen, pad = visible(call), None if crosses else padding(call)
+    found, sink = call.weight_of(None if seen is None else seen.int().argmax(-1))
     G = _three(found.log_normalizer)
     fields = (found.entropy, found.log_normalizer, found.logit_variance, found.max_logit, sink)
     values = torch.stack([_three(t).to(G.dtype) for t in fields if t is not None])
@@ -157,7 +160,9 @@ def sums_of(call: Call | Logits) -> Sums:
 
 
 def _three(statistic: Tensor) -> Tensor:
-    """[b, h, m] of a statistic of a call without a batch, or without heads."""
+    """[b, h, m] of a statistic of a call without a batch, without heads, or with several dimensions before them."""
+    if statistic.ndim > 3:
+        return statistic.flatten(0, -3)
     return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
 
