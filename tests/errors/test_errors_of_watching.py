@@ -12,7 +12,7 @@ from torch import nn
 from architectures import ARCHITECTURES
 from gradlogz import monitor, observe, register, unregister
 from gradlogz.attention.calls import of_interface
-from training import GPT, batches, train
+from training import GPT, Encoder, batches, train
 
 ids = batches(1)[0]
 q = torch.randn(1, 2, 3, 4)
@@ -75,6 +75,18 @@ def missed_in_training():
     model = nn.Sequential(HiddenAttention())
     with monitor(model, every=1):
         model(torch.randn(2, 3, 4))
+
+
+def frozen():
+    model = Encoder().eval().requires_grad_(False)
+    with monitor(model):
+        model(ids)
+
+
+def many_at_once():
+    model = GPT()
+    with monitor(model):
+        torch.func.vmap(lambda each: model.eval()(each[None]))(ids)
 
 
 def without_transformers():
@@ -142,6 +154,17 @@ ERRORS = [
     ),
     (RuntimeError, "monitor: the model must compute attention; got 1 steps without any.", no_attention),
     (RuntimeError, f"monitor: {missed}", missed_in_training),
+    (
+        RuntimeError,
+        "monitor: torch must compute its layers the same with and without hooks; got encoder.layers.0.self_attn, "
+        "frozen and in eval mode, for which it has a fused operator.",
+        frozen,
+    ),
+    (
+        NotImplementedError,
+        "monitor: the model must run outside torch.vmap; got blocks.0.attention inside it.",
+        many_at_once,
+    ),
     (ImportError, "register: transformers must be installed; got none.", without_transformers),
     (TypeError, "register: model must be a transformers model; got GPT.", lambda: register(GPT())),
     (

@@ -143,6 +143,35 @@ def test_a_row_is_what_the_weights_say():
             assert heads.rows == int(kept.sum())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_padding_of_torchs_layers_is_left_out(masked):
+    """torch hands its masks on as numbers."""
+    model, ids = Encoder(0.0), batches(1)[0]
+    ids[1, 8:] = 0
+    mask = torch.zeros(TOKENS + 1, TOKENS + 1, dtype=torch.bool) if masked else None
+    with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+        model.encoder(model.embedding(ids), mask, src_key_padding_mask=ids == 0)
+        m.step()
+    assert [h.rows for h in m.row().layers.values()] == [int((ids != 0).sum())] * 2
+
+
+def test_padded_keys_of_cross_attention_leave_no_query_out():
+    """Also when there are as many queries as keys; the first key is the first that is no padding."""
+    architecture = next(a for a in ARCHITECTURES if a.name == "bart")
+    model, inputs = architecture.build("eager").train(), architecture.inputs("left")
+    inputs["decoder_input_ids"] = inputs["input_ids"].clone()
+    weights = model(**inputs, output_attentions=True).cross_attentions
+    with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+        model(**inputs)
+        m.step()
+    first = inputs["attention_mask"].argmax(-1)
+    crossing = [heads for name, heads in m.row().layers.items() if "encoder_attn" in name]
+    for p, heads in zip(weights, crossing, strict=True):
+        sink = torch.stack([p[i, :, :, f].detach() for i, f in enumerate(first)]).double()
+        assert heads.rows == sink[:, 0].numel()
+        torch.testing.assert_close(heads.sink.mean, sink.mean((0, 2)), rtol=1e-5, atol=1e-5)
+
+
 OPTIONS = {
     "plain": {},
     "causal": {"is_causal": True},
@@ -175,12 +204,20 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
         assert first == [0, 4]
 
 
-@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)])
-def test_calls_without_batch_or_heads_have_rows(shape):
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 3, 5, 8)])
+def test_calls_with_any_number_of_dimensions_have_rows(shape):
     q = torch.randn(shape, generator=torch.Generator().manual_seed(4))
     heads = rows.heads_of({"": rows.sums_of(of_attend(q, q, q))})[""]
-    expected = gradlogz.attend(q, q, q).entropy.reshape(-1, 5)
-    torch.testing.assert_close(heads.entropy.mean.float(), expected.mean(-1))
+    expected = gradlogz.attend(q, q, q).entropy.reshape(-1, 3 if len(shape) > 2 else 1, 5)
+    torch.testing.assert_close(heads.entropy.mean.float(), expected.mean((0, 2)))
+    assert heads.rows == expected[:, 0].numel()
+
+
+def test_one_batch_of_keys_for_many_of_queries_has_rows():
+    q, k = torch.randn(3, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    mask = (torch.arange(5) < torch.tensor([[5], [3], [4]]))[:, None, None]
+    for call in (of_attend(q, k, k, attn_mask=mask), of_attend(k, q, q, attn_mask=mask)):
+        assert rows.heads_of({"": rows.sums_of(call)})[""].rows == 12
 
 
 def test_passes_without_gradients_are_not_looked_at():
@@ -190,6 +227,54 @@ def test_passes_without_gradients_are_not_looked_at():
             model(batches(1, size=7)[0][:, :-1])
         train(model, batches(1))
     assert [h.rows for h in m.row().layers.values()] == [3 * TOKENS] * 2
+
+
+def test_evaluation_of_fused_layers_is_bit_identical():
+    """torch computes its layers otherwise where there are hooks."""
+    model, ids = made("torch's layers").eval(), batches(1)[0]
+    with torch.no_grad():
+        expected = model(ids)
+        with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+            assert torch.equal(model(ids), expected)
+            with torch.enable_grad():
+                train(model.train(), batches(1))
+    assert len(m.row().layers) == 2, "and the next pass is seen"
+
+
+def test_a_frozen_layer_is_watched_where_torch_does_not_fuse():
+    model, ids = made("torch's layers").eval().requires_grad_(False), batches(1)[0]
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        expected = model(ids)
+        with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+            assert torch.equal(model(ids), expected)
+            m.step()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert len(m.row().layers) == 2
+
+
+class Rotated(torch.nn.Module):
+    """A model whose graph saves a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = GPT(dropout=0.0)
+        self.register_buffer("angle", torch.rand(50))
+
+    def forward(self, ids):
+        return self.model(ids) * self.angle
+
+
+def test_two_passes_of_a_compiled_model_before_one_backward():
+    """What the pass of the monitor left as it was it must not write to: autograd would refuse."""
+    torch._dynamo.reset()
+    model = Rotated().train()
+    model.compile(backend="aot_eager")
+    with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+        sum(model(ids).square().mean() for ids in batches(2)).backward()
+        m.step()
+    assert float(model.model.seen) == 2, "buffers that a pass writes are written once"
 
 
 def test_steps_are_those_of_the_first_optimizer_of_the_model():
@@ -339,6 +424,25 @@ def test_writers(tmp_path):
     written = [e.value for e in events.Scalars("entropy/blocks.0.attention")]
     expected = [float(row.layers["blocks.0.attention"].entropy.mean.mean()) for row in taken]
     assert written == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_writer_that_raises_ends_the_step_all_the_same():
+    taken = []
+
+    def write(row):
+        taken.append((row.step, row.layers["blocks.0.attention"].rows))
+        if row.step == 0:
+            raise OSError
+
+    model = made("a script")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with gradlogz.monitor(model, every=1, writer=write, thresholds=QUIET) as m:
+        for ids in batches(3):
+            model(ids).sum().backward()
+            with contextlib.suppress(OSError):
+                optimizer.step()
+    assert m.steps == 3
+    assert taken == [(step, 3 * (TOKENS + 1)) for step in range(3)]
 
 
 # Several processes ---------------------------------------------------------------------------------------------------

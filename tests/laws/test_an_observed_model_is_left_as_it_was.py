@@ -1,6 +1,8 @@
 """What observe and register put into a model is taken out again; every way of computing attention is met."""
 
 import contextlib
+import copy
+import pickle
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import gradlogz
 from architectures import ARCHITECTURES
+from gradlogz.attention.calls import of_softmax
 from gradlogz.attention.watching import _original, _watches
 from scales import close
 from training import GPT, Encoder, batches
@@ -85,6 +88,59 @@ def test_every_part_of_a_model_is_set_and_set_back():
     assert "gradlogz" not in AttentionInterface._global_mapping
     assert "gradlogz" not in AttentionMaskInterface._global_mapping
     gradlogz.unregister()  # again is the same
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_watched_model_is_not_watched(copied):
+    """As averages of weights and snapshots of a training are made."""
+    model, ids = GPT(dropout=0.0), batches(1)[0]
+    with gradlogz.observe(model) as seen:
+        other = copied(model)
+        assert torch.equal(other(ids), other(ids))
+        assert len(seen.passes) == 0
+    assert torch.equal(other(ids), model(ids))
+
+
+def test_a_pass_while_an_error_is_handled_is_seen():
+    """As when a batch is too large and a smaller one is tried."""
+    model = Encoder(0.0)
+    try:
+        raise MemoryError
+    except MemoryError:
+        with gradlogz.observe(model) as seen:
+            model(batches(1)[0])
+    assert list(seen) == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
+
+
+@pytest.mark.parametrize("outer", ["model", "part"])
+def test_a_model_and_its_part_are_observed_at_once(outer):
+    model = GPT().eval()
+    whole, part = gradlogz.observe(model), gradlogz.observe(model.blocks[0])
+    with contextlib.ExitStack() as stack:
+        contexts = [whole, part] if outer == "model" else [part, whole]
+        found = {id(context): stack.enter_context(context) for context in contexts}
+        model(batches(1)[0])
+    assert list(found[id(whole)]) == ["blocks.0.attention", "blocks.1.attention"]
+    assert list(found[id(part)]) == ["attention"]
+    assert torch.equal(found[id(part)]["attention"].entropy, found[id(whole)]["blocks.0.attention"].entropy)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a block"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_compiled_model_is_observed_as_it_is_written(how, warm):
+    torch._dynamo.reset()
+    model, ids = GPT().eval(), batches(1)[0]
+    expected, call = model(ids), model
+    if how == "wrapped":
+        call = torch.compile(model, backend="eager")
+    else:
+        (model if how == "in place" else model.blocks[0]).compile(backend="eager")
+    if warm:
+        call(ids)
+    with gradlogz.observe(call) as seen:
+        torch.testing.assert_close(call(ids), expected, rtol=1e-5, atol=1e-5)
+    assert list(seen) == ["blocks.0.attention", "blocks.1.attention"]
 
 
 # Every way to compute attention --------------------------------------------------------------------------------------
@@ -249,3 +305,50 @@ def test_moments_are_observed_too():
     found = seen["blocks.0.attention"]
     assert found.key_mean.shape == (3, 4, 14, 4)
     assert found.value_variance.shape == (3, 4, 14, 4)
+
+
+HIDDEN = [-torch.inf, torch.finfo(torch.float32).min, -1e30, -1e9, -65504.0, -1e4]
+
+
+@pytest.mark.parametrize("number", HIDDEN)
+@pytest.mark.parametrize("written", [True, False])
+def test_whatever_number_hides_a_key_the_statistics_are_those_of_the_others(number, written):
+    torch.manual_seed(0)
+    keys = torch.arange(5) < torch.tensor([[5], [3]])
+    mask = torch.zeros(2, 1, 1, 5).masked_fill(~keys[:, None, None], number)
+
+    def softened(_, q, k, v):
+        return torch.softmax(logits(q, k) + mask, -1) @ v.to(mask.dtype)
+
+    def computed(_, q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    model = WrittenAttention(softened if written else computed).float()
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    with gradlogz.observe(model) as seen:
+        model(x)
+    (found,) = seen.values()
+    q, k = (model.split(f(x)) for f in (model.query, model.key))
+    s = logits(q, k)[1, :, :, :3]
+    p = s.softmax(-1)
+    torch.testing.assert_close(found.entropy[1], -(p * p.log()).sum(-1))
+    torch.testing.assert_close(found.logit_variance[1], (p * s.square()).sum(-1) - (p * s).sum(-1).square())
+    (gradient,) = torch.autograd.grad(found.logit_variance.sum() + found.entropy.sum(), x)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_heads_are_found_where_a_layer_has_them():
+    """Windows of keys have the heads after the queries, blocks of queries the blocks after the heads."""
+    layer = nn.Module()
+    layer.num_heads = 3
+    s = torch.randn(2, 3, 10, 7)
+    forms = {
+        "as usual": s,
+        "in the batch": s.flatten(0, 1),
+        "after the queries": s.transpose(1, 2),
+        "before blocks": s.unflatten(2, (5, 2)),
+    }
+    for name, form in forms.items():
+        assert torch.equal(of_softmax(layer, form).logits, s), name
+    blocks = torch.randn(2, 5, 3, 2, 7)
+    assert torch.equal(of_softmax(layer, blocks).logits, blocks.flatten(0, 1))

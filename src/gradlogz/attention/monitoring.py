@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._errors import sentence
+from .._typing import Tensor
 from .observation import LAYERS, numbered
 from .rows import Alert, Row, Sums, Thresholds, heads_of, merged, sums_of
 from .watching import Met, Receiver, Watch, names_of
@@ -32,8 +33,6 @@ from .watching import Met, Receiver, Watch, names_of
 
 class Monitor(Receiver):
     """What `monitor` yields: the rows of the steps, and the end of a step for loops without an optimizer of torch."""
-
-    replaces = False
 
     def __init__(
         self,
@@ -76,39 +75,50 @@ class Monitor(Receiver):
 
     def step(self) -> None:
         """End a step. Optimizers of torch that hold the model's parameters do it by themselves."""
-        if self._armed:
-            found = self._found if self._group is None else merged(self._found, self._group, self._device)
-            if found:
-                self._write(found)
-            self._found = {}
+        step, found, self._found = self.steps, self._found, {}
+        if self._armed and self._group is not None:
+            found = merged(found, self._group, self._device)
         self.steps += 1
         if self.steps % self._every == 0:
             self._arm()
         else:
             self._disarm()
+        if found:  # last, because a writer may raise
+            self._write(step, found)
 
     # The watch -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """A pass begins; one without gradients is no training."""
         self._recording = torch.is_grad_enabled() or self._compiled
         self._called = {}
+        return self._recording
 
-    def receive(self, layer: str, met: Met, run: Callable[[], Any], *, again: bool) -> Any:
-        """Let the model compute, and look at its queries and keys."""
-        result = run()
-        if self._recording and not again:
-            name = numbered(layer, self._called)
-            self._called[name] = None
-            with torch.no_grad():
-                sums = sums_of(met.call)
-            if name in self._found:
-                self._found[name].add(sums)
-            else:
-                self._found[name] = sums
-            if (name, len(self._called)) == self._last:
-                raise _Enough
-        return result
+    def receive(self, layer: str, met: Met, *, again: bool) -> None:
+        """Look at the queries and keys, and let the model compute."""
+        if not self._recording or again:
+            return
+        if _in_vmap():
+            condition, fact = "the model must run outside torch.vmap", f"{layer} inside it"
+            remedy = "Leave the monitor out, or give the model the batch itself."
+            raise NotImplementedError(sentence("monitor", condition, fact, remedy))
+        name = numbered(layer, self._called)
+        self._called[name] = None
+        with torch.no_grad():
+            sums = sums_of(met.call, crosses=met.crosses)
+        if name in self._found:
+            self._found[name].add(sums)
+        else:
+            self._found[name] = sums
+        if (name, len(self._called)) == self._last:
+            raise _Enough
+
+    def unfused(self, layer: str) -> None:
+        """Refuse to change a training by rounding."""
+        condition = "torch must compute its layers the same with and without hooks"
+        fact = f"{layer}, frozen and in eval mode, for which it has a fused operator"
+        remedy = "Call torch.backends.mha.set_fastpath_enabled(False) before the training."
+        raise RuntimeError(sentence("monitor", condition, fact, remedy))
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""
@@ -140,10 +150,10 @@ class Monitor(Receiver):
         if optimizer is leader:
             self.step()
 
-    def _write(self, found: dict[str, Sums]) -> None:
+    def _write(self, step: int, found: dict[str, Sums]) -> None:
         layers = heads_of(found)
-        alerts = tuple(self._alerts(layers))
-        self._row = Row(self.steps, layers, alerts)
+        alerts = tuple(self._alerts(step, layers))
+        self._row = Row(step, layers, alerts)
         for alert in alerts:
             if (alert.kind, alert.layer) not in self._warned:
                 self._warned.add((alert.kind, alert.layer))
@@ -163,19 +173,19 @@ class Monitor(Receiver):
                 "sink": heads.sink.mean.mean(),
             }
             for name, value in scalars.items():
-                self._writer.add_scalar(f"{name}/{layer}", float(value), self.steps)
+                self._writer.add_scalar(f"{name}/{layer}", float(value), step)
 
-    def _alerts(self, layers: dict[str, Any]) -> Iterator[Alert]:
+    def _alerts(self, step: int, layers: dict[str, Any]) -> Iterator[Alert]:
         entropy, logit, sink = self._thresholds
         for layer, heads in layers.items():
             mean, most = float(heads.entropy.mean.mean()), float(heads.max_logit.greatest.max())
             highest = self._highest[layer] = max(mean, self._highest.get(layer, 0.0))
             if entropy is not None and mean < entropy * highest:
-                yield Alert("entropy collapse", layer, mean, entropy * highest, self.steps)
+                yield Alert("entropy collapse", layer, mean, entropy * highest, step)
             if logit is not None and most > logit:
-                yield Alert("logit explosion", layer, most, logit, self.steps)
+                yield Alert("logit explosion", layer, most, logit, step)
             if sink is not None and float((heads.sink.mean > sink).double().mean()) > 0.5:
-                yield Alert("attention sink", layer, float(heads.sink.mean.median()), sink, self.steps)
+                yield Alert("attention sink", layer, float(heads.sink.mean.median()), sink, step)
 
 
 def _warn(alert: Alert) -> None:
@@ -248,6 +258,12 @@ def monitor(
         raise RuntimeError(sentence("monitor", condition, fact, remedy))
 
 
+def _in_vmap() -> bool:
+    """Whether tensors stand for many, and cannot be kept after the transform has ended."""
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
+
+
 class _Enough(BaseException):
     """The last attention layer was met, and what follows in the pass is of no interest."""
 
@@ -285,13 +301,19 @@ class _Shadow:
         return looked_at
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        buffers = {name: b.clone() for name, b in self._inner.named_buffers()}
+        buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]
         devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
         eager = torch.compiler.set_stance("force_eager")
         with torch.random.fork_rng(devices), torch.no_grad(), eager, self._watch, suppress(_Enough):
             self._inner(*args, **kwargs)
-        for name, b in self._inner.named_buffers():
-            b.copy_(buffers[name])
+        for module, name, b, version, before in buffers:
+            module._buffers[name] = b
+            if b._version != version:  # to write into one that a graph has saved is an error of autograd's
+                b.copy_(before)
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, b) for name, b in module._buffers.items() if b is not None]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -10,8 +10,9 @@ has a gradient.
 Read next: watching.py (how layers are found), monitoring.py (training, where the model's own attention must compute).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -34,8 +35,6 @@ class Observation(Mapping[str, Attention], Receiver):
     The statistics are those of `attend`, [b, h, m]. Where a layer multiplies its own weights with its own values,
     having only asked torch for a softmax, the output is None.
     """
-
-    replaces = True
 
     def __init__(self, statistics: str, strict: bool) -> None:
         self.passes: list[dict[str, Attention]] = []
@@ -83,16 +82,20 @@ class Observation(Mapping[str, Attention], Receiver):
 
     # What the watch calls --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """A pass begins."""
         self.passes.append({})
+        return True
 
-    def receive(self, layer: str, met: Met, run: Callable[[], Any], *, again: bool) -> Any:
+    def receive(self, layer: str, met: Met, *, again: bool) -> Attention:
         """Compute the call with `attend`."""
         found = met.call.attend(self._statistics)
         if not again:
             self._last[numbered(layer, self._last)] = found
-        return run() if met.taken is None else met.taken(found)
+        return found
+
+    def unfused(self, layer: str) -> None:
+        """The layer is computed by `attend` at any rate."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""
@@ -148,7 +151,7 @@ def observe(
     seen = Observation(statistics, strict)
     _observed.add(id(model))
     try:
-        with Watch(model, seen, layers=layers):
+        with _uncompiled(), Watch(model, seen, layers=layers):
             yield seen
     finally:
         _observed.discard(id(model))
@@ -159,3 +162,8 @@ def observe(
 
 
 _observed: set[int] = set()
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """What is compiled cannot be seen, so that it runs as it is written; without the compiler nothing is compiled."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

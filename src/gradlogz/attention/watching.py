@@ -11,13 +11,14 @@ A layer that ran and of which no call was met is missed: `Watch` says so rather 
 Read next: observation.py and monitoring.py, which do something with the calls.
 """
 
+import inspect
 import re
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from .._typing import Tensor
 from .calls import Call, Logits, of_attend, of_interface, of_multihead, of_sdpa, of_softmax
 from .functional import attend
+from .layers.multihead import MultiheadAttention
 from .result import Attention
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
@@ -36,25 +38,35 @@ SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)(?=\.|$)")
 
 
+# What layers call the tokens that they attend to, where those are not their own.
+SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
+
+
 class Met(NamedTuple):
     """A call, and how the layer that makes it takes a result of `attend`; None if it only asks for a softmax."""
 
     call: Call | Logits
     taken: Callable[[Attention], Any] | None
+    crosses: bool = False  # whether the keys are known to be other tokens than the queries
 
 
 class Receiver(ABC):
     """What is done with the calls."""
 
-    replaces: bool  # whether it computes the result of a call itself
+    @abstractmethod
+    def begin(self) -> bool:
+        """A pass through the model begins; whether it is to be looked at."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """A pass through the model begins."""
+    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+        """What is to stand in the place of the model's own result, None to leave that.
+
+        `again`: it is the recomputation of a checkpoint.
+        """
 
     @abstractmethod
-    def receive(self, layer: str, met: Met, run: Callable[[], Any], *, again: bool) -> Any:
-        """The result of the call, as run() makes it; `again` if it is the recomputation of a checkpoint."""
+    def unfused(self, layer: str) -> None:
+        """Without a watch torch would compute this layer by a fused operator, whose result is another to rounding."""
 
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
@@ -75,22 +87,23 @@ class Watch:
         self._attention = {id(module) for module in model.modules() if _named(module, layers)}
         self._expected = {id(layer) for _, layer in attention_layers(model, layers)}
         self._hooks: list[Any] = []
+        self._fused: list[Any] = []  # hooks of layers that torch computes otherwise where there are any
         self._here = _Place()
 
     def __enter__(self) -> "Watch":
         with _patching:
             _watches.append(self)
             _intercept_transformers()
-        for module in self._modules:
-            self._hooks.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(self._leave, always_call=True, with_kwargs=True))
+        self._hooks = [h for module in self._modules if not _is_torchs(module) for h in self._hooked(module)]
+        self._hook_torchs()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._abandon()
+        self._unhook_torchs()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._abandon()
         with _patching:
             _watches.remove(self)
             _leave_transformers()
@@ -100,6 +113,10 @@ class Watch:
         if module is not None and id(module) in self.names:
             return self.names[id(module)]
         return self.names[id(self._here.stack[-1].module)] if self._here.stack else None
+
+    def crosses(self) -> bool:
+        """Whether the innermost attention layer was handed tokens to attend to."""
+        return next((frame.crosses for frame in reversed(self._here.stack) if frame.attention), False)
 
     def softens(self) -> bool:
         """Whether a softmax that happens now is one of attention."""
@@ -112,51 +129,97 @@ class Watch:
 
     # Where in the model the computation is ---------------------------------------------------------------------------
 
+    def _hooked(self, module: nn.Module) -> list[Any]:
+        """Hooks that run outside all others: what else is hooked on may have put the weights away after a layer."""
+        return [
+            module.register_forward_pre_hook(_Hook(self._enter), prepend=True, with_kwargs=True),
+            module.register_forward_hook(_Hook(self._leave), prepend=True, always_call=True, with_kwargs=True),
+        ]
+
+    def _hook_torchs(self) -> None:
+        if not self._fused:
+            self._fused = [h for module in self._modules if _is_torchs(module) for h in self._hooked(module)]
+
+    def _unhook_torchs(self) -> None:
+        for hook in self._fused:
+            hook.remove()
+        self._fused = []
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = self._here
         if here.stack and here.stack[0].module is module:
             self._abandon()
         if not here.stack:
-            here.mode = _Mode()
-            here.mode.__enter__()
-            if not in_backward():
-                here.missed = []
-                self.receiver.begin()
-        here.stack.append(_Frame(module, id(module) in self._attention))
+            here.missed = []
+            if in_backward() or self.receiver.begin():
+                here.mode = _Mode()
+                here.mode.__enter__()
+            else:
+                self._unhook_torchs()  # a fused layer would compute otherwise, and nobody looks
+        if here.mode is not None and _is_torchs(module) and _fuses(module, args, kwargs):
+            self.receiver.unfused(self.names[id(module)])
+        attention = id(module) in self._attention
+        here.stack.append(_Frame(module, attention, attention and _crosses(module, args, kwargs)))
 
     def _abandon(self) -> None:
-        """Forget a pass that never ended: torch calls no hook on KeyboardInterrupt."""
-        self._here.stack.clear()
-        if self._here.mode is not None:
-            self._here.mode.__exit__(None, None, None)
-            self._here.mode = None
+        """End a pass, also one that never ended: torch calls no hook on KeyboardInterrupt."""
+        here = self._here
+        if here.stack and here.mode is None:
+            self._hook_torchs()
+        here.stack.clear()
+        if here.mode is not None:
+            here.mode.__exit__(None, None, None)
+            here.mode = None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         here = self._here
         if not here.stack or here.stack[-1].module is not module:
             return  # another hook raised before the model was entered
-        frame = here.stack.pop()
-        failed = sys.exc_info()[0] is not None
-        if isinstance(module, nn.MultiheadAttention) and not frame.calls and not failed:
+        frame, looks = here.stack[-1], here.mode is not None
+        failed = sys.exc_info()[1] is not frame.error
+        if looks and not failed and not frame.calls and _is_torchs(module):
             with unwatched():
-                met = Met(of_multihead(module, *args, **kwargs), None)
-                self.receiver.receive(self.names[id(module)], met, lambda: None, again=in_backward())
+                met = Met(of_multihead(module, *args, **kwargs), None, frame.crosses)  # type: ignore[arg-type]
+                self.receiver.receive(self.names[id(module)], met, again=in_backward())
             frame.calls += 1
-        if id(module) in self._expected and not (frame.calls or failed or in_backward()):
+        if id(module) in self._expected and looks and not (frame.calls or failed or in_backward()):
             here.missed.append(self.names[id(module)])
-        if not here.stack:
-            self._abandon()
-            if not in_backward() and not failed:
-                self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+        if len(here.stack) > 1:
+            here.stack.pop()
+            return
+        self._abandon()
+        if looks and not in_backward() and not failed:
+            self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+
+
+class _Hook:
+    """A hook that stays behind when the model is copied or saved: there it does nothing."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self._run = run
+
+    def __call__(self, *given: Any) -> None:
+        self._run(*given)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return _Hook(_nothing)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*given: Any) -> None:
+    pass
 
 
 class _Frame:
     """A module that is running."""
 
-    __slots__ = ("attention", "calls", "module")
+    __slots__ = ("attention", "calls", "crosses", "error", "module")
 
-    def __init__(self, module: nn.Module, attention: bool) -> None:
-        self.module, self.attention, self.calls = module, attention, 0
+    def __init__(self, module: nn.Module, attention: bool, crosses: bool) -> None:
+        self.module, self.attention, self.crosses, self.calls = module, attention, crosses, 0
+        self.error = sys.exc_info()[1]  # one that is being handled outside is none of this module's
 
 
 class _Place(threading.local):
@@ -171,6 +234,34 @@ class _Place(threading.local):
 def _may_attend(module: nn.Module) -> bool:
     """Whether a module might call attention itself: torch's own layers do not, but for this one."""
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.modules")
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether torch computes the attention of this module in one function, from arguments that are known."""
+    return type(module).forward in (nn.MultiheadAttention.forward, MultiheadAttention.forward)
+
+
+def _fuses(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch takes its fused operator for a layer, as it does for frozen ones in eval mode."""
+    shaped = module.batch_first and module.num_heads % 2 == 0 and module.in_proj_bias is not None
+    if module.training or not shaped or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    given = (*module.parameters(), *args, *kwargs.values())
+    trained = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    return not (trained and torch.is_grad_enabled()) and not torch._C._is_any_autocast_enabled()
+
+
+def _crosses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a layer is handed the tokens to attend to: with as many of them as queries, no shape tells."""
+    given = dict(zip(_parameters(type(module).forward), args, strict=False)) | kwargs
+    if isinstance(module, nn.MultiheadAttention):
+        return given.get("query") is not given.get("key")
+    return any(given.get(name) is not None for name in SOURCES)
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def attention_layers(model: nn.Module, layers: str) -> list[tuple[str, nn.Module]]:
@@ -212,18 +303,18 @@ def unwatched() -> Iterator[None]:
 
 
 def _hand(module: nn.Module | None, meet: Callable[[], Met], run: Callable[[], Any]) -> Any:
-    """The result of a call, made by run() and handed to every watch in whose model it happens."""
-    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in _watches]
+    """The result of a call, made by run() or by a receiver; every one in whose model it happens is given the call."""
+    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in tuple(_watches)]
     inside = [(watch, layer) for watch, layer in inside if layer is not None]
     if not inside:
         return run()
-    met, again = meet(), in_backward()
-    # The watch that computes the result itself comes last to be called, so that the others see what it computes.
-    for watch, layer in sorted(inside, key=lambda pair: not pair[0].receiver.replaces):
-        watch.note()
-        run = partial(watch.receiver.receive, layer or "", met, run, again=again)
+    met, found = meet(), None
     with unwatched():
-        return run()
+        for watch, layer in inside:
+            watch.note()
+            own = watch.receiver.receive(layer or "", met._replace(crosses=watch.crosses()), again=in_backward())
+            found = own if found is None else found
+        return run() if found is None or met.taken is None else met.taken(found)
 
 
 class _Mode(TorchFunctionMode):
@@ -251,11 +342,11 @@ def _itself(found: Attention) -> Attention:
 
 def _of_attention(input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
     last = dim is not None and input.ndim >= 3 and dim in (-1, input.ndim - 1)
-    return last and any(watch.softens() for watch in _watches)
+    return last and any(watch.softens() for watch in tuple(_watches))
 
 
 def _innermost() -> nn.Module:
-    return next(watch._here.stack[-1].module for watch in _watches if watch._here.stack)
+    return next(watch._here.stack[-1].module for watch in tuple(_watches) if watch._here.stack)
 
 
 # Hugging Face --------------------------------------------------------------------------------------------------------
@@ -272,7 +363,10 @@ def _intercept_transformers() -> None:
     original = interface.get_interface
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(_from_interface, attn_implementation, original(self, attn_implementation, default))
+        function = original(self, attn_implementation, default)
+        if torch.compiler.is_compiling():  # another model, which is to be the same graph as ever
+            return function
+        return partial(_from_interface, attn_implementation, function)
 
     interface.get_interface = get_interface
     _original.append((interface, original))
