@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = tuple(ROOT / "docs" / name for name in ("attention.md", "layers.md", "models.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("attention.md", "layers.md", "models.md", "dynamics.md"))
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
     ("output and log normaliser", "output and entropy", "covariance_product"),
@@ -134,6 +134,17 @@ def monitor() -> str:
     return "\n".join(lines)
 
 
+def dynamics() -> str:
+    """Ratios of a step to one call of SDPA, one row per cloud."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics.json").read_text())["rows"]
+    names = ("rms_norm", "zca", "rms_norm, observed", "A/A")
+    lines = ["| tokens x dimension | " + " | ".join(names[:-1]) + " | SDPA again |", "|---|" + "---|" * len(names)]
+    for row in rows:
+        cells = " | ".join(f"{row[name]:.2f}" for name in names)
+        lines.append(f"| {row['tokens']} x {row['dimension']} | {cells} |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "cpu": cpu,
     "gpu": gpu,
@@ -142,6 +153,7 @@ TABLES = {
     "gpu decoding": gpu_decoding,
     "models": models,
     "monitor": monitor,
+    "dynamics": dynamics,
 }
 
 

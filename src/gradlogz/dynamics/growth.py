@@ -3,7 +3,7 @@
     hermite_growth   1 + n s (beta c)^(n-1),  s = tau / (1 + tau beta c)                    Gaussian cloud  [theory 4.4]
     sphere_growth    1 + tau / (1 + tau a) · I_{l+D/2-1}(beta) / I_{D/2-1}(beta) · l (l+D-2) / beta
                      a = I_{D/2}(beta) / I_{D/2-1}(beta)                                   uniform sphere  [theory 4.5]
-    self_weight      sigmoid(beta r² - beta² r² c / 2 - log n)                             finite n        [theory 10.3]
+    self_weight      sigmoid(beta r² - beta² r² c / 2 - log n)                           finite n       [theory 10.3]
 
 Above 1 the departure grows. For tau > 0 every mode does, so that no normalisation makes the Gaussian attracting: each
 only removes some modes of order 1 and 2. For tau < 0 they shrink.
