@@ -198,7 +198,7 @@ def run(worker: Any, problem: Problem, scoring: Scoring, threads: int, numbers: 
     size = -(-numbers * BYTES // LINE) * LINE
     settings = array("d", (scoring.scale, scoring.softcap or 0.0))
     header = (0, 0, workspace.reserve(threads * size), size, settings.buffer_info()[0])
-    plan = array("q", chain(header, *problem[:PLACES], problem[PLACES:]))  # type: ignore[arg-type, type-var]
+    plan = array("q", (*header, *chain.from_iterable(problem[:PLACES]), *problem[PLACES:]))  # type: ignore[arg-type]
     team().run(worker, threads, plan.buffer_info()[0])
 
 
@@ -345,7 +345,8 @@ def _threads(query: Tensor, key: Tensor, products: int) -> int:
 
 def _usable(tensor: Tensor) -> Tensor:
     """With its rows in one piece, and in memory: neither negated on reading nor zeros that are nowhere."""
-    tensor = tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
+    if tensor._is_zerotensor() or tensor.is_neg():
+        tensor = tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

@@ -55,7 +55,7 @@ def forward(
         found = blocked.forward(q, k, v, near, scoring, dropout)
     else:
         found = kernel.forward(q, k, v, near, scoring, statistics=statistics)
-    return found._replace(output=found.output.to(query.dtype))
+    return found if found.output.dtype == query.dtype else found._replace(output=found.output.to(query.dtype))
 
 
 def backward(
@@ -107,7 +107,7 @@ def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout
         few = h // key.shape[1] * m <= FEW_QUERIES
         kernel = _imported("decoding" if few else "gpu", "triton") if 16 <= d <= 256 and v >= 16 else None
         return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
-    if query.device.type == "cpu" and query[..., 0].numel() * key.shape[2] >= WORTH_COMPILING:
+    if query.device.type == "cpu" and query.numel() // query.shape[-1] * key.shape[2] >= WORTH_COMPILING:
         return _imported("cpu", "numba")
     return None
 
