@@ -254,6 +254,32 @@ def test_a_frozen_layer_is_watched_where_torch_does_not_fuse():
     assert len(m.row().layers) == 2
 
 
+class BentAttention(torch.nn.Module):
+    """A compiled function, and no weights that would make it a layer of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.bent = torch.compile(lambda x: torch.softmax(x, -1) * 2.0, backend="aot_eager", fullgraph=True)
+
+    def forward(self, x):
+        return self.bent(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
+def test_a_compiled_function_inside_a_model_stays_one_graph():
+    torch._dynamo.reset()
+    found = []
+    for monitored in (False, True):
+        model = made("a script")
+        model.blocks.append(BentAttention())
+        torch.manual_seed(1)
+        context = gradlogz.monitor(model, every=2, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context as m:
+            found.append(train(model, batches(3)))
+    assert found[0] == found[1]
+    assert list(m.row().layers) == ["blocks.0.attention", "blocks.1.attention"]
+
+
 class Rotated(torch.nn.Module):
     """A model whose graph saves a buffer."""
 

@@ -269,6 +269,49 @@ def test_a_layer_that_is_called_again_has_a_number():
     assert seen.stack("entropy").shape == (3, 2, 4, 12)
 
 
+class Reflexive(GPT):
+    """A model that calls itself."""
+
+    def forward(self, ids, deep=True):
+        if deep:
+            self(ids[:1], deep=False)
+        return super().forward(ids)
+
+
+def test_a_model_that_calls_itself_is_seen_in_one_pass():
+    model = Reflexive().eval()
+    with gradlogz.observe(model) as seen:
+        model(batches(1)[0])
+    assert len(seen.passes) == 1
+    layers = ["blocks.0.attention", "blocks.1.attention"]
+    assert list(seen) == [*layers, *(f"{layer}#2" for layer in layers)]
+    assert [a.entropy.shape[0] for a in seen.values()] == [1, 1, 3, 3]
+
+
+class Interrupted(nn.Module):
+    """Is interrupted the first time."""
+
+    def forward(self, x):
+        if not hasattr(self, "done"):
+            self.done = True
+            raise KeyboardInterrupt
+        return x
+
+
+def test_a_pass_after_an_interrupted_one_is_whole():
+    model = GPT().eval()
+    model.blocks.insert(1, Interrupted())
+    with gradlogz.observe(model) as seen:
+        with pytest.raises(KeyboardInterrupt):
+            model(batches(1)[0])
+        model(batches(1)[0])
+        assert torch.overrides._get_current_function_mode() is None
+    assert [list(each) for each in seen.passes] == [
+        ["blocks.0.attention"],
+        ["blocks.0.attention", "blocks.2.attention"],
+    ]
+
+
 def test_passes_are_kept_and_forgotten():
     model = GPT().eval()
     with gradlogz.observe(model) as seen:

@@ -254,7 +254,7 @@ def monitor(
         m._disarm()
     if strict and m.steps and m._row is None:
         condition, fact = "the model must compute attention", f"{m.steps} steps without any"
-        remedy = "If its classes are named otherwise, pass their pattern as layers=."
+        remedy = "If its classes are named otherwise, pass their pattern as layers=; a compiled function is not seen."
         raise RuntimeError(sentence("monitor", condition, fact, remedy))
 
 

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -147,10 +147,10 @@ class Watch:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = self._here
-        if here.stack and here.stack[0].module is module:
+        if here.stack and here.stack[0].module is module and not _runs(here.caller):
             self._abandon()
         if not here.stack:
-            here.missed = []
+            here.missed, here.caller = [], _caller()
             if in_backward() or self.receiver.begin():
                 here.mode = _Mode()
                 here.mode.__enter__()
@@ -167,6 +167,7 @@ class Watch:
         if here.stack and here.mode is None:
             self._hook_torchs()
         here.stack.clear()
+        here.caller = None
         if here.mode is not None:
             here.mode.__exit__(None, None, None)
             here.mode = None
@@ -229,6 +230,20 @@ class _Place(threading.local):
         self.stack: list[_Frame] = []
         self.mode: _Mode | None = None
         self.missed: list[str] = []
+        self.caller: FrameType | None = None  # of the outermost module
+
+
+def _caller() -> FrameType:
+    """Where torch calls the hooks of a module, and then the module."""
+    return sys._getframe(3)
+
+
+def _runs(frame: FrameType | None) -> bool:
+    """Whether a frame has not ended: a module that calls itself is another thing than one that was interrupted."""
+    each: FrameType | None = sys._getframe()
+    while each is not None and each is not frame:
+        each = each.f_back
+    return each is not None
 
 
 def _may_attend(module: nn.Module) -> bool:
@@ -322,6 +337,8 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # a compiled function inside the model, which is to be the same graph as ever
+            return func(*args, **kwargs)
         run = partial(func, *args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             return _hand(None, lambda: Met(of_sdpa(*args, **kwargs), _output), run)
