@@ -30,6 +30,27 @@ class HiddenAttention(nn.Module):
         return (s / s.sum(-1, keepdim=True)) @ x
 
 
+class Own(nn.MultiheadAttention):
+    """Torch's layer, called otherwise, under another name."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class PooledAttention(nn.Module):
+    """Torch's function on the weights of a layer that is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2)
+
+    def forward(self, x):
+        a = self.inner
+        return nn.functional.multi_head_attention_forward(
+            x, x, x, 4, 2, a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias
+        )[0]
+
+
 def small(name, implementation="eager"):
     return next(a for a in ARCHITECTURES if a.name == name).build(implementation)
 
@@ -195,6 +216,15 @@ def unregistered():
 @each_of(ERRORS)
 def test_what_cannot_be_seen_is_refused(refusal):
     refused(refusal)
+
+
+@pytest.mark.parametrize("hidden", [Own(4, 2), PooledAttention(), nn.Sequential(HiddenAttention())])
+def test_a_layer_between_others_is_missed_once(hidden):
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8), hidden, nn.TransformerEncoderLayer(4, 2, 8))
+    name = "1.0" if isinstance(hidden, nn.Sequential) else "1"
+    for context in (observe, monitor):
+        with pytest.raises(RuntimeError, match=f"can be seen; got none from {name}. Pass"):
+            run(context(model), model, torch.randn(5, 2, 4))
 
 
 def test_layers_without_a_statistic_are_not_stacked():

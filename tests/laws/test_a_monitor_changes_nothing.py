@@ -1,6 +1,7 @@
 """A monitored training is the same training, to the last bit; the rows are what its attention says."""
 
 import contextlib
+import copy
 import socket
 
 import pytest
@@ -278,6 +279,23 @@ def test_a_compiled_function_inside_a_model_stays_one_graph():
             found.append(train(model, batches(3)))
     assert found[0] == found[1]
     assert list(m.row().layers) == ["blocks.0.attention", "blocks.1.attention"]
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a block"])
+def test_a_copy_of_a_compiled_model_is_a_model_of_its_own(how):
+    """As averages of weights are kept, begun in a step that is looked at."""
+    model, ids = made("a script").eval(), batches(1)[0]
+    call = torch.compile(model, backend="eager") if how == "wrapped" else model
+    if how != "wrapped":
+        (model if how == "in place" else model.blocks[0]).compile(backend="eager")
+    with gradlogz.monitor(call, every=1, thresholds=QUIET, strict=False):
+        other = copy.deepcopy(call)
+        with torch.no_grad():
+            for p in other.parameters():
+                p.zero_()
+    with torch.no_grad():
+        assert not other(ids).any()
+        assert call(ids).any()
 
 
 class Rotated(torch.nn.Module):

@@ -28,7 +28,7 @@ from .._errors import sentence
 from .._typing import Tensor
 from .observation import LAYERS, numbered
 from .rows import Alert, Row, Sums, Thresholds, heads_of, merged, sums_of
-from .watching import Met, Receiver, Watch, names_of
+from .watching import Hook, Met, Receiver, Watch, names_of
 
 
 class Monitor(Receiver):
@@ -275,30 +275,26 @@ class _Shadow:
         self._called, self._inner, self._watch = model, inner, watch
 
     def __enter__(self) -> "_Shadow":
-        self._own = self._called.__dict__.get("_compiled_call_impl"), self._called.__dict__.get("forward")
-        compiled, _ = self._own
-        if compiled is not None:
-            self._called._compiled_call_impl = self._before(compiled)
-        else:
-            self._called.forward = self._before(self._called.forward)
+        self._compiled: Any = self._called.__dict__.get("_compiled_call_impl")
+        if self._compiled is None:
+            self._hook = self._called.register_forward_pre_hook(Hook(self._before), prepend=True, with_kwargs=True)
+        else:  # its hooks are compiled too
+            self._called._compiled_call_impl = self._looked_at
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        compiled, forward = self._own
-        if compiled is not None:
-            self._called._compiled_call_impl = compiled
-        elif forward is not None:
-            self._called.forward = forward
+        if self._compiled is None:
+            self._hook.remove()
         else:
-            del self._called.__dict__["forward"]
+            self._called._compiled_call_impl = self._compiled
 
-    def _before(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def looked_at(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
-                self._look(args, kwargs)
-            return run(*args, **kwargs)
+    def _looked_at(self, *args: Any, **kwargs: Any) -> Any:
+        self._before(self._called, args, kwargs)
+        return self._compiled(*args, **kwargs)
 
-        return looked_at
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self._look(args, kwargs)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]

@@ -85,7 +85,7 @@ class Watch:
         self.names = {id(module): WRAPPERS.sub("", name).strip(".") for name, module in model.named_modules()}
         self._modules = [module for module in model.modules() if module is model or _may_attend(module)]
         self._attention = {id(module) for module in model.modules() if _named(module, layers)}
-        self._expected = {id(layer) for _, layer in attention_layers(model, layers)}
+        self._expected = {id(layer) for layer in model.modules() if _named(layer, layers) and _projects(layer)}
         self._hooks: list[Any] = []
         self._fused: list[Any] = []  # hooks of layers that torch computes otherwise where there are any
         self._here = _Place()
@@ -132,8 +132,8 @@ class Watch:
     def _hooked(self, module: nn.Module) -> list[Any]:
         """Hooks that run outside all others: what else is hooked on may have put the weights away after a layer."""
         return [
-            module.register_forward_pre_hook(_Hook(self._enter), prepend=True, with_kwargs=True),
-            module.register_forward_hook(_Hook(self._leave), prepend=True, always_call=True, with_kwargs=True),
+            module.register_forward_pre_hook(Hook(self._enter), prepend=True, with_kwargs=True),
+            module.register_forward_hook(Hook(self._leave), prepend=True, always_call=True, with_kwargs=True),
         ]
 
     def _hook_torchs(self) -> None:
@@ -146,6 +146,8 @@ class Watch:
         self._fused = []
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(module) not in self.names:
+            return  # a shallow copy, which has the hooks of the original
         here = self._here
         if here.stack and here.stack[0].module is module and not _runs(here.caller):
             self._abandon()
@@ -175,7 +177,7 @@ class Watch:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         here = self._here
         if not here.stack or here.stack[-1].module is not module:
-            return  # another hook raised before the model was entered
+            return  # it was not entered
         frame, looks = here.stack[-1], here.mode is not None
         failed = sys.exc_info()[1] is not frame.error
         if looks and not failed and not frame.calls and _is_torchs(module):
@@ -185,6 +187,7 @@ class Watch:
             frame.calls += 1
         if id(module) in self._expected and looks and not (frame.calls or failed or in_backward()):
             here.missed.append(self.names[id(module)])
+            self.note()  # what it is part of is not missed once more
         if len(here.stack) > 1:
             here.stack.pop()
             return
@@ -193,7 +196,7 @@ class Watch:
             self.receiver.finish(tuple(dict.fromkeys(here.missed)))
 
 
-class _Hook:
+class Hook:
     """A hook that stays behind when the model is copied or saved: there it does nothing."""
 
     def __init__(self, run: Callable[..., None]) -> None:
@@ -202,11 +205,11 @@ class _Hook:
     def __call__(self, *given: Any) -> None:
         self._run(*given)
 
-    def __deepcopy__(self, memo: Any) -> "_Hook":
-        return _Hook(_nothing)
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        return Hook(_nothing)
 
     def __reduce__(self) -> Any:
-        return _Hook, (_nothing,)
+        return Hook, (_nothing,)
 
 
 def _nothing(*given: Any) -> None:
@@ -286,7 +289,9 @@ def attention_layers(model: nn.Module, layers: str) -> list[tuple[str, nn.Module
 
 
 def _named(module: nn.Module, layers: str) -> bool:
-    return re.search(layers, type(module).__name__) is not None
+    """Whether a module is named after attention; torch's layer is under whatever name."""
+    torchs = "MultiheadAttention" if isinstance(module, nn.MultiheadAttention) else ""
+    return re.search(layers, type(module).__name__) is not None or re.search(layers, torchs) is not None
 
 
 def _projects(module: nn.Module) -> bool:
