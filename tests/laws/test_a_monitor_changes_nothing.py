@@ -11,7 +11,7 @@ import torch.multiprocessing
 import gradlogz
 from architectures import ARCHITECTURES
 from gradlogz.attention import rows
-from gradlogz.attention.calls import of_attend, padding
+from gradlogz.attention.calls import of_attend, of_softmax, padding
 from gradlogz.attention.watching import _original, _watches
 from training import GPT, TOKENS, Encoder, batches, monitored_rank, train
 
@@ -240,6 +240,46 @@ def test_evaluation_of_fused_layers_is_bit_identical():
             with torch.enable_grad():
                 train(model.train(), batches(1))
     assert len(m.row().layers) == 2, "and the next pass is seen"
+
+
+def test_a_layer_of_torchs_alone_is_watched_after_its_evaluation():
+    layer, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    with gradlogz.monitor(layer, every=1, thresholds=QUIET) as m:
+        with torch.no_grad():
+            layer(x, x, x)
+        layer(x, x, x)
+        m.step()
+    assert m.row().layers[""].rows == 10
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+def test_not_a_number_is_reported(written, masked):
+    """In one row of many; to leave it out would be to hide it."""
+    q = torch.randn(2, 3, 5, 8)
+    q[1, 0, 2, 0] = torch.nan
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool) if masked else None
+    call = (
+        of_softmax(torch.nn.Identity(), q @ q.mT) if written else of_attend(q, torch.randn(q.shape), q, attn_mask=mask)
+    )
+    heads = rows.heads_of({"": rows.sums_of(call)})[""]
+    assert heads.rows == 10
+    for extremes in heads[:5]:
+        assert bool(extremes.mean[0].isnan()), "the head that has it"
+
+
+def test_a_step_without_numbers_does_not_hide_a_collapse():
+    model, alerts = made("a script"), []
+    thresholds = gradlogz.Thresholds(logit=None, sink=None)
+    with gradlogz.monitor(model, every=1, thresholds=thresholds, on_alert=alerts.append) as m:
+        for factor in (1.0, torch.nan, 100.0):
+            other = copy.deepcopy(model.state_dict())
+            with torch.no_grad():
+                model.blocks[1].attention.qkv.weight.mul_(factor)
+            model(batches(1)[0])
+            m.step()
+            model.load_state_dict(other)
+    assert [(a.kind, a.layer, a.step) for a in alerts] == [("entropy collapse", "blocks.1.attention", 2)]
 
 
 def test_a_frozen_layer_is_watched_where_torch_does_not_fuse():

@@ -76,7 +76,7 @@ class Logits(NamedTuple):
         wide = torch.promote_types(self.logits.dtype, torch.float32)
         s = self.logits.to(wide).masked_fill(_hidden(self.logits), -torch.inf)
         highest = s.amax(-1)
-        seen = highest > -torch.inf
+        seen = highest != -torch.inf  # NaN is seen, and stays NaN
         G = torch.where(seen, s.logsumexp(-1), -torch.inf)
         if statistics == "none":
             return Attention(None, G)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ class Logits(NamedTuple):
         else:
             logit = s.gather(-1, position[:, None, None, None].expand(*s.shape[:3], 1)).squeeze(-1)
         G = found.log_normalizer
-        return found, torch.where(G > -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
+        return found, torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
 
 
 def of_interface(

@@ -179,7 +179,7 @@ class Monitor(Receiver):
         entropy, logit, sink = self._thresholds
         for layer, heads in layers.items():
             mean, most = float(heads.entropy.mean.mean()), float(heads.max_logit.greatest.max())
-            highest = self._highest[layer] = max(mean, self._highest.get(layer, 0.0))
+            highest = self._highest[layer] = max(self._highest.get(layer, 0.0), mean)  # in this order NaN is none
             if entropy is not None and mean < entropy * highest:
                 yield Alert("entropy collapse", layer, mean, entropy * highest, step)
             if logit is not None and most > logit:

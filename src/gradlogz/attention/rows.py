@@ -155,7 +155,7 @@ def sums_of(call: Call | Logits, *, crosses: bool = False) -> Sums:
     values = torch.stack([_three(t).to(G.dtype) for t in fields if t is not None])
     if pad is None and _all_see(call):
         return Sums(values, None)
-    kept = G > -torch.inf
+    kept = G != -torch.inf
     return Sums(values, kept if pad is None else kept & ~pad.unsqueeze(1))
 
 

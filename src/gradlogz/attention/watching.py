@@ -156,7 +156,7 @@ class Watch:
             if in_backward() or self.receiver.begin():
                 here.mode = _Mode()
                 here.mode.__enter__()
-            else:
+            elif not _is_torchs(module):
                 self._unhook_torchs()  # a fused layer would compute otherwise, and nobody looks
         if here.mode is not None and _is_torchs(module) and _fuses(module, args, kwargs):
             self.receiver.unfused(self.names[id(module)])
