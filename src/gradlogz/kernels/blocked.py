@@ -18,7 +18,7 @@ from .reference import Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, visible
 
 # Logits held at once. On a CPU the buffer passes through the cache a few times; on a GPU it has to fill the machine.
-LOGITS_ON_CPU = 1 << 19
+LOGITS_ON_CPU = 1 << 20
 LOGITS_ELSEWHERE = 1 << 26
 # exp of this is 0 in float64 too, and its product with 0 is 0, where that of -inf is not a number.
 FAR_BELOW = -1000.0
@@ -264,9 +264,9 @@ class _Room:
 
     def product(self, left: Tensor, right: Tensor, factor: float) -> Tensor:
         """factor <left, right> of rows [b, hk, m, d] and [b, hk, n, d], in the buffer of the logits."""
-        left, right = left.flatten(0, 1), right.flatten(0, 1)
+        left, right = left.flatten(0, 1) * factor, right.flatten(0, 1)
         out = self.logits[: left.shape[0] * left.shape[1] * right.shape[1]].view(*left.shape[:2], right.shape[1])
-        return torch.baddbmm(out, left, right.mT, beta=0, alpha=factor, out=out)
+        return torch.bmm(left, right.mT, out=out)
 
     def exp(self, s: Tensor) -> Tensor:
         """exp(s), in the buffer of the weights."""
