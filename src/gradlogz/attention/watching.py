@@ -184,7 +184,7 @@ class Watch:
             with unwatched():
                 met = Met(of_multihead(module, *args, **kwargs), None, frame.crosses)  # type: ignore[arg-type]
                 self.receiver.receive(self.names[id(module)], met, again=in_backward())
-            frame.calls += 1
+            self.note()
         if id(module) in self._expected and looks and not (frame.calls or failed or in_backward()):
             here.missed.append(self.names[id(module)])
             self.note()  # what it is part of is not missed once more
