@@ -86,6 +86,13 @@ _CHAPTERS = {
         "sphere_growth",
         "self_weight",
         "critical_beta",
+        "hopfield_energy",
+        "retrieve",
+        "Retrieval",
+        "separation",
+        "retrieval_bound",
+        "capacity_constant",
+        "HopfieldRetrieval",
     ),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}

@@ -3,7 +3,18 @@
 import torch
 from form import each_of, refused
 
-from gradlogz import Ascent, GaussianCloud, critical_beta, evolve, hermite_growth, sphere_growth
+from gradlogz import (
+    Ascent,
+    GaussianCloud,
+    capacity_constant,
+    critical_beta,
+    evolve,
+    hermite_growth,
+    hopfield_energy,
+    retrieve,
+    separation,
+    sphere_growth,
+)
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)
@@ -86,6 +97,23 @@ ERRORS = [
         ValueError,
         "sphere_growth: degree must be >= 1, dim >= 2 and beta > 0; got 0, 3 and 1.0.",
         lambda: sphere_growth(0, dim=3, beta=1.0, tau=1.0),
+    ),
+    (ValueError, "retrieve: damping must be in (0, 2); got 2.0.", lambda: retrieve(x, x, damping=2.0)),
+    (
+        RuntimeError,
+        "retrieve: every state must come to rest; got 9 of 9 states that still move after 1 steps.",
+        lambda: retrieve(10 + x, x, steps=1),
+    ),
+    (
+        ValueError,
+        "separation: state must be [*b, m, d] and patterns [*b, n, d]; got (3,) and (3,).",
+        lambda: separation(x[0]),
+    ),
+    (ValueError, "hopfield_energy: beta must be positive; got 0.0.", lambda: hopfield_energy(x, x, beta=0.0)),
+    (
+        ValueError,
+        "capacity_constant: beta and K must be positive, d > 1 and 0 < p <= 1; got 1.0, 1.0, 1 and 0.1.",
+        lambda: capacity_constant(beta=1.0, K=1.0, d=1, p=0.1),
     ),
     (ValueError, "critical_beta: n and dim must be positive; got 0 and 3.", lambda: critical_beta(0, 3)),
 ]

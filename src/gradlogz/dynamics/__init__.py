@@ -2,6 +2,7 @@
 
 evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
+retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
 hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
 """
 
@@ -9,6 +10,15 @@ from .contraction import Contraction
 from .evolution import Ascent, Trajectory, evolve
 from .gaussian_cloud import GaussianCloud
 from .growth import critical_beta, hermite_growth, self_weight, sphere_growth
+from .hopfield import (
+    HopfieldRetrieval,
+    Retrieval,
+    capacity_constant,
+    hopfield_energy,
+    retrieval_bound,
+    retrieve,
+    separation,
+)
 from .observables import Verdict
 
 __all__ = [
@@ -22,4 +32,11 @@ __all__ = [
     "sphere_growth",
     "self_weight",
     "critical_beta",
+    "hopfield_energy",
+    "retrieve",
+    "Retrieval",
+    "separation",
+    "retrieval_bound",
+    "capacity_constant",
+    "HopfieldRetrieval",
 ]

@@ -198,7 +198,7 @@ def run(worker: Any, problem: Problem, scoring: Scoring, threads: int, numbers: 
     size = -(-numbers * BYTES // LINE) * LINE
     settings = array("d", (scoring.scale, scoring.softcap or 0.0))
     header = (0, 0, workspace.reserve(threads * size), size, settings.buffer_info()[0])
-    plan = array("q", (*header, *chain.from_iterable(problem[:PLACES]), *problem[PLACES:]))  # type: ignore[arg-type]
+    plan = array("q", (*header, *chain.from_iterable(problem[:PLACES]), *problem[PLACES:]))  # type: ignore[arg-type, type-var]
     team().run(worker, threads, plan.buffer_info()[0])
 
 

@@ -1,0 +1,182 @@
+"""Modern Hopfield networks: patterns that attention retrieves.
+
+    E(x)  = |x|²/2 - log sum_n exp(beta <x_n, x>) / beta + log N / beta + M²/2            M = max |x_n|   [ramsauer20]
+    x'    = (1 - s) x + s att(x)                                            lowers E by s (1 - s/2) |x - att|² at least
+    exp(-beta E) is a mixture of Gaussians around the patterns, of covariance I / beta                    [theory 5.6]
+    |att(x_i) - x_i| <= 2 M (N - 1) exp(-beta Delta_i),  Delta_i = min_j <x_i, x_i - x_j>                 [theory 5.7]
+
+A residual step of attention followed by a division by 1 + tau is the update with s = tau / (1 + tau): evolve(...,
+contraction="resolvent") with frozen keys.
+
+Read next: evolution.py (the same with patterns that move).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .._errors import check_floats, sentence, shape_of
+from .._typing import Bool, Float, Int, Tensor
+from ..kernels.attention import attention
+from ..kernels.scoring import Scoring, Sight
+
+
+class Retrieval(NamedTuple):
+    """Where states went, whether each has come to rest, and after how many updates."""
+
+    state: Float[Tensor, "*b m d"]
+    converged: Bool[Tensor, "*b m"]
+    steps: Int[Tensor, "*b m"]
+
+
+def hopfield_energy(
+    state: Float[Tensor, "*b m d"], patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0
+) -> Float[Tensor, "*b m"]:
+    """The energy of every state, at least 0: |x|²/2 - log sum_n exp(beta <x_n, x>) / beta + log N / beta + M²/2."""
+    _check("hopfield_energy", state, patterns, beta)
+    _, G = _attended(state, patterns, beta)
+    most = patterns.square().sum(-1).amax(-1, keepdim=True)
+    return (state.square().sum(-1) + most) / 2 + (math.log(patterns.shape[-2]) - G) / beta
+
+
+def retrieve(
+    state: Float[Tensor, "*b m d"],
+    patterns: Float[Tensor, "*b n d"],
+    *,
+    beta: float = 1.0,
+    damping: float = 1.0,
+    steps: int = 100,
+    tolerance: float | None = None,
+    throw: bool = True,
+) -> Retrieval:
+    """Update every state until it rests: x <- (1 - s) x + s att(x), s the damping in (0, 2).
+
+    Each state stops by itself, so that none depends on what is retrieved beside it. Gradients pass through the updates.
+
+    Args:
+        tolerance: of the length of an update, relative to the largest pattern; sqrt(eps) of the dtype by default.
+        throw: raise if a state has not come to rest after so many steps; otherwise `converged` says so.
+
+    Law: tests/laws/test_hopfield_networks_retrieve.py.
+
+    >>> import torch
+    >>> patterns = torch.nn.functional.normalize(torch.randn(20, 64, dtype=torch.float64), dim=-1)
+    >>> found = retrieve(patterns + 0.02 * torch.randn_like(patterns), patterns, beta=50.0)
+    >>> bool((found.state - patterns).norm(dim=-1).max() < 1e-6), int(found.steps.max()) <= 3
+    (True, True)
+    """
+    _check("retrieve", state, patterns, beta)
+    if not 0 < damping < 2:
+        remedy = "1 is the update of the paper, less is slower and as sure."
+        raise ValueError(sentence("retrieve", "damping must be in (0, 2)", f"{damping}", remedy))
+    size = patterns.detach().square().sum(-1).amax(-1, keepdim=True).sqrt()
+    enough = (torch.finfo(state.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
+    x = state
+    resting = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
+    taken = torch.zeros(state.shape[:-1], dtype=torch.long, device=state.device)
+    for _ in range(steps):
+        out, _ = _attended(x, patterns, beta)
+        moved = damping * (out - x)
+        x = torch.where(resting.unsqueeze(-1), x, x + moved)
+        taken = taken + (~resting).long()
+        resting = resting | (moved.detach().norm(dim=-1) <= enough)
+        if bool(resting.all()):
+            break
+    if throw and not bool(resting.all()):
+        fact = f"{int((~resting).sum())} of {resting.numel()} states that still move after {steps} steps"
+        remedy = "Allow more steps, or pass throw=False and look at converged."
+        raise RuntimeError(sentence("retrieve", "every state must come to rest", fact, remedy))
+    return Retrieval(x, resting, taken)
+
+
+def separation(patterns: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    """Delta_i = min over j of <x_i, x_i - x_j>: how well a pattern is told from the others."""
+    _check("separation", patterns, patterns, 1.0)
+    products = patterns @ patterns.mT
+    own = products.diagonal(dim1=-2, dim2=-1)
+    others = products.masked_fill(torch.eye(patterns.shape[-2], dtype=torch.bool, device=patterns.device), -torch.inf)
+    return own - others.amax(-1)
+
+
+def retrieval_bound(patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0) -> Float[Tensor, "*b n"]:
+    """How far one update can take a state from its pattern at most: 2 M (N - 1) exp(-beta Delta_i).
+
+    Law: tests/laws/test_hopfield_networks_retrieve.py.
+    """
+    M = patterns.square().sum(-1).amax(-1, keepdim=True).sqrt()
+    return 2 * M * (patterns.shape[-2] - 1) * torch.exp(-beta * separation(patterns))
+
+
+def capacity_constant(*, beta: float, K: float, d: int, p: float) -> float:
+    """The constant c of the capacity N >= sqrt(p) c^((d-1)/4) of random patterns of length K sqrt(d - 1).
+
+        c = b / W(exp(a + log b)),  a = 2 (1 + log(2 beta K² p (d - 1))) / (d - 1),  b = 2 K² beta / 5
+
+    W is Lambert's function; p the probability with which retrieval may fail.   [ramsauer20, Thm. 3]
+    """
+    if not (beta > 0 and K > 0 and d > 1 and 0 < p <= 1):
+        condition, fact = "beta and K must be positive, d > 1 and 0 < p <= 1", f"{beta}, {K}, {d} and {p}"
+        remedy = "p is the probability of failure."
+        raise ValueError(sentence("capacity_constant", condition, fact, remedy))
+    a = 2 * (1 + math.log(2 * beta * K**2 * p * (d - 1))) / (d - 1)
+    b = 2 * K**2 * beta / 5
+    # W e^W = z by Newton's method in log W: log W + W = log z is concave and increasing.
+    z, w = a + math.log(b), 1.0
+    for _ in range(100):
+        step = (math.log(w) + w - z) / (1 / w + 1)
+        w = w - step if step < w else w / 2
+    return b / w
+
+
+class HopfieldRetrieval(nn.Module):
+    """Stored patterns, learned or given, and their retrieval as a layer.
+
+    Args:
+        patterns: [n, d], learned; or a pair (n, d) of sizes to draw them.
+        steps: updates; one is attention.
+    """
+
+    def __init__(
+        self,
+        patterns: Float[Tensor, "n d"] | tuple[int, int],
+        *,
+        beta: float = 1.0,
+        steps: int = 1,
+        damping: float = 1.0,
+    ) -> None:
+        super().__init__()
+        drawn = torch.randn(*patterns) * patterns[1] ** -0.5 if isinstance(patterns, tuple) else patterns.clone()
+        self.patterns = nn.Parameter(drawn)
+        self.beta, self.steps, self.damping = beta, steps, damping
+
+    def forward(self, state: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
+        """The states after the updates."""
+        x = state
+        for _ in range(self.steps):
+            out, _ = _attended(x, self.patterns.expand(*x.shape[:-2], *self.patterns.shape), self.beta)
+            x = (1 - self.damping) * x + self.damping * out
+        return x
+
+    def extra_repr(self) -> str:
+        n, d = self.patterns.shape
+        return f"{n} patterns of size {d}, beta={self.beta}, steps={self.steps}, damping={self.damping}"
+
+
+def _attended(state: Tensor, patterns: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """att(x) and the log normaliser of every state."""
+    lead, (m, d) = state.shape[:-2], state.shape[-2:]
+    k = patterns.expand(*lead, *patterns.shape[-2:]).reshape(-1, 1, patterns.shape[-2], d)
+    found = attention(state.reshape(-1, 1, m, d), k, k, Sight(), Scoring(float(beta)), statistics=False)
+    return found.output.reshape(state.shape), found.log_normalizer.reshape(*lead, m)
+
+
+def _check(call: str, state: Tensor, patterns: Tensor, beta: float) -> None:
+    check_floats(call, state=state, patterns=patterns)
+    if state.ndim < 2 or patterns.ndim < 2 or state.shape[-1] != patterns.shape[-1] or patterns.shape[-2] == 0:
+        fact = f"{shape_of(state)} and {shape_of(patterns)}"
+        remedy = "Add the missing dimension with unsqueeze."
+        raise ValueError(sentence(call, "state must be [*b, m, d] and patterns [*b, n, d]", fact, remedy))
+    if not beta > 0:
+        raise ValueError(sentence(call, "beta must be positive", f"{beta}", "It is an inverse temperature."))
