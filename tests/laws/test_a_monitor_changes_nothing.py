@@ -424,6 +424,23 @@ def test_a_crash_inside_the_loop_leaves_nothing_behind(name):
     assert torch.overrides._get_current_function_mode() is None
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of vmap
+@pytest.mark.parametrize("model", [torch.nn.MultiheadAttention(8, 2, batch_first=True), Encoder(0.0)])
+@pytest.mark.parametrize("how", ["frozen", "many at once"])
+def test_a_refusal_leaves_the_pass(model, how):
+    """What is computed afterwards inside the context, and outside the model, is not taken for attention."""
+    model = copy.deepcopy(model).eval().requires_grad_(how != "frozen")
+    given = [torch.randn(2, 5, 8)] * 3 if isinstance(model, torch.nn.MultiheadAttention) else [batches(1)[0]]
+    call = (
+        model if how == "frozen" else torch.func.vmap(lambda *each: model(*(t[None] for t in each)), randomness="same")
+    )
+    with gradlogz.monitor(model, every=1, thresholds=QUIET):
+        with pytest.raises((RuntimeError, NotImplementedError), match="monitor: "):
+            call(*given)
+        assert torch.overrides._get_current_function_mode() is None
+    assert hooks(model) == 0
+
+
 def test_two_monitors_and_an_observer_see_the_same():
     model = made("gpt2 sdpa")
     outer, inner = (gradlogz.monitor(model, every=1, thresholds=QUIET) for _ in range(2))

@@ -158,16 +158,15 @@ class Watch:
                 here.mode.__enter__()
             elif not _is_torchs(module):
                 self._unhook_torchs()  # a fused layer would compute otherwise, and nobody looks
-        if here.mode is not None and _is_torchs(module) and _fuses(module, args, kwargs):
-            self.receiver.unfused(self.names[id(module)])
         attention = id(module) in self._attention
         here.stack.append(_Frame(module, attention, attention and _crosses(module, args, kwargs)))
+        if here.mode is not None and _is_torchs(module) and _fuses(module, args, kwargs):
+            self.receiver.unfused(self.names[id(module)])
 
     def _abandon(self) -> None:
         """End a pass, also one that never ended: torch calls no hook on KeyboardInterrupt."""
         here = self._here
-        if here.stack and here.mode is None:
-            self._hook_torchs()
+        self._hook_torchs()
         here.stack.clear()
         here.caller = None
         if here.mode is not None:
@@ -178,22 +177,28 @@ class Watch:
         here = self._here
         if not here.stack or here.stack[-1].module is not module:
             return  # it was not entered
-        frame, looks = here.stack[-1], here.mode is not None
+        frame, looks = here.stack.pop(), here.mode is not None and not in_backward()
         failed = sys.exc_info()[1] is not frame.error
-        if looks and not failed and not frame.calls and _is_torchs(module):
+        try:
+            if here.mode is not None and not failed and not frame.calls:
+                self._look(module, args, kwargs, frame)
+        finally:
+            if not here.stack:
+                self._abandon()
+        if looks and not failed and not here.stack:
+            self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+
+    def _look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: "_Frame") -> None:
+        """A module has run in which no call was met: it is torch's layer, or missed, or nothing to be seen."""
+        name = self.names[id(module)]
+        if _is_torchs(module):
+            self.note()
             with unwatched():
                 met = Met(of_multihead(module, *args, **kwargs), None, frame.crosses)  # type: ignore[arg-type]
-                self.receiver.receive(self.names[id(module)], met, again=in_backward())
-            self.note()
-        if id(module) in self._expected and looks and not (frame.calls or failed or in_backward()):
-            here.missed.append(self.names[id(module)])
+                self.receiver.receive(name, met, again=in_backward())
+        elif id(module) in self._expected and not in_backward():
             self.note()  # what it is part of is not missed once more
-        if len(here.stack) > 1:
-            here.stack.pop()
-            return
-        self._abandon()
-        if looks and not in_backward() and not failed:
-            self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+            self._here.missed.append(name)
 
 
 class Hook:
