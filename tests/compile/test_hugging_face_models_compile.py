@@ -7,8 +7,8 @@ import gradlogz
 from architectures import ARCHITECTURES
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-def test_a_compiled_model_computes_the_same(name):
+@pytest.mark.parametrize(("name", "dynamic"), [("llama", None), ("bert", None), ("llama", True)])
+def test_a_compiled_model_computes_the_same(name, dynamic):
     architecture = next(a for a in ARCHITECTURES if a.name == name)
     gradlogz.register()
     try:
@@ -17,7 +17,7 @@ def test_a_compiled_model_computes_the_same(name):
         expected.square().mean().backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
-        actual = torch.compile(model, backend="aot_eager", fullgraph=True)(input_ids=ids).logits
+        actual = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)(input_ids=ids).logits
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         actual.square().mean().backward()
         found = [p.grad for p in model.parameters() if p.grad is not None]

@@ -249,6 +249,8 @@ def _check_number(name: str, number: float | None) -> None:
     if isinstance(number, Tensor):
         remedy = "For a learned temperature pass query * scale and scale=1.0; a soft cap is fixed."
         raise TypeError(sentence("attend", f"{name} must be a number", "a tensor", remedy))
+    if torch.compiler.is_compiling():  # it may be a symbol
+        return
     if not isinstance(number, float | int) or not math.isfinite(number) or (name == "softcap" and number <= 0):
         condition = "softcap must be positive and finite" if name == "softcap" else "scale must be a finite number"
         raise ValueError(sentence("attend", condition, f"{number!r}", f"Leave {name} out for its default."))

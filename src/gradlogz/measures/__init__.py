@@ -13,6 +13,7 @@ from .empirical import Empirical
 from .exponential import Gamma, InverseGaussian, OneHot, Poisson, Separable, Spins
 from .gating import Partial, merge
 from .gaussian import Gaussian
+from .gibbs import Chain, Gibbs, MeanField
 from .measure import Measure
 from .mixture import Mixture
 from .prior import ConjugatePrior
@@ -51,6 +52,9 @@ __all__ = [
     "to_distribution",
     "margin_measure",
     "boost",
+    "Gibbs",
+    "Chain",
+    "MeanField",
     "svec",
     "smat",
     "Differentiated",

@@ -1,0 +1,115 @@
+"""Two measures that sample each other: the exact chain behind alternating attention.
+
+    p(x, eta) ~ h(dx) g(deta) exp<x, eta>                                                     the joint law [theory 8.5]
+    x ~ P_h(. | eta)          one key, drawn with the attention weights of the query
+    eta ~ P_g(. | x)          one query, drawn with the softmax over queries
+    stationary:  eta ~ g(deta) Z_h(eta),    x ~ h(dx) Z_g(x)
+
+The joint law exists if its mass is finite: always for finite sets, for Gaussians N(mu, Sigma) and N(a, B) if and only
+if rho(B Sigma) < 1. The covariance B = Sigma^-1 of Theorem 1 is exactly where it ceases to. Means in place of draws are
+alternating cross-attention: coordinate ascent of a lower bound of the log mass.
+
+Read next: empirical.py, gaussian.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .._errors import sentence
+from .._typing import Float, Tensor
+from .empirical import Empirical
+from .gaussian import Gaussian
+from .measure import Measure
+
+
+class Chain(NamedTuple):
+    """The draws of a chain, one of each kind a step."""
+
+    x: Float[Tensor, "t ..."]
+    eta: Float[Tensor, "t ..."]
+
+
+class MeanField(NamedTuple):
+    """The last means, and the lower bound of the log mass after each round."""
+
+    x: Float[Tensor, "..."]
+    eta: Float[Tensor, "..."]
+    bound: Float[Tensor, "t ..."]
+
+
+class Gibbs:
+    """The joint law h(dx) g(deta) exp<x, eta> of two measures on the same space, and its sampler.
+
+    Law: tests/laws/test_two_measures_sample_each_other.py.
+    """
+
+    def __init__(self, h: Measure, g: Measure) -> None:
+        if h.dim != g.dim:
+            remedy = "Push one of them forward first."
+            raise ValueError(sentence("Gibbs", "h and g must have one dimension", f"{h.dim} and {g.dim}", remedy))
+        self.h, self.g = h, g
+        if isinstance(h, Gaussian) and isinstance(g, Gaussian):
+            radius = float(torch.linalg.eigvals(g.covariance(g.loc) @ h.covariance(h.loc)).abs().max())
+            if radius >= 1 - 1e-12:
+                condition = "the joint law of two Gaussians must have rho(B Sigma) < 1"
+                remedy = "Shrink one of the covariances: at 1 the chain is a random walk without a law."
+                raise ValueError(sentence("Gibbs", condition, f"{radius:.6g}", remedy))
+
+    def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> Chain:
+        """The draws of `steps` rounds from these queries on: exact, reversible, each an attention and a draw."""
+        xs, etas = [], []
+        for _ in range(steps):
+            x = self.h.sample(eta, generator=generator)
+            eta = self.g.sample(x, generator=generator)
+            xs.append(x)
+            etas.append(eta)
+        return Chain(torch.stack(xs), torch.stack(etas))
+
+    def transition(self) -> Float[Tensor, "k k"]:
+        """From query to query, of finite sets: the row softmax times the column softmax of one matrix of logits."""
+        s, to_keys, to_queries = self._logits()
+        return (s + to_keys).softmax(-1) @ (s.mT + to_queries).softmax(-1)
+
+    def stationary(self) -> Float[Tensor, " k"]:
+        """The law of the queries in the long run, of finite sets: g_i Z_i, normalised."""
+        s, to_keys, to_queries = self._logits()
+        return ((s + to_keys).logsumexp(-1) + to_queries).softmax(-1)
+
+    def log_mass(self) -> Float[Tensor, ""]:
+        """The log of the mass of the joint law, of finite sets or Gaussians around 0."""
+        if isinstance(self.h, Gaussian) and isinstance(self.g, Gaussian):
+            mu, a = self.h.loc, self.g.loc
+            Sigma, B = self.h.covariance(mu), self.g.covariance(a)
+            eye = torch.eye(self.h.dim, dtype=mu.dtype, device=mu.device)
+            # ∫ exp(<mu, eta> + <eta, Sigma eta>/2) dN(a, B): a Gaussian integral of precision B^-1 - Sigma.
+            inner = torch.linalg.solve(eye - B @ Sigma, a + B @ mu)
+            quadratic = (mu * (inner + a)).sum(-1) / 2 + (a * (Sigma @ inner.unsqueeze(-1)).squeeze(-1)).sum(-1) / 2
+            return quadratic - torch.linalg.slogdet(eye - B @ Sigma).logabsdet / 2
+        s, to_keys, to_queries = self._logits()
+        return (s + to_keys + to_queries.unsqueeze(-1)).flatten().logsumexp(0)
+
+    def mean_field(self, eta: Float[Tensor, "*m d"], *, steps: int) -> MeanField:
+        """Means in place of draws: x = ∇G_h(eta), eta = ∇G_g(x), which never lowers <x, eta> - G_h*(x) - G_g*(eta)."""
+        bounds = []
+        x = self.h.mean(eta)
+        for _ in range(steps):
+            eta = self.g.mean(x)
+            # G_g*(eta) = <x, eta> - G_g(x) at the x that eta is the mean of, and the best x beside eta gives G_h(eta).
+            bounds.append(self.h.log_normalizer(eta) + self.g.log_normalizer(x) - (x * eta).sum(-1))
+            x = self.h.mean(eta)
+        return MeanField(x, eta, torch.stack(bounds))
+
+    def _logits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """<eta_i, x_j>, and the log weights of keys and queries."""
+        if not (isinstance(self.h, Empirical) and isinstance(self.g, Empirical)):
+            fact = f"{type(self.h).__name__} and {type(self.g).__name__}"
+            remedy = "Draw from the chain instead."
+            raise TypeError(sentence("Gibbs", "h and g must be Empirical measures here", fact, remedy))
+        keys, queries = self.h.points, self.g.points
+        if keys.ndim != 2 or queries.ndim != 2:
+            remedy = "Take one pair after the other."
+            raise ValueError(sentence("Gibbs", "h and g must have no batch here", "one", remedy))
+        to_keys = keys.new_zeros(len(keys)) if self.h.log_weights is None else self.h.log_weights
+        to_queries = queries.new_zeros(len(queries)) if self.g.log_weights is None else self.g.log_weights
+        return queries @ keys.mT, to_keys, to_queries

@@ -1,0 +1,37 @@
+"""Gibbs says which pairs of measures have no joint law, or none that it can write down."""
+
+import torch
+from form import each_of, refused
+
+from gradlogz import Empirical, Gaussian, Gibbs
+
+two, three = torch.eye(2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+unit = Gaussian(torch.zeros(2, dtype=torch.float64), two)
+
+ERRORS = [
+    (
+        ValueError,
+        "Gibbs: h and g must have one dimension; got 2 and 3.",
+        lambda: Gibbs(Empirical(two), Empirical(three)),
+    ),
+    (
+        ValueError,
+        "Gibbs: the joint law of two Gaussians must have rho(B Sigma) < 1; got 1.",
+        lambda: Gibbs(unit, unit),
+    ),
+    (
+        TypeError,
+        "Gibbs: h and g must be Empirical measures here; got Gaussian and Empirical.",
+        lambda: Gibbs(unit, Empirical(two)).stationary(),
+    ),
+    (
+        ValueError,
+        "Gibbs: h and g must have no batch here; got one.",
+        lambda: Gibbs(Empirical(two.expand(4, 2, 2)), Empirical(two)).transition(),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_has_no_joint_law_is_refused(refusal):
+    refused(refusal)
