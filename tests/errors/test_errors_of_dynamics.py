@@ -8,10 +8,12 @@ from gradlogz import (
     GaussianCloud,
     capacity_constant,
     critical_beta,
+    equilibrium,
     evolve,
     hermite_growth,
     hopfield_energy,
     retrieve,
+    secular_equilibrium,
     separation,
     sphere_growth,
 )
@@ -97,6 +99,26 @@ ERRORS = [
         ValueError,
         "sphere_growth: degree must be >= 1, dim >= 2 and beta > 0; got 0, 3 and 1.0.",
         lambda: sphere_growth(0, dim=3, beta=1.0, tau=1.0),
+    ),
+    (
+        ValueError,
+        'equilibrium: method must be "anderson" or "iterate"; got \'newton\'.',
+        lambda: equilibrium(torch.cos, x, method="newton"),
+    ),
+    (
+        RuntimeError,
+        "equilibrium: every token must come to rest; got 9 of 9 tokens that still move after 1 steps.",
+        lambda: equilibrium(torch.cos, x, steps=1),
+    ),
+    (
+        ValueError,
+        "equilibrium: step must keep the shape (9, 3); got shape (9, 2).",
+        lambda: equilibrium(lambda y: y[:, :2], x),
+    ),
+    (
+        ValueError,
+        "secular_equilibrium: radius must be positive and loc not 0; got 1.0 and a loc.",
+        lambda: secular_equilibrium(law.mean, law.covariance),
     ),
     (ValueError, "retrieve: damping must be in (0, 2); got 2.0.", lambda: retrieve(x, x, damping=2.0)),
     (

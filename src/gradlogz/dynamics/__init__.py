@@ -2,12 +2,14 @@
 
 evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
+equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, secular_equilibrium
 retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
 hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
 """
 
 from .contraction import Contraction
 from .evolution import Ascent, Trajectory, evolve
+from .fixed_points import Equilibrium, equilibrium, secular_equilibrium, spectral_radius
 from .gaussian_cloud import GaussianCloud
 from .growth import critical_beta, hermite_growth, self_weight, sphere_growth
 from .hopfield import (
@@ -32,6 +34,10 @@ __all__ = [
     "sphere_growth",
     "self_weight",
     "critical_beta",
+    "equilibrium",
+    "Equilibrium",
+    "spectral_radius",
+    "secular_equilibrium",
     "hopfield_energy",
     "retrieve",
     "Retrieval",
