@@ -191,9 +191,9 @@ def secular_equilibrium(
 ) -> Float[Tensor, "*b d"]:
     """Where attention to N(loc, covariance) and a projection to the sphere come to rest.
 
-    x = (lambda I - Sigma)^-1 mu with |x| = r and lambda > lambda_max(Sigma): the highest point of
-    <mu, x> + <x, Sigma x> / 2 on the sphere, by bisection of the secular equation                     [theory 4.4]
+        x = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max(Sigma)                                [theory 4.4]
 
+    This is the highest point of <mu, x> + <x, Sigma x> / 2 on the sphere, by bisection of the secular equation.
     On a large sphere there may be one more place that attracts, a local maximum towards the other end of the axis.
     """
     check_floats("secular_equilibrium", loc=loc, covariance=covariance)
