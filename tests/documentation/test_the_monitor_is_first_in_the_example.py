@@ -24,7 +24,8 @@ def test_the_committed_run_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "models.md").read_text().split())
     assert f"says nothing for another {lead} steps" in page
     at = found["entropy collapse"]
-    assert min(found["losses"][: at + 1]) > 0.97 * min(found["losses"]), "the loss is at its best"
+    means = [sum(found["losses"][i - 20 : i]) / 20 for i in range(20, len(found["losses"]) + 1)]
+    assert means[at - 19] < 1.05 * min(means), "the loss is near its best"
     layer = found["layers"]["blocks.2.attention"]
     index = found["steps"].index(at)
     assert layer["entropy"][index] < 0.1 * max(layer["entropy"][: index + 1])

@@ -53,7 +53,7 @@ def test_descent_makes_a_gaussian(start, beta, d):
     cloud = {"gaussian": gaussian(768, d), "uniform": uniform, "laplace": laplace}[start]
     found = evolve(cloud, Ascent(tau=-0.2, beta=beta), contraction="zca", steps=600, observe=["kurtosis"], every=600)
     assert abs(float(found.observed["kurtosis"][-1])) < 0.14
-    assert found.verdict.evidence["sliced_wasserstein"] < 0.07
+    assert found.verdict.kind == "gaussian", "within what a sample of a Gaussian shows, 99 times in 100"
 
 
 def test_ascent_unmakes_one():
@@ -61,7 +61,7 @@ def test_ascent_unmakes_one():
     assert found.verdict.kind == "clusters"
 
 
-@pytest.mark.parametrize(("beta", "counts"), [(5.0, {2, 3}), (20.0, {4, 5, 6}), (80.0, {7, 8, 9, 10, 11, 12})])
+@pytest.mark.parametrize(("beta", "counts"), [(5.0, {2, 3}), (20.0, {4, 5}), (80.0, {8, 9, 10})])
 def test_clusters_on_the_circle(beta, counts):
     """Published and here: 2, 5 and 8 to 10 after long times, coarsening slowly."""
     angle = 2 * math.pi * torch.rand(2, 400, generator=torch.Generator().manual_seed(0), dtype=F64)
