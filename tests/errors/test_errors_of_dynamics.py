@@ -40,6 +40,11 @@ ERRORS = [
         "evolve: keys must end in d with d=3 of the cloud; got shape (4, 2).",
         lambda: run(ascent=Ascent(keys=torch.zeros(4, 2, dtype=F64))),
     ),
+    (
+        TypeError,
+        "evolve: precision must be a floating dtype; got torch.int8.",
+        lambda: run(ascent=Ascent(precision=torch.int8)),
+    ),
     (ValueError, "evolve: steps must be a positive integer; got -1.", lambda: run(steps=-1)),
     (ValueError, "evolve: observe must name observables; got 'energy'.", lambda: run(observe=["energy"])),
     (ValueError, 'evolve: placement must be "post", "pre" or "peri"; got \'mid\'.', lambda: run(placement="mid")),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradlogz import Ascent, critical_beta, evolve, self_weight
+from gradlogz.dynamics.contraction import NAMES
 from scales import close
 
 F64 = torch.float64
@@ -194,3 +195,33 @@ def test_a_damped_hopfield_update_is_an_ascent_over_one_plus_tau():
 def test_a_progress_bar_ends(capsys):
     evolve(gaussian(5, 2), Ascent(), steps=3, progress=True)
     assert capsys.readouterr().err.endswith("3/3\n")
+
+
+@pytest.mark.parametrize("contraction", [*NAMES, "resolvent", ("centre", "rms_norm")], ids=str)
+@pytest.mark.parametrize("n", [3, 20])
+def test_a_cloud_that_blows_up_does_not_disturb_the_others(contraction, n):
+    d = 2 if n == 3 else 5
+    cloud = gaussian(4, n, d)
+    cloud[0, 1, 0] = torch.nan
+    cloud[2] *= 1e200
+    options = {"contraction": contraction, "steps": 3}
+    whole = evolve(cloud, Ascent(tau=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=F64)), **options)
+    assert whole.blown.tolist() == [1, -1, 1, -1]
+    torch.testing.assert_close(whole.cloud[::2], cloud[::2], rtol=0, atol=0, equal_nan=True)
+    for i in (1, 3):
+        alone = evolve(cloud[i], Ascent(tau=0.1 * (i + 1)), **options)
+        close(whole.cloud[i], alone.cloud, scale=10.0)
+        assert int(alone.blown) == -1
+    for i in (0, 2):
+        assert int(evolve(cloud[i], Ascent(), **options).blown) == 1
+
+
+def test_tokens_meet_keys_in_the_precision_that_is_asked_for():
+    x = gaussian(30, 8)
+    near = x.bfloat16().double()
+    weights = (0.3 * near @ near.mT).softmax(-1)
+    found = evolve(x, Ascent(tau=0.5, beta=0.3, precision=torch.bfloat16), steps=1, observe=["self_weight"])
+    torch.testing.assert_close(found.cloud, x + 0.5 * weights @ near, rtol=0, atol=2**-8 * float(near.abs().max()))
+    assert found.cloud.dtype == F64
+    expected = float(weights.diagonal().mean())
+    assert float(found.observed["self_weight"][0]) == pytest.approx(expected, abs=1e-5)

@@ -82,8 +82,10 @@ class Resolvent(Affine):
     tau: float | Tensor
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        factor = 1 / (1 + torch.as_tensor(self.tau, dtype=mean.dtype, device=mean.device))
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        if not isinstance(self.tau, Tensor):  # which need not travel to a device
+            return eye / (1 + self.tau), mean / (1 + self.tau)
+        factor = 1 / (1 + self.tau.to(mean))
         return factor[..., None, None] * eye, factor[..., None] * mean
 
 

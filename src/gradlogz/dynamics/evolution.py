@@ -8,6 +8,7 @@ the tokens themselves, which move, or a frozen set. tau < 0 descends.
 Read next: contraction.py (N), observables.py (what is recorded), growth.py (what theory says).
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Float, Int, Tensor
 from ..kernels.attention import attention
+from ..kernels.reference import Statistics
 from ..kernels.scoring import Scoring, Sight
 from .contraction import Contraction, Given, contraction_of
 from .observables import OBSERVABLES, Seen, Verdict, verdict_of
@@ -38,6 +40,7 @@ class Ascent:
         causal: a token sees those before it and itself.
         residual: whether the token itself is added; without it the step is tau times attention.
         feed_forward: a map of tokens that is added after attention, as a residual.
+        precision: the dtype in which tokens meet keys, torch.bfloat16 for the speed of a GPU; the cloud keeps its own.
     """
 
     tau: float | Tensor = 1.0
@@ -48,6 +51,7 @@ class Ascent:
     causal: bool = False
     residual: bool = True
     feed_forward: Callable[[Tensor], Tensor] | None = None
+    precision: torch.dtype | None = None
 
     def attended(self, cloud: Float[Tensor, "*b n d"], *, statistics: bool = False) -> tuple[Tensor, "Seen"]:
         """W_v sum_j a_ij k_j of every token, and what was seen on the way."""
@@ -61,13 +65,15 @@ class Ascent:
         scale, beta = (self.beta, None) if not isinstance(self.beta, Tensor) else (1.0, self.beta)
         if beta is not None:
             q = q * beta.to(q).expand(lead).reshape(-1, 1, 1, 1)
+        if self.precision is not None:
+            q, k = q.to(self.precision), k.to(self.precision)
         scoring = Scoring(float(scale), None, None, 0 if self.causal else None)
-        found = attention(q, k, k, Sight(), scoring, statistics=statistics)
+        found = Statistics(*(t.to(x) for t in attention(q, k, k, Sight(), scoring, statistics=statistics)))
         out = found.output if map_ is None else found.output @ map_.mT
         G = found.log_normalizer.reshape(*lead, -1, n)
         own = None
         if self.keys is None:
-            own = float(scale) * (q * x).sum(-1).reshape(*lead, -1, n)
+            own = float(scale) * (q.to(x) * k.to(x)).sum(-1).reshape(*lead, -1, n)
         seen = Seen(G, found.entropy.reshape(*lead, -1, n) if statistics else None, own)
         return out.mean(1).reshape(*lead, n, d), seen
 
@@ -156,6 +162,7 @@ def evolve(
     kept: dict[str, list[Tensor]] = {name: [] for name in names}
     times: list[int] = []
     statistics = "entropy" in names
+    harmless = _harmless(x)
 
     def record(at: int, x: Tensor, seen: Seen, moved: Tensor | None) -> None:
         times.append(at)
@@ -165,7 +172,7 @@ def evolve(
     moved: Tensor | None = None
     end = first
     while end < first + steps:
-        y, seen, looked = _stepped(x, ascent, N, placement, statistics)
+        y, seen, looked = _stepped(x, ascent, N, placement, statistics, harmless)
         if end % every == 0 and (before is None or end > first):
             record(end, looked, seen, moved)
         end += 1
@@ -191,7 +198,7 @@ def evolve(
 
 
 def _stepped(
-    x: Tensor, ascent: Ascent, N: Contraction, placement: Placement, statistics: bool
+    x: Tensor, ascent: Ascent, N: Contraction, placement: Placement, statistics: bool, harmless: Tensor
 ) -> tuple[Tensor, Seen, Tensor]:
     """The cloud after a step, what attention saw, and the cloud that it looked at."""
     tau = ascent.tau if not isinstance(ascent.tau, Tensor) else ascent.tau.to(x).expand(x.shape[:-2])[..., None, None]
@@ -200,25 +207,27 @@ def _stepped(
     y = tau * (N(direction) if placement == "peri" else direction)
     y = x + y if ascent.residual else y
     if placement == "post":
-        y = _contracted(y, N)
+        y = _contracted(y, N, harmless)
     if ascent.feed_forward is not None:
         change = ascent.feed_forward(y if placement == "post" else N(y))
-        y = _contracted(y + change, N) if placement == "post" else y + change
+        y = _contracted(y + change, N, harmless) if placement == "post" else y + change
     return y, seen, looked
 
 
-def _contracted(y: Tensor, N: Contraction) -> Tensor:
-    """N(y) of the clouds that are finite: a contraction of clouds cannot take the others."""
+def _contracted(y: Tensor, N: Contraction, harmless: Tensor) -> Tensor:
+    """N(y) of the clouds that are finite; the others are kept from N, which may know all tokens and refuse them.
+
+    A mask, where a question would do: for the answer a GPU waits.
+    """
     finite = torch.isfinite(y).all((-2, -1), keepdim=True)
-    if y.ndim == 2 or torch.compiler.is_compiling():
-        return N(y) if torch.compiler.is_compiling() or bool(finite) else y
-    if bool(finite.all()):
-        return N(y)
-    shape = y.shape
-    y, good = y.reshape(-1, *shape[-2:]).clone(), finite.reshape(-1)
-    if bool(good.any()):
-        y[good] = N(y[good])
-    return y.reshape(shape)
+    return torch.where(finite, N(torch.where(finite, y, harmless)), y)
+
+
+def _harmless(like: Tensor) -> Tensor:
+    """A cloud that every contraction takes that takes any of this size: no two coordinates are correlated if n > d."""
+    n, d = like.shape[-2:]
+    i, j = torch.arange(n, device=like.device).unsqueeze(-1), torch.arange(d, device=like.device)
+    return torch.cos((2 * i + 1) * (1 + j % max(1, n - 1)) * (math.pi / (2 * n))).to(like)
 
 
 def _bar(done: int, steps: int) -> None:
@@ -239,6 +248,9 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
         if t.ndim < 2 or t.shape[-1] != d or (square and t.shape[-2] != d):
             condition = f"{name} must {'be [d, d] or [h, d, d]' if square else 'end in d'} with d={d} of the cloud"
             raise ValueError(sentence("evolve", condition, f"shape {shape_of(t)}", "Project one of them first."))
+    if ascent.precision not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        condition, remedy = "precision must be a floating dtype", "torch.bfloat16 is the usual one."
+        raise TypeError(sentence("evolve", condition, f"{ascent.precision!r}", remedy))
     for name, count in (("steps", steps), ("every", every)):
         if isinstance(count, bool) or not isinstance(count, int) or count < (1 if name == "every" else 0):
             remedy = "Count in whole steps."
