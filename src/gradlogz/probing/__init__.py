@@ -1,0 +1,1 @@
+"""Real transformers, measured: which claims of the theory a trained model obeys."""

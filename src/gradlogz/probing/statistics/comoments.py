@@ -1,0 +1,238 @@
+"""Means and products of deviations of vectors, kept apart for eight groups of documents.
+
+    xx = sum_i w_i (x_i - mean_x)(x_i - mean_x)ᵀ,   xy and yy likewise
+    joined:     n = n_a + n_b,   d = mean_b - mean_a                                                        [chan83]
+                mean = mean_a + (n_b / n) d,   xx = xx_a + xx_b + (n_a n_b / n) d dᵀ
+    jackknife:  v = (1/G) sum_g (pseudo_g - centre)² / (h_g - 1),     h_g = n / n_g                         [busing99]
+                pseudo_g = h_g f - (h_g - 1) f_g,   centre = G f - sum_g (1 - 1 / h_g) f_g,   f_g: f without group g
+                value ± t_.975(G - 1) sqrt(v),   G groups that have data
+
+Products of a batch are taken around its own mean in the precision of the batch (float32 at least), sums over batches
+are float64. A batch is of one group, so that joining it touches one of eight; the others are shared.
+
+Read next: regression.py, sums.py (scalars), hashing.py (the groups).
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..._errors import sentence, shape_of
+from ..._typing import Bool, Float, Tensor
+from .estimates import Estimate, student_quantile
+from .hashing import GROUPS
+from .sums import double
+
+
+class Moments(NamedTuple):
+    """Count, means and products of deviations of one set of tokens, or of v sets at once with a leading dimension.
+
+    yy is [q, q], its diagonal [q] or its trace []; without y all that concerns it is None.
+    """
+
+    count: Float[Tensor, "*v"]
+    mean_x: Float[Tensor, "*vh p"]
+    xx: Float[Tensor, "*vh p p"]
+    mean_y: Float[Tensor, "*vh q"] | None = None
+    xy: Float[Tensor, "*vh p q"] | None = None
+    yy: Float[Tensor, "..."] | None = None
+
+    def divided(self, products: Tensor) -> Tensor:
+        """Products over the count: covariances, divided by n. NaN where there are no tokens."""
+        return products / self.count.reshape(*self.count.shape, *(1,) * (products.ndim - self.count.ndim))
+
+    @property
+    def covariance(self) -> Float[Tensor, "*vh p p"]:
+        """Of x, xx / n."""
+        return self.divided(self.xx)
+
+    def merge(self, other: "Moments") -> "Moments":
+        """The moments of both sets; a set of no tokens is neutral."""
+        n = self.count + other.count
+        part = torch.where(n > 0, other.count / n, 0.0)
+        both = self.count * part
+        dx = other.mean_x - self.mean_x
+        found = Moments(n, self.mean_x + part * dx, self.xx + other.xx + both * _outer(dx, dx))
+        if self.mean_y is None or self.xy is None or self.yy is None:
+            return found
+        if other.mean_y is None or other.xy is None or other.yy is None:
+            return found
+        dy = other.mean_y - self.mean_y
+        squares = _squares(dy.unsqueeze(-2), self.yy.ndim - self.mean_y.ndim)
+        return found._replace(
+            mean_y=self.mean_y + part * dy,
+            xy=self.xy + other.xy + both * _outer(dx, dy),
+            yy=self.yy + other.yy + both * squares,
+        )
+
+    def _of(self, version: int) -> "Moments":
+        return Moments(*(None if field is None else field[version] for field in self))
+
+
+class Comoments(NamedTuple):
+    """The moments of each of the eight groups; None for a group that was never met."""
+
+    groups: tuple[Moments | None, ...]
+
+    def merge(self, other: "Comoments") -> "Comoments":
+        """Group by group."""
+        pairs = zip(self.groups, other.groups, strict=True)
+        return Comoments(tuple(b if a is None else a if b is None else a.merge(b) for a, b in pairs))
+
+    @property
+    def count(self) -> Float[Tensor, " g"]:
+        """Tokens of each of the eight groups."""
+        zero = torch.zeros_like(next(group.count for group in self.groups if group is not None))
+        return torch.stack([zero if group is None else group.count for group in self.groups])
+
+    def only(self, group: int) -> Moments:
+        """The moments of one group, of count 0 if it was never met."""
+        return self._joined([[g == group for g in range(GROUPS)]])._of(0)
+
+    def without(self, group: int) -> Moments:
+        """The moments of all groups but one."""
+        return self._joined([[g != group for g in range(GROUPS)]])._of(0)
+
+    def total(self) -> Moments:
+        """The moments of all groups together."""
+        return self._joined([[True] * GROUPS])._of(0)
+
+    def present(self) -> list[int]:
+        """The groups that have tokens."""
+        return [g for g, count in enumerate(self.count.tolist()) if count > 0]
+
+    def versions(self) -> Moments:
+        """The moments of all groups, [0], and of all but one, [1:], for each group that has tokens."""
+        return self._joined([[True] * GROUPS, *([g != left for g in range(GROUPS)] for left in self.present())])
+
+    def _joined(self, kept: list[list[bool]]) -> Moments:
+        """The moments of v unions of groups at once: xx = sum_g xx_g + sum_g n_g (mean_g - mean)(mean_g - mean)ᵀ."""
+        met = [g for g, group in enumerate(self.groups) if group is not None]
+        fields = zip(*(group for group in self.groups if group is not None), strict=True)
+        n, x, xx, y, xy, yy = (None if field[0] is None else torch.stack(field) for field in fields)
+        keep = torch.tensor(kept, dtype=n.dtype, device=n.device)[:, met]
+        weight, count = keep * n, keep @ n
+        share = torch.where(count.unsqueeze(-1) > 0, weight / count.unsqueeze(-1), 0.0)
+        mean_x, between_x = _centred(share, x)
+        root = weight.sqrt().reshape(*weight.shape, *(1,) * (x.ndim - 1))
+        r = (root * between_x).movedim(1, -2)  # [v, *h, g, p]
+        found = Moments(count, mean_x, _symmetric(torch.tensordot(keep, xx, 1) + r.mT @ r))
+        if y is None:
+            return found
+        mean_y, between_y = _centred(share, y)
+        s = (root * between_y).movedim(1, -2)
+        yy = torch.tensordot(keep, yy, 1) + _squares(s, yy.ndim - y.ndim)
+        return found._replace(mean_y=mean_y, xy=torch.tensordot(keep, xy, 1) + r.mT @ s, yy=yy)
+
+
+def comoments_of(
+    x: Float[Tensor, "*h t p"],
+    y: Float[Tensor, "*h t q"] | None = None,
+    *,
+    group: int,
+    weights: Float[Tensor, " t"] | Bool[Tensor, " t"] | None = None,
+    yy: Literal["full", "diagonal", "trace"] = "full",
+) -> Comoments:
+    """The moments of tokens of one group, computed around their mean in float32, or float64 if x is.
+
+    Args:
+        group: that of the document of all these tokens, from `group_of`.
+        weights: how often each token counts, or which count at all; the others may hold anything.
+        yy: how much of the products of y with itself to keep.
+    """
+    _check(x, y, group, weights, yy)
+    precision = torch.float64 if x.dtype == torch.float64 else torch.float32
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        w = torch.ones(x.shape[-2], device=x.device, dtype=precision) if weights is None else weights.to(x.device)
+        w = w.to(precision).unsqueeze(-1)
+        count = double(w.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64))
+        mean_x, r, left_x = _deviations(x.to(precision), w, None if weights is None else w > 0)
+        found = Moments(count, mean_x, _products(r, r, left_x, left_x, count))
+        found = found._replace(xx=_symmetric(found.xx))
+        if y is not None:
+            mean_y, s, left_y = _deviations(y.to(precision), w, None if weights is None else w > 0)
+            kept = ("trace", "diagonal", "full").index(yy) - 1
+            squares = double(_squares(s, kept)) - count * _squares(left_y.unsqueeze(-2), kept)
+            found = found._replace(mean_y=mean_y, xy=_products(r, s, left_x, left_y, count), yy=squares)
+    return Comoments(tuple(found if g == group else None for g in range(GROUPS)))
+
+
+def jackknife(function: Callable[[Moments], Tensor], comoments: Comoments) -> Estimate:
+    """function(moments) with the interval of the jackknife over groups, NaN with fewer than two of them.
+
+    The function is called once, on the moments of all groups and of all but one: [1 + G, ...] to [1 + G, *e].
+    """
+    found = function(comoments.versions())
+    n = comoments.count[comoments.present()]
+    return jackknifed(found[0], found[1:], n)
+
+
+def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], count: Float[Tensor, " g"]) -> Estimate:
+    """The interval of a value from those without each group, of `count` tokens each."""
+    G = len(count)
+    if G < 2:
+        nothing = torch.full_like(value, torch.nan)
+        return Estimate(value, nothing, nothing, torch.full_like(value, G - 1))
+    h = (count.sum() / count).to(value.dtype).reshape(G, *(1,) * value.ndim)
+    pseudo = h * value - (h - 1) * left
+    centre = G * value - ((1 - 1 / h) * left).sum(0)
+    v = ((pseudo - centre).square() / (h - 1)).mean(0)
+    freedom = torch.full_like(value, G - 1)
+    arm = student_quantile(freedom) * v.sqrt()
+    return Estimate(value, value - arm, value + arm, freedom)
+
+
+def _deviations(x: Tensor, w: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean; sqrt(w) (x - m), m the mean rounded; and what rounding left of the mean of x - m, all over tokens."""
+    if seen is not None:
+        x = torch.where(seen, x, 0.0)
+    total = w.sum().clamp(min=torch.finfo(w.dtype).tiny)
+    m = (w.mT @ x / total).detach()
+    deviation = x - m
+    left = (w.mT @ deviation / total).squeeze(-2)
+    return double(m.squeeze(-2)) + double(left), w.sqrt() * deviation, double(left)
+
+
+def _products(r: Tensor, s: Tensor, left_r: Tensor, left_s: Tensor, count: Tensor) -> Tensor:
+    return double(r.mT @ s) - count * _outer(left_r, left_s)
+
+
+def _squares(s: Tensor, kept: int) -> Tensor:
+    """sᵀs of [..., t, q]: whole (kept = 1), its diagonal (0) or its trace (-1)."""
+    if kept == 1:
+        return _symmetric(s.mT @ s)
+    return s.square().sum(-2) if kept == 0 else s.square().sum((-2, -1))
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _symmetric(products: Tensor) -> Tensor:
+    """To the last bit, so that half of it can be stored."""
+    return (products + products.mT) / 2
+
+
+def _centred(share: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each union, [v, *h, p], and how far the groups are from it, [v, g, *h, p]."""
+    origin = means.mean(0)
+    offsets = means - origin
+    mean = torch.tensordot(share, offsets, 1)
+    return origin + mean, offsets - mean.unsqueeze(1)
+
+
+def _check(x: Tensor, y: Tensor | None, group: int, weights: Tensor | None, yy: str) -> None:
+    if x.ndim < 2 or (y is not None and (y.ndim < 2 or y.shape[:-1] != x.shape[:-1])):
+        fact = f"shape {shape_of(x)}" if y is None else f"shapes {shape_of(x)} and {shape_of(y)}"
+        condition = "x must be [*h, t, p], and y [*h, t, q] if given"
+        raise ValueError(sentence("comoments_of", condition, fact, "Flatten batch and position into one dimension t."))
+    if weights is not None and shape_of(weights) != shape_of(x)[-2:-1]:
+        condition, fact = f"weights must be one for each of the {x.shape[-2]} tokens", f"shape {shape_of(weights)}"
+        raise ValueError(sentence("comoments_of", condition, fact, "All heads share them."))
+    if not 0 <= group < GROUPS:
+        remedy = "Take it from group_of the key of the document."
+        raise ValueError(sentence("comoments_of", f"group must be 0 to {GROUPS - 1}", f"{group}", remedy))
+    if yy not in ("full", "diagonal", "trace"):
+        condition = "yy must be full, diagonal or trace"
+        raise ValueError(sentence("comoments_of", condition, f"{yy!r}", "The trace is enough for a score."))
