@@ -1,12 +1,14 @@
 """Clouds of tokens under repeated attention.
 
 evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
+null_band       what a Gaussian cloud would show; mardia_band, resample, Band
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
 equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, secular_equilibrium
 retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
 hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
 """
 
+from .bands import Band, resample
 from .contraction import Contraction
 from .evolution import Ascent, Trajectory, evolve
 from .fixed_points import Equilibrium, equilibrium, secular_equilibrium, spectral_radius
@@ -21,13 +23,18 @@ from .hopfield import (
     retrieve,
     separation,
 )
-from .observables import Verdict
+from .nulls import mardia_band, null_band
+from .verdict import Verdict
 
 __all__ = [
     "evolve",
     "Ascent",
     "Trajectory",
     "Verdict",
+    "Band",
+    "null_band",
+    "mardia_band",
+    "resample",
     "Contraction",
     "GaussianCloud",
     "hermite_growth",

@@ -21,8 +21,10 @@ from .._typing import Float, Int, Tensor
 from ..kernels.attention import attention
 from ..kernels.reference import Statistics
 from ..kernels.scoring import Scoring, Sight
+from .bands import Band, band_of_draws, band_of_mean
 from .contraction import Contraction, Given, contraction_of
-from .observables import OBSERVABLES, Seen, Verdict, verdict_of
+from .observables import OBSERVABLES, Seen, Step
+from .verdict import Verdict, verdict_of
 
 Placement = Literal["post", "pre", "peri"]
 
@@ -116,6 +118,24 @@ class Trajectory(NamedTuple):
             for i, cloud in enumerate(clouds)
         ]
 
+    def band(self, name: str, *, level: float = 0.95, of: Literal["mean", "cloud"] = "mean") -> Band:
+        """Where an observable lies at each time, from the clouds of the batch: low, middle and high [t].
+
+        Args:
+            of: "mean", where the mean over all clouds of this kind lies (Student's interval); "cloud", where one more
+                cloud lies (order statistics: 39 clouds for a level of 0.95). For one cloud evolve `resample` of it and
+                ask for the cloud.
+
+        Law: tests/laws/test_bands_hold_what_they_say.py.
+        """
+        if name not in self.observed or of not in ("mean", "cloud"):
+            condition, fact = 'name must be observed and of be "mean" or "cloud"', f"{name!r} and {of!r}"
+            remedy = f"Observed were {', '.join(self.observed) or 'none'}: ask evolve to observe it."
+            raise ValueError(sentence("Trajectory.band", condition, fact, remedy))
+        values = self.observed[name]
+        draws = values.reshape(values.shape[0], -1).mT.to(self.cloud.dtype)
+        return band_of_mean(draws, level=level) if of == "mean" else band_of_draws(draws, level=level)
+
 
 def evolve(
     cloud: Float[Tensor, "*b n d"] | Trajectory,
@@ -164,29 +184,29 @@ def evolve(
     statistics = "entropy" in names
     harmless = _harmless(x)
 
-    def record(at: int, x: Tensor, seen: Seen, moved: Tensor | None) -> None:
+    def record(at: int, x: Tensor, seen: Seen, step: Step | None) -> None:
         times.append(at)
         for name in names:
-            kept[name].append(OBSERVABLES[name](x, seen, moved))
+            kept[name].append(OBSERVABLES[name](x, seen, step))
 
-    moved: Tensor | None = None
+    made: Step | None = None
     end = first
     while end < first + steps:
-        y, seen, looked = _stepped(x, ascent, N, placement, statistics, harmless)
+        y, ascended, seen, looked = _stepped(x, ascent, N, placement, statistics, harmless)
         if end % every == 0 and (before is None or end > first):
-            record(end, looked, seen, moved)
+            record(end, looked, seen, made)
         end += 1
         finite = torch.isfinite(y).all((-2, -1)) & torch.isfinite(seen.log_normalizer).all((-2, -1))
         blown = torch.where(~finite & (blown < 0), end, blown)
-        moved = torch.where(finite[..., None, None], y - x, 0.0)
-        x = torch.where((blown < 0)[..., None, None], y, x)
+        made = Step(x, ascended, torch.where((blown < 0)[..., None, None], y, x))
+        x = made.after
         if progress:
             _bar(end - first, steps)
         if end % 64 == 0 and bool((blown >= 0).all()):  # asked for rarely: a GPU waits for the answer
             break
     if names and end % every == 0:
         looked = x if placement == "post" else N(x)
-        record(end, looked, ascent.attended(looked, statistics=statistics)[1], moved)
+        record(end, looked, ascent.attended(looked, statistics=statistics)[1], made)
     observed = {name: torch.stack(values) for name, values in kept.items() if values}
     whole = torch.tensor(times)
     if before is not None:
@@ -199,19 +219,19 @@ def evolve(
 
 def _stepped(
     x: Tensor, ascent: Ascent, N: Contraction, placement: Placement, statistics: bool, harmless: Tensor
-) -> tuple[Tensor, Seen, Tensor]:
-    """The cloud after a step, what attention saw, and the cloud that it looked at."""
+) -> tuple[Tensor, Tensor, Seen, Tensor]:
+    """The cloud after a step and after its ascent alone, what attention saw, and the cloud that it looked at."""
     tau = ascent.tau if not isinstance(ascent.tau, Tensor) else ascent.tau.to(x).expand(x.shape[:-2])[..., None, None]
     looked = x if placement == "post" else N(x)
     direction, seen = ascent.attended(looked, statistics=statistics)
     y = tau * (N(direction) if placement == "peri" else direction)
-    y = x + y if ascent.residual else y
+    ascended = y = x + y if ascent.residual else y
     if placement == "post":
         y = _contracted(y, N, harmless)
     if ascent.feed_forward is not None:
         change = ascent.feed_forward(y if placement == "post" else N(y))
         y = _contracted(y + change, N, harmless) if placement == "post" else y + change
-    return y, seen, looked
+    return y, ascended, seen, looked
 
 
 def _contracted(y: Tensor, N: Contraction, harmless: Tensor) -> Tensor:

@@ -4,20 +4,22 @@
     mean_fraction       |E x|² / E|x|²                               1: all tokens are one
     effective_rank      exp of the entropy of the eigenvalues of the covariance, made to sum to 1
     log_det             log det of the covariance / 2                the entropy of a Gaussian cloud, up to a constant
+    rank_one_residual   |X - 1 m'| / |X| in sqrt(|.|_1 |.|_inf)      0: all tokens are one             [dong21]
     log_pair_energy     log sum_ij exp(beta <x_i, B x_j>)            never decreases                 [theory 5.3]
     log_normalizers     sum_i G_i                                    conjectured not to               [theory 5.3]
     entropy             of the attention weights, mean over tokens
     self_weight         a_ii, mean over tokens                       near 1 the cloud is frozen       [theory 10.3]
-    displacement        |x' - x| / radius, root mean square
+    displacement        |x' - x| / radius, root mean square          of the step that led here
+    expansion           log tr C(x + tau A(x)) - log tr C(x)         of its ascent alone
+    contraction         log tr C(x') - log tr C(x + tau A(x))        of its normalisation alone
     skewness, kurtosis  Mardia's, 0 for a Gaussian
     sliced_wasserstein  to the Gaussian of the same moments, mean over directions; compare with its null
     clusters            connected components at 5 % of the radius
     within              how far tokens are from the middle of their component, as a part of the radius
 
-Read next: evolution.py, which records them.
+Read next: nulls.py (what a Gaussian cloud would show), evolution.py, which records them.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -38,73 +40,99 @@ class Seen(NamedTuple):
     own_logit: Float[Tensor, "*b h n"] | None
 
 
-class Verdict(NamedTuple):
-    """What has become of a cloud, and the numbers that say so.
+class Step(NamedTuple):
+    """The step that led to a cloud: the tokens before it, after its ascent alone, and after all of it."""
 
-    kind: "blow-up", "collapsed" (one cluster), "clusters", "frozen" (tokens attend to themselves), "gaussian" (not to
-        be told from one of the same size), or "other".
-    """
-
-    kind: str
-    evidence: dict[str, float]
+    before: Float[Tensor, "*b n d"]
+    ascended: Float[Tensor, "*b n d"]
+    after: Float[Tensor, "*b n d"]
 
 
-def radius(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def radius(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return x.square().sum(-1).mean(-1).sqrt()
 
 
-def mean_fraction(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def mean_fraction(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return x.mean(-2).square().sum(-1) / x.square().sum(-1).mean(-1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def effective_rank(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def effective_rank(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     values = torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0)
     p = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return (-torch.special.xlogy(p, p).sum(-1)).exp()
 
 
-def log_det(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def log_det(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0).log().sum(-1) / 2
 
 
-def log_pair_energy(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def rank_one_residual(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+    """What is left of the matrix of tokens when its mean row is taken away, as a part of it.
+
+    |R| = sqrt(max_j sum_i |R_ij| · max_i sum_j |R_ij|) is the composite norm of [dong21], whose residual is the least
+    over all rows v of |X - 1 v'|. The mean is that v in the Frobenius norm, and in the composite one it leaves at most
+    2 (1 - 1/n) times the least.
+    """
+    return _composite(x - x.mean(-2, keepdim=True)) / _composite(x).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def _composite(x: Tensor) -> Tensor:
+    return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
+
+
+def log_pair_energy(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return seen.log_normalizer.flatten(-2).logsumexp(-1)
 
 
-def log_normalizers(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def log_normalizers(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return seen.log_normalizer.sum((-2, -1))
 
 
-def entropy(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def entropy(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return torch.full_like(x[..., 0, 0], torch.nan) if seen.entropy is None else seen.entropy.mean((-2, -1))
 
 
-def self_weight(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def self_weight(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     if seen.own_logit is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
     return (seen.own_logit - seen.log_normalizer).clamp(max=0.0).exp().mean((-2, -1))
 
 
-def displacement(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
-    if moved is None:
+def displacement(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+    if step is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
-    return moved.square().sum(-1).mean(-1).sqrt() / radius(x, seen, moved).clamp(min=torch.finfo(x.dtype).tiny)
+    moved = (step.after - step.before).square().sum(-1).mean(-1).sqrt()
+    return moved / radius(x, seen, step).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def skewness(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def expansion(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+    """Up to rounding also the log ratio of mean squared distances of pairs, 2 tr C n / (n - 1)."""
+    return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(step.ascended) - _spread(step.before)
+
+
+def contraction(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+    """To the cloud that is recorded; a feed-forward map, where there is one, is on that side."""
+    return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(x) - _spread(step.ascended)
+
+
+def _spread(x: Tensor) -> Tensor:
+    return x.var(-2, correction=0).sum(-1).clamp(min=torch.finfo(x.dtype).tiny).log()
+
+
+def skewness(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     """E (z_i · z_j)^3 over pairs, z standardised: the squared length of the third moment, in d^3 and not n^2."""
     z = standardised(x)
     third = torch.einsum("...ni,...nj,...nk->...ijk", z, z, z) / x.shape[-2]
     return third.square().sum((-3, -2, -1))
 
 
-def kurtosis(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def kurtosis(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     """E |z|^4 - d (d + 2), z standardised."""
     d = x.shape[-1]
     return standardised(x).square().sum(-1).square().mean(-1) - d * (d + 2)
 
 
-def sliced_wasserstein(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def sliced_wasserstein(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     """The mean over directions of the distance of sorted projections to the quantiles of N(0, 1)."""
     z, n = standardised(x), x.shape[-2]
     generator = torch.Generator().manual_seed(0)
@@ -114,7 +142,7 @@ def sliced_wasserstein(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
     return ((z @ directions).sort(-2).values - quantiles.unsqueeze(-1)).square().mean(-2).sqrt().mean(-1)
 
 
-def clusters(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def clusters(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     """Connected components of the tokens nearer than 5 % of the radius, among at most 600 of them."""
     labels, _ = components(x.reshape(-1, *x.shape[-2:]))
     return (labels == torch.arange(labels.shape[-1], device=x.device)).sum(-1).reshape(x.shape[:-2])
@@ -135,7 +163,7 @@ def components(x: Float[Tensor, "b n d"]) -> tuple[Tensor, Float[Tensor, "b m d"
         labels = least
 
 
-def within(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
+def within(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     """The distance of tokens from the middle of their component, root mean square, as a part of the radius.
 
     Near 0 the components are clusters; a dense cloud is one component and no cluster.
@@ -152,8 +180,8 @@ def within(x: Tensor, seen: Seen, moved: Tensor | None) -> Tensor:
 OBSERVABLES: dict[str, Any] = {
     f.__name__: f
     for f in (
-        radius, mean_fraction, effective_rank, log_det, log_pair_energy, log_normalizers, entropy, self_weight,
-        displacement, skewness, kurtosis, sliced_wasserstein, clusters, within,
+        radius, mean_fraction, effective_rank, log_det, rank_one_residual, log_pair_energy, log_normalizers, entropy,
+        self_weight, displacement, expansion, contraction, skewness, kurtosis, sliced_wasserstein, clusters, within,
     )
 }  # fmt: skip
 
@@ -165,40 +193,3 @@ def standardised(x: Tensor) -> Tensor:
     least = x.shape[-1] * torch.finfo(x.dtype).eps * values[..., -1:].clamp(min=torch.finfo(x.dtype).tiny)
     scale = torch.where(values > least, values.clamp(min=torch.finfo(x.dtype).tiny).rsqrt(), 0.0)
     return (x - mean.unsqueeze(-2)) @ (vectors * scale.unsqueeze(-2))
-
-
-def gaussian_null(n: int, d: int, *, level: float = 0.99, draws: int = 200) -> float:
-    """The distance that `sliced_wasserstein` stays below for a Gaussian cloud of n tokens, with this probability."""
-    generator = torch.Generator().manual_seed(1)
-    nothing = Seen(torch.zeros(1), None, None)
-    found = [
-        sliced_wasserstein(torch.randn(n, d, generator=generator, dtype=torch.float64), nothing, None)
-        for _ in range(draws)
-    ]
-    return float(torch.stack(found).quantile(level))
-
-
-def verdict_of(x: Float[Tensor, "n d"], seen: Seen, blown: int) -> Verdict:
-    """What has become of one cloud."""
-    n, d = x.shape
-    if blown >= 0:
-        return Verdict("blow-up", {"step": blown, "radius": float(radius(x, seen, None))})
-    evidence = {
-        "clusters": float(clusters(x, seen, None)),
-        "within": float(within(x, seen, None)),
-        "mean_fraction": float(mean_fraction(x, seen, None)),
-        "effective_rank": float(effective_rank(x, seen, None)),
-        "self_weight": float(self_weight(x, seen, None)),
-    }
-    if n == 1 or (evidence["within"] < LINK and evidence["clusters"] <= min(n, SAMPLE) / 5):
-        return Verdict("collapsed" if evidence["clusters"] == 1 else "clusters", evidence)
-    if evidence["self_weight"] > 0.5:
-        return Verdict("frozen", evidence)
-    evidence["sliced_wasserstein"] = float(sliced_wasserstein(x, seen, None))
-    evidence["sliced_wasserstein of a gaussian"] = gaussian_null(n, d)
-    evidence["kurtosis"] = float(kurtosis(x, seen, None))
-    # Mardia's: kurtosis of n tokens of a Gaussian has variance 8 d (d + 2) / n.
-    usual = abs(evidence["kurtosis"]) < 3 * math.sqrt(8 * d * (d + 2) / n)
-    if usual and evidence["sliced_wasserstein"] <= evidence["sliced_wasserstein of a gaussian"]:
-        return Verdict("gaussian", evidence)
-    return Verdict("other", evidence)

@@ -1,0 +1,60 @@
+"""Bands and nulls of clouds say what is wrong with a name, a level, or a number of draws."""
+
+import torch
+from form import each_of, refused
+
+from gradlogz import Ascent, evolve, mardia_band, null_band, resample
+
+F64 = torch.float64
+x = torch.randn(9, 3, dtype=F64)
+
+
+def trajectory(*batch):
+    return evolve(torch.randn(*batch, 9, 3, dtype=F64), Ascent(), steps=1, observe=["radius"])
+
+
+ERRORS = [
+    (
+        ValueError,
+        "Trajectory.band: name must be observed and of be \"mean\" or \"cloud\"; got 'entropy' and 'mean'.",
+        lambda: trajectory(3).band("entropy"),
+    ),
+    (
+        ValueError,
+        "band_of_mean: level must be in (0, 1) and draws at least 2; got 0.95 and 1 draws.",
+        lambda: trajectory().band("radius"),
+    ),
+    (
+        ValueError,
+        "band_of_draws: level must be in (0, 1) and draws at least 2 / (1 - level) - 1; got 0.95 and 8 draws.",
+        lambda: trajectory(8).band("radius", of="cloud"),
+    ),
+    (
+        ValueError,
+        "band_of_draws: level must be in (0, 1) and draws at least 2 / (1 - level) - 1; got 1.0 and 199 draws.",
+        lambda: null_band("radius", x, level=1.0),
+    ),
+    (
+        ValueError,
+        "resample: cloud must be [n, d] and draws positive; got shape (2, 9, 3) and 5.",
+        lambda: resample(x.expand(2, 9, 3), 5),
+    ),
+    (ValueError, "null_band: name must be that of an observable; got 'energy'.", lambda: null_band("energy", x)),
+    (
+        ValueError,
+        "null_band: cloud must be [*b, n, d] with n above 1; got shape (1, 3).",
+        lambda: null_band("radius", x[:1]),
+    ),
+    (TypeError, "null_band: ascent must be given for entropy; got none.", lambda: null_band("entropy", x)),
+    (
+        ValueError,
+        'mardia_band: name must be "skewness" or "kurtosis", level in (0, 1) and n above dim + 1; '
+        "got 'kurtosis', 0.95, n=3 and dim=2.",
+        lambda: mardia_band("kurtosis", 3, 2),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)
