@@ -1,0 +1,258 @@
+// What a page does: draws its figures, plays its clouds, sorts, folds, changes its theme, hands out its data.
+"use strict";
+(() => {
+  const { name, data, palettes, tones, symbols, figures, tables } = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const coarse = matchMedia("(pointer: coarse)").matches;
+  const theme = () => root.dataset.theme || (dark.matches ? "dark" : "light");
+
+  // Colours and words ---------------------------------------------------------------------------------------------
+
+  // "@blue/0.2" under a key that is about colour becomes the colour of the theme; words lose what plotly reads as markup.
+  const WORDS = new Set(["name", "text", "ticktext"]);
+  const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("\n", "<br>");
+  function colour(text, palette) {
+    const found = /^@([a-z]+)(?:\/([\d.]+))?$/.exec(text);
+    if (!found || !(found[1] in palette)) return text;
+    const hex = palette[found[1]];
+    const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    return found[2] ? `rgba(${parts.join(",")},${found[2]})` : hex;
+  }
+  function dressed(value, palette, key = "") {
+    if (typeof value === "string") return /color/i.test(key) ? colour(value, palette) : WORDS.has(key) ? safe(value) : value;
+    if (Array.isArray(value)) return /^[xyz]$/.test(key) ? value : value.map((item) => dressed(item, palette, key));
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, dressed(v, palette, k)]));
+    }
+    return value;
+  }
+
+  function frame(layout, palette, width) {
+    const axis = {
+      gridcolor: palette.rule, linecolor: palette.soft, tickcolor: palette.soft, zeroline: false, showline: true, ticks: "outside",
+      ticklen: 4, automargin: true, title: { standoff: 8 }, minor: { ticks: "" },
+    };
+    const merged = { ...layout };
+    for (const which of ["xaxis", "yaxis"]) {
+      merged[which] = { ...axis, ...layout[which], title: { ...axis.title, ...(layout[which] || {}).title } };
+    }
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 12, r: 12, t: 8, b: 12 },
+      font: { family: getComputedStyle(document.body).fontFamily, size: width < 480 ? 11 : 12, color: palette.ink },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
+      hoverlabel: { bgcolor: palette.raised, bordercolor: palette.rule, font: { color: palette.ink } },
+      dragmode: coarse ? false : "zoom", ...merged,
+    };
+  }
+
+  // Clouds ----------------------------------------------------------------------------------------------------------
+
+  const states = {};
+  function state(id) {
+    if (!(id in states)) {
+      const { frames } = figures[id];
+      const all = frames.flat(2).map(Math.abs);
+      const reach = all.reduce((a, b) => Math.max(a, b), 0) || 1;
+      states[id] = { at: frames.length - 1, turn: 35, tilt: 20, reach, timer: null };
+    }
+    return states[id];
+  }
+  function seen([a, b, c], { turn, tilt }) {
+    const s = (turn * Math.PI) / 180, t = (tilt * Math.PI) / 180;
+    const right = a * Math.cos(s) - b * Math.sin(s), deep = a * Math.sin(s) + b * Math.cos(s);
+    return [right, c * Math.cos(t) + deep * Math.sin(t)];
+  }
+  function places(id) {
+    const { frames, labels } = figures[id], s = state(id);
+    const tokens = frames[s.at].map((token) => (labels.length === 3 ? seen(token, s) : token));
+    return [tokens.map((p) => p[0]), tokens.map((p) => p[1])];
+  }
+  function cross(id) {
+    const s = state(id), r = 1.05 * s.reach;
+    return [[r, 0, 0], [0, r, 0], [0, 0, r]].map((end) => seen(end, s));
+  }
+  function cloud(id) {
+    const { groups, labels, names, equal } = figures[id], s = state(id);
+    const [x, y] = places(id);
+    const marker = {
+      size: x.length > 300 ? 5 : 7, opacity: 0.75, line: { width: 0 },
+      color: groups.map((g) => `@${tones[g % tones.length]}`),
+      symbol: groups.map((g) => symbols[Math.floor(g / tones.length) % symbols.length]),
+    };
+    const tokens = { type: "scatter", mode: "markers", x, y, marker, hoverinfo: "text", text: groups.map((g, i) => `token ${i}, cluster ${g + 1}`), name: "tokens" };
+    const ends = [-1.12 * s.reach, 1.12 * s.reach];
+    if (labels.length < 3) {
+      const layout = { xaxis: { title: { text: labels[0] } }, yaxis: { title: { text: labels[1] } }, showlegend: false };
+      if (equal) {
+        layout.xaxis = { ...layout.xaxis, range: ends, constrain: "domain" };
+        layout.yaxis = { ...layout.yaxis, range: ends, scaleanchor: "x", constrain: "domain" };
+      }
+      return { traces: [tokens], layout };
+    }
+    const arms = cross(id).map((end, i) => ({
+      type: "scatter", mode: "lines+text", x: [0, end[0]], y: [0, end[1]], text: ["", names[i]], textposition: "top center",
+      line: { color: "@soft", width: 1 }, hoverinfo: "skip", name: names[i], textfont: { color: "@soft" },
+    }));
+    const bare = { showgrid: false, showline: false, showticklabels: false, ticks: "", range: ends };
+    const layout = {
+      showlegend: false, dragmode: false, xaxis: { ...bare, title: { text: labels.join(",  ") } },
+      yaxis: { ...bare, scaleanchor: "x", title: { text: "" } },
+    };
+    return { traces: [tokens, ...arms], layout };
+  }
+  function show(id) {
+    const box = document.querySelector(`[data-figure="${CSS.escape(id)}"]`), s = state(id);
+    const [x, y] = places(id);
+    const xs = [x], ys = [y];
+    if (figures[id].labels.length === 3) cross(id).forEach((end) => { xs.push([0, end[0]]); ys.push([0, end[1]]); });
+    Plotly.restyle(box, { x: xs, y: ys }, xs.map((_, i) => i));
+    const bar = document.querySelector(`[data-transport="${CSS.escape(id)}"]`);
+    bar.querySelector(".time").value = s.at;
+    bar.querySelector(".time").setAttribute("aria-valuetext", `step ${figures[id].times[s.at]}`);
+    bar.querySelector("output").textContent = figures[id].times[s.at];
+    const turn = bar.querySelector(".turn");
+    if (turn) turn.value = ((s.turn % 360) + 360) % 360;
+  }
+  function stop(id) {
+    const s = state(id), button = document.querySelector(`[data-transport="${CSS.escape(id)}"] .play`);
+    clearInterval(s.timer);
+    s.timer = null;
+    button.textContent = "▶";
+    button.setAttribute("aria-pressed", "false");
+    button.setAttribute("aria-label", "Play");
+  }
+  function play(id) {
+    const s = state(id), last = figures[id].frames.length - 1;
+    const button = document.querySelector(`[data-transport="${CSS.escape(id)}"] .play`);
+    if (s.timer !== null) return stop(id);
+    if (s.at >= last) s.at = 0;
+    button.textContent = "❚❚";
+    button.setAttribute("aria-pressed", "true");
+    button.setAttribute("aria-label", "Pause");
+    s.timer = setInterval(() => {
+      s.at += 1;
+      show(id);
+      if (s.at >= last) stop(id);
+    }, 70);
+  }
+  function turnable(box, id) {
+    let from = null;
+    box.addEventListener("pointerdown", (e) => { from = [e.clientX, e.clientY]; });
+    addEventListener("pointerup", () => { from = null; });
+    box.addEventListener("pointermove", (e) => {
+      if (!from) return;
+      const s = state(id);
+      s.turn -= (e.clientX - from[0]) / 2;
+      s.tilt = Math.max(-90, Math.min(90, s.tilt + (e.clientY - from[1]) / 2));
+      from = [e.clientX, e.clientY];
+      show(id);
+    });
+  }
+
+  // Figures ---------------------------------------------------------------------------------------------------------
+
+  const drawing = (id) => ("frames" in figures[id] ? cloud(id) : figures[id]);
+  const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+  function draw(box) {
+    const id = box.dataset.figure, palette = palettes[theme()];
+    const { traces, layout } = drawing(id);
+    const done = Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
+    return done.then(() => { box.dataset.drawn = theme(); });
+  }
+  // One after the other, from the top, so that the first can be read while the last are drawn.
+  async function drawAll(scope) {
+    for (const box of scope.querySelectorAll("[data-figure]")) {
+      if (box.clientWidth === 0 || box.dataset.drawn === theme()) continue;
+      await draw(box);
+      await new Promise((next) => setTimeout(next));
+    }
+  }
+
+  // Files -----------------------------------------------------------------------------------------------------------
+
+  function give(text, kind, file) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: kind }));
+    link.download = file;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+  const quoted = (cell) => (/[",\n\r]/.test(String(cell)) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell ?? ""));
+  const csv = (columns, rows) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+  function figureRows(figure) {
+    if ("frames" in figure) {
+      const rows = figure.frames.flatMap((tokens, t) => tokens.map((token, i) => [figure.times[t], i, figure.groups[i] + 1, ...token]));
+      return [["step", "token", "cluster", ...figure.names], rows];
+    }
+    const rows = figure.traces.flatMap(({ name, type, x, y, z }) => (type === "heatmap"
+      ? z.flatMap((row, i) => row.map((value, j) => [name, x[j], y[i], value]))
+      : x.map((at, i) => [name, at, y[i], null])));
+    return [["name", "x", "y", "value"], rows];
+  }
+  async function take(button) {
+    const { take: kind, of: id, as } = button.dataset;
+    const file = `${name}${id ? `-${id}` : ""}.${as}`;
+    if (kind === "page") return give(JSON.stringify(data, null, 1), "application/json", file);
+    if (kind === "table") {
+      const { columns, rows } = tables[id];
+      const objects = () => rows.map((row) => Object.fromEntries(columns.map((c, i) => [c, row[i]])));
+      return as === "csv" ? give(csv(columns, rows), "text/csv", file) : give(JSON.stringify(objects(), null, 1), "application/json", file);
+    }
+    if (as === "json") return give(JSON.stringify(figures[id]), "application/json", file);
+    if (as === "csv") return give(csv(...figureRows(figures[id])), "text/csv", file);
+    const { traces, layout } = drawing(id), palette = palettes.light;  // on paper, whatever the screen
+    const box = document.querySelector(`[data-figure="${CSS.escape(id)}"]`);
+    const size = { width: 720, height: "frames" in figures[id] ? 720 : 440 };
+    const whole = frame(dressed(layout, palette), palette, 720);
+    whole.title = { text: safe(figures[id].title), x: 0.01, xanchor: "left", font: { size: 15 } };
+    whole.margin = { l: 12, r: 16, t: 72, b: 12 };
+    whole.paper_bgcolor = palette.paper;
+    whole.font.family = "Helvetica, Arial, sans-serif";
+    const url = await Plotly.toImage({ data: dressed(traces, palette), layout: whole }, { format: "svg", ...size });
+    give(decodeURIComponent(url.slice(url.indexOf(",") + 1)), "image/svg+xml", file);
+    box.dataset.taken = as;
+  }
+
+  // Tables ----------------------------------------------------------------------------------------------------------
+
+  function sort(head) {
+    const table = head.closest("table"), body = table.tBodies[0], { rows } = tables[table.dataset.table];
+    const column = [...head.parentNode.children].indexOf(head);
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const value = (row) => rows[row.dataset.row][column];
+    const order = (a, b) => (a === null) - (b === null) // what is missing comes last, either way
+      || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+    [...body.rows].sort((a, b) => order(value(a), value(b))).forEach((row) => body.append(row));
+  }
+
+  // Everything together ---------------------------------------------------------------------------------------------
+
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", () => drawAll(details));
+  for (const head of document.querySelectorAll("th")) head.querySelector("button").addEventListener("click", () => sort(head));
+  for (const button of document.querySelectorAll("[data-take]")) button.addEventListener("click", () => take(button));
+  for (const bar of document.querySelectorAll("[data-transport]")) {
+    const id = bar.dataset.transport;
+    bar.querySelector(".play").addEventListener("click", () => play(id));
+    bar.querySelector(".time").addEventListener("input", (e) => { if (state(id).timer !== null) stop(id); state(id).at = Number(e.target.value); show(id); });
+    const turn = bar.querySelector(".turn");
+    if (turn) {
+      turn.addEventListener("input", () => { state(id).turn = Number(turn.value); show(id); });
+      turnable(document.querySelector(`[data-figure="${CSS.escape(id)}"]`), id);
+    }
+  }
+  document.getElementById("fold").addEventListener("click", ({ target }) => {
+    const fold = target.getAttribute("aria-pressed") === "false";
+    target.setAttribute("aria-pressed", String(fold));
+    target.textContent = fold ? "Open all" : "Fold all";
+    for (const details of document.querySelectorAll("details.section")) details.open = !fold;
+  });
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = theme() === "dark" ? "light" : "dark";
+    drawAll(document);
+  });
+  dark.addEventListener("change", () => drawAll(document));
+  drawAll(document).then(() => { root.dataset.ready = "yes"; });
+})();

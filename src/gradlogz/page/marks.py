@@ -1,0 +1,171 @@
+"""Figures, as plain data: axes that say what is on them, and what is drawn between them.
+
+    Line  Band  Points  Heat        marks
+    Figure                          two axes and marks
+    Cloud                           tokens that move, with play and scrub
+
+A colour is a name of palette.py.
+
+Read next: rendering.py, where marks become traces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is on an axis: a name, the formula, the unit.
+
+    range: its ends; found from the marks if none is given.
+    names: categories, at 0, 1, 2, ...; numbers if none are given.
+    """
+
+    name: str
+    unit: str
+    formula: str = ""
+    scale: Literal["linear", "log"] = "linear"
+    range: tuple[float, float] | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The three in a line."""
+        formula = f"  {self.formula}" if self.formula else ""
+        return f"{self.name}{formula}  [{self.unit}]"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve; dashed for what theory says."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = "blue"
+    dash: Literal["solid", "dash", "dot"] = "solid"
+
+    def traces(self) -> list[dict[str, Any]]:
+        """As plotly draws it."""
+        width = 2 if self.dash == "solid" else 1.8
+        line = {"color": f"@{self.colour}", "dash": self.dash, "width": width}
+        return [_scatter(self.name, self.x, self.y, mode="lines", line=line)]
+
+
+@dataclass(frozen=True)
+class Band:
+    """All between two curves."""
+
+    name: str
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: str = "blue"
+
+    def traces(self) -> list[dict[str, Any]]:
+        """As plotly draws it: an invisible curve, and a second filled down to it."""
+        bare = {"mode": "lines", "line": {"width": 0, "color": f"@{self.colour}"}, "hoverinfo": "skip"}
+        low = _scatter(f"{self.name}, low", self.x, self.low, showlegend=False, legendgroup=self.name, **bare)
+        fill = {"fill": "tonexty", "fillcolor": f"@{self.colour}/0.16"}
+        return [low, _scatter(self.name, self.x, self.high, legendgroup=self.name, **bare, **fill)]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Single points, with a word for each if wanted."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = "blue"
+    symbol: str = "circle"
+    text: Sequence[str] = ()
+
+    def traces(self) -> list[dict[str, Any]]:
+        """As plotly draws it."""
+        marker = {"color": f"@{self.colour}", "symbol": self.symbol, "size": 8}
+        words = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
+        return [_scatter(self.name, self.x, self.y, mode="markers", marker=marker, **words)]
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A number, or one of some categories, at each place of a grid; values[row][column], rows along y.
+
+    categories: names and colours of the values 0, 1, 2, ...; a scale of numbers if none are given.
+    hover: what is said of each place.
+    """
+
+    name: str
+    x: Numbers
+    y: Numbers
+    values: Sequence[Sequence[float | None]]
+    hover: Sequence[Sequence[str]]
+    categories: tuple[tuple[str, str], ...] = ()
+
+    def traces(self) -> list[dict[str, Any]]:
+        """As plotly draws it."""
+        rows = [list(row) for row in self.values]
+        trace: dict[str, Any] = {
+            "type": "heatmap", "name": self.name, "x": list(self.x), "y": list(self.y), "z": rows,
+            "text": [list(row) for row in self.hover], "hoverinfo": "text", "xgap": 1, "ygap": 1,
+            "colorbar": {"title": {"text": self.name, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+        }  # fmt: skip
+        if not self.categories:
+            return [{**trace, "colorscale": "Cividis"}]
+        count = len(self.categories)
+        steps = [[end, f"@{colour}"] for i, (_, colour) in enumerate(self.categories) for end in _ends(i, count)]
+        bar = {**trace["colorbar"], "tickvals": list(range(count)), "ticktext": [name for name, _ in self.categories]}
+        return [{**trace, "zmin": -0.5, "zmax": count - 0.5, "colorscale": steps, "colorbar": bar}]
+
+
+Mark = Line | Band | Points | Heat
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Marks between two axes.
+
+    name: unique on its page; of the files it is exported to.
+    wide: whether it takes the whole width.
+    """
+
+    kind: ClassVar[str] = "figure"
+    name: str
+    title: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    caption: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Tokens that move.
+
+    frames: for each time, the coordinates of each token; with three, the reader turns them.
+    groups: of each token, for its colour.
+    """
+
+    kind: ClassVar[str] = "cloud"
+    name: str
+    title: str
+    axes: tuple[Axis, ...]
+    times: Sequence[int]
+    frames: Sequence[Sequence[Sequence[float]]]
+    groups: Sequence[int]
+    caption: str = ""
+    equal: bool = True
+    wide: bool = False
+
+
+def _scatter(name: str, x: Numbers, y: Numbers, **rest: Any) -> dict[str, Any]:
+    return {"type": "scatter", "name": name, "x": list(x), "y": list(y), **rest}
+
+
+def _ends(index: int, count: int) -> tuple[float, float]:
+    return index / count, (index + 1) / count
