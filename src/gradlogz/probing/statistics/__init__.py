@@ -12,6 +12,10 @@ merge           two states into that of both; to_tensors and from_tensors for fi
 from .comoments import Comoments, Moments, comoments_of, jackknife, jackknifed
 from .estimates import Estimate, benjamini_hochberg, p_value, permutation_p, student_p, student_quantile
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
+from .histogram import Histogram, histogram_of, quantiles
+from .regression import Fit, affine_fit, solve
+from .sample import SAMPLE, Sample, chosen, sample_of
+from .storage import from_tensors, merge, to_tensors
 from .sums import Sums, bootstrap, correlation, documents, mean, moment_columns, ratio, sums_of, variance
 
 __all__ = [
@@ -35,10 +39,23 @@ __all__ = [
     "comoments_of",
     "jackknife",
     "jackknifed",
+    "affine_fit",
+    "Fit",
+    "solve",
+    "Histogram",
+    "histogram_of",
+    "quantiles",
+    "SAMPLE",
+    "Sample",
+    "chosen",
+    "sample_of",
     "Estimate",
     "p_value",
     "student_p",
     "student_quantile",
     "permutation_p",
     "benjamini_hochberg",
+    "merge",
+    "to_tensors",
+    "from_tensors",
 ]

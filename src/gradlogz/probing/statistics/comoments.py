@@ -20,9 +20,9 @@ import torch
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
+from .border import check_alike, double
 from .estimates import Estimate, student_quantile
 from .hashing import GROUPS
-from .sums import double
 
 
 class Moments(NamedTuple):
@@ -31,16 +31,16 @@ class Moments(NamedTuple):
     yy is [q, q], its diagonal [q] or its trace []; without y all that concerns it is None.
     """
 
-    count: Float[Tensor, "*v"]
+    tokens: Float[Tensor, "*v"]
     mean_x: Float[Tensor, "*vh p"]
     xx: Float[Tensor, "*vh p p"]
-    mean_y: Float[Tensor, "*vh q"] | None = None
-    xy: Float[Tensor, "*vh p q"] | None = None
-    yy: Float[Tensor, "..."] | None = None
+    mean_y: Float[Tensor, "*vh q"] = None  # type: ignore[assignment]
+    xy: Float[Tensor, "*vh p q"] = None  # type: ignore[assignment]
+    yy: Float[Tensor, "..."] = None  # type: ignore[assignment]
 
     def divided(self, products: Tensor) -> Tensor:
         """Products over the count: covariances, divided by n. NaN where there are no tokens."""
-        return products / self.count.reshape(*self.count.shape, *(1,) * (products.ndim - self.count.ndim))
+        return products / self.tokens.reshape(*self.tokens.shape, *(1,) * (products.ndim - self.tokens.ndim))
 
     @property
     def covariance(self) -> Float[Tensor, "*vh p p"]:
@@ -49,14 +49,13 @@ class Moments(NamedTuple):
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both sets; a set of no tokens is neutral."""
-        n = self.count + other.count
-        part = torch.where(n > 0, other.count / n, 0.0)
-        both = self.count * part
+        check_alike("Moments.merge", self, other)
+        n = self.tokens + other.tokens
+        part = torch.where(n > 0, other.tokens / n, 0.0)
+        both = self.tokens * part
         dx = other.mean_x - self.mean_x
         found = Moments(n, self.mean_x + part * dx, self.xx + other.xx + both * _outer(dx, dx))
-        if self.mean_y is None or self.xy is None or self.yy is None:
-            return found
-        if other.mean_y is None or other.xy is None or other.yy is None:
+        if self.mean_y is None:
             return found
         dy = other.mean_y - self.mean_y
         squares = _squares(dy.unsqueeze(-2), self.yy.ndim - self.mean_y.ndim)
@@ -66,8 +65,14 @@ class Moments(NamedTuple):
             yy=self.yy + other.yy + both * squares,
         )
 
+    @property
+    def spread_y(self) -> Float[Tensor, "..."]:
+        """The trace of yy, whichever part of it was kept."""
+        kept = self.yy.ndim - self.mean_y.ndim
+        return self.yy.diagonal(dim1=-2, dim2=-1).sum(-1) if kept == 1 else self.yy.sum(-1) if kept == 0 else self.yy
+
     def _of(self, version: int) -> "Moments":
-        return Moments(*(None if field is None else field[version] for field in self))
+        return Moments(*(None if field is None else field[version] for field in self))  # type: ignore[arg-type]
 
 
 class Comoments(NamedTuple):
@@ -81,17 +86,19 @@ class Comoments(NamedTuple):
         return Comoments(tuple(b if a is None else a if b is None else a.merge(b) for a, b in pairs))
 
     @property
-    def count(self) -> Float[Tensor, " g"]:
+    def tokens(self) -> Float[Tensor, " g"]:
         """Tokens of each of the eight groups."""
-        zero = torch.zeros_like(next(group.count for group in self.groups if group is not None))
-        return torch.stack([zero if group is None else group.count for group in self.groups])
+        zero = torch.zeros_like(next(group.tokens for group in self.groups if group is not None))
+        return torch.stack([zero if group is None else group.tokens for group in self.groups])
 
     def only(self, group: int) -> Moments:
-        """The moments of one group, of count 0 if it was never met."""
+        """The moments of one group, of no tokens if it was never met."""
+        _check_group("Comoments.only", group)
         return self._joined([[g == group for g in range(GROUPS)]])._of(0)
 
     def without(self, group: int) -> Moments:
         """The moments of all groups but one."""
+        _check_group("Comoments.without", group)
         return self._joined([[g != group for g in range(GROUPS)]])._of(0)
 
     def total(self) -> Moments:
@@ -100,7 +107,7 @@ class Comoments(NamedTuple):
 
     def present(self) -> list[int]:
         """The groups that have tokens."""
-        return [g for g, count in enumerate(self.count.tolist()) if count > 0]
+        return [g for g, tokens in enumerate(self.tokens.tolist()) if tokens > 0]
 
     def versions(self) -> Moments:
         """The moments of all groups, [0], and of all but one, [1:], for each group that has tokens."""
@@ -110,17 +117,19 @@ class Comoments(NamedTuple):
         """The moments of v unions of groups at once: xx = sum_g xx_g + sum_g n_g (mean_g - mean)(mean_g - mean)ᵀ."""
         met = [g for g, group in enumerate(self.groups) if group is not None]
         fields = zip(*(group for group in self.groups if group is not None), strict=True)
-        n, x, xx, y, xy, yy = (None if field[0] is None else torch.stack(field) for field in fields)
+        stacked: list[Any] = [None if field[0] is None else torch.stack(field) for field in fields]
+        n, x, xx, y, xy, yy = stacked
         keep = torch.tensor(kept, dtype=n.dtype, device=n.device)[:, met]
         weight, count = keep * n, keep @ n
         share = torch.where(count.unsqueeze(-1) > 0, weight / count.unsqueeze(-1), 0.0)
-        mean_x, between_x = _centred(share, x)
+        whole = n / n.sum().clamp(min=1e-300)
+        mean_x, between_x = _centred(share, whole, x)
         root = weight.sqrt().reshape(*weight.shape, *(1,) * (x.ndim - 1))
         r = (root * between_x).movedim(1, -2)  # [v, *h, g, p]
         found = Moments(count, mean_x, _symmetric(torch.tensordot(keep, xx, 1) + r.mT @ r))
         if y is None:
             return found
-        mean_y, between_y = _centred(share, y)
+        mean_y, between_y = _centred(share, whole, y)
         s = (root * between_y).movedim(1, -2)
         yy = torch.tensordot(keep, yy, 1) + _squares(s, yy.ndim - y.ndim)
         return found._replace(mean_y=mean_y, xy=torch.tensordot(keep, xy, 1) + r.mT @ s, yy=yy)
@@ -164,17 +173,17 @@ def jackknife(function: Callable[[Moments], Tensor], comoments: Comoments) -> Es
     The function is called once, on the moments of all groups and of all but one: [1 + G, ...] to [1 + G, *e].
     """
     found = function(comoments.versions())
-    n = comoments.count[comoments.present()]
+    n = comoments.tokens[comoments.present()]
     return jackknifed(found[0], found[1:], n)
 
 
-def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], count: Float[Tensor, " g"]) -> Estimate:
-    """The interval of a value from those without each group, of `count` tokens each."""
-    G = len(count)
+def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: Float[Tensor, " g"]) -> Estimate:
+    """The interval of a value from those without each group, of so many tokens each."""
+    G = len(tokens)
     if G < 2:
         nothing = torch.full_like(value, torch.nan)
         return Estimate(value, nothing, nothing, torch.full_like(value, G - 1))
-    h = (count.sum() / count).to(value.dtype).reshape(G, *(1,) * value.ndim)
+    h = (tokens.sum() / tokens).to(value.dtype).reshape(G, *(1,) * value.ndim)
     pseudo = h * value - (h - 1) * left
     centre = G * value - ((1 - 1 / h) * left).sum(0)
     v = ((pseudo - centre).square() / (h - 1)).mean(0)
@@ -188,7 +197,7 @@ def _deviations(x: Tensor, w: Tensor, seen: Tensor | None) -> tuple[Tensor, Tens
     if seen is not None:
         x = torch.where(seen, x, 0.0)
     total = w.sum().clamp(min=torch.finfo(w.dtype).tiny)
-    m = (w.mT @ x / total).detach()
+    m = w.mT @ x / total
     deviation = x - m
     left = (w.mT @ deviation / total).squeeze(-2)
     return double(m.squeeze(-2)) + double(left), w.sqrt() * deviation, double(left)
@@ -214,9 +223,9 @@ def _symmetric(products: Tensor) -> Tensor:
     return (products + products.mT) / 2
 
 
-def _centred(share: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+def _centred(share: Tensor, whole: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of each union, [v, *h, p], and how far the groups are from it, [v, g, *h, p]."""
-    origin = means.mean(0)
+    origin = torch.tensordot(whole, means, 1)  # offsets keep the digits that large means would cost
     offsets = means - origin
     mean = torch.tensordot(share, offsets, 1)
     return origin + mean, offsets - mean.unsqueeze(1)
@@ -230,9 +239,13 @@ def _check(x: Tensor, y: Tensor | None, group: int, weights: Tensor | None, yy: 
     if weights is not None and shape_of(weights) != shape_of(x)[-2:-1]:
         condition, fact = f"weights must be one for each of the {x.shape[-2]} tokens", f"shape {shape_of(weights)}"
         raise ValueError(sentence("comoments_of", condition, fact, "All heads share them."))
-    if not 0 <= group < GROUPS:
-        remedy = "Take it from group_of the key of the document."
-        raise ValueError(sentence("comoments_of", f"group must be 0 to {GROUPS - 1}", f"{group}", remedy))
+    _check_group("comoments_of", group)
     if yy not in ("full", "diagonal", "trace"):
         condition = "yy must be full, diagonal or trace"
         raise ValueError(sentence("comoments_of", condition, f"{yy!r}", "The trace is enough for a score."))
+
+
+def _check_group(call: str, group: int) -> None:
+    if not 0 <= group < GROUPS:
+        remedy = "Take it from group_of the key of the document."
+        raise ValueError(sentence(call, f"group must be 0 to {GROUPS - 1}", f"{group}", remedy))

@@ -22,6 +22,7 @@ import torch
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
+from .border import check_alike, double
 from .estimates import LEVEL, Estimate, student_quantile
 from .hashing import bootstrap_weights
 
@@ -33,6 +34,7 @@ class Sums(NamedTuple):
 
     def merge(self, other: "Sums") -> "Sums":
         """The sums over both."""
+        check_alike("Sums.merge", self, other)
         return Sums(self.totals + other.totals)
 
 
@@ -49,11 +51,6 @@ def sums_of(values: Float[Tensor, "b *s k"], keys: Int[Tensor, " b"]) -> Sums:
     weights = bootstrap_weights(keys.to(values.device, non_blocking=True))
     weights = torch.cat((torch.ones_like(weights[:, :1]), weights), 1)
     return Sums((weights.mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
-
-
-def double(tensor: Tensor) -> Tensor:
-    """In float64, on the device of the tensor unless it has none of these."""
-    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
 def bootstrap(function: Callable[[Tensor], Tensor], sums: Sums) -> Estimate:
