@@ -1,0 +1,266 @@
+"""The matrices of each head, found by asking its layer.
+
+    q = z W_q + b_q      z: what the layer reads, [D]; likewise keys and values
+    u = o W_o + b_o      o: the outputs of the heads, side by side
+
+A layer is run again on tokens that are the unit vectors, at the first position, where rotary embeddings turn nothing;
+what arrives as queries, keys and values are the rows of the matrices. So fused projections, shared heads, low ranks and
+layouts are all alike. Norms of queries and keys inside a layer are replaced by their gains, and `normalized` says so.
+The answer is checked on the tokens of the traced batch: a token's logit with itself, which no rotation changes.
+
+Read next: predictions/tie.py and predictions/qk_geometry.py, which compare them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .._typing import Float, Tensor
+from ..attention.calls import Call
+from ..attention.observation import LAYERS, numbered
+from ..attention.result import Attention
+from ..attention.watching import SOURCES, Met, Receiver, Watch
+from .tracing import Layout, Norm, cut, norm_of, settled, without_cache
+
+ROUNDING = 1e-3  # of half precision
+
+
+class HeadWeights(NamedTuple):
+    """The matrices of the heads of one layer, in float64 on the CPU; heads that share keys have them each.
+
+    norm: the norm whose output the layer reads, None if it reads the stream as it is.
+    rotary: whether queries and keys are turned by their positions.
+    normalized: whether they are divided by their lengths, so that the matrices give their directions alone.
+    """
+
+    query: Float[Tensor, "h D d"]
+    query_bias: Float[Tensor, "h d"]
+    key: Float[Tensor, "h D d"]
+    key_bias: Float[Tensor, "h d"]
+    value: Float[Tensor, "h D v"]
+    value_bias: Float[Tensor, "h v"]
+    output: Float[Tensor, "h v D"] | None
+    scale: float
+    norm: Norm | None
+    rotary: bool
+    normalized: bool
+
+    @property
+    def folded(self) -> "HeadWeights":
+        """The same with the gain and the bias of the norm inside: they act on tokens that are only normalised."""
+        if self.norm is None:
+            return self
+        gain, shift = self.norm.gain.unsqueeze(-1), self.norm.bias
+
+        def bias(W: Tensor, b: Tensor) -> Tensor:
+            return b + torch.einsum("e,hed->hd", shift, W)
+
+        return self._replace(
+            query=gain * self.query, query_bias=bias(self.query, self.query_bias),
+            key=gain * self.key, key_bias=bias(self.key, self.key_bias),
+            value=gain * self.value, value_bias=bias(self.value, self.value_bias), norm=None,
+        )  # fmt: skip
+
+
+def weights_of(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, layers: str = LAYERS
+) -> dict[str, HeadWeights | str]:
+    """The matrices of every attention layer, or the reason why it has none."""
+    asked = _Asked()
+    with torch.no_grad(), settled(model):
+        with asked.of(model, layers):
+            model(**cut(inputs), **without_cache(model))
+        return {layer: _weights(model, layout, layer, asked, layers) for layer in layout.attention}
+
+
+class _Ask(NamedTuple):
+    """How a layer was called, and what it then handed to attention."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    call: Call
+
+
+class _Answered(Exception):  # noqa: N818 - it says that a layer has said all that is wanted
+    pass
+
+
+class _Asked(Receiver):
+    """The calls of a pass; of a layer alone the first, after which the rest is not computed."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, _Ask] = {}
+        self.alone: list[Call] | None = None
+        self._entered: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
+        self._names: dict[str, None] = {}
+
+    @contextmanager
+    def of(self, model: nn.Module, layers: str) -> Iterator[None]:
+        """Within this context the model's calls are noted, with the arguments of the modules that make them."""
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+
+                def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                    self._entered[name] = (m, args, kwargs)
+
+                hook = module.register_forward_pre_hook(enter, with_kwargs=True)
+                stack.callback(hook.remove)
+            with Watch(model, self, layers=layers):
+                yield
+
+    def begin(self) -> bool:
+        """Every pass is looked at."""
+        return True
+
+    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+        """Note the call."""
+        if self.alone is not None:
+            if isinstance(met.call, Call):
+                self.alone.append(met.call)
+            raise _Answered
+        name = numbered(layer, self._names)
+        self._names[name] = None
+        if isinstance(met.call, Call) and layer in self._entered:
+            self.found[name] = _Ask(*self._entered[layer], met.call)
+        return None
+
+    def unfused(self, layer: str) -> None:
+        """It is computed as any other."""
+
+    def finish(self, missed: tuple[str, ...]) -> None:
+        """Layers that were missed have no matrices."""
+
+
+def _weights(model: nn.Module, layout: Layout, layer: str, asked: _Asked, layers: str) -> HeadWeights | str:
+    ask = asked.found.get(layer)
+    if ask is None:
+        return "it computes its own logits"
+    given, source = _sources(ask)
+    if given is None:
+        return "what it reads was not found among its arguments"
+
+    def call(x: Tensor, y: Tensor | None) -> Call:
+        """What the layer hands to attention for other tokens."""
+        asked.alone = []
+        new = {id(given): x} if source is None else {id(given): x, id(source): y}
+        with suppress(_Answered):
+            ask.module(
+                *(new.get(id(a), a) for a in ask.args), **{name: new.get(id(v), v) for name, v in ask.kwargs.items()}
+            )
+        return asked.alone[0]
+
+    def answer(tokens: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [rows, h, d] of tokens at the first position."""
+        new = [None if t is None else torch.zeros_like(t) for t in (given, source)]
+        for t in new:
+            if t is not None:
+                t[: len(tokens), 0] = tokens.to(t)
+        return tuple(t[: len(tokens), :, 0].double().cpu() for t in call(*new)[:3])  # type: ignore[arg-type]
+
+    with ExitStack() as stack:
+        stack.enter_context(Watch(model, asked, layers=layers))
+        stack.callback(setattr, asked, "alone", None)
+        width, rows = given.shape[-1], len(given)
+        matrices = _affine(answer, width, rows)
+        normalized = matrices is None
+        if normalized:
+            for module in ask.module.modules():
+                if (hook := _gain(module, given)) is not None:
+                    stack.callback(module.register_forward_hook(hook).remove)
+            matrices = _affine(answer, width, rows)
+        if matrices is None:
+            return "its queries or keys are not affine in what it reads"
+        h = ask.call.query.shape[1]
+        (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
+        rotary = _rotary(call(given, source), (given, given if source is None else source), (Wq, bq), (Wk, bk))
+    if rotary is None:
+        return "its logits are not those of its matrices"
+    sublayer = layout.of(layer)
+    norm = None if sublayer is None else sublayer.reads or sublayer.norm_of_stream
+    scale = float(ask.call.options.get("scale") or ask.call.query.shape[-1] ** -0.5)
+    home = layout.outputs.get(layer) or (f"{layer}.out_proj" if isinstance(ask.module, nn.MultiheadAttention) else None)
+    out = None
+    if home is not None:
+        unit = torch.eye(h * Wv.shape[-1]).to(given)
+        module = model.get_submodule(home.lstrip("."))
+        out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
+    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, scale, norm, rotary, normalized)
+
+
+def _sources(ask: _Ask) -> tuple[Tensor | None, Tensor | None]:
+    """What the queries are made of, and what keys and values are, None if it is the same."""
+    rows = ask.call.query.shape[0]
+    top = [(None, t) for t in ask.args] + list(ask.kwargs.items())
+    tensors = [(k, t) for k, t in top if isinstance(t, Tensor) and t.ndim == 3 and t.is_floating_point()]
+    tensors = [(k, t) for k, t in tensors if t.shape[0] == rows]
+    if not tensors:
+        return None, None
+    given = tensors[0][1]
+    named = [t for k, t in tensors if k in SOURCES and t is not given]
+    other = [t for k, t in tensors if t is not given and k is None]
+    return given, next(iter([*named, *other]), None)
+
+
+def _affine(answer: Any, width: int, rows: int) -> list[tuple[Tensor, Tensor]] | None:
+    """The matrices [h, D, d] and biases [h, d] of queries, keys and values; None if they are not affine."""
+    origin = [t[0] for t in answer(torch.zeros(1, width))]
+    unit = torch.eye(width)
+    found = [answer(unit[i : i + rows]) for i in range(0, width, rows)]
+    matrices = [torch.cat(parts) - b for parts, b in zip(zip(*found, strict=True), origin, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(4, width, generator=generator)
+    for W, b, t in zip(matrices, origin, answer(tokens), strict=True):
+        expected = torch.einsum("re,ehd->rhd", tokens.double(), W) + b
+        if float((t - expected).abs().max()) > ROUNDING * float(expected.abs().max()):
+            return None
+    return [(W.transpose(0, 1).contiguous(), b) for W, b in zip(matrices, origin, strict=True)]
+
+
+def _gain(module: nn.Module, like: Tensor) -> Any:
+    """A hook that makes a norm of queries or keys the multiplication with its gain."""
+    sizes = {p.shape[0] for p in module.parameters() if p.ndim == 1}
+    if len(sizes) != 1 or any(True for _ in module.children()) or any(p.ndim > 1 for p in module.parameters()):
+        return None
+    found = norm_of(module, like.new_zeros(1, sizes.pop()))
+    if found is None:
+        return None
+    gain = found[1]
+
+    def hook(m: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:  # noqa: ARG001
+        return args[0] * gain.to(args[0])
+
+    return hook
+
+
+def _each(t: Tensor, h: int) -> Tensor:
+    """The same for every head, of heads that share."""
+    return t.repeat_interleave(h // t.shape[0], 0)
+
+
+def _rotary(
+    call: Call, tokens: tuple[Tensor, Tensor], query: tuple[Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> bool | None:
+    """Whether queries and keys are those of the matrices only but for a rotation; None if they are not even that.
+
+    A rotation by the position leaves a token's logit with itself as it is.
+    """
+    q, k = call.query.double().cpu(), call.key.double().cpu()
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    own = [
+        torch.einsum("bne,hed->bhnd", t.double().cpu(), W) + b.unsqueeze(1)
+        for t, (W, b) in zip(tokens, (query, key), strict=True)
+    ]
+    size = [float(t.norm(dim=-1).max()) for t in (q, k)]
+    if all(_near(mine, theirs, length) for mine, theirs, length in zip(own, (q, k), size, strict=True)):
+        return False
+    if tokens[0] is not tokens[1] or q.shape != k.shape:
+        return None
+    return True if _near((own[0] * own[1]).sum(-1), (q * k).sum(-1), size[0] * size[1]) else None
+
+
+def _near(a: Tensor, b: Tensor, size: float) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= ROUNDING * size
