@@ -1,0 +1,320 @@
+"""What was found: a row for each quantity of each head, a claim for each prediction, the tokens that stand out.
+
+    Finding    one quantity: its value and interval, the same under the null, and a verdict if it is judged
+    Claim      one prediction about one model, in words, with its verdict
+    Token      one token of interest, with the text about it
+    Findings   all of them: tables, a summary, several models together; shown by rich and by notebooks
+
+Read next: runs.py (on disk), predictions/ (where rows come from).
+"""
+
+import html
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+from .._errors import sentence
+
+# Verdicts, with the colour that each has on a terminal and on a page, where colour-blind readers tell them apart.
+VERDICTS = {
+    "supported": ("green", "#009e73"),
+    "refuted": ("red", "#d55e00"),
+    "undecided": ("yellow", "#c98a00"),
+    "not applicable": ("bright_black", "#767b84"),
+}
+WIDE = 140  # columns from which on a table has a column for what the verdict says
+NAN = math.nan
+
+
+class Finding(NamedTuple):
+    """One quantity of one head, or of one layer where head is None, or of the model where layer is empty.
+
+    `low` and `high` end the interval of 95 %, `null_low` and `null_high` that of the control; NaN where there is none.
+    The verdict is empty where a quantity is told and not judged.
+    """
+
+    model: str
+    prediction: str
+    layer: str
+    call: int
+    head: int | None
+    quantity: str
+    value: float
+    low: float = NAN
+    high: float = NAN
+    null: float = NAN
+    null_low: float = NAN
+    null_high: float = NAN
+    tokens: int = 0
+    verdict: str = ""
+
+
+class Claim(NamedTuple):
+    """What one prediction comes to for one model: the claim in words, the quantity that is judged, the verdict, why.
+
+    The value is that of the whole model, of the middle head or what else the prediction takes for it. `note` says how
+    many heads stand after the correction of Benjamini and Hochberg.
+    """
+
+    model: str
+    prediction: str
+    claim: str
+    quantity: str
+    value: float
+    low: float
+    high: float
+    null: float
+    verdict: str
+    words: str
+    note: str = ""
+
+
+class Summary(NamedTuple):
+    """A claim and how the rows of its prediction divide: `share` is that of the supported among those judged."""
+
+    model: str
+    prediction: str
+    claim: str
+    quantity: str
+    value: float
+    low: float
+    high: float
+    null: float
+    judged: int
+    supported: int
+    refuted: int
+    share: float
+    note: str
+    verdict: str
+    words: str
+
+
+class Token(NamedTuple):
+    """A token that stands out: largest covariance, a sink, an example against a claim."""
+
+    model: str
+    kind: str
+    layer: str
+    call: int
+    head: int | None
+    value: float
+    document: str
+    position: int
+    text: str
+
+
+@dataclass(frozen=True, repr=False)
+class Findings:
+    """Rows, claims and tokens of one or several models, whose facts are given by name.
+
+    `facts` says of each model what `load` knows of it and what it read. Nothing is changed in place; `merge` and
+    `select` make other findings.
+    """
+
+    facts: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[Finding]
+    claims: Sequence[Claim] = ()
+    tokens: Sequence[Token] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "claims", "tokens"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        entries: list[Any] = [*self.rows, *self.claims]
+        for entry in entries:
+            if entry.verdict not in ("", *VERDICTS):
+                fact, remedy = f"{entry.verdict!r} of {entry.prediction}", "What is not judged has an empty one."
+                raise ValueError(sentence("Findings", f"a verdict must be {', '.join(VERDICTS)}", fact, remedy))
+        for entry in (*entries, *self.tokens):
+            if entry.model not in self.facts:
+                remedy = "Pass facts for it, empty ones if need be."
+                raise ValueError(sentence("Findings", "every model must have facts", f"{entry.model!r}", remedy))
+        self._check_once(self.rows, ("model", "prediction", "layer", "call", "head", "quantity"))
+        self._check_once(self.claims, ("model", "prediction"))
+
+    def __repr__(self) -> str:
+        predictions = len({row.prediction for row in self.rows})
+        return f"Findings({', '.join(self.facts)}; {predictions} predictions, {len(self.rows)} rows)"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def table(
+        self, prediction: str | None = None, layer: str | None = None, quantity: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The rows that match, as dictionaries: of this prediction, this layer, this quantity."""
+        return [row._asdict() for row in self._matching(prediction, layer, quantity)]
+
+    def select(
+        self, prediction: str | None = None, layer: str | None = None, quantity: str | None = None
+    ) -> "Findings":
+        """The same with the rows that match, their claims, and all tokens."""
+        rows = list(self._matching(prediction, layer, quantity))
+        kept = {row.prediction for row in rows}
+        return Findings(self.facts, rows, [c for c in self.claims if c.prediction in kept], self.tokens)
+
+    def frame(self) -> Any:
+        """The rows as a DataFrame of polars, with numbers where there are numbers and null for no head."""
+        try:
+            import polars
+        except ImportError:
+            remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
+            raise ImportError(sentence("Findings.frame", "polars must be installed", "none", remedy)) from None
+        numbers = dict.fromkeys(("value", "low", "high", "null", "null_low", "null_high"), polars.Float64)
+        counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
+        schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
+        return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
+
+    def summary(self) -> list[Summary]:
+        """One row for each prediction of each model, in the order in which they were made.
+
+        A prediction without a claim of its own is summed up by its rows: the middle value of what is judged, and the
+        verdict that all of them share.
+        """
+        claims = {(claim.model, claim.prediction): claim for claim in self.claims}
+        rows: dict[tuple[str, str], list[Finding]] = {}
+        for row in self.rows:
+            rows.setdefault((row.model, row.prediction), []).append(row)
+        return [_sum_up(claims.get(key), rows.get(key, ()), key) for key in {**rows, **claims}]
+
+    def merge(self, *others: "Findings") -> "Findings":
+        """All findings together; of one model, those of several predictions, each made once."""
+        every = (self, *others)
+        facts: dict[str, Mapping[str, Any]] = {}
+        for findings in every:
+            for model, said in findings.facts.items():
+                if dict(facts.setdefault(model, said)) != dict(said):
+                    remedy = "Give one of the models another name."
+                    condition = "facts of a model must be the same in all findings"
+                    raise ValueError(sentence("Findings.merge", condition, f"two of {model!r}", remedy))
+        return Findings(
+            facts,
+            [row for findings in every for row in findings.rows],
+            [claim for findings in every for claim in findings.claims],
+            [token for findings in every for token in findings.tokens],
+        )
+
+    def _matching(self, prediction: str | None, layer: str | None, quantity: str | None) -> Iterator[Finding]:
+        wanted = {"prediction": prediction, "layer": layer, "quantity": quantity}
+        for name, value in wanted.items():
+            known = {getattr(row, name) for row in self.rows}
+            if value is not None and value not in known:
+                remedy = f"There are: {', '.join(sorted(known)[:8])}." if known else "There are no rows."
+                raise ValueError(sentence("Findings", f"{name} must be one of the rows", f"{value!r}", remedy))
+        for row in self.rows:
+            if all(value in (None, getattr(row, name)) for name, value in wanted.items()):
+                yield row
+
+    @staticmethod
+    def _check_once(entries: Sequence[Any], names: Sequence[str]) -> None:
+        seen = Counter(tuple(getattr(entry, name) for name in names) for entry in entries)
+        twice = next((key for key, count in seen.items() if count > 1), None)
+        if twice is not None:
+            fact = "twice " + ", ".join(str(part) for part in twice)
+            remedy = "Merge statistics, not findings, of one model over more text."
+            raise ValueError(sentence("Findings", f"entries must differ in {' or '.join(names)}", fact, remedy))
+
+    # Shown --------------------------------------------------------------------------------------------------------
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The summary as a table of rich, as wide as the terminal allows."""
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        summary, wide = self.summary(), options.max_width >= WIDE
+        for model, facts in self.facts.items():
+            yield Text.from_markup(f"[bold]{escape(model)}[/]  [dim]{escape(_described(facts))}[/]")
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            table.add_column("prediction", no_wrap=True)
+            table.add_column("claim" if wide else "claim, and what was found", overflow="fold", ratio=3)
+            table.add_column("value", justify="right", no_wrap=True)
+            table.add_column("null", justify="right", no_wrap=True)
+            table.add_column("support", justify="right", no_wrap=True)
+            if wide:
+                table.add_column("what was found", overflow="fold", ratio=3)
+            table.add_column("verdict", no_wrap=True)
+            for s in (s for s in summary if s.model == model):
+                found = " ".join(filter(None, (s.words, s.note)))
+                claim = escape(s.claim) + ("" if wide or not found else f"\n[dim]{escape(found)}[/]")
+                # The interval goes below its value: beside it, it would leave no room for the words.
+                value = "\n".join(filter(None, (_number(s.value), _interval(s.low, s.high))))
+                verdict = f"[{VERDICTS[s.verdict][0]}]{s.verdict}[/]" if s.verdict else ""
+                beside = [escape(found)] if wide else []
+                table.add_row(escape(s.prediction), claim, value, _number(s.null), _share(s), *beside, verdict)
+            yield table
+
+    def __str__(self) -> str:
+        """The summary as plain lines."""
+        lines = []
+        for model, facts in self.facts.items():
+            lines.append(f"{model}  {_described(facts)}".rstrip())
+            for s in (s for s in self.summary() if s.model == model):
+                parts = (s.prediction, s.verdict, _number(s.value), _interval(s.low, s.high), s.words, s.note)
+                lines.append("  " + "  ".join(filter(None, parts)))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The summary as a table for notebooks."""
+        tell = html.escape
+        cells = ("prediction", "claim", "value", "interval", "null", "support", "what was found", "verdict")
+        pieces = []
+        for model, facts in self.facts.items():
+            pieces.append(f"<p><b>{tell(model)}</b> {tell(_described(facts))}</p>")
+            pieces.append("<table><thead><tr>" + "".join(f"<th>{name}</th>" for name in cells) + "</tr></thead><tbody>")
+            for s in (s for s in self.summary() if s.model == model):
+                colour = VERDICTS[s.verdict][1] if s.verdict else "inherit"
+                found = " ".join(filter(None, (s.words, s.note)))
+                texts = (s.prediction, s.claim, _number(s.value), _interval(s.low, s.high), _number(s.null), _share(s))
+                row = "".join(f"<td>{tell(text)}</td>" for text in (*texts, found))
+                pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{tell(s.verdict)}</td></tr>')
+            pieces.append("</tbody></table>")
+        return "\n".join(pieces)
+
+
+def _sum_up(claim: Claim | None, rows: Sequence[Finding], key: tuple[str, str]) -> Summary:
+    judged = [row for row in rows if row.verdict and (claim is None or row.quantity == claim.quantity)]
+    counts = Counter(row.verdict for row in judged)
+    number = len(judged) - counts["not applicable"]
+    share = counts["supported"] / number if number else NAN
+    if claim is None:
+        verdict = next(iter(counts)) if len(counts) == 1 else "undecided" if counts else ""
+        middle = [
+            median(known) if (known := [v for v in column if not math.isnan(v)]) else NAN
+            for column in ([getattr(row, name) for row in judged] for name in ("value", "null"))
+        ]
+        quantity = judged[0].quantity if len({row.quantity for row in judged}) == 1 else ""
+        claim = Claim(*key, "", quantity, middle[0], NAN, NAN, middle[1], verdict, "")
+    return Summary(
+        **{name: getattr(claim, name) for name in Summary._fields if name in Claim._fields},
+        judged=number,
+        supported=counts["supported"],
+        refuted=counts["refuted"],
+        share=share,
+    )
+
+
+def _described(facts: Mapping[str, Any]) -> str:
+    """The facts of a model that a reader of its table wants, in one line."""
+    said = [str(facts["architecture"])] if facts.get("architecture") else []
+    if facts.get("parameters"):
+        said.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
+    said += [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
+    said += [f"{facts['tokens']:,} tokens"] if facts.get("tokens") else []
+    return ", ".join(said + ["dequantised"] * bool(facts.get("dequantised")))
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) or math.isnan(high) else f"{_number(low)} to {_number(high)}"
+
+
+def _share(summary: Summary) -> str:
+    return f"{summary.supported} of {summary.judged}" if summary.judged else ""
