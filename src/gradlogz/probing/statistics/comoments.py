@@ -14,7 +14,7 @@ Read next: regression.py, sums.py (scalars), hashing.py (the groups).
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 

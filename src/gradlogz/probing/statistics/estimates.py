@@ -79,11 +79,11 @@ def permutation_p(
     """
     if sides not in (1, 2):
         raise ValueError(sentence("permutation_p", "sides must be 1 or 2", f"{sides}", "1 asks for large values only."))
-    above = (1 + (null >= value).sum(0)) / (1 + len(null))
+    above = (1 + (null >= value).sum(0).double()) / (1 + len(null))
     if sides == 2:
-        below = (1 + (null <= value).sum(0)) / (1 + len(null))
+        below = (1 + (null <= value).sum(0).double()) / (1 + len(null))
         above = (2 * torch.minimum(above, below)).clamp(max=1.0)
-    return torch.where(value.isnan() | null.isnan().any(0), torch.nan, above.double())
+    return torch.where(value.isnan() | null.isnan().any(0), torch.nan, above)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:
