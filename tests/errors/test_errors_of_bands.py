@@ -1,9 +1,9 @@
-"""Bands and nulls of clouds say what is wrong with a name, a level, or a number of draws."""
+"""Bands, nulls and plateaus of clouds say what is wrong with a name, a level, or a number of draws."""
 
 import torch
 from form import each_of, refused
 
-from gradlogz import Ascent, evolve, mardia_band, null_band, resample
+from gradlogz import Ascent, evolve, mardia_band, null_band, plateaus, renyi_centers, resample
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)
@@ -51,6 +51,21 @@ ERRORS = [
         'mardia_band: name must be "skewness" or "kurtosis", level in (0, 1) and n above dim + 1; '
         "got 'kurtosis', 0.95, n=3 and dim=2.",
         lambda: mardia_band("kurtosis", 3, 2),
+    ),
+    (
+        ValueError,
+        "plateaus: counts and times must be [t], and times increase; got (3, 2) and (3,).",
+        lambda: plateaus(torch.ones(3, 2).int(), torch.arange(3)),
+    ),
+    (
+        ValueError,
+        "plateaus: counts and times must be [t], and times increase; got (3,) and (3,).",
+        lambda: plateaus(torch.ones(3).int(), torch.tensor([0, 2, 1])),
+    ),
+    (
+        ValueError,
+        "renyi_centers: cloud must be [*b, n, d] and radius >= 0; got shape (3,) and 1.0.",
+        lambda: renyi_centers(x[0], radius=1.0),
     ),
 ]
 

@@ -1,6 +1,7 @@
 """Clouds of tokens under repeated attention.
 
 evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
+plateaus        how long clusters last; renyi_centers, where they will be
 null_band       what a Gaussian cloud would show; mardia_band, resample, Band
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
 equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, secular_equilibrium
@@ -23,6 +24,7 @@ from .hopfield import (
     retrieve,
     separation,
 )
+from .metastability import Plateau, plateaus, renyi_centers
 from .nulls import mardia_band, null_band
 from .verdict import Verdict
 
@@ -35,6 +37,9 @@ __all__ = [
     "null_band",
     "mardia_band",
     "resample",
+    "plateaus",
+    "Plateau",
+    "renyi_centers",
     "Contraction",
     "GaussianCloud",
     "hermite_growth",
