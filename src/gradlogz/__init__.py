@@ -100,6 +100,8 @@ _CHAPTERS = {
         "Equilibrium",
         "spectral_radius",
         "secular_equilibrium",
+        "jacobian_penalty",
+        "EquilibriumAttention",
         "hopfield_energy",
         "retrieve",
         "Retrieval",

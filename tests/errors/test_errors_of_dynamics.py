@@ -5,6 +5,7 @@ from form import each_of, refused
 
 from gradlogz import (
     Ascent,
+    EquilibriumAttention,
     GaussianCloud,
     capacity_constant,
     critical_beta,
@@ -20,6 +21,7 @@ from gradlogz import (
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)
+weight = torch.ones((), dtype=F64, requires_grad=True)
 law = GaussianCloud(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
 
 
@@ -107,8 +109,51 @@ ERRORS = [
     ),
     (
         ValueError,
-        'equilibrium: method must be "anderson" or "iterate"; got \'newton\'.',
-        lambda: equilibrium(torch.cos, x, method="newton"),
+        'equilibrium: method must be "anderson", "newton" or "iterate"; got \'broyden\'.',
+        lambda: equilibrium(torch.cos, x, method="broyden"),
+    ),
+    (
+        ValueError,
+        "equilibrium: start must be [*b, n, d]; got shape (3,).",
+        lambda: equilibrium(torch.cos, x[0], joint=True),
+    ),
+    (
+        RuntimeError,
+        "equilibrium: every token must have a gradient; got 9 of 9 tokens without.",
+        lambda: equilibrium(lambda y: y + 0 * weight, x).state.sum().backward(),
+    ),
+    (
+        RuntimeError,
+        "equilibrium: its gradient must not be differentiated again; got create_graph=True.",
+        lambda: torch.autograd.grad(
+            equilibrium(lambda y: torch.cos(weight * y), x).state.sum(), weight, create_graph=True
+        ),
+    ),
+    (
+        ValueError,
+        "EquilibriumAttention: embed_dim must be a multiple of num_heads; got embed_dim=6 and num_heads=4.",
+        lambda: EquilibriumAttention(6, 4),
+    ),
+    (
+        ValueError,
+        "EquilibriumAttention: contraction must be one of layer_norm, rms_norm, sphere, resolvent; got 'zca'.",
+        lambda: EquilibriumAttention(6, 3, contraction="zca"),
+    ),
+    (ValueError, "EquilibriumAttention: tau must be positive; got 0.0.", lambda: EquilibriumAttention(6, 3, tau=0.0)),
+    (
+        ValueError,
+        "EquilibriumAttention: key must not be given where the tokens are the keys; got one.",
+        lambda: EquilibriumAttention(3, 1, moving=True, dtype=F64)(x, x),
+    ),
+    (
+        ValueError,
+        "EquilibriumAttention: key must be [*b, tokens, 3], with one batch for query and key; got shape (9, 2).",
+        lambda: EquilibriumAttention(3, 1, dtype=F64)(x, x[:, :2]),
+    ),
+    (
+        ValueError,
+        "EquilibriumAttention: key_padding_mask must be bool of shape (9,); got torch.float64 of shape (9,).",
+        lambda: EquilibriumAttention(3, 1, dtype=F64)(x, key_padding_mask=x[:, 0]),
     ),
     (
         RuntimeError,

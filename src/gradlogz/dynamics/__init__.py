@@ -4,15 +4,17 @@ evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdi
 plateaus        how long clusters last; renyi_centers, where they will be
 null_band       what a Gaussian cloud would show; mardia_band, resample, Band
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
-equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, secular_equilibrium
+equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, jacobian_penalty
+EquilibriumAttention   such a place as a layer
 retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
 hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
 """
 
 from .bands import Band, resample
 from .contraction import Contraction
+from .equilibrium_attention import EquilibriumAttention
 from .evolution import Ascent, Trajectory, evolve
-from .fixed_points import Equilibrium, equilibrium, secular_equilibrium, spectral_radius
+from .fixed_points import Equilibrium, equilibrium, jacobian_penalty, secular_equilibrium, spectral_radius
 from .gaussian_cloud import GaussianCloud
 from .growth import critical_beta, hermite_growth, self_weight, sphere_growth
 from .hopfield import (
@@ -49,6 +51,8 @@ __all__ = [
     "equilibrium",
     "Equilibrium",
     "spectral_radius",
+    "jacobian_penalty",
+    "EquilibriumAttention",
     "secular_equilibrium",
     "hopfield_energy",
     "retrieve",

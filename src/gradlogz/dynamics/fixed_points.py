@@ -2,14 +2,17 @@
 
     x* = f(x*)                                           e.g. f = N(x + tau att_K(x)) with frozen keys      [theory 5.8]
     dx*/dtheta = (I - J)^-1 df/dtheta,  J = df/dx        solved with products J^T v alone: no matrix, no unrolled graph
+    x' = x + t (I - J)^-1 (f(x) - x)                     Newton's method, with products J v alone; t = 1, 1/2, 1/4 ...
     x  = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max              on the sphere, Gaussian keys [theory 4.4]
 
-Anderson's method mixes the last few steps so that the residual is least; each token by itself, so that none depends on
-its neighbours, and each stops by itself.
+Anderson's method mixes the last few steps so that the residual is least. Newton's squares the residual with each step
+near the end, and finds places that repel as well as those that attract. Each token goes by itself, so that none depends
+on its neighbours, and each stops by itself.
 
-Read next: evolution.py (the way there), hopfield.py (the same without a contraction).
+Read next: equilibrium_attention.py (the layer), evolution.py (the way there), hopfield.py (without a contraction).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -18,8 +21,13 @@ import torch
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
+Map = Callable[[Tensor], Tensor]
+
 MEMORY = 6  # steps that Anderson's method mixes
 NEAR = 0.05  # how far a step may move a token, relative to its size, for steps to be mixed
+KRYLOV = 16  # products with a Jacobian that a linear solve combines before it starts again
+CYCLES = 4  # how often the solve of one of Newton's steps starts again
+HALVINGS = 4  # of one of Newton's steps, before plain steps take its place
 
 
 class Equilibrium(NamedTuple):
@@ -33,34 +41,38 @@ class Equilibrium(NamedTuple):
     def distinct(self, *, tolerance: float = 1e-4) -> Float[Tensor, "k d"]:
         """The different places among those that were reached, up to this part of their largest length."""
         found: list[Tensor] = []
-        states = self.state.detach().reshape(-1, self.state.shape[-1])[self.converged.reshape(-1)]
+        unit = self.state.shape[self.residual.ndim :]
+        states = self.state.detach().reshape(-1, unit.numel())[self.converged.reshape(-1)]
         size = tolerance * float(states.norm(dim=-1).max()) if len(states) else 0.0
         while len(states):
             found.append(states[0])
             states = states[(states - states[0]).norm(dim=-1) > size]
-        return torch.stack(found) if found else states
+        return (torch.stack(found) if found else states).reshape(-1, *unit)
 
 
 def equilibrium(
-    step: Callable[[Tensor], Tensor],
+    step: Map,
     start: Float[Tensor, "*b d"],
     *,
-    method: Literal["anderson", "iterate"] = "anderson",
+    method: Literal["anderson", "newton", "iterate"] = "anderson",
+    joint: bool = False,
     steps: int = 200,
     tolerance: float | None = None,
     throw: bool = True,
 ) -> Equilibrium:
     """The fixed point of a map that acts on every token by itself, from a start; differentiable by the implicit rule.
 
-    Gradients with respect to whatever `step` is made of cost one more solve, of the size of a token, and no memory for
-    the steps that were made. `start` has no gradient: the place of rest does not depend on it.
+    Gradients with respect to whatever `step` is made of cost one linear solve, of the size of a token, and no memory
+    for the steps that were made. They are of first order. `start` has none: the place does not depend on it.
 
     Args:
         step: f, a function of [*b, d] that treats tokens alike and apart.
-        method: "anderson" mixes steps and is quicker; it may also stop at a place that does not attract, a saddle that
-            "iterate" would leave in time. `spectral_radius` tells which.
+        method: "anderson" mixes steps. "newton" solves for them, with products of the Jacobian and a vector: few steps,
+            each of the price of several, and the choice where "anderson" is slow. Both may stop at a place that does
+            not attract, a saddle that "iterate", plain steps, would leave in time. `spectral_radius` tells which.
+        joint: a state is [n, d], tokens that depend on each other; [*b, n, d] are states that do not.
         tolerance: of |f(x) - x| relative to 1 + |x|; eps^(2/3) of the dtype by default.
-        throw: raise if a token has not come to rest; otherwise `converged` says so.
+        throw: raise if a token has not come to rest, or has no gradient; otherwise `converged` says so.
 
     Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
 
@@ -71,86 +83,144 @@ def equilibrium(
     True
     """
     check_floats("equilibrium", start=start)
-    if method not in ("anderson", "iterate"):
-        remedy = "Anderson's method needs fewer steps."
-        raise ValueError(sentence("equilibrium", 'method must be "anderson" or "iterate"', f"{method!r}", remedy))
+    if method not in ("anderson", "newton", "iterate"):
+        condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Anderson's method suits most maps."
+        raise ValueError(sentence("equilibrium", condition, f"{method!r}", remedy))
+    if start.ndim < 1 + joint:
+        remedy = "Add the missing dimension with unsqueeze."
+        condition = f"start must be [*b, {'n, d' if joint else 'd'}]"
+        raise ValueError(sentence("equilibrium", condition, f"shape {shape_of(start)}", remedy))
     enough = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
-    memory = MEMORY if method == "anderson" else 1
+    f, x, restore = _flat(step, start.detach(), joint)
     with torch.no_grad():
-        x, residual, resting, taken = _solved(step, start.detach(), memory, steps, enough)
+        _check_step(f, x)
+        solver = _Newton(f, x) if method == "newton" else _Anderson(x, MEMORY if method == "anderson" else 1)
+        x, residual, resting, taken = _solved(f, x, solver, steps, enough)
     if throw and not bool(resting.all()):
         fact = f"{int((~resting).sum())} of {resting.numel()} tokens that still move after {steps} steps"
         remedy = "Allow more steps, a larger tolerance, or pass throw=False and look at converged."
         raise RuntimeError(sentence("equilibrium", "every token must come to rest", fact, remedy))
     if torch.is_grad_enabled():
-        x = _Implicit.attach(step, x, memory, steps, enough)
-    return Equilibrium(x, residual, resting, taken)
+        x = _attached(f, x, steps, enough, throw)
+    return Equilibrium(restore(x), residual, resting, taken)
 
 
-class _Implicit:
-    """Gives a fixed point its gradient."""
+def spectral_radius(
+    step: Map, state: Float[Tensor, "*b d"], *, joint: bool = False, steps: int = 100
+) -> Float[Tensor, "*b"]:
+    """The growth of a small displacement of each token under repeated steps, by products with the Jacobian alone.
 
-    @staticmethod
-    def attach(step: Callable[[Tensor], Tensor], x: Tensor, memory: int, steps: int, enough: float) -> Tensor:
-        """f(x*), whose gradient is that of x* once it has passed (I - J^T)^-1."""
-        at = x.detach().requires_grad_()
-        with torch.enable_grad():
-            image = step(at)
-            whole = step(x.detach())
-        if not whole.requires_grad:
-            return x
-
-        def through(gradient: Tensor) -> Tensor:
-            def pull(w: Tensor) -> Tensor:
-                (found,) = torch.autograd.grad(image, at, w, retain_graph=True)
-                return gradient + found
-
-            with torch.no_grad():
-                return _solved(_graded(pull), gradient, memory, steps, enough)[0]
-
-        whole.register_hook(through)
-        return whole
+    Below 1 the place of rest attracts. The power method: exact in the limit if one eigenvalue is largest in size.
+    """
+    f, x, _ = _flat(step, state, joint)
+    v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    v = v / v.norm(dim=-1, keepdim=True)
+    logs = []
+    for _ in range(steps):
+        v = torch.func.jvp(f, (x,), (v,))[1]
+        size = v.norm(dim=-1, keepdim=True)
+        logs.append(size.squeeze(-1).log())
+        v = v / size.clamp(min=torch.finfo(v.dtype).tiny)
+    late = torch.stack(logs[steps // 2 :])
+    return late.mean(0).exp()
 
 
-def _graded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def run(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return function(x).detach()
+def jacobian_penalty(
+    step: Map,
+    state: Float[Tensor, "*b d"],
+    *,
+    joint: bool = False,
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "*b"]:
+    """An unbiased estimate of tr(J^T J) / d of each token, to be added to a loss: small Jacobians come to rest quickly.
 
-    return run
+        E |J^T v|² = tr(J J^T)  for random signs v                                                              [bai21]
+
+    Differentiable with respect to whatever `step` is made of, at this state. With many probes it is the mean square of
+    the singular values. Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
+    """
+    f, x, _ = _flat(step, state.detach(), joint)
+    wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        image = f(at := x.requires_grad_())
+        found = []
+        for _ in range(probes):
+            v = 2.0 * torch.randint(2, x.shape, generator=generator, device=x.device).to(x.dtype) - 1
+            options = {"create_graph": wanted, "retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            (pulled,) = torch.autograd.grad(image, at, v, **options)
+            found.append(pulled.square().mean(-1))
+        return torch.stack(found).mean(0)
 
 
-def _solved(
-    step: Callable[[Tensor], Tensor], x: Tensor, memory: int, steps: int, enough: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Anderson's method for every token, plain steps where it is far from rest."""
-    if step(x).shape != x.shape:
+# The way there -------------------------------------------------------------------------------------------------------
+
+
+def _flat(step: Map, x: Tensor, joint: bool) -> tuple[Map, Tensor, Map]:
+    """The same with states as rows, and the way back."""
+    if not joint:
+        return step, x, lambda y: y
+    unit = x.shape[-2:]
+
+    def rows(y: Tensor) -> Tensor:
+        image = step(y.unflatten(-1, unit))
+        return image.flatten(-2) if image.ndim > 1 else image
+
+    return rows, x.flatten(-2), lambda y: y.unflatten(-1, unit)
+
+
+def _check_step(step: Map, x: Tensor) -> None:
+    image = step(x)
+    if image.shape != x.shape:
         remedy = "Return one token for each token."
-        condition, fact = f"step must keep the shape {shape_of(x)}", f"shape {shape_of(step(x))}"
+        condition, fact = f"step must keep the shape {shape_of(x)}", f"shape {shape_of(image)}"
         raise ValueError(sentence("equilibrium", condition, fact, remedy))
+
+
+class _Solver(ABC):
+    """Where to go from x, knowing f(x)."""
+
+    @abstractmethod
+    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
+        """The next state of every token; that of a resting one is not looked at."""
+
+
+def _solved(step: Map, x: Tensor, solver: _Solver, steps: int, enough: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every token until it rests: the state, the residual, whether it rests, and the steps."""
     resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
     taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     residual = torch.full(x.shape[:-1], torch.inf, dtype=x.dtype, device=x.device)
-    images = torch.zeros(*x.shape[:-1], memory, x.shape[-1], dtype=x.dtype, device=x.device)
-    residuals, used = torch.zeros_like(images), torch.zeros(images.shape[:-1], dtype=torch.bool, device=x.device)
-    before = residual
     for _ in range(steps):
         image = step(x)
-        r = image - x
-        size, scale = r.norm(dim=-1), 1 + x.norm(dim=-1)
+        size = (image - x).norm(dim=-1)
         residual = torch.where(resting, residual, size)
         taken = taken + (~resting).long()
-        resting = resting | (size <= enough * scale)
+        resting = resting | (size <= enough * (1 + x.norm(dim=-1)))
         if bool(resting.all()):
             break
-        # Mixed only near the end and while it helps: far away it may lead to places that do not attract.
-        helps = (size <= NEAR * scale) & (size < before)
-        before = size
-        used = torch.cat((used[..., 1:] & helps.unsqueeze(-1), torch.ones_like(used[..., :1])), -1)
-        images = torch.cat((images[..., 1:, :], image.unsqueeze(-2)), -2)
-        residuals = torch.cat((residuals[..., 1:, :], r.unsqueeze(-2)), -2)
-        x = torch.where(resting.unsqueeze(-1), x, _mixed(images, residuals, used))
+        x = torch.where(resting.unsqueeze(-1), x, solver.moved(x, image, resting))
     return x, residual, resting, taken
+
+
+class _Anderson(_Solver):
+    """The mixture of the last steps whose residual is least; plain steps where it is far from rest, or memory is 1."""
+
+    def __init__(self, x: Tensor, memory: int) -> None:
+        self.images = torch.zeros(*x.shape[:-1], memory, x.shape[-1], dtype=x.dtype, device=x.device)
+        self.residuals = torch.zeros_like(self.images)
+        self.used = torch.zeros(self.images.shape[:-1], dtype=torch.bool, device=x.device)
+        self.before = torch.full(x.shape[:-1], torch.inf, dtype=x.dtype, device=x.device)
+
+    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
+        r = image - x
+        size, scale = r.norm(dim=-1), 1 + x.norm(dim=-1)
+        # Mixed only near the end and while it helps: far away it may lead to places that do not attract.
+        helps = (size <= NEAR * scale) & (size < self.before)
+        self.before = size
+        self.used = torch.cat((self.used[..., 1:] & helps.unsqueeze(-1), torch.ones_like(self.used[..., :1])), -1)
+        self.images = torch.cat((self.images[..., 1:, :], image.unsqueeze(-2)), -2)
+        self.residuals = torch.cat((self.residuals[..., 1:, :], r.unsqueeze(-2)), -2)
+        return _mixed(self.images, self.residuals, self.used)
 
 
 def _mixed(images: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
@@ -166,24 +236,121 @@ def _mixed(images: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
     return torch.where(torch.isfinite(mixed).all(-1, keepdim=True), mixed, images[..., -1, :])
 
 
-def spectral_radius(
-    step: Callable[[Tensor], Tensor], state: Float[Tensor, "*b d"], *, steps: int = 100
-) -> Float[Tensor, "*b"]:
-    """The growth of a small displacement of each token under repeated steps, by products with the Jacobian alone.
+class _Newton(_Solver):
+    """A step that would end at rest if f were affine, halved until the residual falls by half of what it should.
 
-    Below 1 the place of rest attracts. The power method: exact in the limit if one eigenvalue is largest in size.
+    Where it does not, f itself makes the next steps, twice as many after each failure: a token that plain steps bring
+    to rest does come to rest.
     """
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(state.shape, generator=generator, dtype=torch.float64).to(state)
-    v = v / v.norm(dim=-1, keepdim=True)
-    logs = []
-    for _ in range(steps):
-        v = torch.func.jvp(step, (state,), (v,))[1]
-        size = v.norm(dim=-1, keepdim=True)
-        logs.append(size.squeeze(-1).log())
-        v = v / size.clamp(min=torch.finfo(v.dtype).tiny)
-    late = torch.stack(logs[steps // 2 :])
-    return late.mean(0).exp()
+
+    def __init__(self, step: Map, x: Tensor) -> None:
+        self.step = step
+        self.products = min(KRYLOV * CYCLES, x.shape[-1])
+        self.waits = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+        self.failures = torch.zeros_like(self.waits)
+
+    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
+        out = resting | (self.waits > 0)
+        self.waits = (self.waits - 1).clamp(min=0)
+        if bool(out.all()):
+            return image
+        r = (image - x).masked_fill(out.unsqueeze(-1), 0.0)
+        size = r.norm(dim=-1)
+        # As exact as the residual is small: enough for it to be squared, and no product is spent before that pays.
+        goal = (size / (1 + x.norm(dim=-1))).clamp(max=0.1) * size
+        way, _ = _krylov(lambda v: v - torch.func.jvp(self.step, (x,), (v,))[1], r, goal, self.products)
+        length, trial = torch.ones_like(size), x + way
+        for _ in range(HALVINGS):
+            falls = (self.step(trial) - trial).norm(dim=-1) <= (1 - length / 2) * size
+            if bool((falls | out).all()):
+                break
+            length = torch.where(falls, length, length / 2)
+            trial = x + length.unsqueeze(-1) * way
+        falls = falls & ~out
+        self.failures = self.failures + (~falls & ~out).long()
+        self.waits = torch.where(falls | out, self.waits, 4 * 2 ** self.failures.clamp(max=20))
+        return torch.where(falls.unsqueeze(-1), trial, image)
+
+
+def _krylov(product: Map, wanted: Tensor, goal: Tensor, products: int) -> tuple[Tensor, Tensor]:
+    """The solution x of product(x) = wanted for every row, and what is left: the residual is least at every product.
+
+    Simpler GMRES: the images of the directions are made orthonormal, so that the residual needs no solve. The next
+    direction is the residual while it falls, else the last image, which leads out where the residual is stuck.
+    """
+    x, r, size = torch.zeros_like(wanted), wanted, wanted.norm(dim=-1)
+    deep = min(KRYLOV, products)
+    directions = wanted.new_zeros(*wanted.shape[:-1], deep, wanted.shape[-1])
+    for cycle in range(-(-products // deep)):
+        if cycle:
+            r = wanted - product(x)
+            size = r.norm(dim=-1)
+        if not bool((size > goal).any()):
+            break
+        directions.zero_()
+        images, R = (
+            torch.zeros_like(directions),
+            torch.eye(deep, dtype=x.dtype, device=x.device).repeat(*size.shape, 1, 1),
+        )
+        along = wanted.new_zeros(*size.shape, deep)
+        p = _unit(r, size, size > goal)
+        for j in range(deep):
+            w = product(p)
+            whole = w.norm(dim=-1)
+            for _ in range(2):  # twice, for the sake of rounding
+                c = images @ w.unsqueeze(-1)
+                w = w - (images.mT @ c).squeeze(-1)
+                R[..., j] += c.squeeze(-1)
+            length = w.norm(dim=-1)
+            new = length > 10 * torch.finfo(w.dtype).eps * whole  # else nothing is left to be found in this direction
+            w = _unit(w, length, new)
+            R[..., j, j] = torch.where(new, length, 1.0)
+            directions[..., j, :], images[..., j, :] = p, w
+            along[..., j] = (r * w).sum(-1)
+            r = r - along[..., j, None] * w
+            before, size = size, r.norm(dim=-1)
+            live = size > goal
+            if not bool(live.any()):
+                break
+            p = torch.where((size <= 0.9 * before).unsqueeze(-1), _unit(r, size, live), w * live.unsqueeze(-1))
+        y = torch.linalg.solve_triangular(R, along.unsqueeze(-1), upper=True)
+        x = x + (directions.mT @ y).squeeze(-1)
+    return x, size
+
+
+def _unit(vector: Tensor, length: Tensor, which: Tensor) -> Tensor:
+    return torch.where(which.unsqueeze(-1), vector / torch.where(which, length, 1.0).unsqueeze(-1), 0.0)
+
+
+# The gradient --------------------------------------------------------------------------------------------------------
+
+
+def _attached(step: Map, x: Tensor, steps: int, enough: float, throw: bool) -> Tensor:
+    """f(x*), whose gradient is that of x* once it has passed (I - J^T)^-1."""
+    at = x.detach().requires_grad_()
+    with torch.enable_grad():
+        image, whole = step(at), step(x.detach())
+    if not whole.requires_grad:
+        return x
+
+    def product(v: Tensor) -> Tensor:
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        return v - torch.autograd.grad(image, at, v, **options)[0]
+
+    def through(gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # f was differentiated at a constant x*, which is wrong from the second order on
+            condition, fact = "its gradient must not be differentiated again", "create_graph=True"
+            raise RuntimeError(sentence("equilibrium", condition, fact, "Unroll the steps for second derivatives."))
+        goal = enough * gradient.norm(dim=-1)
+        found, left = _krylov(product, gradient, goal, max(steps, 1))
+        if throw and bool((left > goal).any()):
+            fact = f"{int((left > goal).sum())} of {left.numel()} tokens without"
+            remedy = "The Jacobian has an eigenvalue near 1 there: change the map, or pass throw=False."
+            raise RuntimeError(sentence("equilibrium", "every token must have a gradient", fact, remedy))
+        return found
+
+    whole.register_hook(through)
+    return whole
 
 
 def secular_equilibrium(
