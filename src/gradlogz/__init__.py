@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .measures import *  # noqa: F403
     from .measures.measure import measure as measure
     from .measures.measure import static as static
+    from .probing import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -99,9 +100,9 @@ _CHAPTERS = {
         "equilibrium",
         "Equilibrium",
         "spectral_radius",
-        "secular_equilibrium",
         "jacobian_penalty",
         "EquilibriumAttention",
+        "secular_equilibrium",
         "hopfield_energy",
         "retrieve",
         "Retrieval",
@@ -110,13 +111,14 @@ _CHAPTERS = {
         "capacity_constant",
         "HopfieldRetrieval",
     ),
+    "probing": ("capture", "Captured", "Attended", "Passed", "Normed"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measures", "attention", "dynamics", "kernels", "verification", "cli"):
+    if name in ("measures", "attention", "dynamics", "probing", "kernels", "verification", "cli"):
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")

@@ -472,8 +472,9 @@ def _branches(graph: _Graph, attention: set[int]) -> Iterator[_Branch]:
     for sum_ in graph.sums:
         for stream in (0, 1):
             x, u = sum_.nodes[stream], sum_.nodes[1 - stream]
-            start = x if graph.between(x, u) is not None else origin.get(x)
-            if start is None or graph.between(start, u) is None:
+            starts = (x, graph.root(x), origin.get(x))
+            start = next((node for node in starts if node is not None and graph.between(node, u) is not None), None)
+            if start is None:
                 continue
             origin[sum_.result] = start
             for update in _parts(graph, plain, start, (sum_, 1 - stream), attention):
@@ -530,7 +531,8 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
     parameters = list(module.parameters())
     if any(p.ndim > 1 for p in parameters) or any(True for _ in module.children()):
         return None
-    width, eps = like.shape[-1], torch.finfo(like.dtype).eps
+    width = like.shape[-1]
+    eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many compute in float32 at any rate
     generator = torch.Generator().manual_seed(0)
     size = 0.03 / eps**0.5  # at which what a norm adds to the variance is lost in rounding
     tokens = size * torch.randn(4 * ROWS, width, generator=generator, dtype=torch.float64)
