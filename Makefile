@@ -27,7 +27,7 @@ demo: .venv/.demo
 # are also about calls that the checks would refuse before the library does; hence the second.
 test: .venv/.test
 	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests/agreement tests/device tests/errors tests/kernels tests/package tests/theorems tests/verification
-	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/compile tests/documentation tests/report
+	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/compile tests/documentation tests/report tests/faults
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) tests
