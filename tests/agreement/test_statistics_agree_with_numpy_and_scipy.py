@@ -231,6 +231,19 @@ def test_half_precision_is_computed_in_float32():
     close(found.covariance, torch.from_numpy(expected), 1.0, tolerance=1e-5)
 
 
+def test_products_are_whole_where_a_process_lets_them_be_rounded():
+    x = Source(2, torch.float32).normal(500, 64)
+    expected = comoments_of(x, group=0).total().xx
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu"):
+            found = comoments_of(x, group=0).total().xx
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bool])
 def test_weights_count_tokens(dtype):
     s = Source(3)
@@ -343,6 +356,7 @@ def test_one_group_holds_nothing_out():
 def test_counts_are_those_of_numpy():
     values, edges = Source(0).normal(2, 500), torch.linspace(-2, 2, 17, dtype=torch.float64)
     values[0, :3] = torch.tensor([-2.0, 2.0, 0.0])  # on edges
+    values = values.mT.contiguous().mT  # as a slice of a larger tensor
     found = histogram_of(values, edges).counts
     for head in range(2):
         x = values[head].numpy()

@@ -1,6 +1,10 @@
-"""What all statistics share where they meet tensors and each other: float64, and equal shapes."""
+"""What all statistics share where they meet tensors and each other: precision, and equal shapes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from ..._errors import sentence
 from ..._typing import Tensor
@@ -9,6 +13,22 @@ from ..._typing import Tensor
 def double(tensor: Tensor) -> Tensor:
     """In float64, where the tensor is; on the CPU if its device has no float64."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
+
+
+@contextmanager
+def whole_products() -> Iterator[None]:
+    """Products of float32 are float32 here, also where a process lets them be rounded to TF32 or bf16."""
+    rounded: list[tuple[Any, str]] = []
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    for backend in backends:
+        if backend.fp32_precision in ("tf32", "bf16"):
+            rounded.append((backend, backend.fp32_precision))
+            backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in rounded:
+            backend.fp32_precision = precision
 
 
 def check_alike(call: str, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from .border import check_alike, double
+from .border import check_alike, double, whole_products
 from .estimates import Estimate, student_quantile
 from .hashing import GROUPS
 
@@ -152,10 +152,10 @@ def comoments_of(
     """
     _check(x, y, group, weights, yy)
     precision = torch.float64 if x.dtype == torch.float64 else torch.float32
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        w = torch.ones(x.shape[-2], device=x.device, dtype=precision) if weights is None else weights.to(x.device)
-        w = w.to(precision).unsqueeze(-1)
-        count = double(w.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64))
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False), whole_products():
+        given = torch.ones(x.shape[-2], device=x.device) if weights is None else weights
+        w = given.to(x.device, precision, non_blocking=True).unsqueeze(-1)
+        count = double(w).sum()
         mean_x, r, left_x = _deviations(x.to(precision), w, None if weights is None else w > 0)
         found = Moments(count, mean_x, _products(r, r, left_x, left_x, count))
         found = found._replace(xx=_symmetric(found.xx))

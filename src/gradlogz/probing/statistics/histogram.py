@@ -35,9 +35,10 @@ def histogram_of(
     if edges.ndim != 1 or len(edges) < 2 or not bool((edges[1:] > edges[:-1]).all()):
         fact, remedy = f"shape {shape_of(edges)}", "torch.linspace gives them."
         raise ValueError(sentence("histogram_of", "edges must be two or more, ascending", fact, remedy))
-    places = edges.to(values.device, values.dtype)
-    bins = torch.bucketize(values.detach(), places, right=True).masked_fill(values.isnan(), len(edges) + 1)
-    one = torch.ones_like(bins) if valid is None else valid.to(bins.device).expand(bins.shape).long()
+    values = values.detach().contiguous()
+    places = edges.to(values.device, values.dtype, non_blocking=True)
+    bins = torch.bucketize(values, places, right=True).masked_fill(values.isnan(), len(edges) + 1)
+    one = torch.ones_like(bins) if valid is None else valid.to(bins.device, non_blocking=True).expand(bins.shape).long()
     counts = torch.zeros(*bins.shape[:-1], len(edges) + 2, dtype=torch.int64, device=bins.device)
     return Histogram(edges.cpu().double(), counts.scatter_add_(-1, bins, one))
 

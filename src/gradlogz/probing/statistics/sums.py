@@ -121,6 +121,6 @@ def moment_columns(
         columns += [y, x * y, y.square()]
     found = torch.stack(columns, -1)
     if valid is not None:
-        seen = valid.to(x.device).reshape(len(valid), *(1,) * (x.ndim - 2), -1, 1)
+        seen = valid.to(x.device, non_blocking=True).reshape(len(valid), *(1,) * (x.ndim - 2), -1, 1)
         found = found.masked_fill(~seen, 0.0)
     return found.sum(-2)
