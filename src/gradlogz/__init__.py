@@ -110,6 +110,12 @@ _CHAPTERS = {
         "retrieval_bound",
         "capacity_constant",
         "HopfieldRetrieval",
+        "Ising",
+        "hebbian",
+        "gaussian_machine",
+        "boltzmann_machine",
+        "visible_law",
+        "corners",
     ),
     "probing": ("capture", "Captured", "Attended", "Passed", "Normed"),
 }

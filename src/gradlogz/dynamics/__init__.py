@@ -7,6 +7,7 @@ GaussianCloud   the same for the two moments of a Gaussian, in closed form
 equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, jacobian_penalty
 EquilibriumAttention   such a place as a layer
 retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
+Ising           classical networks: hebbian, and the machines that are the same: gaussian_machine, boltzmann_machine
 hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
 """
 
@@ -26,6 +27,7 @@ from .hopfield import (
     retrieve,
     separation,
 )
+from .ising import Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
 from .metastability import Plateau, plateaus, renyi_centers
 from .nulls import mardia_band, null_band
 from .verdict import Verdict
@@ -61,4 +63,10 @@ __all__ = [
     "retrieval_bound",
     "capacity_constant",
     "HopfieldRetrieval",
+    "Ising",
+    "hebbian",
+    "gaussian_machine",
+    "boltzmann_machine",
+    "visible_law",
+    "corners",
 ]
