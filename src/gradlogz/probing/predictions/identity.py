@@ -1,0 +1,112 @@
+"""Attention is the gradient of its log normaliser: a check of the capture, never a finding.
+
+    G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
+    output   = ∇G(0)                                     exactly, for any weights
+    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in units of rounding
+
+The right side is differentiated by torch from logits that are written out, for the rows with small hashes; the left is
+what the model went on with. A layer that is not exact was not captured as it computes, and nothing said of it holds.
+
+Read next: gaussian_measure.py (what the same rows say of their keys), ../rows.py (which rows).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._typing import Tensor
+from ..capture import Attended, Event
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Twin
+from ..rows import applies, rows_of
+from ..rulings import absent
+from ..statistics import histogram_of
+from ..texts import Batch
+
+claim = "The output of attention is the gradient of its log normaliser."
+formula = "error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)"
+refutes = "An error above 64 units of rounding: the capture is at fault, and nothing else it says of the layer holds."
+
+LIMIT = 64.0  # sums of a few thousand terms, each rounded
+EDGES = torch.tensor([2.0**power for power in range(-8, 33)], dtype=torch.float64)
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """The errors of the chosen rows, counted between powers of 2."""
+    if not isinstance(event, Attended):
+        return None
+    if not applies(event, batch) or event._call().options.get("dropout_p"):
+        return {event.layer: {"errors": None}}
+    rows = rows_of(event, batch, memory)
+    if rows is None:
+        return None
+    wide = rows.query.dtype
+    v = event.value.to(wide)
+    gradient = _gradient(rows.logits, v, event._call().options.get("sinks"))
+    b, h, r, width = gradient.shape
+    output = event.attention.output.gather(2, rows.places[:, None, :, None].expand(b, h, r, width)).to(wide)
+    size = 1 + rows.logits.masked_fill(rows.log_weights == -torch.inf, 0.0).abs().amax(-1)
+    largest = v.norm(dim=-1).amax(-1).repeat_interleave(h // v.shape[1], 1).unsqueeze(-1)
+    unit = torch.finfo(event.attention.output.dtype).eps * size * largest
+    error = (output - gradient).norm(dim=-1) / unit.clamp(min=torch.finfo(wide).tiny)
+    valid = rows.valid.unsqueeze(1).expand_as(error)
+    errors = error.transpose(0, 1).flatten(1)
+    return {event.layer: {"errors": histogram_of(errors, EDGES, valid=valid.transpose(0, 1).flatten(1))}}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """The greatest error of each head, rounded up to a power of 2; infinite where one is no number."""
+    found = []
+    for layer, kept in state.items():
+        if kept["errors"] is None:
+            found.append(absent(layer, "error"))
+            continue
+        counts = kept["errors"].counts.cpu()
+        ends = torch.cat((EDGES, EDGES.new_tensor([torch.inf, torch.inf])))
+        for head, bins in enumerate(counts):
+            last = int(bins.nonzero().max()) if int(bins.sum()) else 0
+            found.append(Measured(layer, head, "error", float(ends[last]), tokens=int(bins.sum())))
+    return found
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """None: the statement holds for every model."""
+    return []
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """Exact if every head of every layer is within LIMIT units of rounding."""
+    ruled = [
+        f._replace(verdict="not applicable" if not f.tokens else "supported" if f.value <= LIMIT else "refuted")
+        for f in findings
+    ]
+    checked = [f for f in ruled if f.tokens]
+    wrong = [f for f in checked if f.verdict == "refuted"]
+    if not checked:
+        return Judgement(ruled, "not applicable", "No layer hands queries, keys and values to a function.")
+    worst = max(f.value for f in checked)
+    if wrong:
+        layers = list(dict.fromkeys(f.layer for f in wrong))
+        words = (
+            f"Not exact in {len(wrong)} of {len(checked)} heads, first in {layers[0]}: what is said of them is void."
+        )
+        return Judgement(ruled, "refuted", words, worst, quantity="error")
+    words = f"Exact in {len(checked)} heads, to {worst:.3g} units of rounding."
+    return Judgement(ruled, "supported", words, worst, quantity="error")
+
+
+def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """∇_omega of log sum_j exp(s_j + <v_j, omega>) at 0, [b, h, r, v]; a sink is a key whose value is 0."""
+    b, h, r, n = s.shape
+    with torch.enable_grad():
+        omega = torch.zeros(b, h, r, v.shape[-1], dtype=s.dtype, device=s.device, requires_grad=True)
+        grouped = omega.reshape(b, v.shape[1], -1, v.shape[-1])
+        tilted = s + (grouped @ v.mT).reshape(b, h, r, n)
+        if sinks is not None:
+            sink = sinks.to(s.dtype).expand(b, h)[:, :, None, None].expand(b, h, r, 1)
+            tilted = torch.cat((tilted, sink), -1)
+        alive = tilted.detach().amax(-1, keepdim=True) > -torch.inf
+        G = torch.where(alive, tilted, 0.0).logsumexp(-1)
+        (gradient,) = torch.autograd.grad(G.sum(), omega)
+    return gradient

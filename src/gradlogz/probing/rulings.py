@@ -1,0 +1,131 @@
+"""From values beside their nulls to verdicts, the same way for every claim about heads or layers.
+
+    supported    the interval lies beyond `supports` on the side that the claim says
+    refuted      the interval lies beyond `refutes` on the other side
+    undecided    neither, or there is no interval; not applicable where nothing was counted
+
+Both only if the p-value of that bound stands in the procedure of Benjamini and Hochberg at 5 %, over all heads of the
+model and for each of the two questions by itself. Where an interval came from is no longer known here: p-values are
+those of Student's law with the fewest degrees of freedom that an interval has, one less than there are groups. The
+model: supported if more than half of its heads that can be judged are, refuted likewise, else undecided.
+
+Read next: predictions/entropy.py.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from .._typing import Tensor
+from .findings import Finding
+from .prediction import Measured, Ruling
+from .statistics import GROUPS, Estimate, benjamini_hochberg, p_value, student_quantile
+
+
+class Bounds(NamedTuple):
+    """What the interval of a finding must pass for the claim, and against it."""
+
+    supports: float
+    refutes: float
+
+
+class Counted(NamedTuple):
+    """The judged rows of a model: their middle values, how many there are of each verdict, and which it is for all."""
+
+    verdict: Ruling
+    supported: int
+    refuted: int
+    judged: int
+    value: float
+    null: float
+
+    @property
+    def note(self) -> str:
+        """The sentence about the correction."""
+        return "" if not self.judged else (
+            f"With Benjamini and Hochberg at 5 %: {self.supported} for and {self.refuted} against, of {self.judged}."
+        )  # fmt: skip
+
+
+def judge(
+    findings: Sequence[Finding], quantity: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
+) -> list[Finding]:
+    """The findings, those of the quantity with verdicts; with `small` the claim is that values are small."""
+    of = [f for f in findings if f.quantity == quantity]
+    sign = -1.0 if small else 1.0
+    passed = []
+    for side, name in ((sign, "supports"), (-sign, "refutes")):
+        p = [_p(f, getattr(bounds(f), name), side) for f in of]
+        passed.append(benjamini_hochberg(torch.tensor(p, dtype=torch.float64)).tolist())
+    rulings = iter(zip(*passed, strict=True))
+    judged = []
+    for f in findings:
+        if f.quantity == quantity:
+            supported, refuted = next(rulings)
+            known = "supported" if supported else "refuted" if refuted else "undecided"
+            f = f._replace(verdict=known if f.tokens else "not applicable")
+        judged.append(f)
+    return judged
+
+
+def count(findings: Sequence[Finding], quantity: str) -> Counted:
+    """How the rows of a quantity divide."""
+    of = [f for f in findings if f.quantity == quantity and f.verdict not in ("", "not applicable")]
+    supported, refuted = (sum(f.verdict == v for f in of) for v in ("supported", "refuted"))
+    verdict: Ruling = "undecided" if of else "not applicable"
+    if 2 * supported > len(of):
+        verdict = "supported"
+    elif 2 * refuted > len(of):
+        verdict = "refuted"
+    return Counted(verdict, supported, refuted, len(of), middle(f.value for f in of), middle(f.null for f in of))
+
+
+def middle(values: Iterable[float]) -> float:
+    """The median of those that are numbers; NaN of none."""
+    known = [v for v in values if not math.isnan(v)]
+    return median(known) if known else math.nan
+
+
+def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | float) -> list[Measured]:
+    """One row for each head of an estimate [h], or one for the layer of an estimate without dimensions."""
+    value, low, high = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:3])
+    count = torch.as_tensor(tokens).detach().double().cpu().expand(len(value)).tolist()
+    heads: Sequence[int | None] = [None] if estimate.value.ndim == 0 else range(len(value))
+    return [
+        Measured(layer, head, quantity, v, a, b, int(n))
+        for head, v, a, b, n in zip(heads, value, low, high, count, strict=True)
+    ]
+
+
+def absent(layer: str, quantity: str) -> Measured:
+    """The row of a layer of which nothing can be counted."""
+    return Measured(layer, None, quantity, math.nan)
+
+
+def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
+    """What a head of a random twin is expected to have, and the band in which one more of them would lie.
+
+        mean ± t_.975(h - 1) sd sqrt(1 + 1 / h)      over the h heads of the layer
+
+    Heads of random weights differ by chance alone, so that the band holds what another draw of the weights would do.
+    """
+    h = len(values)
+    mean = values.double().mean()
+    sd = values.double().std() if h > 1 else values.new_tensor(0.0).double()
+    t = student_quantile(torch.tensor(float(max(h - 1, 1)), dtype=torch.float64))
+    arm = float(t) * float(sd) * math.sqrt(1 + 1 / h)
+    return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
+
+
+def _p(finding: Finding, bound: float, side: float) -> float:
+    """The p-value of a bound, 1 if the interval holds it or lies on the wrong side, NaN if there is no interval."""
+    if math.isnan(finding.low) or math.isnan(finding.high) or math.isnan(bound):
+        return math.nan
+    near = finding.low if side > 0 else finding.high
+    if not side * (near - bound) > 0:
+        return 1.0
+    one = torch.tensor([finding.value, finding.low, finding.high, GROUPS - 1.0], dtype=torch.float64)
+    return float(p_value(Estimate(*one), bound))
