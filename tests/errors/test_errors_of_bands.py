@@ -1,9 +1,20 @@
-"""Bands, nulls and plateaus of clouds say what is wrong with a name, a level, or a number of draws."""
+"""Bands, nulls, plateaus and modes of clouds say what is wrong with a name, a level, or a number of draws."""
 
 import torch
 from form import each_of, refused
 
-from gradlogz import Ascent, evolve, mardia_band, null_band, plateaus, renyi_centers, resample
+from gradlogz import (
+    Ascent,
+    escape_time,
+    evolve,
+    harmonic_mode,
+    hermite_mode,
+    mardia_band,
+    null_band,
+    plateaus,
+    renyi_centers,
+    resample,
+)
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)
@@ -66,6 +77,21 @@ ERRORS = [
         ValueError,
         "renyi_centers: cloud must be [*b, n, d] and radius >= 0; got shape (3,) and 1.0.",
         lambda: renyi_centers(x[0], radius=1.0),
+    ),
+    (
+        ValueError,
+        "escape_time: n, beta and variance must be positive; got 0, 1.0 and 1.0.",
+        lambda: escape_time(0, beta=1.0, tau=1.0),
+    ),
+    (
+        ValueError,
+        "hermite_mode: cloud must be [*b, n, d] and order >= 1; got shape (9, 3) and 0.",
+        lambda: hermite_mode(x, 0),
+    ),
+    (
+        ValueError,
+        "harmonic_mode: cloud must have two dimensions or more; got shape (9, 1).",
+        lambda: harmonic_mode(x[:, :1], 1),
     ),
 ]
 

@@ -8,7 +8,9 @@ equilibrium     where a map of tokens rests, with implicit gradients; spectral_r
 EquilibriumAttention   such a place as a layer
 retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
 Ising           classical networks: hebbian, and the machines that are the same: gaussian_machine, boltzmann_machine
-hermite_growth  what theory says of small departures; sphere_growth, self_weight, critical_beta
+hermite_growth  what theory says of small departures; sphere_growth, fastest_degree, escape_time; self_weight,
+                critical_beta
+hermite_mode    the same departures on tokens; harmonic_mode
 """
 
 from .bands import Band, resample
@@ -17,7 +19,16 @@ from .equilibrium_attention import EquilibriumAttention
 from .evolution import Ascent, Trajectory, evolve
 from .fixed_points import Equilibrium, equilibrium, jacobian_penalty, secular_equilibrium, spectral_radius
 from .gaussian_cloud import GaussianCloud
-from .growth import critical_beta, hermite_growth, self_weight, sphere_growth
+from .growth import (
+    critical_beta,
+    escape_time,
+    fastest_degree,
+    hermite_curves,
+    hermite_growth,
+    self_weight,
+    sphere_curves,
+    sphere_growth,
+)
 from .hopfield import (
     HopfieldRetrieval,
     Retrieval,
@@ -29,6 +40,7 @@ from .hopfield import (
 )
 from .ising import Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
 from .metastability import Plateau, plateaus, renyi_centers
+from .modes import harmonic_mode, hermite_mode
 from .nulls import mardia_band, null_band
 from .verdict import Verdict
 
@@ -48,6 +60,12 @@ __all__ = [
     "GaussianCloud",
     "hermite_growth",
     "sphere_growth",
+    "hermite_curves",
+    "sphere_curves",
+    "fastest_degree",
+    "escape_time",
+    "hermite_mode",
+    "harmonic_mode",
     "self_weight",
     "critical_beta",
     "equilibrium",

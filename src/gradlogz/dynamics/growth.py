@@ -3,15 +3,18 @@
     hermite_growth   1 + n s (beta c)^(n-1),  s = tau / (1 + tau beta c)                    Gaussian cloud  [theory 4.4]
     sphere_growth    1 + tau / (1 + tau a) · I_{l+D/2-1}(beta) / I_{D/2-1}(beta) · l (l+D-2) / beta
                      a = I_{D/2}(beta) / I_{D/2-1}(beta)                                   uniform sphere  [theory 4.5]
+    fastest_degree   the l that grows most, near sqrt(2 beta) for beta much above D: clusters at first      [theory 4.5]
+    escape_time      log sqrt(n / 6) / log gamma_3                     from a whitened sample of n tokens  [theory 4.4]
     self_weight      sigmoid(beta r² - beta² r² c / 2 - log n)                           finite n       [theory 10.3]
 
 Above 1 the departure grows. For tau > 0 every mode does, so that no normalisation makes the Gaussian attracting: each
 only removes some modes of order 1 and 2. For tau < 0 they shrink.
 
-Read next: gaussian_cloud.py, evolution.py.
+Read next: modes.py (the same departures measured on tokens), gaussian_cloud.py, evolution.py.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -56,6 +59,64 @@ def sphere_growth(degree: int, *, dim: int, beta: float, tau: float, radius: flo
     a = float(bessel_ratio(dim / 2 - 1, x))
     ratio = float((log_bessel(degree + dim / 2 - 1, x) - log_bessel(dim / 2 - 1, x)).exp())
     return 1 + tau / (1 + tau * a) * ratio * degree * (degree + dim - 2) / float(x)
+
+
+def hermite_curves(
+    orders: Iterable[int], betas: Iterable[float], *, tau: float, variance: float = 1.0
+) -> Float[Tensor, "k s"]:
+    """`hermite_growth` of each order at each inverse temperature, to be drawn.
+
+    >>> hermite_curves([3, 4], [0.0, 1.0], tau=1.0).tolist()
+    [[1.0, 2.5], [1.0, 3.0]]
+    """
+    betas = list(betas)
+    rows = [[hermite_growth(n, variance=variance, beta=b, tau=tau) for b in betas] for n in orders]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def sphere_curves(
+    degrees: Iterable[int], betas: Iterable[float], *, dim: int, tau: float, radius: float = 1.0
+) -> Float[Tensor, "k s"]:
+    """`sphere_growth` of each degree at each inverse temperature, to be drawn.
+
+    >>> (sphere_curves(range(1, 9), [5.0, 20.0], dim=2, tau=0.5).argmax(0) + 1).tolist()
+    [3, 6]
+    """
+    betas = list(betas)
+    rows = [[sphere_growth(n, dim=dim, beta=b, tau=tau, radius=radius) for b in betas] for n in degrees]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def fastest_degree(*, dim: int, beta: float, radius: float = 1.0) -> int:
+    """The degree of the harmonics that grow most from the uniform law on the sphere, whatever the step.
+
+    So many clusters a cloud on the circle shows first. The factor rises to its greatest and falls from there, so that
+    degrees are tried until it falls.
+
+    >>> [fastest_degree(dim=2, beta=beta) for beta in (1.0, 5.0, 20.0, 80.0)]
+    [1, 3, 6, 13]
+    """
+    degree, factor = 1, sphere_growth(1, dim=dim, beta=beta, tau=1.0, radius=radius)
+    while (following := sphere_growth(degree + 1, dim=dim, beta=beta, tau=1.0, radius=radius)) > factor:
+        degree, factor = degree + 1, following
+    return degree
+
+
+def escape_time(n: int | float, *, beta: float, tau: float, variance: float = 1.0) -> float:
+    """Steps until a whitened cloud of n tokens of a Gaussian is none: its skewness grows from 6 / n to 1.
+
+        t = log sqrt(n / 6) / log gamma_3                                                                [theory 4.4]
+
+    The third moment of a sample is of size sqrt(6 / n) and grows by gamma_3, the first factor that whitening leaves. Of
+    a cloud whose `skewness` is known, n is 6 / skewness. Infinity for tau <= 0: the cloud stays.
+
+    Law: tests/theorems/test_theory_4_4_clouds_escape_in_time.py.
+    """
+    if not n > 0 or not beta * variance > 0:
+        condition, fact = "n, beta and variance must be positive", f"{n}, {beta} and {variance}"
+        raise ValueError(sentence("escape_time", condition, fact, "Count tokens, or take 6 / skewness."))
+    growth = hermite_growth(3, variance=variance, beta=beta, tau=tau)
+    return math.inf if growth <= 1 else max(0.0, math.log(n / 6) / 2 / math.log(growth))
 
 
 def self_weight(*, beta: float, squared_radius: float, variance: float, n: int) -> float:
