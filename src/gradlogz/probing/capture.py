@@ -24,6 +24,7 @@ from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS, numbered
 from ..attention.result import Attention
 from ..attention.watching import Met, Receiver, Watch, names_of
+from .asking import Ask, ask_of
 from .tracing import Layout, Norm, Place, Running, Sublayer, operands, settled, trace, watched, without_cache, writes
 
 
@@ -32,6 +33,7 @@ class Attended(NamedTuple):
 
     call: the query [b, h, m, d], key and value [b, hk, n, d], and the options (masks, scale, sinks, softcap); the
         logits alone where a layer writes out its own softmax.
+    ask: the layer with its arguments, to be asked about other tokens; None if what it reads is not among them.
     """
 
     layer: str
@@ -39,6 +41,7 @@ class Attended(NamedTuple):
     call: Call | Logits
     attention: Attention
     crosses: bool
+    ask: Ask | None = None
 
     @property
     def query(self) -> Float[Tensor, "b h m d"]:
@@ -169,6 +172,8 @@ class _Pass(TorchFunctionMode, Receiver):
         super().__init__()
         self._layout, self._tell, self._statistics = layout, tell, statistics
         self._running = Running()
+        self._modules: dict[str, nn.Module] = {}  # the norms
+        self._layers = {name.partition("#")[0] for name in layout.attention}
         self._branches: dict[Place, list[Sublayer]] = {}
         for sublayer in layout.sublayers:
             self._branches.setdefault(sublayer.sum, []).append(sublayer)
@@ -185,6 +190,7 @@ class _Pass(TorchFunctionMode, Receiver):
         self._calls: dict[str, None] = {}
         self._summed: dict[Place, tuple[Tensor, Tensor]] = {}
         self._given: dict[tuple[str, int], Tensor] = {}
+        self._arguments: dict[str, tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]] = {}
         return True
 
     def receive(self, layer: str, met: Met, *, again: bool) -> Attention:
@@ -192,7 +198,11 @@ class _Pass(TorchFunctionMode, Receiver):
         found = met.call.attend(self._statistics)
         name = numbered(layer, self._calls)
         self._calls[name] = None
-        self._tell(Attended(name, self._layout.of(name), met.call, found, met.crosses))
+        sublayer = self._layout.of(name)
+        ask = ask_of(*self._arguments[layer], len(found.log_normalizer)) if layer in self._arguments else None
+        if ask is not None and sublayer is not None and sublayer.reads is not None:
+            ask = ask._replace(norm=self._modules[sublayer.reads.name])
+        self._tell(Attended(name, sublayer, met.call, found, met.crosses, ask))
         return found
 
     def unfused(self, layer: str) -> None:
@@ -207,17 +217,20 @@ class _Pass(TorchFunctionMode, Receiver):
 
     # Of the modules --------------------------------------------------------------------------------------------------
 
-    def enter(self, name: str, module: nn.Module, given: Tensor | None) -> None:
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module begins."""
         if not name:
             self.begin()
         self._running.enter(name)
+        if name in self._layers:
+            self._arguments[name] = (module, args, kwargs)
 
     def leave(self, name: str, module: nn.Module, given: Tensor | None, result: Tensor | None) -> None:
         """A module has ended: if it is a norm of the stream, tell of it."""
         norm = self._norms.get(self._running.leave(name))
         if norm is not None and given is not None and result is not None:
             self._given[norm.name, norm.call] = result
+            self._modules[norm.name] = module
             self._tell(Normed(norm, given, result))
 
     # Of the functions ------------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ class Measured(NamedTuple):
 class Judgement(NamedTuple):
     """The findings with their verdicts, and the verdict on the claim for the whole model with a sentence of reasons.
 
-    value, low, high, null: the number that the sentence is about.
+    value, low, high, null: the number that the sentence is about; quantity: which of the quantities of the findings it
+        is a summary of.
+    note: how many heads stand after the correction of Benjamini and Hochberg.
     """
 
     findings: list[Finding]
@@ -75,6 +77,8 @@ class Judgement(NamedTuple):
     low: float = torch.nan
     high: float = torch.nan
     null: float = torch.nan
+    quantity: str = ""
+    note: str = ""
 
 
 class Twin(NamedTuple):

@@ -297,7 +297,7 @@ class _Graph(TorchFunctionMode):
             node = self.parents[node][0]
         return node
 
-    def enter(self, name: str, module: nn.Module, given: Tensor | None) -> None:
+    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module begins."""
         self.running.enter(name)
 
@@ -337,12 +337,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def watched(model: nn.Module, follower: Any) -> Iterator[None]:
-    """Tell `follower` when each module of a model begins and ends, with its first tensor and its result."""
+    """Tell `follower` when each module of a model begins, with its arguments, and when it ends, with its result."""
     hooks = []
     for name, module in model.named_modules():  # a tied module has the name under which it comes first
 
         def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            follower.enter(name, m, next(_tensors((args, kwargs)), None))
+            follower.enter(name, m, args, kwargs)
 
         def leave(m: nn.Module, args: Any, kwargs: Any, result: Any, name: str = name) -> None:
             follower.leave(name, m, next(_tensors((args, kwargs)), None), next(_tensors(result), None))

@@ -11,19 +11,18 @@ The answer is checked on the tokens of the traced batch: a token's logit with it
 Read next: predictions/tie.py and predictions/qk_geometry.py, which compare them.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from .._typing import Float, Tensor
-from ..attention.calls import Call
-from ..attention.observation import LAYERS, numbered
-from ..attention.result import Attention
-from ..attention.watching import SOURCES, Met, Receiver, Watch
-from .tracing import Layout, Norm, cut, norm_of, settled, without_cache
+from ..attention.calls import Call, Logits
+from ..attention.observation import LAYERS
+from .capture import Attended, capture
+from .tracing import Layout, Norm, cut, norm_of, settled
 
 ROUNDING = 1e-3  # of half precision
 
@@ -69,140 +68,57 @@ def weights_of(
     model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, layers: str = LAYERS
 ) -> dict[str, HeadWeights | str]:
     """The matrices of every attention layer, or the reason why it has none."""
-    asked = _Asked()
+    found = capture(model, cut(inputs), layout=layout, statistics="none", layers=layers)
     with torch.no_grad(), settled(model):
-        with asked.of(model, layers):
-            model(**cut(inputs), **without_cache(model))
-        return {layer: _weights(model, layout, layer, asked, layers) for layer in layout.attention}
+        return {layer: _weights(model, layout, attended, layers) for layer, attended in found.attention.items()}
 
 
-class _Ask(NamedTuple):
-    """How a layer was called, and what it then handed to attention."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    call: Call
-
-
-class _Answered(Exception):  # noqa: N818 - it says that a layer has said all that is wanted
-    pass
-
-
-class _Asked(Receiver):
-    """The calls of a pass; of a layer alone the first, after which the rest is not computed."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, _Ask] = {}
-        self.alone: list[Call] | None = None
-        self._entered: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
-        self._names: dict[str, None] = {}
-
-    @contextmanager
-    def of(self, model: nn.Module, layers: str) -> Iterator[None]:
-        """Within this context the model's calls are noted, with the arguments of the modules that make them."""
-        with ExitStack() as stack:
-            for name, module in model.named_modules():
-
-                def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                    self._entered[name] = (m, args, kwargs)
-
-                hook = module.register_forward_pre_hook(enter, with_kwargs=True)
-                stack.callback(hook.remove)
-            with Watch(model, self, layers=layers):
-                yield
-
-    def begin(self) -> bool:
-        """Every pass is looked at."""
-        return True
-
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
-        """Note the call."""
-        if self.alone is not None:
-            if isinstance(met.call, Call):
-                self.alone.append(met.call)
-            raise _Answered
-        name = numbered(layer, self._names)
-        self._names[name] = None
-        if isinstance(met.call, Call) and layer in self._entered:
-            self.found[name] = _Ask(*self._entered[layer], met.call)
-        return None
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
-
-    def finish(self, missed: tuple[str, ...]) -> None:
-        """Layers that were missed have no matrices."""
-
-
-def _weights(model: nn.Module, layout: Layout, layer: str, asked: _Asked, layers: str) -> HeadWeights | str:
-    ask = asked.found.get(layer)
-    if ask is None:
+def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) -> HeadWeights | str:
+    ask, call = attended.ask, attended.call
+    if isinstance(call, Logits):
         return "it computes its own logits"
-    given, source = _sources(ask)
-    if given is None:
+    if ask is None:
         return "what it reads was not found among its arguments"
-
-    def call(x: Tensor, y: Tensor | None) -> Call:
-        """What the layer hands to attention for other tokens."""
-        asked.alone = []
-        new = {id(given): x} if source is None else {id(given): x, id(source): y}
-        with suppress(_Answered):
-            ask.module(
-                *(new.get(id(a), a) for a in ask.args), **{name: new.get(id(v), v) for name, v in ask.kwargs.items()}
-            )
-        return asked.alone[0]
 
     def answer(tokens: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values [rows, h, d] of tokens at the first position."""
-        new = [None if t is None else torch.zeros_like(t) for t in (given, source)]
+        new = [None if t is None else torch.zeros_like(t) for t in (ask.given, ask.source)]
         for t in new:
             if t is not None:
                 t[: len(tokens), 0] = tokens.to(t)
-        return tuple(t[: len(tokens), :, 0].double().cpu() for t in call(*new)[:3])  # type: ignore[arg-type]
+        answered = ask.call(*new, layers=layers)  # type: ignore[arg-type]
+        return tuple(t[: len(tokens), :, 0].double().cpu() for t in answered[:3])  # type: ignore[index]
 
     with ExitStack() as stack:
-        stack.enter_context(Watch(model, asked, layers=layers))
-        stack.callback(setattr, asked, "alone", None)
-        width, rows = given.shape[-1], len(given)
+        width, rows = ask.given.shape[-1], len(ask.given)
         matrices = _affine(answer, width, rows)
         normalized = matrices is None
         if normalized:
             for module in ask.module.modules():
-                if (hook := _gain(module, given)) is not None:
+                if (hook := _gain(module, ask.given)) is not None:
                     stack.callback(module.register_forward_hook(hook).remove)
             matrices = _affine(answer, width, rows)
         if matrices is None:
             return "its queries or keys are not affine in what it reads"
-        h = ask.call.query.shape[1]
+        h = call.query.shape[1]
         (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
-        rotary = _rotary(call(given, source), (given, given if source is None else source), (Wq, bq), (Wk, bk))
+        again = ask.call(ask.given, ask.source, layers=layers)
+    tokens = (ask.given, ask.given if ask.source is None else ask.source)
+    rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk))
     if rotary is None:
         return "its logits are not those of its matrices"
-    sublayer = layout.of(layer)
+    sublayer = attended.sublayer
     norm = None if sublayer is None else sublayer.reads or sublayer.norm_of_stream
-    scale = float(ask.call.options.get("scale") or ask.call.query.shape[-1] ** -0.5)
-    home = layout.outputs.get(layer) or (f"{layer}.out_proj" if isinstance(ask.module, nn.MultiheadAttention) else None)
+    scale = float(call.options.get("scale") or call.query.shape[-1] ** -0.5)
+    home = layout.outputs.get(attended.layer)
+    if home is None and isinstance(ask.module, nn.MultiheadAttention):
+        home = f"{attended.layer.partition('#')[0]}.out_proj"
     out = None
     if home is not None:
-        unit = torch.eye(h * Wv.shape[-1]).to(given)
-        module = model.get_submodule(home.lstrip("."))
+        unit = torch.eye(h * Wv.shape[-1]).to(ask.given)
+        module = model.get_submodule(home)
         out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
     return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, scale, norm, rotary, normalized)
-
-
-def _sources(ask: _Ask) -> tuple[Tensor | None, Tensor | None]:
-    """What the queries are made of, and what keys and values are, None if it is the same."""
-    rows = ask.call.query.shape[0]
-    top = [(None, t) for t in ask.args] + list(ask.kwargs.items())
-    tensors = [(k, t) for k, t in top if isinstance(t, Tensor) and t.ndim == 3 and t.is_floating_point()]
-    tensors = [(k, t) for k, t in tensors if t.shape[0] == rows]
-    if not tensors:
-        return None, None
-    given = tensors[0][1]
-    named = [t for k, t in tensors if k in SOURCES and t is not given]
-    other = [t for k, t in tensors if t is not given and k is None]
-    return given, next(iter([*named, *other]), None)
 
 
 def _affine(answer: Any, width: int, rows: int) -> list[tuple[Tensor, Tensor]] | None:

@@ -1,0 +1,330 @@
+"""The probe: a model over a corpus, every prediction measured in the same pass, then judged.
+
+    state      = merge over batches of statistics(event)        in memory that does not grow with the corpus
+    findings   = evaluate(state), null(state), verdict          without the model
+
+A random twin of the model, of the same architecture, passes a part of the same tokens for the nulls that need one.
+
+Read next: prediction.py (the five names), findings.py (what comes out), runs.py (on disk).
+"""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .._errors import sentence
+from .._typing import Tensor
+from .capture import Attended, Event, follow
+from .findings import Claim, Finding, Findings, Token
+from .interest import Candidates, Standing, candidates, greatest, resolved
+from .loading import describe, random_twin
+from .prediction import Finished, Measured, Prediction, Probed, Twin, real, split
+from .predictions import PREDICTIONS
+from .statistics import merge
+from .texts import Batch, Document, Report, Source, batches, documents
+from .tracing import Layout, trace, without_cache
+from .weights import weights_of
+
+TOKENS = 20_000  # read unless another number is asked for
+SHARE = 0.1  # of them the twin reads
+
+
+class Measurement(NamedTuple):
+    """What a pass over a corpus leaves: enough for all findings, and for merging with other passes.
+
+    state: {prediction: its statistics}; twin: that of the random twin.
+    complete: whether the corpus was read to its end.
+    """
+
+    probed: Probed
+    facts: dict[str, Any]
+    state: dict[str, Any]
+    twin: Twin | None
+    report: Report
+    tokens: list[Token]
+    seconds: dict[str, float]
+    complete: bool
+
+
+def probe(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Source = None,
+    *,
+    name: str | None = None,
+    tokens: int | None = TOKENS,
+    length: int | None = None,
+    predictions: Sequence[str] | None = None,
+    twin: float = SHARE,
+    seed: int = 0,
+    progress: bool = False,
+) -> Findings:
+    """What a model says about the theory: every prediction, measured on a text, with nulls and intervals.
+
+    The model may be in training: it is read without dropout and left as it was. Findings show themselves in a notebook
+    and on a terminal (`rich.print`); `.table()` has the rows.
+
+    Args:
+        texts: a file, a folder, - for standard input, or a list of texts; the prose that comes with Python if None.
+        tokens: how many to read, None for all of them.
+        length: of a window of tokens at most.
+        predictions: names of those to measure; all by default.
+        twin: the part of the tokens that a twin with random weights reads too; 0 for none.
+        progress: show a bar on standard error.
+
+    Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
+    """
+    measured = measure(
+        model, tokenizer, documents(texts), name=name, tokens=tokens, length=length, predictions=predictions, twin=twin,
+        seed=seed, progress=progress,
+    )  # fmt: skip
+    return evaluate(measured)
+
+
+def measure(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Iterable[Document],
+    *,
+    name: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    tokens: int | None = TOKENS,
+    length: int | None = None,
+    predictions: Sequence[str] | None = None,
+    twin: float = SHARE,
+    seed: int = 0,
+    progress: bool = False,
+) -> Measurement:
+    """One pass of a model over documents, and of its twin over a part of them.
+
+    Ctrl-C ends the pass after the batch that is under way.
+    """
+    chosen = _chosen(predictions)
+    if not 0.0 <= twin <= 1.0:
+        raise ValueError(sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth."))
+    reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
+    first = next(reading)
+    layout = trace(model, _placed(first, model).inputs)
+    weights = weights_of(model, layout, _placed(first, model).inputs)
+    probed = Probed(name or type(model).__name__, layout, weights, seed)
+    bar = _Bar(tokens if progress else None, progress)
+    kept: list[Batch] = []
+    state: dict[str, Any] = {}
+    standing: list[Standing] = []
+    begun = time.perf_counter()
+    with _patient() as asked:
+        for batch in chain([first], reading):
+            found, others = passed(model, layout, _placed(batch, model), chosen)
+            state = merge(state, found)
+            standing = greatest([*standing, *others])
+            if _tokens(kept) < twin * (tokens or TOKENS):
+                kept.append(batch)
+            bar.show(reading.report.tokens)
+            if asked():
+                break
+    seconds = {"model": time.perf_counter() - begun}
+    begun = time.perf_counter()
+    other = None if not kept or not twin else _twin(model, kept, chosen, probed)
+    seconds["twin"] = time.perf_counter() - begun
+    bar.close()
+    said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
+    stood = [each.token(probed.name, tokenizer) for each in standing]
+    return Measurement(probed, said, state, other, reading.report, stood, seconds, not asked())
+
+
+def evaluate(measured: Measurement, *, predictions: Sequence[str] | None = None) -> Findings:
+    """The findings of a measurement, without the model."""
+    rows: list[Finding] = []
+    claims: list[Claim] = []
+    model = measured.probed.name
+    for prediction in _chosen(predictions):
+        key = name_of(prediction)
+        if key not in measured.state:
+            continue
+        state = measured.state[key]
+        values = prediction.evaluate(state, measured.probed)
+        other = measured.twin
+        nulls = prediction.null(state, measured.probed, other and other._replace(state=other.state.get(key, {})))
+        judged = prediction.verdict(_joined(model, key, values, nulls))
+        rows += judged.findings
+        claims.append(
+            Claim(
+                model,
+                key,
+                prediction.claim,
+                judged.quantity,
+                judged.value,
+                judged.low,
+                judged.high,
+                judged.null,
+                judged.verdict,
+                judged.words,
+                judged.note,
+            )
+        )
+    return Findings({model: measured.facts}, rows, claims, measured.tokens)
+
+
+def name_of(prediction: Prediction) -> str:
+    """The name of a prediction: that of its file."""
+    return prediction.__name__.rpartition(".")[2]
+
+
+def passed(
+    model: nn.Module, layout: Layout, batch: Batch, predictions: Sequence[Prediction]
+) -> tuple[dict[str, Any], list[Standing]]:
+    """What one batch adds to every prediction, and its tokens that stand out.
+
+    A batch that does not fit into memory is passed in halves.
+    """
+    state: dict[str, Any] = {name_of(p): {} for p in predictions}
+    memory: dict[str, dict[str, Any]] = {name_of(p): {} for p in predictions}
+    faults: dict[str, Tensor] = {}
+    standing: list[Candidates] = []
+
+    def tell(event: Event | Finished) -> None:
+        if isinstance(event, Attended):
+            rows = real(batch, event).unsqueeze(1)
+            bad = torch.isnan(event.attention.log_normalizer) | torch.isposinf(event.attention.log_normalizer)
+            faults[event.layer] = (bad & rows).any(-1).any(0)
+            standing.extend(candidates(event, batch))
+        for prediction in predictions:
+            key = name_of(prediction)
+            found = prediction.statistics(event, batch, memory[key])
+            if found:
+                state[key] = merge(state[key], found)
+
+    try:
+        with follow(model, layout, tell), torch.no_grad():
+            output = model(**batch.inputs, **without_cache(model))
+        with torch.no_grad():
+            tell(Finished(output, batch.inputs))
+    except torch.OutOfMemoryError:
+        rows = len(batch.keys)
+        if rows == 1:
+            fact = f"one row of {batch.inputs['input_ids'].shape[-1]} tokens that does not"
+            remedy = "Pass a smaller length=, or another device."
+            raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy)) from None
+        halves = [_rows(batch, slice(0, rows // 2)), _rows(batch, slice(rows // 2, None))]
+        found = [passed(model, layout, half, predictions) for half in halves]
+        return merge(found[0][0], found[1][0]), [*found[0][1], *found[1][1]]
+    _check_numbers(faults)
+    return state, resolved(standing, batch)
+
+
+def _check_numbers(faults: dict[str, Tensor]) -> None:
+    """Every log normaliser was a number; asked once for a batch, since a GPU waits for the answer."""
+    if not faults or not bool(torch.stack([bad.any() for bad in faults.values()]).any()):
+        return
+    layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
+    head = int(faults[layer].nonzero()[0, 0])
+    remedy = "Look for NaN in the weights, or pass dtype='float32' if they are of half precision."
+    raise ValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
+
+
+def _twin(model: nn.Module, kept: list[Batch], predictions: Sequence[Prediction], probed: Probed) -> Twin | None:
+    """The same tokens through random weights of the same architecture; None of a model that cannot be made anew."""
+    if not hasattr(model, "config"):
+        return None
+    other = random_twin(model, seed=probed.seed)
+    layout = trace(other, _placed(kept[0], other).inputs)
+    state: dict[str, Any] = {}
+    for batch in kept:
+        state = merge(state, passed(other, layout, _placed(batch, other), predictions)[0])
+    weights = weights_of(other, layout, _placed(kept[0], other).inputs)
+    return Twin(state, Probed(f"{probed.name} with random weights", layout, weights, probed.seed))
+
+
+def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Measured]) -> list[Finding]:
+    """Values beside their nulls."""
+    by = {(n.layer, n.head, n.quantity): n for n in nulls}
+    rows = []
+    for m in values:
+        n = by.get((m.layer, m.head, m.quantity))
+        layer, call = split(m.layer)
+        null = (torch.nan,) * 3 if n is None else (n.value, n.low, n.high)
+        rows.append(
+            Finding(model, prediction, layer, call, m.head, m.quantity, m.value, m.low, m.high, *null, m.tokens)
+        )
+    return rows
+
+
+def _chosen(names: Sequence[str] | None) -> list[Prediction]:
+    known = {name_of(p): p for p in PREDICTIONS}
+    unknown = [] if names is None else [name for name in names if name not in known]
+    if unknown:
+        remedy = f"They are {', '.join(known)}."
+        raise ValueError(sentence("probe", "predictions must be names of predictions", f"{unknown[0]!r}", remedy))
+    return [p for name, p in known.items() if names is None or name in names]
+
+
+def _placed(batch: Batch, model: nn.Module) -> Batch:
+    """The batch where the model is."""
+    device = next(model.parameters()).device
+    return batch._replace(
+        inputs={name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}, keys=batch.keys.to(device)
+    )
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    inputs = {name: t[rows] for name, t in batch.inputs.items()}
+    return Batch(inputs, batch.keys[rows], batch.group, batch.names[rows], batch.starts[rows])
+
+
+def _tokens(kept: list[Batch]) -> int:
+    return sum(batch.inputs["input_ids"].numel() for batch in kept)
+
+
+@contextmanager
+def _patient() -> Iterator[Callable[[], bool]]:
+    """Within this context Ctrl-C is a question, asked by the function given; a second one interrupts as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.getsignal(signal.SIGINT)
+    asked: list[bool] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        asked.append(True)
+        signal.signal(signal.SIGINT, before)
+        sys.stderr.write("\nFinishing this batch; once more to stop at once.\n")
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Bar:
+    """Progress on standard error: tokens, tokens per second, time left."""
+
+    def __init__(self, tokens: int | None, shown: bool) -> None:
+        self._tokens, self._shown, self._begun = tokens, shown, time.perf_counter()
+
+    def show(self, done: int) -> None:
+        """So many tokens are read."""
+        if not self._shown:
+            return
+        rate = done / max(time.perf_counter() - self._begun, 1e-9)
+        text = f"{done:,} tokens, {rate:,.0f} per second"
+        if self._tokens is not None:
+            filled = min(40 * done // self._tokens, 40)
+            left = max(self._tokens - done, 0) / max(rate, 1e-9)
+            text = f"{'█' * filled}{'·' * (40 - filled)} {text}, {left:,.0f} s left"
+        sys.stderr.write(f"\r{text:<100}")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """The line ends."""
+        if self._shown:
+            sys.stderr.write("\n")
