@@ -1,0 +1,36 @@
+"""The moments of the tokens of a batch, taken once for all predictions that want them.
+
+    cloud(x)       count, mean and products of the real tokens of one tensor [b, n, D]
+    cloud(x, y)    those of two tensors and their products with each other
+
+Predictions see the same event, and several need the products of the same tensors: they are remembered as long as the
+tensor lives.
+
+Read next: statistics/comoments.py.
+"""
+
+from typing import Literal
+
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .._typing import Bool, Float, Tensor
+from .statistics import Comoments, comoments_of
+from .texts import Batch
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
+
+
+def cloud(
+    x: Float[Tensor, "b n D"],
+    y: Float[Tensor, "b n E"] | None = None,
+    *,
+    batch: Batch,
+    mask: Bool[Tensor, "b n"],
+    yy: Literal["full", "diagonal", "trace"] = "trace",
+) -> Comoments:
+    """The moments of the tokens under a mask, of the group of the batch."""
+    if y is not None:
+        return comoments_of(x.flatten(0, 1), y.flatten(0, 1), group=batch.group, weights=mask.flatten(), yy=yy)
+    if x not in _known:
+        _known[x] = comoments_of(x.flatten(0, 1), group=batch.group, weights=mask.flatten())
+    return _known[x]

@@ -1,0 +1,200 @@
+"""Does the value map follow the gradient of the log normaliser?
+
+    G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token in the stream, keys frozen
+    ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
+    update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
+    cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices, 1 where they are tied
+    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of what the layer reads
+
+Tokens enter through the norm that makes them, whose gain is part of W_k and W_v; the gradient leaves through the norm
+that the layer reads, whose gain is part of W_q, and the update through the one that closes the sublayer. What a norm
+that centres cannot see is left out on both sides [theory E13]. No matrix of D x D is made of weights: inner products
+are those of the d x d products of their factors. With rotary embeddings these are the products without rotation, those
+of a token with itself.
+
+Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance
+|AᵀB|² / (D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.
+
+Verdict: a head is judged by the weighted cosine against 1/2, half way between no tie and an exact one: supported above
+it and above the other heads, refuted below it.
+
+Read next: qk_geometry.py (the matrices themselves), ascent.py (the same claim, token by token).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..capture import Attended, Event, Passed
+from ..clouds import cloud
+from ..findings import Finding
+from ..nulls import band, centred, outside
+from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rulings import Bounds, absent, count, judge, measured
+from ..statistics import Comoments, jackknife
+from ..texts import Batch
+from ..weights import HeadWeights
+
+claim = "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
+formula = "cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens"
+refutes = "A cosine below 1/2: most of the update then lies across the gradient."
+
+COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
+BOUND = 0.5
+
+
+class Factors(NamedTuple):
+    """x -> x value output is what a head writes, x -> x key queryᵀ the gradient of its log normaliser, up to factors.
+
+    The first two take tokens as the layer reads them; `width` is the dimension of the space of updates.
+    """
+
+    value: Float[Tensor, "h D v"]
+    key: Float[Tensor, "h D d"]
+    output: Float[Tensor, "h v D"]
+    query: Float[Tensor, "h D d"]
+    width: int
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """The covariance of what each layer of self-attention reads."""
+    if isinstance(event, Attended) and event.crosses:
+        memory[event.layer] = True
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or event.sublayer.name in memory:
+        return None
+    return {event.sublayer.name: cloud(event.given, batch=batch, mask=real(batch, event))}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+    """The cosines of each head, and of all heads of a layer side by side."""
+    rows = []
+    for layer in model.layout.attention:
+        factors, read = _factors(model, layer), state.get(layer)
+        if factors is None or read is None:
+            rows.append(absent(layer, WEIGHTED))
+            continue
+        products = _products(_folded(factors, model, layer))
+        # Matrices have no sampling error: their intervals are points.
+        rows += [Measured(layer, h, COSINE, c, c, c) for h, c in enumerate(_cosine(*products).tolist())]
+        whole = float(_layer_cosine(*products))
+        rows.append(Measured(layer, None, LAYER, whole, whole, whole))
+        found = jackknife(lambda m, f=factors: _cosine(*_products(f, m.covariance)), read)  # type: ignore[misc]
+        rows += measured(layer, WEIGHTED, found, read.tokens.sum())
+    return rows
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+    """Rotations, other heads, random weights."""
+    rows = []
+    for layer in model.layout.attention:
+        factors, read = _factors(model, layer), state.get(layer)
+        if factors is None or read is None:
+            continue
+        spread = _rotated(_folded(factors, model, layer))
+        rows += [Measured(layer, h, COSINE, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
+        rows += [Measured(layer, h, WEIGHTED, *each) for h, each in enumerate(_permuted(factors, read))]
+        other = None if twin is None else _factors(twin.model, layer)
+        if twin is not None and other is not None:
+            rows.append(
+                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, twin.model, layer)))))
+            )
+    return rows
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """By the weighted cosine of each head; how many heads beat random rotations is told beside it."""
+    findings = judge(findings, WEIGHTED, _bounds)
+    found = count(findings, WEIGHTED)
+    if not found.judged:
+        words = "No layer of self-attention has matrices that act on what it reads."
+        return Judgement(findings, "not applicable", words, quantity=WEIGHTED)
+    plain = [f for f in findings if f.quantity == COSINE]
+    toward = sum(stands and f.value > 0 for f, stands in zip(plain, outside(plain), strict=True))
+    words = (
+        f"The middle cosine is {found.value:.2f} ({found.null:.2f} with the value maps of other heads); {toward} of "
+        f"{len(plain)} heads are turned to the gradient more than rotated weights are."
+    )
+    return Judgement(
+        findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
+    )  # fmt: skip
+
+
+def _bounds(finding: Finding) -> Bounds:
+    others = -1.0 if math.isnan(finding.null_high) else finding.null_high
+    return Bounds(supports=max(BOUND, others), refutes=BOUND)
+
+
+# Matrices ------------------------------------------------------------------------------------------------------------
+
+
+def _factors(model: Probed, layer: str) -> Factors | None:
+    """The factors of both maps of a layer on what it reads; None if it has none."""
+    weights, sublayer = model.weights.get(layer), model.layout.of(layer)
+    # Where queries and keys are divided by their lengths the gradient is no linear map of the tokens.
+    if not isinstance(weights, HeadWeights) or weights.output is None or weights.normalized or sublayer is None:
+        return None
+    query, output = weights.query, weights.output
+    if sublayer.reads is not None:
+        query = sublayer.reads.gain.unsqueeze(-1) * query
+    if sublayer.closes is not None:
+        output = (centred(output, -1) if sublayer.closes.centres else output) * sublayer.closes.gain
+    seen = sublayer.reads or sublayer.follows  # the norm through which the layer, or the next one, sees the update
+    if seen is not None and seen.centres:
+        query, output = centred(query, -2), centred(output, -1)
+    width = model.layout.width - (seen is not None and seen.centres)
+    return Factors(weights.value, weights.key, output, query, width)
+
+
+def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
+    """The same on tokens that are only normalised: with the gain of the norm that makes what the layer reads."""
+    norm = model.weights[layer].norm  # type: ignore[union-attr]
+    if norm is None:
+        return factors
+    value, key = norm.gain.unsqueeze(-1) * factors.value, norm.gain.unsqueeze(-1) * factors.key
+    if norm.centres:
+        value, key = centred(value, -2), centred(key, -2)
+    return factors._replace(value=value, key=key)
+
+
+def _products(f: Factors, covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None."""
+    value, key = f.value, f.key
+    if covariance is not None:
+        value, key = (covariance.cpu().unsqueeze(-3) @ W for W in (f.value, f.key))
+    inner = (f.value.mT @ key) * (f.output @ f.query)
+    own = (f.value.mT @ value) * (f.output @ f.output.mT)
+    gradient = (f.key.mT @ key) * (f.query.mT @ f.query)
+    return inner.sum((-2, -1)), own.sum((-2, -1)), gradient.sum((-2, -1))
+
+
+def _cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
+    return inner / (own * gradient).sqrt()
+
+
+def _layer_cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
+    """Of the maps of all heads side by side: heads keep their own attention."""
+    return _cosine(inner.sum(-1), own.sum(-1), gradient.sum(-1))
+
+
+def _rotated(f: Factors) -> Tensor:
+    """The standard deviation of the cosine under random rotations R of the updates: <AR, B> = <R, AᵀB>."""
+    _, own, gradient = _products(f)
+    M = f.value.mT @ f.key
+    squared = (M * (f.output @ f.output.mT @ M @ (f.query.mT @ f.query))).sum((-2, -1))
+    return (squared / (f.width * own * gradient)).sqrt()
+
+
+def _permuted(f: Factors, read: Comoments) -> list[tuple[float, float, float]]:
+    """For each head the cosines of its gradient with the value maps of all others: their mean and band."""
+    h = len(f.value)
+    if h < 3:
+        return []
+    C = read.total().covariance.cpu()
+    _, own, gradient = _products(f, C)
+    M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * torch.einsum("gvD,hDd->ghvd", f.output, f.query)
+    cosines = M.sum((-2, -1)) / (own.unsqueeze(1) * gradient).sqrt()
+    others = cosines.mT[~torch.eye(h, dtype=torch.bool)].reshape(h, h - 1)
+    return [band(*pair) for pair in zip(others.mean(1).tolist(), others.std(1).tolist(), strict=True)]

@@ -1,0 +1,86 @@
+"""Models whose matrices are written down: small GPT-2s and BERTs made with numpy.
+
+Row vectors: q = z W_q, and what a head writes is sum_j a_j z_j W_v W_o. Nothing here is of the library.
+"""
+
+import numpy as np
+import torch
+import transformers as tf
+
+VOCABULARY, WIDTH, HEADS, LAYERS = 64, 32, 4, 2
+SIZE = WIDTH // HEADS
+
+
+def centring(width=WIDTH):
+    return np.eye(width) - np.ones((width, width)) / width
+
+
+def random_heads(generator, heads=HEADS, width=WIDTH):
+    """W_q, W_k, W_v [heads, width, size] and W_o [heads, size, width], independent."""
+    size = width // heads
+    Wq, Wk, Wv = (generator.normal(size=(heads, width, size)) / np.sqrt(width) for _ in range(3))
+    return [1.5 * Wq, 1.5 * Wk, Wv, generator.normal(size=(heads, size, width)) / np.sqrt(width)]
+
+
+def tied(generator, gain, strength=1.0, step=0.3):
+    """W_v W_o = step W_k W_qᵀ behind a norm with this gain, up to noise: their cosine is about `strength`."""
+    Wq, Wk, Wv, noise = random_heads(generator)
+    gradient = Wq.transpose(0, 2, 1) * gain @ centring()
+    along = step * gradient / np.linalg.norm(gradient, axis=(1, 2), keepdims=True)
+    across = step * noise / np.linalg.norm(noise, axis=(1, 2), keepdims=True)
+    Wo = strength * along + np.sqrt(1 - strength**2) * across
+    return [Wq, Wk, Wk if strength > 0 else Wv, 4 * Wo]
+
+
+def gains(generator):
+    return generator.uniform(0.5, 1.5, WIDTH)
+
+
+def gpt2(seed, heads, gain=None, layers=LAYERS):
+    """A GPT-2 with heads(generator, gain) in every layer; gains are random unless given."""
+    generator = np.random.default_rng(seed)
+    config = tf.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=WIDTH, n_layer=layers, n_head=HEADS, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = tf.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        put(model.transformer.wte.weight, generator.normal(size=(VOCABULARY, WIDTH)))
+        for block in model.transformer.h:
+            g = gains(generator) if gain is None else gain
+            Wq, Wk, Wv, Wo = heads(generator, g)
+            put(block.ln_1.weight, g)
+            put(block.ln_1.bias, 0.1 * generator.normal(size=WIDTH))
+            put(block.attn.c_attn.weight, np.concatenate([side(W) for W in (Wq, Wk, Wv)], 1))
+            put(block.attn.c_attn.bias, 0.1 * generator.normal(size=3 * WIDTH))
+            put(block.attn.c_proj.weight, Wo.reshape(WIDTH, WIDTH))
+    return model
+
+
+def bert(seed, heads, layers=LAYERS):
+    """A BERT with heads(generator, 1) in every layer: a post-norm model, whose layers read the stream itself."""
+    generator = np.random.default_rng(seed)
+    config = tf.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=HEADS,
+        intermediate_size=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=64,
+    )  # fmt: skip
+    model = tf.BertModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            Wq, Wk, Wv, Wo = heads(generator, np.ones(WIDTH))
+            own = layer.attention.self
+            for linear, W in ((own.query, Wq), (own.key, Wk), (own.value, Wv)):
+                put(linear.weight, side(W).T)
+            put(layer.attention.output.dense.weight, Wo.reshape(WIDTH, WIDTH).T)
+            put(layer.attention.output.LayerNorm.weight, gains(generator))
+            put(layer.output.LayerNorm.weight, gains(generator))
+    return model
+
+
+def side(W):
+    """Heads side by side: [heads, width, size] as [width, heads * size]."""
+    return W.transpose(1, 0, 2).reshape(W.shape[1], -1)
+
+
+def put(parameter, values):
+    parameter.copy_(torch.as_tensor(values, dtype=parameter.dtype))
