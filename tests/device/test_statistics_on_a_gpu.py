@@ -49,6 +49,7 @@ def test_a_document_has_the_same_hashes_and_weights():
     assert torch.equal(bootstrap_weights(KEYS.cuda()).cpu(), bootstrap_weights(KEYS))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_the_numbers_are_those_of_the_cpu_and_nothing_waits(precision):
     here, there = None, None

@@ -114,13 +114,17 @@ def moment_columns(
     The shifts are subtracted first. They must be the same for all batches; near the means, such as those of the first
     batch, they keep the variance from being a small difference of large numbers. Means are then means less the shift.
     """
-    x = double(x) - torch.as_tensor(shift, dtype=torch.float64, device=x.device).unsqueeze(-1)
+    x = _shifted(double(x), shift)
     columns = [torch.ones_like(x), x, x.square()]
     if y is not None:
-        y = double(y) - torch.as_tensor(shift_y, dtype=torch.float64, device=x.device).unsqueeze(-1)
+        y = _shifted(double(y), shift_y)
         columns += [y, x * y, y.square()]
     found = torch.stack(columns, -1)
     if valid is not None:
         seen = valid.to(x.device, non_blocking=True).reshape(len(valid), *(1,) * (x.ndim - 2), -1, 1)
         found = found.masked_fill(~seen, 0.0)
     return found.sum(-2)
+
+
+def _shifted(x: Tensor, shift: float | Tensor) -> Tensor:
+    return x - (shift.to(x, non_blocking=True).unsqueeze(-1) if isinstance(shift, Tensor) else shift)
