@@ -5,6 +5,16 @@ root: here its module has that name.)
 """
 
 from .algebra import add, convolve, product, pushforward, reweight, tilt
+from .annealing import (
+    Annealed,
+    ancestors,
+    anneal,
+    effective_sample_size,
+    gibbs_move,
+    metropolis_move,
+    particles,
+    random_walk_move,
+)
 from .boosting import boost, margin_measure
 from .conversion import from_distribution, to_distribution
 from .differentiated import Differentiated
@@ -55,6 +65,14 @@ __all__ = [
     "Gibbs",
     "Chain",
     "MeanField",
+    "particles",
+    "anneal",
+    "Annealed",
+    "ancestors",
+    "effective_sample_size",
+    "gibbs_move",
+    "metropolis_move",
+    "random_walk_move",
     "svec",
     "smat",
     "Differentiated",

@@ -1,0 +1,50 @@
+"""Particles say which sets, queries, schedules and schemes they cannot take."""
+
+import torch
+from form import each_of, refused
+
+from gradlogz import Empirical, Gaussian, ancestors, anneal, particles
+
+F64 = torch.float64
+keys = Empirical(torch.eye(3, dtype=F64))
+eta = torch.ones(3, dtype=F64)
+
+ERRORS = [
+    (ValueError, "particles: count must be at least 1; got 0.", lambda: particles(keys, 0)),
+    (
+        ValueError,
+        'ancestors: scheme must be "systematic", "stratified" or "multinomial"; got \'residual\'.',
+        lambda: ancestors(eta, scheme="residual"),
+    ),
+    (
+        TypeError,
+        "anneal: start must be an Empirical of particles; got Gaussian.",
+        lambda: anneal(Gaussian(eta, torch.eye(3, dtype=F64)), eta),
+    ),
+    (
+        TypeError,
+        "anneal: start must be an Empirical of particles; got one with weights per query.",
+        lambda: anneal(Empirical(torch.eye(3, dtype=F64), torch.zeros(2, 3, dtype=F64)), eta),
+    ),
+    (ValueError, "anneal: eta must have shape (3,); got shape (2, 3).", lambda: anneal(keys, eta.expand(2, 3))),
+    (ValueError, "anneal: threshold must be in [0, 1]; got 2.", lambda: anneal(keys, eta, threshold=2)),
+    *(
+        (
+            ValueError,
+            "anneal: schedule must be a positive number of steps, or times that increase from above 0 to 1; "
+            f"got {count} times.",
+            lambda schedule=schedule: anneal(keys, eta, schedule=schedule),
+        )
+        for schedule, count in ((0, 0), ([0.5, 0.4, 1.0], 3), ([0.0, 1.0], 2), ([0.5], 1))
+    ),
+    (
+        ValueError,
+        "anneal: move must keep the shape (3, 3); got shape (2, 3).",
+        lambda: anneal(keys, eta, move=lambda x, eta, generator: x[:2]),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_cannot_be_is_refused(refusal):
+    refused(refusal)
