@@ -301,7 +301,8 @@ def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, 
         fact, remedy = f"a {kind} with code of its own", "Read that code, then pass allow_remote_code=True."
         raise ValueError(sentence("load", "a model must run on the code of transformers", fact, remedy))
     if not known and not said.get("auto_map"):
-        fact, remedy = f"model_type {kind!r}", "Set model_type in config.json, or update transformers."
+        fact = f"model_type {kind!r}" if said else "no config.json"
+        remedy = "Set model_type in config.json, or update transformers."
         raise ValueError(sentence("load", "config.json must name an architecture of transformers", fact, remedy))
     if known:
         return transformers.AutoConfig.for_model(kind, **{k: v for k, v in said.items() if k != "model_type"})
@@ -356,8 +357,8 @@ def _model(
                 _check_unused(transformers, config, model, unused)
                 return model, sorted(unused)
     fact = f"{len(missing)} missing: {_some(missing)}"
-    remedy = "Its other weights would be random numbers; load the checkpoint of the whole model."
-    raise ValueError(sentence("load", f"a checkpoint must hold every weight of {type(config).__name__}", fact, remedy))
+    remedy = "They would be random numbers; load the checkpoint of the whole model."
+    raise ValueError(sentence("load", f"a checkpoint must hold every weight of {classes[-1].__name__}", fact, remedy))
 
 
 def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:

@@ -94,7 +94,7 @@ def documents(source: Source = None) -> Iterator[Document]:
     if source is None:
         return _some(_topics(), "the prose of Python")
     if isinstance(source, str) and source == "-":
-        return _some(_parts("standard input", sys.stdin), "standard input")
+        return _some(_decoded("standard input", _parts("standard input", sys.stdin)), "standard input")
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         if not path.exists():
@@ -348,21 +348,34 @@ def _files(path: Path) -> Iterator[Document]:
 def _file(path: Path, name: str) -> Iterator[Document]:
     try:
         with path.open(encoding="utf-8") as lines:
-            if path.suffix == ".jsonl":
-                yield from _records(name, lines)
-            elif path.suffix in BY_LINE:
-                for number, line in enumerate(lines, start=1):
-                    yield Document(f"{name}:{number}", _text(name, line.strip()))
-            else:
-                yield from _parts(name, lines)
+            reader = _records if path.suffix == ".jsonl" else _lines if path.suffix in BY_LINE else _parts
+            yield from _decoded(name, reader(name, lines))
     except OSError as error:
         fact, remedy = f"{type(error).__name__} from {name}", "Change its permissions, or leave it out."
         raise ValueError(sentence("documents", "every file must be readable", fact, remedy)) from None
+
+
+def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
+    """The documents of a file, if its bytes are text: UTF-8 without NUL."""
+    text = True
+    try:
+        for document in found:
+            if not (text := "\0" not in document.text):
+                break
+            yield document
     except UnicodeDecodeError:
-        raise ValueError(_binary(name)) from None
+        text = False
+    if not text:
+        condition, remedy = "every file must be text in UTF-8", "Convert it to UTF-8, or leave it out."
+        raise ValueError(sentence("documents", condition, f"other bytes in {name}", remedy))
 
 
-def _records(name: str, lines: Iterable[str]) -> Iterator[Document]:
+def _lines(name: str, lines: TextIO) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        yield Document(f"{name}:{number}", line.strip())
+
+
+def _records(name: str, lines: TextIO) -> Iterator[Document]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -381,20 +394,9 @@ def _parts(name: str, lines: TextIO) -> Iterator[Document]:
     part: list[str] = []
     size, number = 0, 1
     while line := lines.readline(PART):
-        part.append(_text(name, line))
+        part.append(line)
         size += len(line)
         if (size >= PART and not line.strip()) or size >= 2 * PART:
             yield Document(name if number == 1 else f"{name}#{number}", "".join(part))
             part, size, number = [], 0, number + 1
     yield Document(name if number == 1 else f"{name}#{number}", "".join(part))
-
-
-def _text(name: str, text: str) -> str:
-    if "\0" in text:
-        raise ValueError(_binary(name))
-    return text
-
-
-def _binary(name: str) -> str:
-    remedy = "Convert it to UTF-8, or leave it out."
-    return sentence("documents", "every file must be text in UTF-8", f"other bytes in {name}", remedy)

