@@ -25,7 +25,8 @@ VERDICTS = {
     "undecided": ("yellow", "#c98a00"),
     "not applicable": ("bright_black", "#767b84"),
 }
-WIDE = 140  # columns from which on a table has a column for what the verdict says
+WIDE = 140  # columns from which on a table has one for what was found
+NARROW = 100  # columns below which the null goes below the value, and the support into the words
 NAN = math.nan
 
 
@@ -177,7 +178,9 @@ class Findings:
         rows: dict[tuple[str, str], list[Finding]] = {}
         for row in self.rows:
             rows.setdefault((row.model, row.prediction), []).append(row)
-        return [_sum_up(claims.get(key), rows.get(key, ()), key) for key in {**rows, **claims}]
+        places = {model: place for place, model in enumerate(self.facts)}
+        keys = sorted({**rows, **claims}, key=lambda key: places[key[0]])  # stable within a model
+        return [_sum_up(claims.get(key), rows.get(key, ()), key) for key in keys]
 
     def merge(self, *others: "Findings") -> "Findings":
         """All findings together; of one model, those of several predictions, each made once."""
@@ -224,26 +227,28 @@ class Findings:
         from rich.table import Table
         from rich.text import Text
 
-        summary, wide = self.summary(), options.max_width >= WIDE
+        wide, narrow = options.max_width >= WIDE, options.max_width < NARROW
         for model, facts in self.facts.items():
             yield Text.from_markup(f"[bold]{escape(model)}[/]  [dim]{escape(_described(facts))}[/]")
             table = Table(box=None, pad_edge=False, header_style="bold")
             table.add_column("prediction", no_wrap=True)
-            table.add_column("claim" if wide else "claim, and what was found", overflow="fold", ratio=3)
+            table.add_column("claim", overflow="fold", ratio=3)
             table.add_column("value", justify="right", no_wrap=True)
-            table.add_column("null", justify="right", no_wrap=True)
-            table.add_column("support", justify="right", no_wrap=True)
+            if not narrow:
+                table.add_column("null", justify="right", no_wrap=True)
+                table.add_column("support", justify="right", no_wrap=True)
             if wide:
                 table.add_column("what was found", overflow="fold", ratio=3)
             table.add_column("verdict", no_wrap=True)
-            for s in (s for s in summary if s.model == model):
-                found = " ".join(filter(None, (s.words, s.note)))
+            for s in (s for s in self.summary() if s.model == model):
+                null, support = _number(s.null), _share(s)
+                found = " ".join(filter(None, (s.words, s.note, support and narrow and f"Support: {support}.")))
                 claim = escape(s.claim) + ("" if wide or not found else f"\n[dim]{escape(found)}[/]")
                 # The interval goes below its value: beside it, it would leave no room for the words.
-                value = "\n".join(filter(None, (_number(s.value), _interval(s.low, s.high))))
+                lines = (_number(s.value), _interval(s.low, s.high), null and narrow and f"null {null}")
                 verdict = f"[{VERDICTS[s.verdict][0]}]{s.verdict}[/]" if s.verdict else ""
-                beside = [escape(found)] if wide else []
-                table.add_row(escape(s.prediction), claim, value, _number(s.null), _share(s), *beside, verdict)
+                beside = [] if narrow else [null, support, escape(found)] if wide else [null, support]
+                table.add_row(escape(s.prediction), claim, "\n".join(filter(None, lines)), *beside, verdict)
             yield table
 
     def __str__(self) -> str:
