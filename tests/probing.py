@@ -2,7 +2,7 @@
 
 import torch
 
-from gradlogz.probing.capture import follow
+from gradlogz.probing.capturing import follow
 from gradlogz.probing.findings import Finding
 from gradlogz.probing.prediction import Finished, Probed, Twin, split
 from gradlogz.probing.statistics import GROUPS, merge

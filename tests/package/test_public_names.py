@@ -9,6 +9,8 @@ import gradlogz
 import gradlogz.attention
 import gradlogz.dynamics
 import gradlogz.measures
+import gradlogz.simulation
+import gradlogz.probing
 
 OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
 OF_TRITON = ("gradlogz.kernels.decoding", "gradlogz.kernels.gpu")
@@ -29,6 +31,8 @@ def test_the_root_exports_what_its_chapters_export():
         *gradlogz.measures.__all__,
         *gradlogz.attention.__all__,
         *gradlogz.dynamics.__all__,
+        *gradlogz.simulation.__all__,
+        *gradlogz.probing.__all__,
         "measure",
         "static",
     }

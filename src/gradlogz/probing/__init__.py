@@ -1,8 +1,22 @@
 """What a trained transformer says about the theory.
 
+probe           a model over a text: every prediction measured, with nulls and intervals; Findings
 capture         one batch inside a model: queries, keys, values, and the stream about every sublayer
 """
 
-from .capture import Attended, Captured, Normed, Passed, capture
+from .capturing import Attended, Captured, Normed, Passed, capture
+from .findings import Claim, Finding, Findings, Token
+from .running import probe
 
-__all__ = ["capture", "Captured", "Attended", "Passed", "Normed"]
+__all__ = [
+    "probe",
+    "Findings",
+    "Finding",
+    "Claim",
+    "Token",
+    "capture",
+    "Captured",
+    "Attended",
+    "Passed",
+    "Normed",
+]

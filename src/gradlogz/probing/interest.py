@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._typing import Float, Int, Tensor
-from .capture import Attended
+from .capturing import Attended
 from .findings import Token
 from .prediction import real, split
 from .texts import Batch

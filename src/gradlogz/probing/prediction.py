@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from .._typing import Bool, Tensor
-from .capture import Attended, Event, Normed, Passed
+from .capturing import Attended, Event, Normed, Passed
 from .findings import Finding
 from .texts import Batch
 from .tracing import Layout

@@ -17,7 +17,7 @@ from .._typing import Bool, Float, Int, Tensor
 from ..attention import masks
 from ..attention.calls import HIDDEN, Call, visible
 from ..kernels.scoring import Scoring, Sight, grouped, logits
-from .capture import Attended
+from .capturing import Attended
 from .prediction import real
 from .statistics import token_hashes
 from .texts import Batch

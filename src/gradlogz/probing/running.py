@@ -23,7 +23,7 @@ from torch import nn
 
 from .._errors import sentence
 from .._typing import Tensor
-from .capture import Attended, Event, follow
+from .capturing import Attended, Event, follow
 from .findings import Claim, Finding, Findings, Token
 from .interest import Candidates, Standing, candidates, greatest, resolved
 from .loading import describe, random_twin

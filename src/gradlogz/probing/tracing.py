@@ -7,7 +7,7 @@ No table of architectures is asked. Every function of torch that is called makes
 a sublayer is what lies between the two operands of a residual sum: attention where a call of attention does,
 else feed-forward. A norm is a module of vectors alone whose output does not change when its input is made longer.
 
-Read next: capture.py, which looks at the same places in a batch.
+Read next: capturing.py, which looks at the same places in a batch.
 """
 
 import inspect

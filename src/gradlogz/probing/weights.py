@@ -21,7 +21,7 @@ from torch import nn
 from .._typing import Float, Tensor
 from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS
-from .capture import Attended, capture
+from .capturing import Attended, capture
 from .tracing import Layout, Norm, cut, norm_of, settled
 
 ROUNDING = 1e-3  # of half precision

@@ -23,7 +23,7 @@ from ..._typing import Float, Tensor
 from ...attention.calls import Call
 from ...attention.functional import attend
 from ..asking import Ask
-from ..capture import Attended, Event, Passed
+from ..capturing import Attended, Event, Passed
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rulings import Bounds, count, judge, measured

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..._typing import Tensor
-from ..capture import Attended, Event
+from ..capturing import Attended, Event
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
 from ..rows import applies, rows_of
