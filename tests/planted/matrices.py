@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import transformers as tf
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 64, 32, 4, 2
+VOCABULARY, WIDTH, HEADS, LAYERS = 512, 32, 4, 2
 SIZE = WIDTH // HEADS
 
 
@@ -20,6 +20,11 @@ def random_heads(generator, heads=HEADS, width=WIDTH):
     size = width // heads
     Wq, Wk, Wv = (generator.normal(size=(heads, width, size)) / np.sqrt(width) for _ in range(3))
     return [1.5 * Wq, 1.5 * Wk, Wv, generator.normal(size=(heads, size, width)) / np.sqrt(width)]
+
+
+def free(generator, gain):
+    """Heads without any relation."""
+    return random_heads(generator)
 
 
 def tied(generator, gain, strength=1.0, step=0.3):
@@ -36,12 +41,12 @@ def gains(generator):
     return generator.uniform(0.5, 1.5, WIDTH)
 
 
-def gpt2(seed, heads, gain=None, layers=LAYERS):
+def gpt2(seed, heads, gain=None, layers=LAYERS, activation="gelu_new"):
     """A GPT-2 with heads(generator, gain) in every layer; gains are random unless given."""
     generator = np.random.default_rng(seed)
     config = tf.GPT2Config(
         vocab_size=VOCABULARY, n_positions=64, n_embd=WIDTH, n_layer=layers, n_head=HEADS, attn_pdrop=0.0,
-        resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=2, activation_function=activation,
     )  # fmt: skip
     model = tf.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
@@ -54,6 +59,24 @@ def gpt2(seed, heads, gain=None, layers=LAYERS):
             put(block.attn.c_attn.weight, np.concatenate([side(W) for W in (Wq, Wk, Wv)], 1))
             put(block.attn.c_attn.bias, 0.1 * generator.normal(size=3 * WIDTH))
             put(block.attn.c_proj.weight, Wo.reshape(WIDTH, WIDTH))
+    return model
+
+
+def bend(model, seed, linear, scale=2.0):
+    """Give every feed-forward sublayer of a GPT-2 with relu the map (linear wz + (1 - linear) |wz|) V.
+
+    Units come in pairs w, -w: relu(wz) - relu(-wz) = wz is linear, relu(wz) + relu(-wz) = |wz| has no linear part for
+    tokens that are symmetric about 0.
+    """
+    generator = np.random.default_rng(seed)
+    half = 2 * WIDTH
+    with torch.no_grad():
+        for block in model.transformer.h:
+            W = scale * generator.normal(size=(WIDTH, half)) / np.sqrt(WIDTH)
+            V = generator.normal(size=(half, WIDTH)) / np.sqrt(half)
+            put(block.mlp.c_fc.weight, np.concatenate([W, -W], 1))
+            put(block.mlp.c_fc.bias, np.zeros(2 * half))
+            put(block.mlp.c_proj.weight, np.concatenate([V, (1 - 2 * linear) * V], 0))
     return model
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from ..capture import Attended, Event, Passed
+from ..capturing import Attended, Event, Passed
 from ..clouds import cloud
 from ..findings import Finding
 from ..nulls import band, centred, outside
@@ -112,10 +112,12 @@ def verdict(findings: list[Finding]) -> Judgement:
         words = "No layer of self-attention has matrices that act on what it reads."
         return Judgement(findings, "not applicable", words, quantity=WEIGHTED)
     plain = [f for f in findings if f.quantity == COSINE]
-    toward = sum(stands and f.value > 0 for f, stands in zip(plain, outside(plain), strict=True))
+    apart = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
+    toward = sum(f.value > 0 for f in apart)
     words = (
-        f"The middle cosine is {found.value:.2f} ({found.null:.2f} with the value maps of other heads); {toward} of "
-        f"{len(plain)} heads are turned to the gradient more than rotated weights are."
+        f"The middle cosine is {found.value:.2f} ({found.null:.2f} with the value maps of other heads). More than "
+        f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
+        "from it."
     )
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note

@@ -1,0 +1,150 @@
+"""Is the feed-forward map affine?
+
+    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
+    score     = 1 - min_A |X̃A - X̃'|²          X̃, X̃': x and x' centred, of norm 1; all tokens at once     [razzhigaev24]
+    distance  = |B - I|_C / |I|_C              B: the best affine map from x to x';  |A|²_C = tr Aᵀ C A, C = Cov(x)
+    identity  = 1 - tr Cov(u) / tr Cov(x')     what remains if the sublayer is left out: a score near 1 may be this
+
+The score is in sample and with the residual. Both flatter: p coordinates explain p / n of anything by n tokens, and the
+stream explains itself. A score near 1 can also be that of one principal component, whose share of the variance
+(anisotropy) stands beside it, and of few large coordinates: the middle coordinate is told apart.
+
+Nulls: the random twin; of the score without residual in sample, tokens that are shuffled, p / (n - 1). A twin is no
+bound: its activation functions see small numbers only and are almost linear there.
+
+Verdict: supported where the held-out share is above 0.9; refuted where it is below 0.5 and so is the one in sample,
+which too few tokens cannot make smaller.
+
+Read next: ../statistics/regression.py (the fits), expansion.py (what sublayers do to the cloud).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._typing import Tensor
+from ..capturing import Event, Passed
+from ..clouds import cloud
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rulings import Bounds, absent, count, judge, measured, middle
+from ..statistics import Comoments, Moments, affine_fit, jackknife, solve
+from ..texts import Batch
+
+claim = "The feed-forward sublayers are nearly affine maps of what they read."
+formula = "held-out R² of the best affine map from what a feed-forward sublayer reads to what it adds to the stream"
+refutes = "An affine map that leaves more than half of the variance, in sample and held out."
+
+HELD_OUT, IN_SAMPLE, MIDDLE = "held-out R²", "in-sample R²", "in-sample R² of the middle coordinate"
+WITH_RESIDUAL, SCORE, IDENTITY = "held-out R² with residual", "linearity score", "R² of the identity"
+DISTANCE, ANISOTROPY = "distance to the identity", "anisotropy"
+SUPPORTS, REFUTES = 0.9, 0.5
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
+    """Products of what each feed-forward sublayer reads, and of the stream, with what it adds."""
+    if not isinstance(event, Passed) or event.sublayer.kind != "feed_forward":
+        return None
+    mask = real(batch, event)
+    found = {"given": cloud(event.given, event.update, batch=batch, mask=mask, yy="diagonal")}
+    if event.given is not event.stream:
+        found["stream"] = cloud(event.stream, event.update, batch=batch, mask=mask, yy="diagonal")
+    return {event.sublayer.name: found}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+    """The shares of variance that affine maps explain, and what belongs beside them."""
+    rows = []
+    for sublayer in model.layout.sublayers:
+        if sublayer.kind != "feed_forward":
+            continue
+        found = state.get(sublayer.name)
+        rows += [absent(sublayer.name, HELD_OUT)] if found is None else _measured(sublayer.name, found)
+    return rows
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+    """The same of the random twin, and of shuffled tokens."""
+    rows = [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens and m.quantity != IN_SAMPLE]
+    for sublayer in model.layout.sublayers:
+        found = state.get(sublayer.name)
+        if sublayer.kind == "feed_forward" and found is not None:
+            n, p = float(found["given"].tokens.sum()), found["given"].total().mean_x.shape[-1]
+            rows.append(Measured(sublayer.name, None, IN_SAMPLE, min(p / (n - 1), 1.0)))
+    return rows
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """By the held-out share without residual."""
+    in_sample = {(f.layer, f.call): f.value for f in findings if f.quantity == IN_SAMPLE}
+
+    def bounds(f: Finding) -> Bounds:
+        least = in_sample.get((f.layer, f.call), math.nan)
+        return Bounds(supports=SUPPORTS, refutes=REFUTES if least < REFUTES else -math.inf)
+
+    findings = judge(findings, HELD_OUT, bounds)
+    found = count(findings, HELD_OUT)
+    if not found.judged:
+        return Judgement(findings, "not applicable", "No feed-forward sublayer was recognised.", quantity=HELD_OUT)
+    score, anisotropy = (middle(f.value for f in findings if f.quantity == name) for name in (SCORE, ANISOTROPY))
+    words = (
+        f"An affine map explains {found.value:.0%} of what the middle one of {found.judged} sublayers adds, held out "
+        f"({found.null:.0%} with random weights). The score with residual is {score:.2f}, where one component holds "
+        f"{anisotropy:.0%} of the stream."
+    )
+    return Judgement(
+        findings, found.verdict, words, found.value, null=found.null, quantity=HELD_OUT, note=found.note
+    )  # fmt: skip
+
+
+def _measured(name: str, found: Mapping[str, Comoments]) -> list[Measured]:
+    given = found["given"]
+    stream = found.get("stream", given)
+    tokens = given.tokens.sum()
+    fit, whole = affine_fit(given), affine_fit(with_residual(stream))
+    rows = measured(name, HELD_OUT, fit.held_out, tokens)
+    rows += measured(name, WITH_RESIDUAL, whole.held_out, tokens)
+    rows += [Measured(name, None, IN_SAMPLE, float(fit.in_sample), tokens=int(tokens))]
+    rows += [Measured(name, None, SCORE, float(whole.in_sample), tokens=int(tokens))]
+    rows += [Measured(name, None, MIDDLE, float(_middle(given.total(), fit.coefficients)), tokens=int(tokens))]
+    for quantity, function in ((DISTANCE, _distance), (IDENTITY, _identity), (ANISOTROPY, _anisotropy)):
+        rows += measured(name, quantity, jackknife(function, stream), tokens)
+    return rows
+
+
+def with_residual(comoments: Comoments) -> Comoments:
+    """The moments of x and x + u from those of x and u."""
+    return Comoments(tuple(None if m is None else _added(m) for m in comoments.groups))
+
+
+def _added(m: Moments) -> Moments:
+    diagonal = m.yy + 2 * _diagonal(m.xy) + _diagonal(m.xx)
+    return m._replace(mean_y=m.mean_x + m.mean_y, xy=m.xx + m.xy, yy=diagonal)
+
+
+def _diagonal(products: Tensor) -> Tensor:
+    return products.diagonal(dim1=-2, dim2=-1)
+
+
+def _middle(m: Moments, B: Tensor) -> Tensor:
+    """The share explained of each coordinate of the update that varies, the middle one."""
+    varies = m.yy > 0
+    return torch.where(varies, (B * m.xy).sum(-2) / m.yy, torch.nan).nanmedian(-1).values
+
+
+def _distance(m: Moments) -> Tensor:
+    """B - I takes x to the best affine approximation of u."""
+    explained = (solve(m.xx, m.xy) * m.xy).sum((-2, -1))
+    return (explained / _diagonal(m.xx).sum(-1)).clamp(min=0.0).sqrt()
+
+
+def _identity(m: Moments) -> Tensor:
+    return 1 - m.spread_y / _added(m).yy.sum(-1)
+
+
+def _anisotropy(m: Moments) -> Tensor:
+    """The share of the first principal component."""
+    return torch.linalg.eigvalsh(m.xx)[..., -1] / _diagonal(m.xx).sum(-1)
