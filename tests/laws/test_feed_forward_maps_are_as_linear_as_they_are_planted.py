@@ -35,6 +35,7 @@ def test_an_affine_map_is_supported():
     assert found.verdict == "supported"
     assert float(value(found.findings, linearity.HELD_OUT).min()) > 1 - 1e-4
     assert all(np.isfinite(f.null) for f in found.findings)
+    assert "with random weights" in found.words
 
 
 def test_a_bent_map_is_refuted_though_its_score_is_high():

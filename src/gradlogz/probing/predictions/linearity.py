@@ -31,7 +31,7 @@ from ..clouds import cloud
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rulings import Bounds, absent, count, judge, measured, middle
-from ..statistics import Comoments, Moments, affine_fit, jackknife, solve
+from ..statistics import Comoments, Moments, affine_fit, jackknife
 from ..texts import Batch
 
 claim = "The feed-forward sublayers are nearly affine maps of what they read."
@@ -90,10 +90,10 @@ def verdict(findings: list[Finding]) -> Judgement:
     if not found.judged:
         return Judgement(findings, "not applicable", "No feed-forward sublayer was recognised.", quantity=HELD_OUT)
     score, anisotropy = (middle(f.value for f in findings if f.quantity == name) for name in (SCORE, ANISOTROPY))
+    beside = "" if math.isnan(found.null) else f" ({found.null:.0%} with random weights)"
     words = (
-        f"An affine map explains {found.value:.0%} of what the middle one of {found.judged} sublayers adds, held out "
-        f"({found.null:.0%} with random weights). The score with residual is {score:.2f}, where one component holds "
-        f"{anisotropy:.0%} of the stream."
+        f"An affine map explains {found.value:.0%} of what the middle one of {found.judged} sublayers adds, held out"
+        f"{beside}. The score with residual is {score:.2f}, where one component holds {anisotropy:.0%} of the stream."
     )
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=HELD_OUT, note=found.note
@@ -107,12 +107,15 @@ def _measured(name: str, found: Mapping[str, Comoments]) -> list[Measured]:
     fit, whole = affine_fit(given), affine_fit(with_residual(stream))
     rows = measured(name, HELD_OUT, fit.held_out, tokens)
     rows += measured(name, WITH_RESIDUAL, whole.held_out, tokens)
-    rows += [Measured(name, None, IN_SAMPLE, float(fit.in_sample), tokens=int(tokens))]
-    rows += [Measured(name, None, SCORE, float(whole.in_sample), tokens=int(tokens))]
-    rows += [Measured(name, None, MIDDLE, float(_middle(given.total(), fit.coefficients)), tokens=int(tokens))]
-    for quantity, function in ((DISTANCE, _distance), (IDENTITY, _identity), (ANISOTROPY, _anisotropy)):
-        rows += measured(name, quantity, jackknife(function, stream), tokens)
-    return rows
+    rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
+    described = {
+        IN_SAMPLE: fit.in_sample,
+        SCORE: whole.in_sample,
+        MIDDLE: _middle(given.total(), fit.coefficients),
+        DISTANCE: _distance(stream.total(), whole.coefficients),
+        ANISOTROPY: _anisotropy(stream.total()),
+    }
+    return rows + [Measured(name, None, quantity, float(v), tokens=int(tokens)) for quantity, v in described.items()]
 
 
 def with_residual(comoments: Comoments) -> Comoments:
@@ -135,10 +138,9 @@ def _middle(m: Moments, B: Tensor) -> Tensor:
     return torch.where(varies, (B * m.xy).sum(-2) / m.yy, torch.nan).nanmedian(-1).values
 
 
-def _distance(m: Moments) -> Tensor:
-    """B - I takes x to the best affine approximation of u."""
-    explained = (solve(m.xx, m.xy) * m.xy).sum((-2, -1))
-    return (explained / _diagonal(m.xx).sum(-1)).clamp(min=0.0).sqrt()
+def _distance(m: Moments, B: Tensor) -> Tensor:
+    change = B - torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
+    return ((change * (m.xx @ change)).sum((-2, -1)) / _diagonal(m.xx).sum(-1)).sqrt()
 
 
 def _identity(m: Moments) -> Tensor:
