@@ -81,6 +81,16 @@ def test_a_preferred_place_or_direction_is_noticed(name, cloud):
     assert share_held(band, observed(name, cloud)) == 0.0
 
 
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_the_null_of_a_step_takes_the_same_step(placement):
+    options = {"contraction": CONTRACTION, "placement": placement}
+    cloud = oblique(TRIALS, 24)
+    band = null_band("expansion", cloud, ASCENT, level=0.9, draws=39, generator=generator(1), **options)
+    values = evolve(cloud, ASCENT, steps=1, observe=["expansion"], **options).observed["expansion"][-1]
+    assert abs(share_held(band, values) - 0.9) < binomial_error(0.9)
+    assert share_held(band, observed("expansion", cloud)) < 0.5, "the other placement is another step"
+
+
 @pytest.mark.parametrize(("n", "d"), [(30, 3), (4, 3), (3, 5), (2, 1)])
 def test_clouds_of_the_null_have_the_moments_of_the_cloud(n, d):
     """Also with fewer tokens than dimensions."""
@@ -203,7 +213,7 @@ def test_a_band_of_clouds_holds_one_more_cloud():
 
 
 def test_the_bootstrap_band_of_one_cloud_holds_the_truth():
-    """The radius of a Gaussian cloud after two steps of scaling by frozen keys at 0, which is known."""
+    """The radius of a Gaussian cloud, which is known."""
     n, trials, truth = 100, 200, math.sqrt(2.0)
     held = 0
     for seed in range(trials):

@@ -23,7 +23,7 @@ from .._errors import check_floats, sentence, shape_of
 from .._typing import Float, Tensor
 from .bands import Band, band_of_draws, in_pieces
 from .contraction import Given, moments_of
-from .evolution import Ascent, evolve
+from .evolution import Ascent, Placement, evolve
 from .gaussian_cloud import GaussianCloud
 from .observables import DIRECTIONS, OBSERVABLES, SAMPLE, Seen
 
@@ -38,6 +38,7 @@ def null_band(
     ascent: Ascent | None = None,
     *,
     contraction: Given = "none",
+    placement: Placement = "post",
     law: GaussianCloud | None = None,
     level: float = 0.95,
     draws: int = 199,
@@ -50,7 +51,7 @@ def null_band(
 
     Args:
         ascent: needed by observables of attention (`entropy`, ...) and of a step (`displacement`, ...).
-        contraction: of the step, for these.
+        contraction, placement: of the step, for these.
         law: another null: samples of this law in place of the Gaussian that is like the cloud.
         draws: a multiple of 2 / (1 - level), less one, wastes none.
 
@@ -69,7 +70,8 @@ def null_band(
         x = _drawn(name, cloud, law, k, generator)
         if ascent is not None and needs:
             steps = int(name in OF_A_STEP)
-            found.append(evolve(x, ascent, contraction=contraction, steps=steps, observe=[name]).observed[name][-1])
+            made = evolve(x, ascent, contraction=contraction, steps=steps, placement=placement, observe=[name])
+            found.append(made.observed[name][-1])
         else:
             found.append(OBSERVABLES[name](x, Seen(x.new_zeros(()), None, None), None))
     return band_of_draws(torch.cat(found).to(cloud.dtype), level=level)
