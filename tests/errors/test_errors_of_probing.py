@@ -287,6 +287,11 @@ TEXTS = [
     ),
     (TypeError, "documents: source must hold texts; got int.", lambda: documents(3)),
     (
+        ValueError,
+        "documents: source must be given for a model that reads images; got none.",
+        lambda: documents(reads="images"),
+    ),
+    (
         TypeError,
         "documents: every text must be a string or a pair of name and text; got int at 2.",
         lambda: list(documents(["a", 3])),

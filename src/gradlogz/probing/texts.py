@@ -25,6 +25,7 @@ import torch
 
 from .._errors import sentence
 from .._typing import Int, Tensor
+from .reactions import reactions
 from .statistics.hashing import GROUPS, group_of, hash_of
 
 PART = 20_000  # characters after which a long file goes on as another document, at the next blank line
@@ -84,15 +85,22 @@ class Report(NamedTuple):
 Source = str | os.PathLike[str] | Iterable[str | tuple[str, str]] | None
 
 
-def documents(source: Source = None) -> Iterator[Document]:
+def documents(source: Source = None, *, reads: str = "text") -> Iterator[Document]:
     """The documents of a source: None is the prose that comes with Python, - is standard input.
+
+    For a model that `reads` reactions, as `load` says in its facts, None is those of reactions.py.
 
     A path is a file or a folder, read to the bottom in the order of names. A file is one document, and a long one a
     sequence of them, cut at blank lines, so that a single book has parts enough for an interval. A .jsonl file has one
     document in the "text" of each line, a .smi file one in each line. An iterable holds texts or (name, text).
     """
     if source is None:
-        return _some(_topics(), "the prose of Python")
+        if reads not in DEFAULTS:
+            fact, remedy = "none", "Pass the inputs themselves, batch by batch."
+            raise ValueError(
+                sentence("documents", f"source must be given for a model that reads {reads}", fact, remedy)
+            )
+        return _some(DEFAULTS[reads](), f"the {reads} of this package")
     if isinstance(source, str) and source == "-":
         return _some(_decoded("standard input", _parts("standard input", sys.stdin)), "standard input")
     if isinstance(source, str | os.PathLike):
@@ -322,6 +330,14 @@ def _topics() -> Iterator[Document]:
 
     for name in sorted(topics):
         yield Document(f"python: {name}", topics[name])
+
+
+def _reactions() -> Iterator[Document]:
+    for name, smiles in reactions():
+        yield Document(f"reaction: {name}", smiles)
+
+
+DEFAULTS = {"text": _topics, "reactions": _reactions}
 
 
 def _named(source: Iterable[Any]) -> Iterator[Document]:
