@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES
-from gradlogz.probing.capture import Attended
+from gradlogz.probing.capturing import Attended
 from gradlogz.probing.predictions import identity
 from gradlogz.probing.statistics import hash_of, merge
 from gradlogz.probing.texts import Batch

@@ -13,7 +13,8 @@ Read next: predictions/entropy.py.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 from .._typing import Tensor
 from .findings import Finding
 from .prediction import Measured, Ruling
-from .statistics import GROUPS, Estimate, benjamini_hochberg, p_value, student_quantile
+from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap, student_p, student_quantile
 
 
 class Bounds(NamedTuple):
@@ -58,8 +59,7 @@ def judge(
     sign = -1.0 if small else 1.0
     passed = []
     for side, name in ((sign, "supports"), (-sign, "refutes")):
-        p = [_p(f, getattr(bounds(f), name), side) for f in of]
-        passed.append(benjamini_hochberg(torch.tensor(p, dtype=torch.float64)).tolist())
+        passed.append(benjamini_hochberg(_p_values(of, [getattr(bounds(f), name) for f in of], side)).tolist())
     rulings = iter(zip(*passed, strict=True))
     judged = []
     for f in findings:
@@ -100,6 +100,15 @@ def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | flo
     ]
 
 
+def bootstrapped(sums: Mapping[str, Sums], function: Callable[[Tensor], Tensor]) -> dict[str, Estimate]:
+    """function(totals) with its interval for the heads of every layer, [h], all layers at once."""
+    if not sums:
+        return {}
+    found = bootstrap(function, Sums(torch.cat([s.totals for s in sums.values()], 1)))
+    parts = [t.split([s.totals.shape[1] for s in sums.values()]) for t in found]
+    return {layer: Estimate(*part) for layer, part in zip(sums, zip(*parts, strict=True), strict=True)}
+
+
 def absent(layer: str, quantity: str) -> Measured:
     """The row of a layer of which nothing can be counted."""
     return Measured(layer, None, quantity, math.nan)
@@ -115,17 +124,21 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
     h = len(values)
     mean = values.double().mean()
     sd = values.double().std() if h > 1 else values.new_tensor(0.0).double()
-    t = student_quantile(torch.tensor(float(max(h - 1, 1)), dtype=torch.float64))
-    arm = float(t) * float(sd) * math.sqrt(1 + 1 / h)
+    arm = _quantile(max(h - 1, 1)) * float(sd) * math.sqrt(1 + 1 / h)
     return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
 
 
-def _p(finding: Finding, bound: float, side: float) -> float:
-    """The p-value of a bound, 1 if the interval holds it or lies on the wrong side, NaN if there is no interval."""
-    if math.isnan(finding.low) or math.isnan(finding.high) or math.isnan(bound):
-        return math.nan
-    near = finding.low if side > 0 else finding.high
-    if not side * (near - bound) > 0:
-        return 1.0
-    one = torch.tensor([finding.value, finding.low, finding.high, GROUPS - 1.0], dtype=torch.float64)
-    return float(p_value(Estimate(*one), bound))
+def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float) -> Tensor:
+    """The p-values of bounds, 1 if an interval holds it or lies on the wrong side, NaN if there is no interval."""
+    fields = torch.tensor([[f.value, f.low, f.high] for f in findings], dtype=torch.float64).reshape(-1, 3)
+    value, low, high = fields.mT
+    bound = torch.tensor(bounds, dtype=torch.float64)
+    near = low if side > 0 else high
+    t = _quantile(GROUPS - 1) * (value - bound).abs() / (value - near).abs()
+    p = student_p(t, torch.full_like(t, GROUPS - 1))
+    return torch.where(side * (near - bound) <= 0, 1.0, p)
+
+
+@lru_cache
+def _quantile(freedom: int) -> float:
+    return float(student_quantile(torch.tensor(float(freedom), dtype=torch.float64)))

@@ -3,9 +3,9 @@
 from typing import cast
 
 from ..prediction import Prediction
-from . import identity, tie
+from . import ascent, entropy, identity, linearity, tie
 
 PREDICTIONS = cast(
     tuple[Prediction, ...],
-    (identity, tie),
+    (identity, ascent, tie, linearity, entropy),
 )
