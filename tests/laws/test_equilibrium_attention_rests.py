@@ -211,10 +211,3 @@ def test_half_precision_and_autocast_rest_in_single():
     half = copy.deepcopy(layer).bfloat16()(s.bfloat16())
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), exact, rtol=0, atol=0.1)
-
-
-def test_it_stays_out_of_compiled_graphs():
-    layer, s = built(), drawn(11, 2, 4, 6)
-    compiled = torch.compile(lambda x: 2 * layer(2 * x), backend="aot_eager")
-    with torch.no_grad():
-        close(compiled(s), 2 * layer(2 * s), 10.0)

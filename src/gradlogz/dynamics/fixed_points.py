@@ -38,7 +38,7 @@ class Equilibrium(NamedTuple):
     converged: Bool[Tensor, "*b"]
     steps: Int[Tensor, "*b"]
 
-    def distinct(self, *, tolerance: float = 1e-4) -> Float[Tensor, "k d"]:
+    def distinct(self, *, tolerance: float = 1e-4) -> Float[Tensor, "k ..."]:
         """The different places among those that were reached, up to this part of their largest length."""
         found: list[Tensor] = []
         unit = self.state.shape[self.residual.ndim :]
@@ -107,7 +107,7 @@ def equilibrium(
 
 def spectral_radius(
     step: Map, state: Float[Tensor, "*b d"], *, joint: bool = False, steps: int = 100
-) -> Float[Tensor, "*b"]:
+) -> Float[Tensor, "..."]:
     """The growth of a small displacement of each token under repeated steps, by products with the Jacobian alone.
 
     Below 1 the place of rest attracts. The power method: exact in the limit if one eigenvalue is largest in size.
@@ -132,7 +132,7 @@ def jacobian_penalty(
     joint: bool = False,
     probes: int = 1,
     generator: torch.Generator | None = None,
-) -> Float[Tensor, "*b"]:
+) -> Float[Tensor, "..."]:
     """An unbiased estimate of tr(J^T J) / d of each token, to be added to a loss: small Jacobians come to rest quickly.
 
         E |J^T v|² = tr(J J^T)  for random signs v                                                              [bai21]
