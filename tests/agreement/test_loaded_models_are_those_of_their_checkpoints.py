@@ -97,7 +97,7 @@ def test_reaction_models_know_chemistry(name, reactions):
     So are those of the reactions that are read by default: the model takes them for chemistry.
     """
     model, tokens = loaded(name)[:2]
-    reactions = reactions or [document.text for document in documents(reads="reactions")][::350]
+    reactions = reactions or [document.text for document in documents(reads="reactions")][::1000]
     right, truth = 0, Counter()
     for reaction in reactions:
         ids = tokens(reaction, return_tensors="pt")["input_ids"]
