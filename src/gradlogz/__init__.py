@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .measures.measure import measure as measure
     from .measures.measure import static as static
     from .probing import *  # noqa: F403
+    from .simulation import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -131,14 +132,26 @@ _CHAPTERS = {
         "visible_law",
         "corners",
     ),
-    "probing": ("capture", "Captured", "Attended", "Passed", "Normed"),
+    "probing": (
+        "probe",
+        "Findings",
+        "Finding",
+        "Claim",
+        "Token",
+        "capture",
+        "Captured",
+        "Attended",
+        "Passed",
+        "Normed",
+    ),
+    "simulation": ("simulate", "Simulation", "sweep", "Phases"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measures", "attention", "dynamics", "probing", "kernels", "verification", "cli"):
+    if name in ("measures", "attention", "dynamics", "probing", "kernels", "simulation", "verification", "cli", "page"):
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")

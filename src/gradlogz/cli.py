@@ -1,18 +1,24 @@
-"""The command line: gradlogz verify.
+"""The command line: gradlogz verify, gradlogz simulate.
 
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
 
+import importlib.util
+import os
 import sys
 import warnings
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from . import __version__
+from .page import as_json, write
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
+    from .simulation import Simulation
     from .verification.program import Verdict
 
 WIDE = 140  # columns from which on a table may have six of them
@@ -72,6 +78,103 @@ def application(typer: Any) -> Any:
         """
         raise typer.Exit(_verify(json, only))
 
+    @app.command()
+    def simulate(
+        preset: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Argument(
+                help="A run with a name; --list shows all. Options override its numbers.", show_default=False
+            ),
+        ] = None,
+        beta: Annotated[
+            Optional[float], typer.Option(help="Inverse temperature of attention.", show_default=False)  # noqa: UP045
+        ] = None,
+        tau: Annotated[
+            Optional[float], typer.Option(help="Size of a step; negative descends.", show_default=False)  # noqa: UP045
+        ] = None,
+        dim: Annotated[
+            Optional[int], typer.Option(help="Dimensions of a token.", show_default=False)  # noqa: UP045
+        ] = None,
+        tokens: Annotated[
+            Optional[int], typer.Option(help="Tokens of a cloud.", show_default=False)  # noqa: UP045
+        ] = None,
+        steps: Annotated[
+            Optional[int], typer.Option(help="Steps of attention.", show_default=False)  # noqa: UP045
+        ] = None,
+        contraction: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(
+                help="What holds the cloud together: none, centre, scalar, batch_norm, zca, pca, cholesky, monge, "
+                "sphere, rms_norm, layer_norm, resolvent; several joined by +.",
+                show_default=False,
+            ),
+        ] = None,
+        placement: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="Where it stands: post, pre or peri.", show_default=False),
+        ] = None,
+        initial: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(
+                help="Law of the start: gaussian, uniform, laplace, exponential, sphere, circle.", show_default=False
+            ),
+        ] = None,
+        causal: Annotated[
+            Optional[bool],  # noqa: UP045
+            typer.Option("--causal/--no-causal", help="A token sees those before it.", show_default=False),
+        ] = None,
+        residual: Annotated[
+            Optional[bool],  # noqa: UP045
+            typer.Option("--residual/--no-residual", help="A token is added to what it sees.", show_default=False),
+        ] = None,
+        heads: Annotated[
+            Optional[int], typer.Option(help="Heads that share the coordinates.", show_default=False)  # noqa: UP045
+        ] = None,
+        keys: Annotated[
+            Optional[int], typer.Option(help="Frozen keys; 0: the tokens themselves.", show_default=False)  # noqa: UP045
+        ] = None,
+        seeds: Annotated[
+            Optional[int], typer.Option(help="How many clouds.", show_default=False)  # noqa: UP045
+        ] = None,
+        seed: Annotated[
+            Optional[int], typer.Option(help="Seed of the first.", show_default=False)  # noqa: UP045
+        ] = None,
+        every: Annotated[
+            Optional[int],  # noqa: UP045
+            typer.Option(help="Steps between two looks; 0: fewer and fewer.", show_default=False),
+        ] = None,
+        sweep: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(
+                help="A phase diagram over one or two of beta, tau, dim, tokens, heads, contraction, as "
+                '"beta=0.1:4:12,tau=-0.5:1:8" (from, to, how many) or "contraction=zca|rms_norm".',
+                show_default=False,
+            ),
+        ] = None,
+        out: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="The page; by default the name of the preset with .html.", show_default=False),
+        ] = None,
+        json: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="Write everything seen as JSON to this file; - is standard output.", show_default=False),
+        ] = None,
+        open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+        list_: Annotated[bool, typer.Option("--list", help="List the presets, one line each, and exit.")] = False,
+    ) -> None:
+        """Run clouds of tokens under repeated attention and normalisation, and make a page of what they do.
+
+        Without a preset: 500 Gaussian tokens in 8 dimensions, beta 0.354, tau 0.5, whitening, 600 steps, 4 seeds.
+        """
+        numbers = {
+            "beta": beta, "tau": tau, "dim": dim, "tokens": tokens, "steps": steps, "contraction": contraction,
+            "placement": placement, "initial": initial, "causal": causal, "residual": residual, "heads": heads,
+            "keys": keys, "seeds": seeds, "seed": seed, "every": every,
+        }  # fmt: skip
+        if list_:
+            raise typer.Exit(_presets())
+        raise typer.Exit(_simulate(preset, numbers, sweep, out, json, open_))
+
     return app
 
 
@@ -79,7 +182,8 @@ def _verify(json: str | None, only: str | None) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from .verification.program import as_json, statements, verify
+    from .verification.program import as_json as verdicts_as_json
+    from .verification.program import statements, verify
 
     console = Console(stderr=json == "-")
     if json not in (None, "-") and not Path(json).parent.is_dir():
@@ -114,9 +218,9 @@ def _verify(json: str | None, only: str | None) -> int:
         highlight=False,
     )
     if json == "-":
-        print(as_json(verdicts))
+        print(verdicts_as_json(verdicts))
     elif json is not None:
-        _write(Path(json), as_json(verdicts))
+        write(json, f"{verdicts_as_json(verdicts)}\n")
     return 1 if failed else 0
 
 
@@ -145,11 +249,116 @@ def _table(verdicts: "list[Verdict]", width: int) -> "Table":
     return table
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+def _presets() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .simulation.presets import PRESETS
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("preset", "what", "theory expects", "where"):
+        table.add_column(head, no_wrap=head == "preset", overflow="fold")
+    for p in PRESETS.values():
+        table.add_row(p.name, p.says, p.expects, p.source.replace("[", "\\["))
+    Console().print(table, highlight=False)
+    return 0
+
+
+def _simulate(
+    preset: str | None, numbers: dict[str, Any], sweep: str | None, out: str | None, json: str | None, show: bool
+) -> int:
+    """Run, print and write; 2 with a sentence for what cannot be done."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=json == "-")
+    path = Path(out or f"{'phases' if sweep else preset or 'simulation'}.html")
+    try:
+        _check_files(path, json)
+        text, data = (
+            _swept(console, sweep, preset, numbers) if sweep is not None else _simulated(console, preset, numbers)
+        )
+    except (ValueError, TypeError, ImportError) as refusal:
+        Console(stderr=True, soft_wrap=True).print(escape(str(refusal)), highlight=False)
+        return 2
+    write(path, text)
+    if json == "-":
+        print(data)
+    elif json is not None:
+        write(json, f"{data}\n")
+    console.print(f"page: {escape(str(path))} ({len(text) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+    if show:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def _check_files(path: Path, json: str | None) -> None:
+    """Refuse, before anything is computed, what could not be written or drawn after it."""
+    for flag, file in (("--out", path), ("--json", None if json in (None, "-") else Path(json))):
+        if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
+            fact = "a folder" if file.is_dir() else "no such folder" if not file.parent.is_dir() else "no permission"
+            raise ValueError(
+                f"simulate: {flag} must name a file that can be written; got {file}, {fact}. Name another."
+            )
+    for name in ("jinja2", "plotly"):
+        if importlib.util.find_spec(name) is None:
+            remedy = "Install it with: pip install 'gradlogz[report]'."
+            raise ImportError(f"simulate: {name} must be installed to make a page; got no {name}. {remedy}")
+
+
+def _simulated(console: "Console", preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
+    """The page and the data of one simulation, printed in short."""
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from .simulation import simulate
+    from .simulation.presets import DEFAULT, preset_of
+    from .simulation.reporting import data_of
+    from .simulation.settings import changed
+    from .simulation.wording import agreement, verdict_sentence
+
+    total = changed(preset_of(preset or DEFAULT).settings, numbers).steps
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Steps", total=total)
+        found = simulate(preset or DEFAULT, progress=lambda at: progress.update(task, completed=at), **numbers)
+        progress.update(task, description="Page")
+        text, data = found.page(), data_of(found)
+    console.print(f"[bold]{escape(verdict_sentence(found))}[/]", highlight=False, soft_wrap=True)
+    status, words = agreement(found)
+    colour = {"agrees": "green", "departs": "red", "undecided": "yellow"}.get(status, "dim")
+    console.print(f"[{colour}]{escape(words[0].upper() + words[1:])}.[/]", highlight=False, soft_wrap=True)
+    console.print(_evidence(found))
+    return text, as_json(data)
+
+
+def _swept(console: "Console", text: str, preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
+    """The page and the data of a phase diagram, printed in short."""
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from .simulation import sweep
+    from .simulation.phases import data_of, page_of
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Places of the grid", total=None)
+        found = sweep(
+            text, preset=preset, progress=lambda at, all_: progress.update(task, completed=at, total=all_), **numbers
+        )
+    console.print(f"[bold]{escape(page_of(found).verdict.sentence)}[/]", highlight=False, soft_wrap=True)
+    return found.page(), as_json(data_of(found))
+
+
+def _evidence(found: "Simulation") -> "Table":
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for v in found.verdicts for name in v.evidence))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("seed", "verdict", *(name.replace("_", " ") for name in names)):
+        table.add_column(head, justify="left" if head == "verdict" else "right")
+    for i, v in enumerate(found.verdicts):
+        numbers = [f"{v.evidence[name]:.3g}" if name in v.evidence else "" for name in names]
+        table.add_row(str(found.settings.seed + i), v.kind, *numbers)
+    return table
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ A leaf: it knows neither torch nor the rest of the package.
 
 from .marks import Axis, Band, Cloud, Figure, Heat, Line, Mark, Points
 from .parts import Cell, Chip, Column, Facts, Page, Part, Reference, Section, Table, Text, Verdict
-from .rendering import render
+from .rendering import as_json, render
 from .writing import write
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "Heat",
     "Reference",
     "render",
+    "as_json",
     "write",
 ]

@@ -33,9 +33,9 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """The three in a line."""
-        formula = f"  {self.formula}" if self.formula else ""
-        return f"{self.name}{formula}  [{self.unit}]"
+        """The three, the formula on a line of its own if it is long."""
+        gap = "\n" if len(self.formula) > 12 else "  "
+        return f"{self.name}{gap}{self.formula}  [{self.unit}]" if self.formula else f"{self.name}  [{self.unit}]"
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def as_json(value: Any) -> str:
+    """Plain data as JSON, one line for each number or name."""
+    return json.dumps(plain(value), ensure_ascii=False, indent=1, allow_nan=False)
+
+
 def number(value: Any) -> str:
     """A cell as text: four digits of a number, a dash for none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):

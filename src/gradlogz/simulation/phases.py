@@ -1,0 +1,153 @@
+"""A phase diagram as a page: verdicts, clusters and ranks over the grid, theory's lines among them.
+
+Read next: sweeping.py (how it was made), boundaries.py (the lines).
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..page import Axis, Cell, Chip, Column, Figure, Heat, Page, Section, Table, Verdict
+from .boundaries import boundaries
+from .reporting import REFERENCES
+from .sweeping import Phases, Place, Range
+from .wording import KINDS
+
+ALL = {**KINDS, "undefined": "rule"}
+LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
+NAMES = {"beta": "inverse temperature", "tau": "step", "dim": "dimension"}
+UNITS = {"beta": "1", "tau": "1", "dim": "dimensions", "tokens": "tokens", "heads": "heads", "contraction": "kind"}
+
+
+def page_of(phases: Phases) -> Page:
+    """The page of a phase diagram."""
+    s, done = phases.settings, len(phases.places)
+    kinds = [kind for kind in ALL if any(p.kind == kind for p in phases.places.values())]
+    counts = {kind: sum(p.kind == kind for p in phases.places.values()) for kind in kinds}
+    words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "nothing yet"
+    partly = "" if phases.complete else " It was interrupted: empty places were not reached."
+    others = (
+        f"{s.tokens} tokens in {s.dim} dimensions, {s.initial} start, β = {s.beta:g}, τ = {s.tau:g}, {s.contraction}"
+    )
+    lines = boundaries(phases)
+    theory = f"Dashed: {', '.join(line.name for line in lines)}. " if lines else ""
+    figures = [
+        Figure("verdicts", "Verdicts", *_axes(phases), (_verdicts(phases, kinds), *lines),
+               f"{theory}Point at a place for its evidence.", wide=True),
+        Figure("clusters", "Number of clusters", *_axes(phases), (_numbers(phases, "clusters", "clusters"), *lines)),
+        Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"), *lines)),
+    ]  # fmt: skip
+    return Page(
+        name="gradlogz-phases",
+        title=f"Phases over {' and '.join(r.name for r in phases.ranges)}",
+        subtitle=f"{others}, {s.steps} steps, {s.seeds} seeds, unless the grid says otherwise.",
+        verdict=Verdict(
+            f"{done} places of the grid: {words}.{partly}", tuple(Chip(kind, colour=ALL[kind]) for kind in kinds)
+        ),
+        sections=(
+            Section("The diagram", tuple(figures)),
+            Section("Places, one by one", (_table(phases),), folded=True),
+        ),
+        methods=(_HOW,),
+        reproduce={
+            "version": f"gradlogz {__version__}, torch {torch.__version__}",
+            "seed": f"{s.seed}",
+            "command": f'gradlogz simulate --sweep "{phases.text}"',
+            "settings": ", ".join(f"{name}={value}" for name, value in asdict(s).items()),
+        },
+        references=(REFERENCES["shim22"], REFERENCES["geshkovski23"]),
+        data=data_of(phases),
+        made_by="gradlogz simulate --sweep",
+    )
+
+
+_HOW = (
+    "Every place is a run of its own from the same start; its verdict is that of most of its seeds, its numbers their "
+    "medians. Theory's lines are for Gaussian clouds of variance 1 and many tokens; they are drawn, not fitted. What a "
+    "verdict means stands under Methods of a single simulation and in the documentation of evolve."
+)
+
+
+def data_of(phases: Phases) -> dict[str, Any]:
+    """The diagram as plain data."""
+    return {
+        "version": __version__,
+        "sweep": phases.text,
+        "settings": asdict(phases.settings),
+        "complete": phases.complete,
+        "axes": {r.name: list(r.values) for r in phases.ranges},
+        "places": [
+            {**{r.name: r.values[i] for r, i in zip(phases.ranges, place, strict=True)}, "kind": found.kind,
+             "share": found.share, "evidence": found.evidence}
+            for place, found in sorted(phases.places.items())
+        ],
+    }  # fmt: skip
+
+
+def _axes(phases: Phases) -> tuple[Axis, Axis]:
+    x = _axis(phases.ranges[0])
+    return x, _axis(phases.ranges[1]) if len(phases.ranges) > 1 else Axis("", "one row", names=("",))
+
+
+def _axis(r: Range) -> Axis:
+    names = tuple(str(v) for v in r.values) if r.name == "contraction" else ()
+    return Axis(NAMES.get(r.name, r.name), UNITS[r.name], LETTERS[r.name], names=names)
+
+
+def _grid(phases: Phases) -> list[list[Place | None]]:
+    """Rows along the second axis."""
+    rows = range(len(phases.ranges[1].values)) if len(phases.ranges) > 1 else [None]
+    columns = range(len(phases.ranges[0].values))
+    return [[phases.places.get((i,) if j is None else (i, j)) for i in columns] for j in rows]
+
+
+def _coordinates(phases: Phases) -> tuple[list[float], list[float]]:
+    def of(r: Range) -> list[float]:
+        return [float(i) for i in range(len(r.values))] if r.name == "contraction" else [float(v) for v in r.values]
+
+    return of(phases.ranges[0]), of(phases.ranges[1]) if len(phases.ranges) > 1 else [0.0]
+
+
+def _verdicts(phases: Phases, kinds: list[str]) -> Heat:
+    values = [[None if p is None else kinds.index(p.kind) for p in row] for row in _grid(phases)]
+    categories = tuple((kind, ALL[kind]) for kind in kinds)
+    return Heat("verdict", *_coordinates(phases), values, _hover(phases), categories)
+
+
+def _numbers(phases: Phases, name: str, unit: str) -> Heat:
+    values = [
+        [p.evidence.get(name) if p is not None and p.kind != "undefined" else None for p in row]
+        for row in _grid(phases)
+    ]
+    return Heat(unit, *_coordinates(phases), values, _hover(phases))
+
+
+def _hover(phases: Phases) -> list[list[str]]:
+    found = []
+    for j, row in enumerate(_grid(phases)):
+        words = []
+        for i, place in enumerate(row):
+            at = [f"{r.name} {r.values[k]}" for r, k in zip(phases.ranges, (i, j), strict=False)]
+            said = ["not reached"] if place is None else [f"{place.kind}, {place.share:.0%} of seeds"]
+            numbers = [] if place is None else [f"{k.replace('_', ' ')} {_short(v)}" for k, v in place.evidence.items()]
+            words.append("\n".join([", ".join(at), *said, *numbers]))
+        found.append(words)
+    return found
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _table(phases: Phases) -> Table:
+    names = list(dict.fromkeys(name for p in phases.places.values() for name in p.evidence))
+    heads = (*(Column(r.name) for r in phases.ranges), Column("verdict"), Column("share", "1"))
+    rows: list[tuple[Cell, ...]] = []
+    for place, found in sorted(phases.places.items()):
+        at: list[Cell] = [r.values[i] for r, i in zip(phases.ranges, place, strict=True)]
+        numbers: list[Cell] = [found.evidence.get(name) for name in names]
+        rows.append((*at, Chip(found.kind, colour=ALL[found.kind]), found.share, *numbers))
+    columns = (*heads, *(Column(name.replace("_", " ")) for name in names))
+    return Table("places", "Every place of the grid", columns, tuple(rows))

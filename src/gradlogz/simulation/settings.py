@@ -1,0 +1,175 @@
+"""What is simulated: the numbers of a run, and the clouds that it starts from.
+
+    gaussian     N(0, 1)                    in each coordinate
+    uniform      on [-sqrt 3, sqrt 3]       likewise: mean 0, variance 1
+    laplace      of variance 1              likewise: heavy tails
+    exponential  of variance 1, less 1      likewise: skewed
+    sphere       uniform directions         of length 1 under the contraction `sphere`, else sqrt(d)
+    circle       uniform on the unit circle of the first two coordinates
+
+Read next: presets.py (settings with names), running.py.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from .._errors import sentence
+from .._typing import Float, Tensor
+from ..dynamics.contraction import NAMES, Given
+from ..dynamics.evolution import Ascent
+
+CONTRACTIONS = (*NAMES, "resolvent")
+PLACEMENTS = ("post", "pre", "peri")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of a run.
+
+    Args:
+        contraction: a name, or several joined by "+", first first: "centre+rms_norm".
+        heads: the coordinates are split among them, as in a transformer whose weights are the identity.
+        keys: how many frozen keys the tokens attend to, of the law of a start on a sphere or circle, else Gaussian; 0:
+            tokens attend to each other.
+        residual: whether a token is added to what it attends to.
+        seeds: how many clouds are run, from `seed` on.
+        every: steps between two looks at the clouds; 0: each step at first, then ever fewer, sixteen for each doubling.
+    """
+
+    tokens: int = 500
+    dim: int = 8
+    beta: float = 0.354
+    tau: float = 0.5
+    contraction: str = "zca"
+    initial: str = "gaussian"
+    steps: int = 600
+    placement: str = "post"
+    causal: bool = False
+    residual: bool = True
+    heads: int = 1
+    keys: int = 0
+    seeds: int = 4
+    seed: int = 0
+    every: int = 0
+
+    @property
+    def given(self) -> Given:
+        """The contraction, as evolve takes it."""
+        names = tuple(self.contraction.split("+"))
+        return names[0] if len(names) == 1 else names
+
+    @property
+    def looks(self) -> list[int]:
+        """The steps after which the clouds are looked at; each is a multiple of its distance to the one before."""
+        times = [0]
+        while (t := times[-1]) < self.steps:
+            step = self.every or 1 << max(0, t.bit_length() - 5)
+            while t + step > self.steps:
+                step = 1 if self.every else step // 2
+            times.append(t + step)
+        return times if not self.every else [t for t in times if t % self.every == 0]
+
+
+def changed(settings: Settings, options: dict[str, Any]) -> Settings:
+    """Settings with some of their numbers replaced, and looked over; None leaves one as it is."""
+    known = [f.name for f in fields(Settings)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        remedy = f"They are {', '.join(known)}."
+        raise TypeError(sentence("simulate", "options must be known", f"{unknown[0]!r}", remedy))
+    found = replace(settings, **{name: value for name, value in options.items() if value is not None})
+    check(found)
+    return found
+
+
+def check(settings: Settings) -> None:
+    """Refuse what cannot be run."""
+    s = settings
+    counts = {"tokens": 2, "dim": 1, "steps": 0, "heads": 1, "keys": 0, "seeds": 1, "every": 0}
+    refusals = [
+        (not isinstance(value := getattr(s, name), int) or value < least, f"{name} must be an integer from {least} on",
+         f"{value}", "Count in whole numbers.")
+        for name, least in counts.items()
+    ]  # fmt: skip
+    parts = s.contraction.split("+")
+    unknown = [part for part in parts if part not in CONTRACTIONS]
+    refusals += [
+        (not (math.isfinite(s.beta) and math.isfinite(s.tau)), "beta and tau must be finite", f"{s.beta} and {s.tau}",
+         "A negative tau descends."),
+        (bool(unknown), "contraction must be known", f"{(unknown or parts)[0]!r}",
+         f"It is one of {', '.join(CONTRACTIONS)}, or several joined by +."),
+        (s.initial not in LAWS, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(LAWS)}."),
+        (s.placement not in PLACEMENTS, "placement must be known", f"{s.placement!r}",
+         f"It is one of {', '.join(PLACEMENTS)}."),
+        (s.heads >= 1 and s.dim % max(s.heads, 1) != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
+         "Each head has dim / heads coordinates."),
+        (s.initial == "circle" and s.dim < 2, "dim must be at least 2 for a circle", f"{s.dim}", "Add --dim 2."),
+        (any(p in ("zca", "pca", "cholesky", "monge") for p in parts) and s.tokens <= s.dim,
+         "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
+         "Take more tokens, or another contraction."),
+    ]  # fmt: skip
+    for wrong, condition, fact, remedy in refusals:
+        if wrong:
+            raise ValueError(sentence("simulate", condition, fact, remedy))
+
+
+Law = Callable[[int, int, torch.Generator], Tensor]
+
+
+def _uniform(n: int, d: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(n, d, generator=generator, dtype=torch.float64)
+
+
+def _gaussian(n: int, d: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+def _waits(n: int, d: int, generator: torch.Generator) -> Tensor:
+    return -torch.log1p(-_uniform(n, d, generator))
+
+
+def _laplace(n: int, d: int, generator: torch.Generator) -> Tensor:
+    return _waits(n, d, generator) * (2 * torch.randint(0, 2, (n, d), generator=generator) - 1) / math.sqrt(2)
+
+
+def _circle(n: int, d: int, generator: torch.Generator) -> Tensor:
+    angle = 2 * math.pi * _uniform(n, 1, generator)
+    return torch.cat((angle.cos(), angle.sin(), torch.zeros(n, d - 2, dtype=torch.float64)), -1)
+
+
+LAWS: dict[str, Law] = {
+    "gaussian": _gaussian,
+    "uniform": lambda n, d, generator: math.sqrt(3) * (2 * _uniform(n, d, generator) - 1),
+    "laplace": _laplace,
+    "exponential": lambda n, d, generator: _waits(n, d, generator) - 1,
+    "sphere": lambda n, d, generator: torch.nn.functional.normalize(_gaussian(n, d, generator), dim=-1),
+    "circle": _circle,
+}
+
+
+def starts(settings: Settings) -> Float[Tensor, "b n d"]:
+    """The clouds at the start, one for each seed."""
+    return torch.stack([_drawn(settings, settings.tokens, settings.seed + i) for i in range(settings.seeds)])
+
+
+def ascent_of(settings: Settings) -> Ascent:
+    """The step of attention of these settings; frozen keys are those of the seed before the first."""
+    s, B, W, keys = settings, None, None, None
+    if s.heads > 1:
+        blocks = torch.eye(s.heads, dtype=torch.float64).repeat_interleave(s.dim // s.heads, 1)
+        B = torch.diag_embed(blocks)
+        W = s.heads * B  # heads are averaged; together they give back every coordinate
+    if s.keys:
+        law = s.initial if s.initial in ("sphere", "circle") else "gaussian"
+        keys = _drawn(replace(s, initial=law), s.keys, s.seed - 1)
+    return Ascent(tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual)
+
+
+def _drawn(settings: Settings, n: int, seed: int) -> Tensor:
+    cloud = LAWS[settings.initial](n, settings.dim, torch.Generator().manual_seed(seed % 2**63))
+    unit = settings.initial != "sphere" or settings.contraction.split("+")[-1] == "sphere"
+    return cloud if unit else math.sqrt(settings.dim) * cloud

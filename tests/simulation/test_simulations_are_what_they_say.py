@@ -1,0 +1,191 @@
+"""simulate and sweep run evolve as it is, from the laws they name, and draw theory's curves where theory has them."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from gradlogz import Ascent, evolve, hermite_growth, simulate, sphere_growth, sweep
+from gradlogz.simulation import curves
+from gradlogz.simulation.boundaries import boundaries, overshoot
+from gradlogz.simulation.reporting import page_of
+from gradlogz.simulation.settings import Settings, ascent_of, starts
+from gradlogz.simulation.sweeping import ranges_of
+from gradlogz.simulation.wording import agreement, verdict_sentence
+from scales import close
+
+LAWS = {
+    "gaussian": stats.norm(),
+    "uniform": stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)),
+    "laplace": stats.laplace(scale=1 / math.sqrt(2)),
+    "exponential": stats.expon(loc=-1),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_start_has_its_law(name):
+    cloud = starts(Settings(tokens=4000, dim=2, initial=name, seeds=1))[0]
+    assert stats.kstest(cloud.flatten().numpy(), LAWS[name].cdf).pvalue > 1e-3
+    assert LAWS[name].mean() == pytest.approx(0, abs=1e-12)
+    assert LAWS[name].var() == pytest.approx(1)
+
+
+def test_starts_on_spheres_have_their_radius_and_no_direction():
+    for contraction, radius in (("sphere", 1.0), ("rms_norm", math.sqrt(5)), ("zca", math.sqrt(5))):
+        cloud = starts(Settings(tokens=4000, dim=5, initial="sphere", contraction=contraction, seeds=1))[0]
+        close(cloud.norm(dim=-1), torch.full((4000,), radius, dtype=torch.float64))
+        assert float(cloud.mean(0).norm()) < 0.1 * radius
+    circle = starts(Settings(tokens=4000, dim=3, initial="circle", seeds=1))[0]
+    close(circle[:, :2].norm(dim=-1), torch.ones(4000, dtype=torch.float64))
+    assert stats.kstest(torch.atan2(circle[:, 1], circle[:, 0]).numpy() / (2 * math.pi) + 0.5, "uniform").pvalue > 1e-3
+
+
+def test_the_looks_are_those_of_one_run():
+    """In parts, with looks between them, a cloud goes where it goes in one."""
+    found = simulate("whitening-2-1", tokens=60, steps=77, seeds=2)
+    cloud = starts(found.settings)
+    whole = evolve(cloud, Ascent(tau=0.5, beta=1.0), contraction="zca", steps=77, observe=["entropy", "displacement"])
+    assert torch.equal(found.trajectory.cloud, whole.cloud)
+    times = found.trajectory.times
+    assert times.tolist() == [*range(33), *range(34, 65, 2), 68, 72, 76, 77]
+    for name in ("entropy", "displacement"):
+        seen = found.trajectory.observed[name]
+        torch.testing.assert_close(seen, whole.observed[name][times], equal_nan=True, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.frames[-1], whole.cloud[0])
+    assert simulate("whitening-2-1", tokens=60, steps=20, every=7).trajectory.times.tolist() == [0, 7, 14]
+
+
+def test_heads_share_the_coordinates():
+    s = Settings(dim=4, heads=2, beta=0.7, tau=0.3, contraction="none", steps=1, tokens=30, seeds=1)
+    x = starts(s)[0]
+    expected = x.clone()
+    for part in (slice(0, 2), slice(2, 4)):
+        expected[:, part] += 0.3 * (0.7 * x[:, part] @ x[:, part].mT).softmax(-1) @ x[:, part]
+    close(evolve(x, ascent_of(s), steps=1).cloud, expected, scale=10.0)
+
+
+def test_a_cloud_of_ones_own_is_taken_as_it_is():
+    cloud = torch.randn(2, 50, 3, dtype=torch.float64)
+    found = simulate(cloud, steps=4, contraction="rms_norm")
+    assert torch.equal(found.start, cloud)
+    assert (found.settings.seeds, found.settings.tokens, found.settings.dim) == (2, 50, 3)
+    assert agreement(found)[0] == "silent"
+
+
+def test_expectations_belong_to_the_settings_of_the_preset():
+    assert simulate("blow-up", seeds=1, tokens=200).preset is not None
+    assert simulate("blow-up", seeds=1, beta=0.4, steps=2).preset is None
+
+
+def test_the_command_makes_the_same_again():
+    found = simulate("hopfield", seeds=1, steps=3, seed=5, residual=False)
+    expected = "--tokens 300 --beta 4 --contraction resolvent --initial sphere --steps 3 --no-residual --keys 6"
+    assert found.command == f"gradlogz simulate {expected} --seeds 1 --seed 5"
+    assert simulate("hopfield", seeds=1).command == "gradlogz simulate hopfield --seeds 1"
+
+
+# Theory's curves ------------------------------------------------------------------------------------------------------
+
+
+def test_moments_without_contraction_are_those_of_riccati():
+    """Small steps: C(t)^-1 = C(0)^-1 - 2 beta t, to first order in tau."""
+    cloud = torch.randn(50, 2, dtype=torch.float64)
+    cloud = cloud - cloud.mean(0)
+    found = simulate(cloud, beta=0.5, tau=0.0025, contraction="none", steps=200, every=100)
+    curve = curves.moments(found)["radius"].values
+    C = torch.cov(cloud.mT, correction=0)
+    at = torch.linalg.inv(torch.linalg.inv(C) - 2 * 0.5 * 0.5 * torch.eye(2, dtype=torch.float64))
+    assert curve[-1] == pytest.approx(math.sqrt(float(at.trace())), rel=0.01)
+    assert curve[0] == pytest.approx(math.sqrt(float(C.trace())), rel=1e-12)
+
+
+def test_the_unstable_mode_grows_as_theory_says():
+    """Both start from the sampling noise of the same cloud, and the mode is still small."""
+    for name, options in (("rms-8-0.1", {"tokens": 1500, "initial": "sphere"}), ("circle-5", {"tokens": 1500})):
+        found = simulate(name, seeds=1, steps=4, **options)
+        observable, curve = curves.growth(found)
+        seen = found.trajectory.observed[observable].median(-1).values
+        assert float(seen[4]) > 1.5 * float(seen[0])
+        assert float(seen[4]) == pytest.approx(curve.values[4], rel=0.1)
+
+
+def test_growth_is_by_the_factor_of_theory():
+    found = simulate("whitening-2-1", seeds=1, steps=4, tokens=100)
+    name, curve = curves.growth(found)
+    assert name == "skewness"
+    gamma = hermite_growth(3, variance=1.0, beta=1.0, tau=0.5)
+    assert curve.values[1] / curve.values[0] == pytest.approx(gamma**2)
+    found = simulate("circle-20", seeds=1, steps=2, tokens=100)
+    name, curve = curves.growth(found)
+    assert curve.values[1] / curve.values[0] == pytest.approx(sphere_growth(6, dim=2, beta=20.0, tau=0.5))
+
+
+def test_weights_and_slopes_follow_their_laws_at_the_start():
+    for name in ("self-weight-64", "slope-0.125"):
+        found = simulate(name, seeds=1, steps=0)
+        for observable, curve in curves.weights(found).items():
+            assert float(found.trajectory.observed[observable][0, 0]) == pytest.approx(curve.values[0], abs=0.02)
+
+
+def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
+    assert curves.rising(simulate("rms-8-0.1", seeds=1, steps=0))
+    for name in ("whitening-8-0.1", "descent-uniform-1", "causal", "hopfield", "no-residual"):
+        assert not curves.rising(simulate(name, seeds=1, steps=0))
+
+
+# Phase diagrams -------------------------------------------------------------------------------------------------------
+
+
+def test_axes_are_read():
+    beta, dim = ranges_of("beta=0.5:1.5:3, dim=2|8")
+    assert (beta.name, beta.values) == ("beta", (0.5, 1.0, 1.5))
+    assert (dim.name, dim.values) == ("dim", (2, 8))
+    assert ranges_of("contraction=zca|centre+rms_norm")[0].values == ("zca", "centre+rms_norm")
+
+
+def test_a_place_of_the_grid_is_a_run_of_its_own():
+    options = {"tokens": 80, "dim": 2, "steps": 60}
+    found = sweep("beta=0.3|0.8,contraction=zca|rms_norm", processes=1, **options)
+    assert found.complete
+    for i, beta in enumerate((0.3, 0.8)):
+        for j, contraction in enumerate(("zca", "rms_norm")):
+            alone = simulate(beta=beta, contraction=contraction, seeds=1, every=60, **options).verdict
+            place = found.places[i, j]
+            assert place.kind == alone.kind
+            assert place.evidence["clusters"] == alone.evidence["clusters"]
+            assert place.evidence["effective_rank"] == pytest.approx(alone.evidence["effective_rank"], rel=1e-6)
+
+
+def test_processes_find_the_same():
+    options = {"tokens": 40, "dim": 2, "steps": 10}
+    one = sweep("beta=0.3|0.8,dim=1|2", processes=1, **options)
+    two = sweep("beta=0.3|0.8,dim=1|2", processes=2, **options)
+    assert {k: (v.kind, v.evidence) for k, v in two.places.items()} == {
+        k: (v.kind, v.evidence) for k, v in one.places.items()
+    }
+
+
+def test_an_interrupt_keeps_what_is_done():
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    found = sweep("dim=1|2|3", processes=1, tokens=40, steps=5, progress=interrupt)
+    assert len(found.places) == 1
+    assert not found.complete
+
+
+def test_descent_overshoots_where_the_mode_is_turned_over():
+    for order in (1, 2, 3):
+        for beta in (0.2, 0.5, 1.5):
+            tau = overshoot(order, beta)
+            assert hermite_growth(order, variance=1.0, beta=beta, tau=tau) == pytest.approx(-1)
+    found = sweep("beta=0.5|1.5,tau=-0.5|0.5", processes=1, dim=2, tokens=40, steps=2)
+    assert [line.name for line in boundaries(found)] == ["τ = 0", "γ of mode 3 = −1"]
+
+
+def test_the_sentence_says_what_happened():
+    found = simulate("whitening-2-1", tokens=100, seeds=2, every=600)
+    assert verdict_sentence(found) == "After 600 steps all 2 clouds are made of clusters (3 of them)."
+    assert agreement(found)[0] == "silent", "other tokens than the preset's"
+    assert "gradlogz simulate" in page_of(found).reproduce["command"]

@@ -1,0 +1,83 @@
+"""`gradlogz simulate` prints, writes and refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gradlogz import cli
+
+SMALL = ["--tokens", "40", "--dim", "2", "--steps", "5", "--seeds", "2"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.application(typer), ["simulate", *map(str, arguments)])
+
+
+def test_it_prints_a_verdict_and_writes_a_page_and_its_data(tmp_path):
+    page, data = tmp_path / "page.html", tmp_path / "data.json"
+    result = run(*SMALL, "--out", page, "--json", data)
+    assert result.exit_code == 0, result.output
+    assert "After 5 steps" in result.output
+    assert str(page) in result.output.replace("\n", "")
+    found = json.loads(data.read_text())
+    assert found["settings"]["tokens"] == 40
+    assert len(found["verdicts"]) == 2
+    assert len(found["observed"]["radius"]) == len(found["times"]) == 6
+    assert page.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.json", "page.html"]
+
+
+def test_json_on_standard_output_is_json_alone(tmp_path):
+    command = [sys.executable, "-m", "gradlogz", "simulate", *SMALL, "--out", str(tmp_path / "p.html"), "--json", "-"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["preset"] is None
+
+
+def test_presets_are_listed_with_what_is_expected():
+    result = run("--list")
+    assert result.exit_code == 0
+    for word in ("whitening-8-0.354", "circle-20", "hopfield", "theory 10.4"):
+        assert word in result.output
+
+
+def test_a_sweep_makes_a_phase_diagram(tmp_path):
+    result = run(*SMALL, "--sweep", "beta=0.2:0.8:2", "--out", tmp_path / "p.html", "--json", tmp_path / "p.json")
+    assert result.exit_code == 0, result.output
+    assert "2 places of the grid" in result.output
+    assert [p["beta"] for p in json.loads((tmp_path / "p.json").read_text())["places"]] == [0.2, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "simulate: preset must be known; got 'nope'."),
+        (["whitenin"], "Near to it: whitening"),
+        (["--dim", "0"], "simulate: dim must be an integer from 1 on; got 0."),
+        (["--heads", "3"], "simulate: heads must divide dim; got 3 and 8."),
+        (["--contraction", "batchnorm"], "simulate: contraction must be known; got 'batchnorm'."),
+        (["--initial", "cauchy"], "simulate: initial must be known; got 'cauchy'."),
+        (["--tokens", "5"], "simulate: tokens must be more than dim under whitening; got 5 and 8."),
+        (["--beta", "nan"], "simulate: beta and tau must be finite; got nan and 0.5."),
+        (["--sweep", "gamma=1:2:3"], "sweep: an axis must be one of beta, tau"),
+        (["--sweep", "beta=1:2"], "sweep: values must be from:to:count"),
+        (["--out", "no/such/folder/p.html"], "simulate: --out must name a file that can be written; got no/such"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence_and_exits_with_2(arguments, says, capsys):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert says in result.output.replace("\n", " "), result.output
+    assert "Traceback" not in result.output
+
+
+def test_without_its_extra_it_says_how_to_install_it(monkeypatch, tmp_path):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
+    result = run(*SMALL, "--out", tmp_path / "p.html")
+    assert result.exit_code == 2
+    assert "pip install 'gradlogz[report]'" in result.output.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
