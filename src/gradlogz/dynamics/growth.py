@@ -93,8 +93,8 @@ def fastest_degree(*, dim: int, beta: float, radius: float = 1.0) -> int:
     So many clusters a cloud on the circle shows first. The factor rises to its greatest and falls from there, so that
     degrees are tried until it falls.
 
-    >>> [fastest_degree(dim=2, beta=beta) for beta in (1.0, 5.0, 20.0, 80.0)]
-    [1, 3, 6, 13]
+    >>> tuple(fastest_degree(dim=2, beta=beta) for beta in (1.0, 5.0, 20.0, 80.0))
+    (1, 3, 6, 13)
     """
     degree, factor = 1, sphere_growth(1, dim=dim, beta=beta, tau=1.0, radius=radius)
     while (following := sphere_growth(degree + 1, dim=dim, beta=beta, tau=1.0, radius=radius)) > factor:

@@ -56,8 +56,8 @@ def plateaus(
     >>> import torch
     >>> counts = torch.tensor([7, 5, 5, 5, 4, 5, 5, 2, 2])
     >>> found = plateaus(counts, 10 * torch.arange(9), flicker=15.0, least=15.0)
-    >>> [(p.clusters, p.lifetime, p.censored) for p in found]
-    [(5, 60.0, False), (2, 10.0, True)]
+    >>> tuple((p.clusters, p.lifetime, p.censored) for p in found)
+    ((5, 60.0, False), (2, 10.0, True))
     """
     if counts.ndim != 1 or counts.shape != times.shape or len(counts) == 0 or bool((times.diff() <= 0).any()):
         condition, fact = (

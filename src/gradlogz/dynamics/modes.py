@@ -49,8 +49,8 @@ def harmonic_mode(cloud: Float[Tensor, "*b n d"], degree: int) -> Float[Tensor, 
 
     >>> import torch
     >>> triangle = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], dtype=torch.float64)
-    >>> [round(float(harmonic_mode(triangle, degree)), 6) for degree in (1, 2, 3)]
-    [0.0, 0.0, 1.0]
+    >>> tuple(round(float(harmonic_mode(triangle, degree)), 6) for degree in (1, 2, 3))
+    (0.0, 0.0, 1.0)
     """
     _check("harmonic_mode", cloud, "degree", degree)
     n, d = cloud.shape[-2:]

@@ -51,7 +51,8 @@ def null_band(
 
     Args:
         ascent: needed by observables of attention (`entropy`, ...) and of a step (`displacement`, ...).
-        contraction, placement: of the step, for these.
+        contraction: of the step, for these.
+        placement: of the contraction in it.
         law: another null: samples of this law in place of the Gaussian that is like the cloud.
         draws: a multiple of 2 / (1 - level), less one, wastes none.
 
