@@ -107,3 +107,16 @@ def side(W):
 
 def put(parameter, values):
     parameter.copy_(torch.as_tensor(values, dtype=parameter.dtype))
+
+
+def alike(generator, gain, strength=1.0):
+    """W_k = W_q up to noise: the logit form is W_q W_qᵀ, symmetric and positive, where `strength` is 1."""
+    Wq, noise, Wv, Wo = random_heads(generator)
+    return [Wq, strength * Wq + np.sqrt(1 - strength**2) * noise, Wv, Wo]
+
+
+def crossed(generator, gain):
+    """W_k = W_q J with an antisymmetric J: so is the logit form."""
+    Wq, _, Wv, Wo = random_heads(generator)
+    J = generator.normal(size=(HEADS, SIZE, SIZE))
+    return [Wq, Wq @ (J - J.transpose(0, 2, 1)) / SIZE, Wv, Wo]

@@ -1,0 +1,269 @@
+"""What are the logit forms of heads like?
+
+    logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
+    B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
+    B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
+
+Both make B symmetric and positive semidefinite. Gains of the norm are inside W_q and W_k, so that B acts on tokens that
+are only normalised, and what a centring norm cannot see is left out. Everything is computed from factors of d columns.
+
+    positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2      cosine of B with the nearest such form
+    symmetric share   |B_s|² / |B|²
+    positive share    sum of positive eigenvalues of B_s over sum of all their sizes
+    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold 90 % of
+                                                    their variance, at least d: Cov⁻¹ is all in the smallest ones
+    whitened          of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹, and where tokens are many it counts more
+    Fisher            T = mean of Cov_a(k) over the queries with a small hash, against W_kᵀ B_s W_k: in the space of the
+                      head, on which alone B can match it; not with rotary embeddings, where keys turn
+
+Nulls: random rotations between queries and keys for what B is by itself, the first three and the cosines with I, whose
+deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which tell alignment from size:
+mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), B_0 and T_0 without trace,
+since symmetric matrices of trace 0 are an irreducible space of rotations. With rotary embeddings B is the form of a
+token with itself; where queries and keys are normalised it is that of their directions.
+
+Verdict: by the positive cosine, which the weights fix. Supported above 0.9, refuted below sqrt(1/2), where less than
+half of the form is symmetric and positive. The cosines are told beside their nulls.
+
+Read next: symmetry.py (the scores of others), tie.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._typing import Tensor
+from ..capturing import Attended, Event, Passed
+from ..clouds import cloud
+from ..findings import Finding
+from ..nulls import band, centred, outside
+from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rows import applies, rows_of
+from ..rulings import Bounds, absent, count, judge, measured, middle
+from ..statistics import GROUPS, Comoments, Moments, jackknife, student_quantile
+from ..texts import Batch
+from ..weights import HeadWeights
+
+claim = "The logit form of each head is symmetric and positive, as a Fisher information is."
+formula = "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
+refutes = "Less than half of the squared norm of a form in its positive symmetric part."
+
+POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
+WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
+WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
+SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
+VARIANCE = 0.9  # held by the leading components
+DRAWS = 20  # of random rotations
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """The covariance of what each layer of self-attention reads, and the mean covariance of attended keys."""
+    if isinstance(event, Attended):
+        if event.crosses:
+            memory[event.layer] = True
+        fisher = None if event.crosses or not applies(event, batch) else _fisher(event, batch, memory)
+        return None if fisher is None else {event.layer: {"fisher": fisher}}
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or event.sublayer.name in memory:
+        return None
+    return {event.sublayer.name: {"read": cloud(event.given, batch=batch, mask=real(batch, event))}}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+    """The values of each head; those of matrices alone have no sampling error."""
+    rows = []
+    for layer in model.layout.attention:
+        weights, found = model.weights.get(layer), state.get(layer, {})
+        if not isinstance(weights, HeadWeights) or "read" not in found:
+            rows.append(absent(layer, POSITIVE))
+            continue
+        U, V = forms(weights)
+        tokens = int(found["read"].tokens.sum())
+        for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
+            rows += [Measured(layer, h, quantity, v, v, v, tokens) for h, v in enumerate(values.tolist())]
+        E = _components(found["read"], weights)
+        M = _symmetric(E.mT @ U, E.mT @ V)
+        for quantity, function in _TARGETS.items():
+            estimate = jackknife(lambda m, f=function: _cosine(*f(M, _covariance(m, weights, E))), found["read"])  # type: ignore[misc]  # noqa: B023
+            rows += measured(layer, quantity, estimate, tokens)
+        if "fisher" in found and not weights.rotary:
+            form = _symmetric(V.mT @ U, V.mT @ V)
+            estimate = jackknife(lambda m: _cosine(form, m.covariance.cpu()), found["fisher"])  # noqa: B023
+            rows += measured(layer, FISHER, estimate, found["fisher"].tokens.sum())
+    return rows
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """Under random rotations."""
+    rows = []
+    for number, layer in enumerate(model.layout.attention):
+        weights, found = model.weights.get(layer), state.get(layer, {})
+        if not isinstance(weights, HeadWeights) or "read" not in found:
+            continue
+        U, V = forms(weights)
+        generator = torch.Generator().manual_seed(model.seed + number)
+        draws = [_alone(_gram(U, V, turned)) for turned in _rotations(U.shape[-2:], generator)]
+        for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
+            each = torch.stack(values)
+            arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
+            rows += _rows(layer, quantity, each.mean(0), arm)
+        E = _components(found["read"], weights)
+        M, C = _symmetric(E.mT @ U, E.mT @ V), _covariance(found["read"].total(), weights, E)
+        for quantity, function in _TARGETS.items():
+            B, T = function(M, C)
+            if quantity in (WITH_I, WHITENED):  # the same for every rotation of the form as a whole
+                rows += [Measured(layer, h, quantity, *band(0.0, math.sqrt(2) / E.shape[-1])) for h in range(len(M))]
+            else:
+                rows += [Measured(layer, h, quantity, *band(*each)) for h, each in enumerate(_turned(B, T))]
+        if "fisher" in found and not weights.rotary:
+            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), found["fisher"].total().covariance.cpu())
+            rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
+    return rows
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """By the positive cosine."""
+    findings = judge(findings, POSITIVE, lambda f: Bounds(SUPPORTS, REFUTES))
+    found = count(findings, POSITIVE)
+    if not found.judged:
+        words = "No layer of self-attention has matrices that act on what it reads."
+        return Judgement(findings, "not applicable", words, quantity=POSITIVE)
+    told = []
+    for quantity in (WITH_C, WITH_INVERSE, FISHER):
+        of = [f for f in findings if f.quantity == quantity]
+        if of:
+            above = sum(stands and f.value > f.null for f, stands in zip(of, outside(of), strict=True))
+            told.append(f"{quantity.removeprefix('cosine with the ')} {middle(f.value for f in of):.2f} ({above})")
+    words = (
+        f"The middle cosine with a positive form is {found.value:.2f} ({found.null:.2f} if keys are rotated). Middle "
+        f"cosines, and how many heads are above rotations: {', '.join(told)}."
+    )
+    return Judgement(
+        findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
+    )  # fmt: skip
+
+
+# Forms ---------------------------------------------------------------------------------------------------------------
+
+
+def forms(weights: HeadWeights) -> tuple[Tensor, Tensor]:
+    """U, V [h, D, d] with B = U Vᵀ on normalised tokens, in what their norm lets be seen."""
+    norm, folded = weights.norm, weights.folded
+    U, V = weights.scale * folded.query, folded.key
+    return (centred(U, -2), centred(V, -2)) if norm is not None and norm.centres else (U, V)
+
+
+def _gram(U: Tensor, V: Tensor, turned: Tensor | None = None) -> Tensor:
+    """The products of the columns of U and V, [h, 2d, 2d]; of V after a rotation that makes UᵀV the block `turned`."""
+    across = U.mT @ V if turned is None else _root(U.mT @ U) @ turned @ _root(V.mT @ V)
+    return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
+
+
+def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The positive cosine, symmetric share and positive share of U Vᵀ from the products of their columns."""
+    d = gram.shape[-1] // 2
+    size = (gram[..., :d, :d] * gram[..., d:, d:]).sum((-2, -1))  # |U Vᵀ|²
+    root = _root(gram)
+    half = torch.zeros_like(gram[0])
+    half[:d, d:] = half[d:, :d] = torch.eye(d, dtype=gram.dtype) / 2
+    # The eigenvalues of [U V] half [U V]ᵀ that are not 0.
+    eigenvalues = torch.linalg.eigvalsh(root @ half @ root)
+    positive = eigenvalues.clamp(min=0.0)
+    symmetric = eigenvalues.square().sum(-1) / size
+    return (positive.square().sum(-1) / size).sqrt(), symmetric, positive.sum(-1) / eigenvalues.abs().sum(-1)
+
+
+def _rotations(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """The first d rows and columns of random rotations of R^D, [DRAWS, d, d]."""
+    D, d = shape
+    Q, R = torch.linalg.qr(torch.randn(DRAWS, D, d, generator=generator, dtype=torch.float64))
+    return Q[:, :d] * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+
+
+def _root(symmetric: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(symmetric)
+    return (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT
+
+
+def _symmetric(U: Tensor, V: Tensor) -> Tensor:
+    B = U @ V.mT
+    return (B + B.mT) / 2
+
+
+# Targets -------------------------------------------------------------------------------------------------------------
+
+
+def _covariance(m: Moments, weights: HeadWeights, E: Tensor | None = None) -> Tensor:
+    """Of normalised tokens, from that of what the layer reads: (gain x + bias); on the components E if given."""
+    C = m.covariance.cpu()
+    if weights.norm is not None:
+        gain = weights.norm.gain.double()
+        inverse = torch.where(gain == 0, 0.0, 1 / gain)
+        C = inverse.unsqueeze(-1) * C * inverse
+        if weights.norm.centres:
+            C = centred(centred(C, -1), -2)
+    return C if E is None else (E.mT @ C @ E).unsqueeze(-3)
+
+
+def _components(read: Comoments, weights: HeadWeights) -> Tensor:
+    """The principal components [D, r] that hold 90 % of the variance of all tokens, at least d of them."""
+    values, vectors = torch.linalg.eigh(_covariance(read.total(), weights))
+    share = values.flip(-1).cumsum(-1) / values.sum()
+    r = max(int((share < VARIANCE).sum()) + 1, weights.query.shape[-1])
+    return vectors[:, -r:]
+
+
+def _identity(C: Tensor) -> Tensor:
+    return torch.eye(C.shape[-1], dtype=C.dtype).expand_as(C)
+
+
+def _whitened(M: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+    root = _root(C)
+    return root @ M @ root, _identity(C)
+
+
+# Forms [h, r, r] and covariances [..., 1, r, r] to the forms and targets that are compared.
+_TARGETS = {
+    WITH_I: lambda M, C: (M, _identity(C)),
+    WITH_C: lambda M, C: (M, C),
+    WITH_INVERSE: lambda M, C: (M, torch.linalg.pinv(C, hermitian=True)),
+    WHITENED: _whitened,
+}
+
+
+def _cosine(B: Tensor, T: Tensor) -> Tensor:
+    """[..., h] of forms and targets [..., #h, r, r]."""
+    return (B * T).sum((-2, -1)) / (B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1)))
+
+
+def _turned(B: Tensor, T: Tensor) -> list[tuple[float, float]]:
+    """The mean and the deviation of the cosine of R B Rᵀ with T, for uniform rotations R."""
+    r = B.shape[-1]
+    b, t = (X.diagonal(dim1=-2, dim2=-1).sum(-1) for X in (B, T))
+    sizes = B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1))
+    apart = [(X.square().sum((-2, -1)) - trace.square() / r).clamp(min=0.0).sqrt() for X, trace in ((B, b), (T, t))]
+    mean = b * t / (r * sizes)
+    deviation = math.sqrt(2 / ((r - 1) * (r + 2))) * apart[0] * apart[1] / sizes if r > 1 else 0 * mean
+    return list(zip(mean.tolist(), deviation.tolist(), strict=True))
+
+
+def _rows(layer: str, quantity: str, values: Tensor, arms: Tensor) -> list[Measured]:
+    pairs = zip(values.tolist(), arms.tolist(), strict=True)
+    return [Measured(layer, h, quantity, v, v - arm, v + arm) for h, (v, arm) in enumerate(pairs)]
+
+
+def _fisher(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments | None:
+    """The sum over the chosen queries of Cov_a(k), [h, d, d], kept as the products of vectors of mean 0."""
+    rows = rows_of(event, batch, memory)
+    if rows is None:
+        return None
+    h = rows.query.shape[1]
+    k = rows.key - rows.key.mean(-2, keepdim=True)  # a covariance does not know where keys are; their products do
+    k = k.repeat_interleave(h // k.shape[1], 1)
+    p = rows.logits.softmax(-1) * rows.valid[:, None, :, None]
+    received, mean = p.sum(-2).unsqueeze(-1), p @ k
+    products = torch.einsum("bhnd,bhne->hde", received * k, k) - torch.einsum("bhrd,bhre->hde", mean, mean)
+    products = (products + products.mT).double() / 2
+    found = Moments(rows.valid.sum().double(), products.new_zeros(h, k.shape[-1]), products)
+    return Comoments(tuple(found if g == batch.group else None for g in range(GROUPS)))

@@ -1,0 +1,175 @@
+"""Symmetric positive logit forms are found, others not; every cosine is that of whole matrices.   [theory E12, E13]"""
+
+import numpy as np
+import pytest
+import torch
+
+from gradlogz.probing import capture
+from gradlogz.probing.predictions import qk_geometry
+from gradlogz.probing.statistics import merge
+from planted import matrices
+from pretrained import minilm
+from probing import findings_of, judged, probed, state_of, token_batches
+from scales import close
+
+BATCHES = token_batches(matrices.VOCABULARY, rows=4, length=24)
+ALONE = (qk_geometry.POSITIVE, qk_geometry.SYMMETRIC, qk_geometry.SHARE)
+
+
+def column(findings, quantity, field="value", layer=None):
+    found = [getattr(f, field) for f in findings if f.quantity == quantity and layer in (None, f.layer)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def negative(generator, gain):
+    Wq, _, Wv, Wo = matrices.random_heads(generator)
+    return [Wq, -Wq, Wv, Wo]
+
+
+@pytest.mark.parametrize("build", [matrices.gpt2, matrices.bert])
+def test_positive_forms_are_supported(build):
+    found = judged(qk_geometry, build(0, matrices.alike), BATCHES)
+    assert found.verdict == "supported"
+    for quantity in ALONE:
+        close(column(found.findings, quantity), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
+        assert bool((column(found.findings, quantity, "null_high") < 0.9).all())
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(matrices.free, 0.5), (matrices.crossed, 0.0), (negative, 0.0)])
+def test_other_forms_are_refuted(heads, expected):
+    found = judged(qk_geometry, matrices.gpt2(1, heads), BATCHES)
+    assert found.verdict == "refuted"
+    close(column(found.findings, qk_geometry.POSITIVE), torch.full((8,), expected, dtype=torch.float64), tolerance=0.1)
+
+
+def test_forms_that_are_more_alike_are_found_more_often():
+    supported, cosines = [], []
+    for strength in (0.0, 0.5, 0.8, 0.95, 1.0):
+        model = matrices.gpt2(2, lambda generator, gain, s=strength: matrices.alike(generator, gain, s))
+        rows = [f for f in judged(qk_geometry, model, BATCHES).findings if f.quantity == qk_geometry.POSITIVE]
+        supported.append(sum(f.verdict == "supported" for f in rows))
+        cosines.append(float(np.median([f.value for f in rows])))
+    assert cosines == sorted(cosines)
+    assert supported == sorted(supported)
+    assert (supported[0], supported[-1]) == (0, 8)
+
+
+def test_random_forms_are_not_supported_and_stay_in_their_bands():
+    """200 heads without relation: none is supported, and each quantity leaves its band as often as it says."""
+    findings = []
+    one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
+    state = state_of(qk_geometry, matrices.gpt2(0, matrices.free), BATCHES, one.layout)
+    generator = np.random.default_rng(0)
+    for _ in range(25):
+        weights = {}
+        for layer in one.layout.attention:
+            Wq, Wk, _, _ = (torch.from_numpy(W) for W in matrices.random_heads(generator))
+            weights[layer] = one.weights[layer]._replace(query=Wq, key=Wk, norm=None)
+        findings += findings_of(qk_geometry, state, one._replace(weights=weights, seed=int(generator.integers(10**6))))
+    assert len(column(findings, qk_geometry.POSITIVE)) == 200
+    assert not bool((column(findings, qk_geometry.POSITIVE) > qk_geometry.SUPPORTS).any())
+    for quantity in (*ALONE, qk_geometry.WITH_I, qk_geometry.WITH_C, qk_geometry.WITH_INVERSE):
+        value, low, high = (column(findings, quantity, field) for field in ("value", "null_low", "null_high"))
+        outside = float(((value < low) | (value > high)).double().mean())
+        assert outside < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5, quantity
+
+
+def test_the_null_of_a_cosine_is_that_of_rotations():
+    generator = torch.Generator().manual_seed(0)
+    B, T = torch.randn(2, 3, 6, 6, generator=generator, dtype=torch.float64)
+    B, T = B + B.mT + torch.eye(6), (T @ T.mT)[:1]
+    Q, R = torch.linalg.qr(torch.randn(20000, 1, 6, 6, generator=generator, dtype=torch.float64))
+    Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    draws = qk_geometry._cosine(Q @ B @ Q.mT, T)
+    expected = torch.tensor(qk_geometry._turned(B, T), dtype=torch.float64)
+    close(draws.mean(0), expected[:, 0], scale=expected[:, 1], tolerance=0.04)
+    close(draws.std(0), expected[:, 1], scale=expected[:, 1], tolerance=0.03)
+
+
+def test_a_planted_inverse_covariance_is_the_best_target():
+    model = matrices.gpt2(3, matrices.free)
+    one = probed(model, BATCHES[0])
+    state = state_of(qk_geometry, model, BATCHES, one.layout)
+    layer = one.layout.attention[1]
+    weights = one.weights[layer]
+    E = qk_geometry._components(state[layer]["read"], weights)
+    C = qk_geometry._covariance(state[layer]["read"].total(), weights, E).squeeze(0)
+    values, vectors = torch.linalg.eigh(torch.linalg.inv(C))
+    r = matrices.SIZE
+    whole = (E @ vectors[:, -r:] * values[-r:].sqrt()).expand(matrices.HEADS, -1, -1)
+    gain = weights.norm.gain.unsqueeze(-1)
+    planted = one._replace(weights={layer: weights._replace(query=whole / gain, key=whole / gain)})
+    findings = findings_of(qk_geometry, state, planted)
+    best = column(findings, qk_geometry.WITH_INVERSE, layer=layer)
+    for quantity in (qk_geometry.WITH_I, qk_geometry.WITH_C):
+        assert bool((best > column(findings, quantity, layer=layer) + 0.05).all())
+    assert bool((best > column(findings, qk_geometry.WITH_INVERSE, "null_high", layer)).all())
+
+
+def test_shards_merge_to_one_pass():
+    model = matrices.gpt2(4, matrices.free)
+    one = probed(model, BATCHES[0])
+    states = [state_of(qk_geometry, model, part, one.layout) for part in (BATCHES, BATCHES[3:], BATCHES[:3])]
+    found = [qk_geometry.evaluate(state, one) for state in (states[0], merge(states[1], states[2]))]
+    a, b = (torch.tensor([m[3:6] for m in rows], dtype=torch.float64).nan_to_num() for rows in found)
+    close(a, b, tolerance=1e-8)
+
+
+def test_the_values_of_minilm_are_those_of_whole_matrices():
+    model, _ = minilm()
+    batches = token_batches(30000, rows=4, length=32, batches=2)
+    one = probed(model, batches[0])
+    layer = "encoder.layer.2.attention.self"
+    alone = one._replace(layout=one.layout._replace(attention=(layer,)))
+    state = state_of(qk_geometry, model, batches, one.layout)
+    rows = findings_of(qk_geometry, state, alone)
+    assert all(np.isfinite(f.value) for f in rows)
+    own, norm = model.encoder.layer[2].attention.self, model.encoder.layer[1].output.LayerNorm
+    gain = norm.weight.detach().double()
+    P = torch.from_numpy(matrices.centring(384))
+    Q, K = (P @ (gain[:, None] * W.weight.detach().double().mT) for W in (own.query, own.key))
+    B = torch.stack([Q[:, i : i + 32] @ K[:, i : i + 32].mT / 32**0.5 for i in range(0, 384, 32)])
+    S = (B + B.mT) / 2
+    eigenvalues, vectors = torch.linalg.eigh(S)
+    nearest = (vectors * eigenvalues.clamp(min=0).unsqueeze(-2)) @ vectors.mT
+    cosine = (B * nearest).sum((1, 2)) / (B.norm(dim=(1, 2)) * nearest.norm(dim=(1, 2)))
+    close(column(rows, qk_geometry.POSITIVE), cosine, tolerance=1e-5)
+    close(column(rows, qk_geometry.SYMMETRIC), S.square().sum((1, 2)) / B.square().sum((1, 2)), tolerance=1e-5)
+    share = eigenvalues.clamp(min=0).sum(-1) / eigenvalues.abs().sum(-1)
+    close(column(rows, qk_geometry.SHARE), share, tolerance=1e-5)
+    z = []
+    fisher, n = torch.zeros(12, 32, 32, dtype=torch.float64), 0
+    for batch in batches:
+        found = capture(model, batch.inputs, layout=one.layout)
+        seen = batch.inputs["attention_mask"].bool()
+        z.append(found.sublayers[layer].given[seen].double())
+        event = found.attention[layer]
+        chosen = qk_geometry.rows_of(event, batch, {})
+        s = event.query.double() @ event.key.double().mT / 32**0.5
+        p = s.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+        for b, place in [(row, int(i)) for row in range(4) for i in chosen.places[row][chosen.valid[row]]]:
+            for h in range(12):
+                keys = event.key[b, h].double()
+                fisher[h] += torch.cov(keys.mT, correction=0, aweights=p[b, h, place])
+            n += 1
+    C = P @ (torch.cov(torch.cat(z).mT, correction=0) / gain / gain[:, None]) @ P
+    values, vectors = torch.linalg.eigh(C)
+    held = values.flip(0).cumsum(0) / values.sum()
+    E = vectors[:, -max(int((held < 0.9).sum()) + 1, 32) :]
+    M, T = E.mT @ S @ E, E.mT @ C @ E
+    for quantity, target in (
+        (qk_geometry.WITH_I, torch.eye(len(T), dtype=torch.float64)),
+        (qk_geometry.WITH_C, T),
+        (qk_geometry.WITH_INVERSE, torch.linalg.inv(T)),
+    ):
+        close(column(rows, quantity), (M * target).sum((1, 2)) / (M.norm(dim=(1, 2)) * target.norm()), tolerance=1e-5)
+    L = torch.linalg.cholesky(T)  # any root whitens: the cosine with I does not know rotations
+    white = L.mT @ M @ L
+    trace = white.diagonal(dim1=1, dim2=2).sum(-1)
+    close(column(rows, qk_geometry.WHITENED), trace / (white.norm(dim=(1, 2)) * len(T) ** 0.5), tolerance=1e-5)
+    V = K.unflatten(1, (12, 32)).transpose(0, 1)
+    form = V.mT @ S @ V
+    cosine = (form * fisher).sum((1, 2)) / (form.norm(dim=(1, 2)) * fisher.norm(dim=(1, 2)))
+    close(column(rows, qk_geometry.FISHER), cosine, tolerance=1e-5)
+    (tokens,) = {f.tokens for f in rows if f.quantity == qk_geometry.FISHER}
+    assert tokens == n
