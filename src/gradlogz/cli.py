@@ -1,4 +1,4 @@
-"""The command line: gradlogz verify, gradlogz simulate.
+"""The command line: gradlogz probe, gradlogz simulate, gradlogz verify.
 
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
@@ -77,6 +77,78 @@ def application(typer: Any) -> Any:
         Exits with 1 if a corrected statement fails.
         """
         raise typer.Exit(_verify(json, only))
+
+    @app.command()
+    def probe(
+        model: Annotated[
+            str, typer.Argument(help="minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file, or a name of the hub.")
+        ] = "minilm",
+        text: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(
+                help="What the model reads: a file, a folder, or - for standard input; by default the prose that comes "
+                "with Python, or reactions for a model that reads those.",
+                show_default=False,
+            ),
+        ] = None,
+        tokens: Annotated[int, typer.Option(help="How many tokens to read; 0 reads all.")] = 20_000,
+        length: Annotated[
+            Optional[int],  # noqa: UP045
+            typer.Option(help="Tokens of a window at most; by default 1024, or the context.", show_default=False),
+        ] = None,
+        only: Annotated[
+            Optional[list[str]],  # noqa: UP045
+            typer.Option(help="Only this prediction; may be given several times.", show_default=False),
+        ] = None,
+        out: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="The folder of the run; by default runs/MODEL.", show_default=False),
+        ] = None,
+        json: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="Write the findings as JSON to this file; - is standard output.", show_default=False),
+        ] = None,
+        device: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="cpu, cuda, cuda:1 …; by default the GPU if there is one.", show_default=False),
+        ] = None,
+        dtype: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="float32 (the default), float64, bfloat16 or float16.", show_default=False),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Of the random twin, and of which documents are read.")] = 0,
+        twin: Annotated[float, typer.Option(help="The part of the tokens that a random twin reads; 0 for none.")] = 0.1,
+        allow_pickle: Annotated[
+            bool, typer.Option("--allow-pickle", help="Read pickled weights, as plain tensors only.")
+        ] = False,
+        allow_remote_code: Annotated[
+            bool, typer.Option("--allow-remote-code", help="Run code that comes with a model.")
+        ] = False,
+    ) -> None:
+        """What a trained transformer says about the theory: every prediction, head by head, with nulls and intervals.
+
+        Ends with a table of verdicts and a folder that holds all that was measured. Ctrl-C finishes the batch that is
+        under way and keeps what was measured.
+        """
+        from .probing.command import probe_command
+
+        raise typer.Exit(
+            probe_command(
+                model,
+                text=text,
+                tokens=tokens,
+                length=length,
+                only=only,
+                out=out,
+                json=json,
+                device=device,
+                dtype=dtype,
+                seed=seed,
+                twin=twin,
+                allow_pickle=allow_pickle,
+                allow_remote_code=allow_remote_code,
+            )
+        )
 
     @app.command()
     def simulate(

@@ -13,6 +13,11 @@ from probing import judged, probed, state_of, token_batches
 from scales import close
 
 
+@pytest.fixture(autouse=True)
+def all_rows(monkeypatch):
+    monkeypatch.setattr(ascent, "PART", 1)
+
+
 def climbing(generator, gain):
     return tied(generator, gain)
 
@@ -28,7 +33,7 @@ def careless(generator, gain):
 
 @pytest.mark.parametrize(("heads", "expected"), [(climbing, "supported"), (descending, "refuted")])
 def test_planted_models_are_judged_as_they_are(heads, expected):
-    batches = token_batches(VOCABULARY, rows=8)
+    batches = token_batches(VOCABULARY, rows=1)
     found = judged(ascent, gpt2(0, heads), batches)
     assert found.verdict == expected, found.words
     gains = [f for f in found.findings if f.quantity == "gain"]
@@ -43,7 +48,7 @@ def test_a_small_tied_step_gains_nearly_all():
         Wq, Wk, Wv, Wo = tied(generator, gain)
         return [Wq, Wk, Wv, 1e-2 * Wo]
 
-    found = judged(ascent, gpt2(0, small, np.ones(32), layers=1), token_batches(VOCABULARY, rows=8))
+    found = judged(ascent, gpt2(0, small, np.ones(32), layers=1), token_batches(VOCABULARY, rows=1))
     (gain,) = [f for f in found.findings if f.quantity == "gain"]
     assert 0.8 < gain.value <= 1.01
 
@@ -60,7 +65,7 @@ def test_random_weights_seldom_support():
 
 
 def test_the_gain_rises_with_the_strength_of_the_tie():
-    batches = token_batches(VOCABULARY, rows=8)
+    batches = token_batches(VOCABULARY, rows=1)
     gains = []
     for strength in (0.2, 0.5, 1.0):
         model = gpt2(3, lambda g, gain, s=strength: tied(g, gain, s), layers=1)
@@ -74,12 +79,12 @@ def test_the_gain_rises_with_the_strength_of_the_tie():
 def test_the_changes_are_those_of_the_definition(build):
     """G by dense attention in float64: the queries from the matrices, rotated as the model does."""
     model = build(layers=2).double()
-    batch = token_batches(96, rows=2, batches=1)[0]
+    batch = token_batches(96, rows=1, batches=1, padded=False)[0]
     captured = gradlogz.capture(model, batch.inputs)
     state = state_of(ascent, model, [batch], captured.layout)
     for layer, sums in state.items():
         attended, passed = captured.attention[layer], captured.sublayers[layer]
-        row = 0  # one row in eight
+        row = 0
         k = attended.key[row].repeat_interleave(attended.query.shape[1] // attended.key.shape[1], 0)
         scale = attended.query.shape[-1] ** -0.5
         n = k.shape[1]

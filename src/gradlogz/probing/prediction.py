@@ -12,7 +12,7 @@ Read next: predictions/entropy.py (the plainest), running.py (who calls them).
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -88,6 +88,7 @@ class Twin(NamedTuple):
     model: Probed
 
 
+@runtime_checkable
 class Prediction(Protocol):
     """A file of predictions/."""
 

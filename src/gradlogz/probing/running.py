@@ -108,7 +108,7 @@ def measure(
 
     Ctrl-C ends the pass after the batch that is under way.
     """
-    chosen = _chosen(predictions)
+    wanted = chosen(predictions)
     if not 0.0 <= twin <= 1.0:
         raise ValueError(sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth."))
     reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
@@ -123,7 +123,7 @@ def measure(
     begun = time.perf_counter()
     with _patient() as asked:
         for batch in chain([first], reading):
-            found, others = passed(model, layout, _placed(batch, model), chosen)
+            found, others = passed(model, layout, _placed(batch, model), wanted)
             state = merge(state, found)
             standing = greatest([*standing, *others])
             if _tokens(kept) < twin * (tokens or TOKENS):
@@ -133,7 +133,7 @@ def measure(
                 break
     seconds = {"model": time.perf_counter() - begun}
     begun = time.perf_counter()
-    other = None if not kept or not twin else _twin(model, kept, chosen, probed)
+    other = None if not kept or not twin else _twin(model, kept, wanted, probed)
     seconds["twin"] = time.perf_counter() - begun
     bar.close()
     said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
@@ -146,7 +146,7 @@ def evaluate(measured: Measurement, *, predictions: Sequence[str] | None = None)
     rows: list[Finding] = []
     claims: list[Claim] = []
     model = measured.probed.name
-    for prediction in _chosen(predictions):
+    for prediction in chosen(predictions):
         key = name_of(prediction)
         if key not in measured.state:
             continue
@@ -227,7 +227,7 @@ def _check_numbers(faults: dict[str, Tensor]) -> None:
         return
     layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
     head = int(faults[layer].nonzero()[0, 0])
-    remedy = "Look for NaN in the weights, or pass dtype='float32' if they are of half precision."
+    remedy = "Look for NaN in the weights; in half precision, load the model in float32."
     raise ValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
 
 
@@ -258,7 +258,8 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
     return rows
 
 
-def _chosen(names: Sequence[str] | None) -> list[Prediction]:
+def chosen(names: Sequence[str] | None) -> list[Prediction]:
+    """The predictions of these names, all if None, in their order."""
     known = {name_of(p): p for p in PREDICTIONS}
     unknown = [] if names is None else [name for name in names if name not in known]
     if unknown:

@@ -102,12 +102,16 @@ def read_run(folder: str | os.PathLike[str], *, allow_incomplete: bool = False) 
         return _read(place, allow_incomplete)
 
 
-def write_findings(path: str | os.PathLike[str], findings: Findings) -> None:
-    """Findings as one file of JSON; NaN is null there, and infinities are words, which JSON has no numbers for."""
+def as_json(findings: Findings) -> str:
+    """Findings as JSON; NaN is null there, and infinities are words, which JSON has no numbers for."""
     kinds = ("rows", "claims", "tokens")
     said = {kind: [{n: _plain(v) for n, v in e._asdict().items()} for e in getattr(findings, kind)] for kind in kinds}
-    text = json.dumps({"facts": {**findings.facts}, **said}, indent=1, allow_nan=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    return json.dumps({"facts": {**findings.facts}, **said}, indent=1, allow_nan=False)
+
+
+def write_findings(path: str | os.PathLike[str], findings: Findings) -> None:
+    """Findings as one file of JSON."""
+    Path(path).write_text(as_json(findings) + "\n", encoding="utf-8")
 
 
 def read_findings(path: str | os.PathLike[str]) -> Findings:

@@ -44,7 +44,13 @@ def merge(one: Any, other: Any) -> Any:
 def to_tensors(state: Any) -> tuple[dict[str, Tensor], Any]:
     """A state as named tensors on the CPU, and its layout, made of what JSON knows; from_tensors turns them back."""
     tensors: dict[str, Tensor] = {}
-    return tensors, _written(state, "", tensors)
+    layout = _written(state, "", tensors)
+    met: set[int] = set()
+    for name, t in tensors.items():  # a file holds every tensor by itself, also those that share their memory
+        if t.data_ptr() in met:
+            tensors[name] = t.clone()
+        met.add(t.data_ptr())
+    return tensors, layout
 
 
 def from_tensors(tensors: dict[str, Tensor], layout: Any) -> Any:

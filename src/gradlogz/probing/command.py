@@ -1,0 +1,122 @@
+"""gradlogz probe: load a model, pass a text through it, write a run, show the verdicts.
+
+Read next: running.py (what is measured), runs.py (what is written).
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from .._errors import sentence
+from .findings import Findings
+from .loading import Loaded, load
+from .running import Measurement, chosen, evaluate, measure
+from .runs import Run, as_json, check_place, write_run
+from .texts import documents
+
+RUNS = "runs"  # where runs are written unless another folder is named
+INTERRUPTED = 130  # what a shell expects of a command that was
+
+
+def probe_command(
+    name: str,
+    *,
+    text: str | None,
+    tokens: int | None,
+    length: int | None,
+    only: list[str] | None,
+    out: str | None,
+    json: str | None,
+    device: str | None,
+    dtype: str | None,
+    seed: int,
+    twin: float,
+    allow_pickle: bool,
+    allow_remote_code: bool,
+) -> int:
+    """The command, with its exit status: 0, or 2 with a sentence about what must be otherwise."""
+    from rich.console import Console
+
+    console = Console(stderr=json == "-")
+    place = Path(out) if out is not None else Path(RUNS) / _label(name)
+    with _Refusals() as refusals:
+        check_place(place)
+        chosen(only)
+        with console.status(f"Loading {name}"):
+            loaded = load(
+                name, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code
+            )
+        _check_reading(loaded)
+        found = documents(text, reads=loaded.facts["reads"])
+        measured = measure(
+            loaded.model, loaded.tokenizer, found, name=_label(name), facts=loaded.facts, tokens=tokens or None,
+            length=length, predictions=only, twin=twin, seed=seed, progress=sys.stderr.isatty(),
+        )  # fmt: skip
+        with console.status("Judging"):
+            findings = evaluate(measured, predictions=only)
+        write_run(place, _run(measured, findings, seed, text))
+        if json is not None:
+            _write_json(json, findings)
+    if refusals.met:
+        return 2
+    console.print(findings)
+    console.print(measured.report.words(), style="dim", highlight=False)
+    if not measured.complete:
+        console.print("Interrupted: the numbers are of the part that was read.", style="yellow")
+    console.print(f"Run: {place}", highlight=False)
+    return 0 if measured.complete else INTERRUPTED
+
+
+class _Refusals:
+    """Within this context what the package refuses is one line on standard error; other errors are as ever."""
+
+    def __init__(self) -> None:
+        self.met = False
+
+    def __enter__(self) -> "_Refusals":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        from rich.console import Console
+
+        self.met = isinstance(error, (ValueError, TypeError, ImportError, RuntimeError)) and "; got " in str(error)
+        if self.met:
+            Console(stderr=True, soft_wrap=True).print(str(error), style="red", highlight=False, markup=False)
+        return self.met
+
+
+def _label(name: str) -> str:
+    """What a model is called in tables and folders: the last part of a path or of a name of the hub."""
+    return Path(name).name or name
+
+
+def _check_reading(loaded: Loaded) -> None:
+    if loaded.tokenizer is None:
+        fact, remedy = "one without a tokenizer", "Use gradlogz.capture for models of other inputs."
+        raise ValueError(sentence("probe", "the model must read text", fact, remedy))
+
+
+def _run(measured: Measurement, findings: Findings, seed: int, text: str | None) -> Run:
+    report = measured.report
+    counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}
+    return Run(
+        model={"name": measured.probed.name, **measured.facts},
+        text={"source": text or f"{measured.facts['reads']} by default", "length": report.length},
+        seed=seed,
+        command=shlex.join(["gradlogz", *sys.argv[1:]]),
+        counts=counts,
+        times=measured.seconds,
+        statistics=measured.state,
+        findings=findings,
+        complete=measured.complete,
+    )
+
+
+def _write_json(where: str, findings: Findings) -> None:
+    if where == "-":
+        print(as_json(findings))
+        return
+    part = Path(where).with_name(Path(where).name + ".part")
+    part.write_text(as_json(findings) + "\n", encoding="utf-8")
+    part.replace(where)

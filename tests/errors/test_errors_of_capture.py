@@ -1,0 +1,116 @@
+"""Capture and the probe say what they cannot see in a model, and what must be otherwise in a call."""
+
+import torch
+from form import each_of, refused
+from torch import nn
+
+import gradlogz
+from architectures import ARCHITECTURES
+from gradlogz.probing import command, running
+from gradlogz.probing.loading import Loaded
+from gradlogz.probing.texts import Batch
+from gradlogz.probing.tracing import trace
+from planted.matrices import gpt2, random_heads
+
+
+class HiddenAttention(nn.Module):
+    """Attention that nothing can see: its softmax is written out with exponentials."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        w = (self.q(x) @ self.k(x).mT).exp()
+        return x + (w / w.sum(-1, keepdim=True)) @ x
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.unseen = nn.MultiheadAttention(8, 2, batch_first=True), HiddenAttention()
+
+    def forward(self, x):
+        return self.unseen(x + self.seen(x, x, x)[0])
+
+
+def bloom():
+    return next(a for a in ARCHITECTURES if a.name == "bloom").build()
+
+
+def planted(nan=False, fits=True):
+    model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
+    layout = trace(model, {"input_ids": torch.tensor([[3, 4, 5]])})
+    if nan:
+        with torch.no_grad():
+            model.transformer.h[0].attn.c_attn.weight[:, 8] = torch.nan
+    if not fits:
+        model.forward = _full
+    inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    return running.passed(model, layout, Batch(inputs, torch.tensor([1]), 0, ["one"], torch.tensor([0])), [])
+
+
+def _full(**given):
+    raise torch.OutOfMemoryError("no")
+
+
+x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+tokens = {"input_ids": torch.tensor([[3, 4, 5]])}
+
+ERRORS = [
+    (
+        RuntimeError,
+        "trace: the model must compute attention; got a pass without any.",
+        lambda: gradlogz.capture(nn.Linear(8, 8), {"input": x}),
+    ),
+    (
+        RuntimeError,
+        "capture: every attention layer must make a call that can be seen; got none from unseen.",
+        lambda: gradlogz.capture(Half(), {"x": x}),
+    ),
+    (
+        ValueError,
+        "Attended: transformer.h.0.self_attention must hand its queries to a function; got a layer that computes its "
+        "own logits.",
+        lambda: gradlogz.capture(bloom(), tokens).attention["transformer.h.0.self_attention"].query,
+    ),
+    (
+        ValueError,
+        "probe: twin must be a part of the tokens, 0 to 1; got 2.0.",
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], twin=2.0),
+    ),
+    (
+        ValueError,
+        "probe: predictions must be names of predictions; got 'luck'.",
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=["luck"]),
+    ),
+    (
+        ValueError,
+        "probe: log normalisers must be numbers; got NaN in transformer.h.0.attn, head 1.",
+        lambda: planted(nan=True),
+    ),
+    (
+        RuntimeError,
+        "probe: a batch must fit into memory; got one row of 3 tokens that does not.",
+        lambda: planted(fits=False),
+    ),
+    (
+        ValueError,
+        "probe: the model must read text; got one without a tokenizer.",
+        lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "images", {})),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_must_be_otherwise_is_said(refusal):
+    refused(refusal)
+
+
+def test_after_an_error_nothing_is_left_in_the_model():
+    model = Half()
+    for _ in range(2):
+        try:
+            gradlogz.capture(model, {"x": x})
+        except RuntimeError:
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

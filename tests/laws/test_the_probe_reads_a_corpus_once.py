@@ -1,0 +1,166 @@
+"""The probe measures everything in one pass, leaves the model as it was, and keeps what it has when it is stopped."""
+
+import copy
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import gradlogz
+from gradlogz.probing import running
+from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
+from gradlogz.probing.statistics import merge, to_tensors
+from gradlogz.probing.texts import Document
+from planted.matrices import VOCABULARY, gpt2, tied
+
+TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A tokenizer of numbers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"[PAD]": 0, "[BOS]": 1, "[UNK]": 2, **{str(i): i + 3 for i in range(VOCABULARY - 4)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=64)
+
+
+def model():
+    return gpt2(0, lambda g, gain: tied(g, gain))
+
+
+def documents():
+    return (Document(*text) for text in TEXTS)
+
+
+def test_findings_have_a_claim_for_every_prediction(words):
+    found = gradlogz.probe(model(), words, TEXTS, name="planted", tokens=None)
+    names = [running.name_of(p) for p in PREDICTIONS]
+    assert [s.prediction for s in found.summary()] == names
+    assert all(c.words and c.verdict for c in found.claims)
+    assert found.facts["planted"]["tokens"] == 12 * 30
+    assert {f.layer for f in found.select("ascent").rows} == {f"transformer.h.{i}.attn" for i in (0, 1)}
+    assert {t.kind for t in found.tokens} == {"largest covariance", "largest logit"}
+    assert all("[" in t.text for t in found.tokens)
+    assert "supported" in found._repr_html_()
+
+
+def test_a_part_of_the_predictions_is_a_part_of_the_findings(words):
+    found = gradlogz.probe(model(), words, TEXTS, predictions=["ascent"], tokens=None, twin=0)
+    assert {row.prediction for row in found.rows} == {"ascent"}
+
+
+def test_a_model_in_training_is_left_as_it_was(words):
+    one = model().train()
+    before = copy.deepcopy(one.state_dict())
+    state = torch.random.get_rng_state()
+    gradlogz.probe(one, words, TEXTS[:3], tokens=None)
+    assert one.training
+    assert all(torch.equal(t, before[name]) for name, t in one.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.modules())
+    assert all(p.grad is None for p in one.parameters())
+
+
+def test_the_same_seed_gives_the_same_findings(words):
+    planted = model()
+    one, other = (gradlogz.probe(planted, words, TEXTS[:8], tokens=None, name="m") for _ in range(2))
+    assert repr(one.rows) == repr(other.rows)
+
+
+def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
+    one = model()
+    several = running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(40)], words, tokens=None, size=64)
+    batch = max(several, key=lambda b: len(b.keys))
+    assert len(batch.keys) >= 4
+    layout = running.trace(one, batch.inputs)
+    whole, _ = running.passed(one, layout, batch, [tie])
+    forward = one.forward
+
+    def small(input_ids, **others):
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("no")
+        return forward(input_ids, **others)
+
+    one.forward = small
+    halves, _ = running.passed(one, layout, batch, [tie])
+    for name, t in to_tensors(whole)[0].items():
+        torch.testing.assert_close(to_tensors(halves)[0][name], t, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_does_not_fit_is_said(words):
+    one = model()
+    one.forward = lambda **given: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    layout = running.trace(model(), {"input_ids": torch.tensor([[3, 4, 5]])})
+    batch = next(running.batches(documents(), words, tokens=None))
+    with pytest.raises(RuntimeError, match=r"must fit into memory; got one row of 30 tokens"):
+        running.passed(one, layout, batch, [tie])
+
+
+def test_nan_is_named_by_layer_and_head(words):
+    one = model()
+    with torch.no_grad():
+        one.transformer.h[1].attn.c_attn.weight[:, 8] = torch.nan  # the queries of the second head
+    batch = next(running.batches(documents(), words, tokens=None))
+    layout = running.trace(model(), batch.inputs)
+    with pytest.raises(ValueError, match=r"NaN in transformer.h.1.attn, head 1"):
+        running.passed(one, layout, batch, [])
+
+
+def test_an_interrupt_ends_after_the_batch(words):
+    """The first Ctrl-C finishes the batch that is under way; what was measured is kept."""
+
+    def statistics(event, batch, memory):
+        if not seen:
+            os.kill(os.getpid(), signal.SIGINT)
+        seen.append(batch.group)
+        return ascent.statistics(event, batch, memory)
+
+    seen = []
+    before = signal.getsignal(signal.SIGINT)
+    stopping = SimpleNamespace(**{**vars(ascent), "statistics": statistics})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "PREDICTIONS", (stopping,))
+        patch.setattr(ascent, "PART", 1)
+        found = running.measure(model(), words, documents(), tokens=None, twin=0)
+        rows = running.evaluate(found).rows
+    assert not found.complete
+    assert len(set(seen)) == 1  # one batch, of one group
+    assert rows
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_states_of_shards_merge_to_that_of_the_whole(words):
+    one = model()
+    several = list(running.batches(documents(), words, tokens=None, size=2))
+    layout = running.trace(one, several[0].inputs)
+    parts = [running.passed(one, layout, batch, list(PREDICTIONS))[0] for batch in several]
+    forward, backward = {}, {}
+    for part in parts:
+        forward = merge(forward, part)
+    for part in reversed(parts):
+        backward = merge(part, backward)
+    one, other = (to_tensors(state)[0] for state in (forward, backward))
+    assert one.keys() == other.keys()
+    for name, t in one.items():
+        if t.is_floating_point():
+            scale = 1 + float(t.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) if t.numel() else 1.0
+            torch.testing.assert_close(t, other[name], rtol=0, atol=1e-10 * scale, equal_nan=True)
+
+
+def test_a_real_model_is_probed():
+    """MiniLM on a few paragraphs: every prediction has a verdict and finite values."""
+    from gradlogz.probing.loading import load
+
+    loaded = load("minilm")
+    texts = [
+        (f"{i}", f"Paragraph {i}. " + "The river ran uphill and nobody found that strange. " * 3) for i in range(12)
+    ]
+    found = gradlogz.probe(loaded.model, loaded.tokenizer, texts, name="minilm", tokens=None)
+    assert {s.prediction: s.verdict for s in found.summary()}["identity"] == "supported"
+    assert all(c.verdict in ("supported", "refuted", "undecided", "not applicable") for c in found.claims)
