@@ -23,9 +23,11 @@ def path(tmp_path_factory):
 def test_it_is_drawn_in_silence_and_asks_for_nothing(opened, path):
     one = opened(path)
     one.page.click("summary:has-text('Folded')")
-    one.page.wait_for_selector("#figure-late .main-svg")
     boxes = one.page.locator("[data-figure]")
     assert boxes.count() == FIGURES
+    for i in range(FIGURES):
+        boxes.nth(i).scroll_into_view_if_needed()
+        expect(boxes.nth(i)).to_have_attribute("data-drawn", "light")
     marks = "box => box.querySelectorAll('.points path, .lines path, .fills path, .heatmaplayer image').length"
     assert all(boxes.nth(i).evaluate(marks) > 0 for i in range(FIGURES)), "every figure shows its marks"
     assert one.complaints == []
@@ -45,12 +47,21 @@ def test_it_fits_the_screen_in_light_and_dark(opened, path, width, scheme):
     assert (paper > ink + 400) if scheme == "light" else (ink > paper + 400)
 
 
+def test_a_figure_is_drawn_when_it_is_near(opened, path):
+    one = opened(path, width=390)
+    last = one.page.locator("#figure-counts [data-figure]")
+    assert last.get_attribute("data-drawn") is None
+    last.scroll_into_view_if_needed()
+    expect(last).to_have_attribute("data-drawn", "light")
+
+
 def test_the_theme_is_changed_by_hand_and_figures_follow(opened, path):
     one = opened(path)
     line = "#figure-curves .js-line"
+    one.page.locator("#figure-curves").scroll_into_view_if_needed()
     before = one.page.locator(line).first.evaluate("path => getComputedStyle(path).stroke")
     one.page.click("#theme")
-    one.page.wait_for_selector("#figure-counts [data-drawn=dark]")
+    one.page.wait_for_selector("#figure-curves [data-drawn=dark]")
     after = one.page.locator(line).first.evaluate("path => getComputedStyle(path).stroke")
     assert one.page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert before != after
@@ -167,6 +178,7 @@ def test_every_figure_is_taken_along_as_data_and_as_svg(opened, path, half):
 def test_text_of_users_is_text(opened, tmp_path):
     one = opened(write(tmp_path / "harm.html", render(sample(HARM))))
     one.page.click("summary:has-text('Folded')")
+    one.page.locator("#figure-late").scroll_into_view_if_needed()
     one.page.wait_for_selector("#figure-late .main-svg")
     one.page.locator("#figure-curves .points path").first.hover(force=True)
     assert one.page.evaluate("window.harmed") is None

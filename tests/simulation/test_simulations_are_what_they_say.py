@@ -148,6 +148,8 @@ def test_a_place_of_the_grid_is_a_run_of_its_own():
     options = {"tokens": 80, "dim": 2, "steps": 60}
     found = sweep("beta=0.3|0.8,contraction=zca|rms_norm", processes=1, **options)
     assert found.complete
+    words = '--sweep "beta=0.3|0.8,contraction=zca|rms_norm" --tokens 80 --dim 2 --steps 60'
+    assert found.command == f"gradlogz simulate {words}"
     for i, beta in enumerate((0.3, 0.8)):
         for j, contraction in enumerate(("zca", "rms_norm")):
             alone = simulate(beta=beta, contraction=contraction, seeds=1, every=60, **options).verdict

@@ -42,7 +42,7 @@
       font: { family: getComputedStyle(document.body).fontFamily, size: width < 480 ? 11 : 12, color: palette.ink },
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
       hoverlabel: { bgcolor: palette.raised, bordercolor: palette.rule, font: { color: palette.ink } },
-      dragmode: coarse ? false : "zoom", ...merged,
+      dragmode: coarse ? false : "zoom", showlegend: true, ...merged,
     };
   }
 
@@ -106,7 +106,7 @@
     const [x, y] = places(id);
     const xs = [x], ys = [y];
     if (figures[id].labels.length === 3) cross(id).forEach((end) => { xs.push([0, end[0]]); ys.push([0, end[1]]); });
-    Plotly.restyle(box, { x: xs, y: ys }, xs.map((_, i) => i));
+    if (box.dataset.drawn) Plotly.restyle(box, { x: xs, y: ys }, xs.map((_, i) => i));
     const bar = document.querySelector(`[data-transport="${CSS.escape(id)}"]`);
     bar.querySelector(".time").value = s.at;
     bar.querySelector(".time").setAttribute("aria-valuetext", `step ${figures[id].times[s.at]}`);
@@ -160,14 +160,19 @@
     const done = Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
     return done.then(() => { box.dataset.drawn = theme(); });
   }
-  // One after the other, from the top, so that the first can be read while the last are drawn.
-  async function drawAll(scope) {
-    for (const box of scope.querySelectorAll("[data-figure]")) {
-      if (box.clientWidth === 0 || box.dataset.drawn === theme()) continue;
-      await draw(box);
-      await new Promise((next) => setTimeout(next));
+  // A figure is drawn when it comes near the window, so that a page of a hundred opens as fast as one of three.
+  async function drawThese(boxes) {
+    for (const box of boxes) {
+      if (box.clientWidth > 0 && box.dataset.drawn !== theme()) await draw(box);
     }
+    root.dataset.ready = "yes";
   }
+  const boxes = [...document.querySelectorAll("[data-figure]")];
+  const near = new IntersectionObserver(
+    (entries) => drawThese(entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target)),
+    { rootMargin: "300px" },
+  );
+  const redraw = () => drawThese(boxes.filter((box) => box.dataset.drawn));
 
   // Files -----------------------------------------------------------------------------------------------------------
 
@@ -230,7 +235,6 @@
 
   // Everything together ---------------------------------------------------------------------------------------------
 
-  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", () => drawAll(details));
   for (const head of document.querySelectorAll("th")) head.querySelector("button").addEventListener("click", () => sort(head));
   for (const button of document.querySelectorAll("[data-take]")) button.addEventListener("click", () => take(button));
   for (const bar of document.querySelectorAll("[data-transport]")) {
@@ -251,8 +255,10 @@
   });
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    drawAll(document);
+    redraw();
   });
-  dark.addEventListener("change", () => drawAll(document));
-  drawAll(document).then(() => { root.dataset.ready = "yes"; });
+  dark.addEventListener("change", redraw);
+  addEventListener("beforeprint", () => drawThese(boxes));
+  boxes.forEach((box) => near.observe(box));
+  if (boxes.length === 0) root.dataset.ready = "yes";
 })();

@@ -36,13 +36,14 @@ def page_of(phases: Phases) -> Page:
     figures = [
         Figure("verdicts", "Verdicts", *_axes(phases), (_verdicts(phases, kinds), *lines),
                f"{theory}Point at a place for its evidence.", wide=True),
-        Figure("clusters", "Number of clusters", *_axes(phases), (_numbers(phases, "clusters", "clusters"), *lines)),
-        Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"), *lines)),
+        Figure("clusters", "Number of clusters", *_axes(phases), (_numbers(phases, "clusters", "clusters"),),
+               "Where tokens have gathered; empty elsewhere."),
+        Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"),)),
     ]  # fmt: skip
     return Page(
         name="gradlogz-phases",
         title=f"Phases over {' and '.join(r.name for r in phases.ranges)}",
-        subtitle=f"{others}, {s.steps} steps, {s.seeds} seeds, unless the grid says otherwise.",
+        subtitle=f"{others}, {s.steps} steps, {s.seeds} seed{'s' * (s.seeds > 1)}, unless the grid says otherwise.",
         verdict=Verdict(
             f"{done} places of the grid: {words}.{partly}", tuple(Chip(kind, colour=ALL[kind]) for kind in kinds)
         ),
@@ -54,7 +55,7 @@ def page_of(phases: Phases) -> Page:
         reproduce={
             "version": f"gradlogz {__version__}, torch {torch.__version__}",
             "seed": f"{s.seed}",
-            "command": f'gradlogz simulate --sweep "{phases.text}"',
+            "command": phases.command,
             "settings": ", ".join(f"{name}={value}" for name, value in asdict(s).items()),
         },
         references=(REFERENCES["shim22"], REFERENCES["geshkovski23"]),
@@ -117,8 +118,9 @@ def _verdicts(phases: Phases, kinds: list[str]) -> Heat:
 
 
 def _numbers(phases: Phases, name: str, unit: str) -> Heat:
+    gathered = ("clusters", "collapsed")
     values = [
-        [p.evidence.get(name) if p is not None and p.kind != "undefined" else None for p in row]
+        [None if p is None or (name == "clusters" and p.kind not in gathered) else p.evidence.get(name) for p in row]
         for row in _grid(phases)
     ]
     return Heat(unit, *_coordinates(phases), values, _hover(phases))

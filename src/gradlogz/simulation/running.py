@@ -7,7 +7,7 @@ Read next: curves.py (what theory says of each curve), reporting.py (the page).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..dynamics.growth import fastest_degree
 from ..dynamics.modes import harmonic_mode
 from ..dynamics.verdict import Verdict
 from .presets import DEFAULT, Preset, meets, preset_of
-from .settings import Settings, ascent_of, changed, starts
+from .settings import Settings, ascent_of, changed, flags, starts
 
 OBSERVED = (
     "radius", "mean_fraction", "effective_rank", "log_pair_energy", "entropy", "self_weight", "displacement",
@@ -74,19 +74,9 @@ class Simulation:
     @property
     def command(self) -> str:
         """The command line that makes the same page again."""
-        base = self.preset.settings if self.preset is not None else Settings()
-        name = [self.preset.name] if self.preset is not None else []
-        words = []
-        for field in fields(Settings):
-            value, usual = getattr(self.settings, field.name), getattr(base, field.name)
-            flag = f"--{field.name}"
-            if value != usual:
-                words += (
-                    [flag if value else f"--no-{field.name}"]
-                    if isinstance(value, bool)
-                    else [f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}"]
-                )
-        return " ".join(["gradlogz simulate", *name, *words])
+        base = Settings() if self.preset is None else self.preset.settings
+        name = [] if self.preset is None else [self.preset.name]
+        return " ".join(["gradlogz simulate", *name, *flags(self.settings, base)])
 
     def page(self) -> str:
         """All of it as one HTML page. Needs the extra [report]."""

@@ -86,6 +86,20 @@ def changed(settings: Settings, options: dict[str, Any]) -> Settings:
     return found
 
 
+def flags(settings: Settings, base: Settings) -> list[str]:
+    """The options of the command line that turn one into the other."""
+    words = []
+    for field in fields(Settings):
+        value, flag = getattr(settings, field.name), f"--{field.name}"
+        if value == getattr(base, field.name):
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{field.name}")
+        else:
+            words.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
+    return words
+
+
 def check(settings: Settings) -> None:
     """Refuse what cannot be run."""
     s = settings

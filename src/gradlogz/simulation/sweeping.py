@@ -25,7 +25,7 @@ from .._errors import sentence
 from ..dynamics.evolution import evolve
 from .presets import preset_of
 from .running import placement_of
-from .settings import Settings, ascent_of, changed, check, starts
+from .settings import Settings, ascent_of, changed, check, flags, starts
 
 WHOLE = ("dim", "tokens", "heads")
 NUMBERS = ("beta", "tau")
@@ -61,6 +61,14 @@ class Phases:
     ranges: tuple[Range, ...]
     places: dict[tuple[int, ...], Place]
     text: str
+    preset: str | None = None
+
+    @property
+    def command(self) -> str:
+        """The command line that makes the same page again."""
+        name = [] if self.preset is None else [self.preset]
+        words = flags(self.settings, _base(self.preset))
+        return " ".join(["gradlogz simulate", *name, f'--sweep "{self.text}"', *words])
 
     @property
     def complete(self) -> bool:
@@ -102,8 +110,7 @@ def sweep(
     >>> [found.places[i,].kind for i in (0, 1)]
     ['gaussian', 'clusters']
     """
-    base = Settings(tokens=200, steps=300, seeds=1) if preset is None else preset_of(preset).settings
-    settings = changed(base, options)
+    settings = changed(_base(preset), options)
     ranges = ranges_of(text)
     grid = list(itertools.product(*(range(len(r.values)) for r in ranges)))
     for place in grid:
@@ -118,7 +125,11 @@ def sweep(
                 progress(len(places), len(grid))
     except KeyboardInterrupt:
         pass  # what is done is shown
-    return Phases(settings, ranges, places, text)
+    return Phases(settings, ranges, places, text, preset)
+
+
+def _base(preset: str | None) -> Settings:
+    return Settings(tokens=200, steps=300, seeds=1) if preset is None else preset_of(preset).settings
 
 
 def ranges_of(text: str) -> tuple[Range, ...]:
