@@ -52,3 +52,22 @@ def drawn(model, seed):
                 size = 1.0 if "embed" in name else 1 / math.sqrt(p.shape[1])
                 p.copy_(torch.from_numpy(size * source.standard_normal(p.shape)))
     return model
+
+
+def with_sink(model, size):
+    """An encoder in which the first token has a key of its own, on which all queries have a logit of about this size.
+
+    n - 1 keys that hardly differ in their logits and one that does: no Gaussian has such a key.
+    """
+    with torch.no_grad():
+        place = torch.zeros_like(model.embeddings.position_embeddings.weight[0])
+        place[0] = 1e3
+        model.embeddings.position_embeddings.weight[0] = place
+        for layer in model.encoder.layer:
+            part = layer.attention.self
+            h, d = part.num_attention_heads, part.attention_head_size
+            z = torch.nn.functional.layer_norm(place, place.shape)
+            k = (part.key.weight @ z).reshape(h, d)
+            part.query.weight.mul_(0.1)
+            part.query.bias.copy_((size * math.sqrt(d) * k / k.square().sum(-1, keepdim=True)).flatten())
+    return model

@@ -23,7 +23,7 @@ from .statistics import token_hashes
 from .texts import Batch
 
 SHARE = 1 / 16
-_HASHES = 2**63
+_GREATEST = 2**63 - 1
 
 
 class Rows(NamedTuple):
@@ -53,6 +53,10 @@ class Rows(NamedTuple):
     def of(self, statistic: Float[Tensor, "b h m"]) -> Float[Tensor, "b h r"]:
         """A statistic of all rows, of these."""
         return statistic.gather(2, self.places.unsqueeze(1).expand(-1, statistic.shape[1], -1))
+
+    def products_with(self, key: Float[Tensor, "b hk n d"]) -> Float[Tensor, "b h r n"]:
+        """<query, key> with other keys, without a soft cap."""
+        return logits(self.query, key, None, None, Scoring(1.0))
 
     def averaged(self, weights: Float[Tensor, "b h r n"], vectors: Float[Tensor, "b hk n v"]) -> Tensor:
         """sum_n weights_n vectors_n, [b, h, r, v], of vectors that groups of heads share."""
@@ -128,7 +132,7 @@ def _chosen(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Tens
     if m not in held:
         valid = real(batch, event)
         positions = batch.starts.cpu().unsqueeze(-1) + torch.arange(m)
-        small = (token_hashes(batch.keys.cpu(), positions) < int(SHARE * _HASHES)) & valid.cpu()
+        small = (token_hashes(batch.keys.cpu(), positions) <= min(int(SHARE * _GREATEST), _GREATEST)) & valid.cpu()
         index = small.int().argsort(dim=-1, descending=True, stable=True)[:, : int(small.sum(-1).max())]
         held[m] = index.to(valid.device), small.gather(1, index).to(valid.device)
     return held[m]

@@ -3,9 +3,9 @@
 from typing import cast
 
 from ..prediction import Prediction
-from . import ascent, entropy, identity, linearity, tie
+from . import ascent, entropy, gaussian_measure, identity, linearity, qk_geometry, tie
 
 PREDICTIONS = cast(
     tuple[Prediction, ...],
-    (identity, ascent, tie, linearity, entropy),
+    (identity, ascent, tie, qk_geometry, gaussian_measure, linearity, entropy),
 )
