@@ -57,13 +57,14 @@ class Standing(NamedTuple):
 
 def candidates(event: Attended, batch: Batch) -> list[Candidates]:
     """The tokens of a call that may stand out; nothing waits for a GPU."""
-    spread, logit = event.attention.value_variance, event.attention.max_logit
     rows = real(batch, event)
     if tuple(batch.inputs["input_ids"].shape) != tuple(rows.shape):
         return []
-    kinds = (
-        {"largest logit": logit} if spread is None else {"largest covariance": spread.sum(-1), "largest logit": logit}
-    )
+    kinds: dict[str, Tensor] = {}
+    if event.attention.value_variance is not None:
+        kinds["largest covariance"] = event.attention.value_variance.sum(-1)
+    if event.attention.max_logit is not None:
+        kinds["largest logit"] = event.attention.max_logit
     found = []
     for kind, quantity in kinds.items():
         best, heads = quantity.masked_fill(~rows.unsqueeze(1), -torch.inf).max(1)  # a token once, for all heads
