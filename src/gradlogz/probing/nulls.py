@@ -1,7 +1,7 @@
 """Nulls that need no other model: what values of matrices are under random rotations.
 
     band       mean ± z_.975 sd
-    p          2 Phi(-|z|),   z = z_.975 (value - null) / (null_high - null)         of a value without sampling error
+    p          2 Phi(-|z|),   z = (value - null) / sd        of both: the value's is that of its interval, 0 for a point
 
 Read next: predictions/tie.py, predictions/qk_geometry.py.
 """
@@ -13,7 +13,7 @@ import torch
 
 from .._typing import Float, Tensor
 from .findings import Finding
-from .statistics import benjamini_hochberg
+from .statistics import GROUPS, benjamini_hochberg, student_quantile
 
 NORMAL = 1.959963984540054  # quantile .975
 
@@ -25,9 +25,13 @@ def band(expected: float, deviation: float) -> tuple[float, float, float]:
 
 def outside(findings: Sequence[Finding]) -> list[bool]:
     """Which values stand apart from their nulls, by Benjamini and Hochberg at 5 %; the sides are not told apart."""
-    z = [NORMAL * (f.value - f.null) / (f.null_high - f.null) if f.null_high > f.null else math.nan for f in findings]
-    p = torch.erfc(torch.tensor(z, dtype=torch.float64).abs() / math.sqrt(2))
-    found: list[bool] = benjamini_hochberg(p).tolist()
+    value, low, null, high = (
+        torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
+        for name in ("value", "low", "null", "null_high")
+    )
+    own = (value - low) / student_quantile(torch.tensor(GROUPS - 1.0))
+    z = (value - null) / (own.square() + ((high - null) / NORMAL).square()).sqrt()
+    found: list[bool] = benjamini_hochberg(torch.erfc(z.abs() / math.sqrt(2))).tolist()
     return found
 
 

@@ -3,9 +3,9 @@
 from typing import cast
 
 from ..prediction import Prediction
-from . import ascent, entropy, gaussian_measure, identity, linearity, qk_geometry, tie
+from . import ascent, entropy, gaussian_measure, identity, linearity, qk_geometry, symmetry, tie
 
 PREDICTIONS = cast(
     tuple[Prediction, ...],
-    (identity, ascent, tie, qk_geometry, gaussian_measure, linearity, entropy),
+    (identity, ascent, tie, qk_geometry, symmetry, gaussian_measure, linearity, entropy),
 )

@@ -1,0 +1,142 @@
+"""Are logit forms symmetric, and do rows or columns of them stand out?
+
+    M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
+    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
+    r               = sum over rows of how far their norm exceeds mean + 2 standard deviations;  c likewise of columns
+
+As in the published tables the matrices are those of the checkpoint: without gains of norms and without rotations; the
+average of W_q R W_kᵀ over rotary distances is not measured. Shared heads are counted with each of their queries.
+Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72
+albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, .00
+llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, decoders
+directional.
+
+Nulls: of symmetry, random rotations of the stream between queries and keys: mean 1 / D, deviation sqrt(2) / D; of
+directionality, the norms of a coordinate's row and column exchanged at random, as if queries and keys were alike.
+
+Verdict: the conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports that above 1/2,
+where three quarters of |M|² are symmetric, and above its null; it refutes it below 1/2. Matrices are known exactly.
+
+Read next: qk_geometry.py (the same forms as tokens meet them).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..capturing import Event
+from ..findings import Finding
+from ..nulls import band, outside
+from ..prediction import Finished, Judgement, Measured, Probed, Twin
+from ..rulings import absent, count, middle
+from ..texts import Batch
+from ..weights import HeadWeights
+
+claim = "The logit form of each layer is symmetric: queries and keys play the same part."
+formula = "tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns"
+refutes = "A symmetry score below 1/2."
+
+SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
+OF_HEAD = "symmetry of the head"
+BOUND = 0.5
+DEVIATIONS = 2.0  # above the mean, for a row to stand out
+DRAWS = 200
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
+    """Nothing: the scores are those of weights."""
+    return None
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """The scores of each layer, and of each head alone."""
+    rows = []
+    for layer in model.layout.attention:
+        weights = model.weights.get(layer)
+        if not isinstance(weights, HeadWeights) or weights.query.shape[1] != weights.key.shape[1]:
+            rows.append(absent(layer, SYMMETRY))
+            continue
+        U, V = _sides(weights)
+        s, d = float(symmetry(U, V)), float(directionality(*_norms(U, V)))
+        rows += [Measured(layer, None, SYMMETRY, s, s, s), Measured(layer, None, DIRECTIONALITY, d, d, d)]
+        each = symmetry(weights.query, weights.key).tolist()
+        rows += [Measured(layer, h, OF_HEAD, v, v, v) for h, v in enumerate(each)]
+    return rows
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """Rotations, and exchanges of rows and columns."""
+    rows = []
+    for number, layer in enumerate(model.layout.attention):
+        weights = model.weights.get(layer)
+        if not isinstance(weights, HeadWeights) or weights.query.shape[1] != weights.key.shape[1]:
+            continue
+        D = weights.query.shape[1]
+        rotated = band(1 / D, math.sqrt(2) / D)
+        rows.append(Measured(layer, None, SYMMETRY, *rotated))
+        rows += [Measured(layer, h, OF_HEAD, *rotated) for h in range(len(weights.query))]
+        generator = torch.Generator().manual_seed(model.seed + number)
+        swap = torch.rand(DRAWS, D, generator=generator) < 0.5
+        row, column = _norms(*_sides(weights))
+        draws = directionality(torch.where(swap, row, column), torch.where(swap, column, row))
+        ends = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
+        rows.append(Measured(layer, None, DIRECTIONALITY, 0.0, *ends))
+    return rows
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """By the symmetry of each layer."""
+    of = [f for f in findings if f.quantity == SYMMETRY and not math.isnan(f.value)]
+    stands = {(f.layer, f.call): stands for f, stands in zip(of, outside(of), strict=True)}
+
+    def ruled(f: Finding) -> Finding:
+        if f.quantity != SYMMETRY:
+            return f
+        if math.isnan(f.value):
+            return f._replace(verdict="not applicable")
+        above = "supported" if stands[f.layer, f.call] else "undecided"
+        return f._replace(verdict=above if f.value > BOUND else "refuted")
+
+    findings = [ruled(f) for f in findings]
+    found = count(findings, SYMMETRY)
+    if not found.judged:
+        return Judgement(findings, "not applicable", "No layer has matrices of queries and keys.", quantity=SYMMETRY)
+    direction = middle(f.value for f in findings if f.quantity == DIRECTIONALITY)
+    words = (
+        f"The middle symmetry of {found.judged} layers is {found.value:.2f}, directionality {direction:.2f}; published "
+        "are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
+    )
+    return Judgement(
+        findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
+    )  # fmt: skip
+
+
+def symmetry(U: Float[Tensor, "*b D d"], V: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b"]:
+    """tr M² / tr M Mᵀ of M = U Vᵀ, from the products of the columns of its factors."""
+    across = V.mT @ U
+    return (across * across.mT).sum((-2, -1)) / ((U.mT @ U) * (V.mT @ V)).sum((-2, -1))
+
+
+def directionality(rows: Float[Tensor, "*b D"], columns: Float[Tensor, "*b D"]) -> Float[Tensor, "*b"]:
+    """(r - c) / (r + c), from the norms of rows and columns; 0 where none stands out."""
+    r, c = (_excess(norms) for norms in (rows, columns))
+    return torch.where(r + c > 0, (r - c) / (r + c), 0.0)
+
+
+def _excess(norms: Tensor) -> Tensor:
+    edge = norms.mean(-1, keepdim=True) + DEVIATIONS * norms.std(-1, keepdim=True)
+    return (norms - edge).clamp(min=0.0).sum(-1)
+
+
+def _norms(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """The norms of the rows and of the columns of U Vᵀ."""
+    return ((U @ (V.mT @ V)) * U).sum(-1).sqrt(), ((V @ (U.mT @ U)) * V).sum(-1).sqrt()
+
+
+def _sides(weights: HeadWeights) -> tuple[Tensor, Tensor]:
+    """W_q and W_k of all heads side by side, [D, h d]."""
+    return weights.query.transpose(0, 1).flatten(1), weights.key.transpose(0, 1).flatten(1)
