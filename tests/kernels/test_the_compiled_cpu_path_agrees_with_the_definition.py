@@ -116,9 +116,11 @@ def check_backward(*arguments, curved, tolerance=3e-6):
 def threads(monkeypatch):
     """Sets their number, for problems of any size."""
     monkeypatch.setattr(cpu, "WORTH_A_THREAD", 0)
+    cpu._forward_plan.cache_clear()
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+    cpu._forward_plan.cache_clear()
 
 
 @pytest.mark.parametrize("band", BANDS)

@@ -9,7 +9,6 @@ Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attentio
 """
 
 import math
-from contextlib import nullcontext
 from typing import Literal, SupportsIndex
 
 import torch
@@ -19,7 +18,7 @@ from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import attention
 from ..kernels.dropout import Dropout
-from ..kernels.reference import Statistics
+from ..kernels.reference import Statistics, StatisticsAndMean
 from ..kernels.scoring import Scoring, Sight
 from . import masks
 from .result import Attention
@@ -98,19 +97,20 @@ def attend(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
-    _, h, m, d = q.shape
-    sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, k.shape[2]), like=query)
+    (_, h, m, d), n = q.shape, k.shape[2]
+    sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, n), like=query)
     left, right = masks.band(is_causal, window)
     scoring = Scoring(1 / math.sqrt(d) if scale is None else float(scale), softcap, left, right)
     dropout = None
     if dropout_p > 0:
         dropout = Dropout(float(dropout_p), torch.randint(1 << 62, (), device=query.device))
-    with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
-        found = _statistics(q, k, v, sight, scoring, dropout, statistics)
-        if sinks is not None:
-            found = found.joined(_sink(sinks, found, lead))
-        if found.output.dtype != query.dtype:
-            found = Attention(found.output.to(query.dtype), *found[1:])
+    if autocast:
+        with torch.autocast(query.device.type, enabled=False):
+            found = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
+    else:
+        found = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
+    if found.output.dtype is not query.dtype:
+        found = Attention(found.output.to(query.dtype), *found[1:])
     if q is query:
         return found
     return _like(found, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
@@ -124,7 +124,7 @@ def _statistics(
     found = attention(q, k, v, sight, scoring, dropout, statistics=statistics == "scalar")
     if statistics == "none":
         return Attention(found.output, found.log_normalizer)
-    return _scalars(found, may_be_empty=_may_be_empty(q, k, sight))
+    return _scalars(found, q, k, sight)
 
 
 def _may_be_empty(q: Tensor, k: Tensor, sight: Sight) -> bool:
@@ -133,10 +133,12 @@ def _may_be_empty(q: Tensor, k: Tensor, sight: Sight) -> bool:
     return bias is not None or mask is not None or segments is not None or q.shape[2] > k.shape[2]
 
 
-def _scalars(found: Statistics, *, may_be_empty: bool) -> Attention:
-    G, H = found.log_normalizer, found.entropy
-    E = (G - H).masked_fill(G == -torch.inf, 0.0) if may_be_empty else G - H
-    return Attention(found.output, G, H, E, found.logit_variance, found.max_logit)
+def _scalars(found: Statistics, q: Tensor, k: Tensor, sight: Sight) -> Attention:
+    output, G, H, V, top = found
+    E = found.mean_logit if isinstance(found, StatisticsAndMean) else None
+    if E is None:
+        E = (G - H).masked_fill(G == -torch.inf, 0.0) if _may_be_empty(q, k, sight) else G - H
+    return Attention(output, G, H, E, V, top)
 
 
 def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
@@ -158,13 +160,16 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
 
     group = q.shape[1] // max(1, k.shape[1])
     centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
-    may_be_empty = _may_be_empty(q, k, sight)
-    if may_be_empty:
+    if _may_be_empty(q, k, sight):
         alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
         centre_k, centre_v = (torch.where(alive, c, 0.0) for c in (centre_k, centre_v))
     output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
-    scalars = _scalars(whole, may_be_empty=may_be_empty)[1:6]
+    scalars = _scalars(whole, q, k, sight)[1:6]
     return Attention(output, *scalars, mean_k + centre_k, key_variance, value_variance)
+
+
+def _with_sinks(found: Attention, sinks: Tensor | None, lead: torch.Size) -> Attention:
+    return found if sinks is None else found.joined(_sink(sinks, found, lead))
 
 
 def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
@@ -203,7 +208,8 @@ def _four_dimensional(
     if len(of_query) == len(of_key) == len(of_value) == 4 and of_query[0] == of_key[0] and of_key[:2] == of_value[:2]:
         h, of_keys = of_query[1], of_key[1]
         if h == of_keys or (enable_gqa and of_keys and h % of_keys == 0):
-            return query.shape[:1], (query, key, value)  # the usual cases, in which nothing is to be done
+            lead = torch.Size(of_query[:1])
+            return lead, (query, key, value)  # the usual cases, in which nothing is to be done
     try:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
@@ -258,6 +264,44 @@ def _check_number(name: str, number: float | None) -> None:
 
 def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statistics: str) -> None:
     """Everything that can be said before anything is computed."""
+    if not _alike(query, key, value):
+        _check_tensors(query, key, value)
+    (*_, d), (*_, n, of_keys), (*_, of_values, _) = query.shape, key.shape, value.shape
+    if d != of_keys or d == 0:
+        condition = f"key must end in d={d} > 0, the dimension of query"
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
+    if n != of_values:
+        condition = f"value must hold n={n} tokens, one for each key"
+        raise ValueError(sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first."))
+    if n == 0:
+        remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
+        raise ValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
+    if not 0.0 <= dropout_p < 1.0:
+        remedy = "Pass the probability of dropping a weight."
+        raise ValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
+    if statistics not in ("none", "scalar", "moments"):
+        condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
+        raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+        condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
+        remedy = "Export with scaled_dot_product_attention in its place."
+        raise NotImplementedError(sentence("attend", condition, fact, remedy))
+
+
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are plain tensors of one dtype, on one device, of enough dimensions: the usual case at one look."""
+    return (
+        type(query) is type(key) is type(value) is Tensor
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in DTYPES
+        and query.device == key.device == value.device
+        and query.ndim == key.ndim == value.ndim >= 2
+        and not query.is_nested
+    )
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """What they are, one by one and to each other."""
     for name, t in _named(query, key, value):
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
@@ -281,22 +325,3 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statisti
         fact = ", ".join(f"{name} on {t.device}" for name, t in _named(query, key, value))
         remedy = "Move one of them with .to(device)."
         raise ValueError(sentence("attend", "query, key and value must be on one device", fact, remedy))
-    if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
-        condition = f"key must end in d={query.shape[-1]} > 0, the dimension of query"
-        raise ValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
-    if key.shape[-2] != value.shape[-2]:
-        condition = f"value must hold n={key.shape[-2]} tokens, one for each key"
-        raise ValueError(sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first."))
-    if key.shape[-2] == 0:
-        remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
-        raise ValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
-    if not 0.0 <= dropout_p < 1.0:
-        remedy = "Pass the probability of dropping a weight."
-        raise ValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
-    if statistics not in ("none", "scalar", "moments"):
-        condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
-        raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))
-    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-        condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
-        remedy = "Export with scaled_dot_product_attention in its place."
-        raise NotImplementedError(sentence("attend", condition, fact, remedy))

@@ -40,15 +40,16 @@ def attention(
 
     With statistics=False only output and log normaliser are promised.
     """
-    probability, seed = (0.0, None) if dropout is None else dropout
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
     transformed = _transformed() or forward_ad._current_level >= 0
-    if torch.compiler.is_compiling() or _watched(operands):
+    traced = torch.compiler.is_compiling() or _watched(operands)
+    if not transformed and not traced and not (torch.is_grad_enabled() and True in [t.requires_grad for t in operands]):
+        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
+    probability, seed = (0.0, None) if dropout is None else dropout
+    if traced:
         if transformed:
             return derivatives.by_definition(query, key, value, sight, scoring, dropout)
         return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
-    if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
-        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     if _forward_modes() > 1:
         return derivatives.by_definition(query, key, value, sight, scoring, dropout)
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
@@ -92,6 +93,8 @@ def _watched(operands: tuple[Tensor, ...]) -> bool:
     """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return True
+    if [*map(type, operands)].count(Tensor) == len(operands):  # which is quick to say
+        return False
     return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
 
 

@@ -15,10 +15,10 @@ import zlib
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -192,17 +192,40 @@ team = cache(Team)
 workspace = Workspace()
 
 
-def run(worker: Any, problem: Problem, scoring: Scoring, threads: int, numbers: int) -> None:
-    """Write the plan and have it worked off; `numbers` is the workspace of a thread."""
-    threads = max(1, min(threads, problem.tasks))
+class Plan(NamedTuple):
+    """What is written for the threads, but for addresses: the same for all problems of one layout."""
+
+    numbers: "array[int]"
+    settings: "array[float]"
+    threads: int
+    size: int  # bytes of workspace of a thread
+
+
+def planned(problem: Problem, scoring: Scoring, threads: int, numbers: int) -> Plan:
+    """The plan of a problem; `numbers` is the workspace of a thread."""
     size = -(-numbers * BYTES // LINE) * LINE
     settings = array("d", (scoring.scale, scoring.softcap or 0.0))
-    header = (0, 0, workspace.reserve(threads * size), size, settings.buffer_info()[0])
-    plan = array("q", (*header, *chain.from_iterable(problem[:PLACES]), *problem[PLACES:]))  # type: ignore[arg-type, type-var]
-    team().run(worker, threads, plan.buffer_info()[0])
+    header = (0, 0, 0, size, settings.buffer_info()[0])
+    of_problem: tuple[Any, ...] = (*chain.from_iterable(problem[:PLACES]), *problem[PLACES:])  # type: ignore[arg-type]
+    written = array("q", (*header, *of_problem))
+    return Plan(written, settings, max(1, min(threads, problem.tasks)), size)
+
+
+def run(worker: Any, plan: Plan, tensors: tuple[Tensor | None, ...], rows: Tensor) -> None:
+    """Write down where the tensors are, in the order of the fields of a problem, and have the plan worked off."""
+    written = plan.numbers[:]  # tasks and threads are counted in it
+    written[2] = workspace.reserve(plan.threads * plan.size)
+    for index, tensor in enumerate(tensors):
+        if tensor is not None:
+            written[HEADER + 4 * index] = tensor.data_ptr()
+    written[HEADER + 4 * PLACES] = rows.data_ptr()
+    team().run(worker, plan.threads, written.buffer_info()[0])
 
 
 # --------------------------------------------------------------------------------------------------------- drivers
+Layout = tuple[torch.Size, tuple[int, ...]]  # shape and strides
+
+
 def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -213,23 +236,33 @@ def forward(
     statistics: bool = True,  # noqa: ARG001  # they cost under 5 %, so one kernel serves both
 ) -> Statistics:
     """All statistics of every row, float32."""
-    (b, h, m, d), v = query.shape, value.shape[-1]
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
-    output, rows = query.new_empty(b, h, m, v), query.new_empty(4, b, h, m)
-    threads = _threads(query, key, v)
-    if m <= FEW:  # slower by the multiplication: a second thread is worth it sooner
-        threads = _threads(query, key, FEW * v)
-        problem = _problem(query, key, value, sight, scoring, output, rows, 0, b * h * m)
-        run(attend_worker(), problem, scoring, threads, d + v + ROW_SUMS * LANES + key.shape[2] + LANES)
-        return Statistics(output, *rows.unbind(0))
-    groups = GROUPS
-    while groups > 1 and b * h * -(-m // (LANES * groups)) < 2 * threads:
-        groups //= 2
-    tasks = b * h * -(-m // (LANES * groups))
-    problem = _problem(query, key, value, sight, scoring, output, rows, groups, tasks)
-    numbers = groups * LANES * (d + v + ROWS + ROW_SUMS) + TILE * (LANES + d + v + ROWS)
-    run(attend_worker(), problem, scoring, threads, numbers)
+    (b, h, m, _), of_value = query.shape, value.shape
+    output, rows = query.new_empty(b, h, m, of_value[3]), query.new_empty(4, b, h, m)
+    bias, mask, segments = sight
+    near = None if bias is None and mask is None and segments is None else tuple(map(_layout, sight))
+    layouts = (query.shape, query.stride()), (key.shape, key.stride()), (of_value, value.stride())
+    plan = _forward_plan(layouts, near, scoring, torch.get_num_threads())
+    run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
     return Statistics(output, *rows.unbind(0))
+
+
+@lru_cache(maxsize=1024)
+def _forward_plan(
+    layouts: tuple[Layout, ...], near: tuple[Layout | None, ...] | None, scoring: Scoring, most: int
+) -> Plan:
+    (b, h, m, d), (_, _, n, v) = layouts[0][0], layouts[2][0]
+    if m <= FEW:  # slower by the multiplication: a second thread is worth it sooner
+        groups, tasks, numbers = 0, b * h * m, d + v + ROW_SUMS * LANES + n + LANES
+        threads = _threads(b * h * m * n * (d + FEW * v), most)
+    else:
+        groups, threads = GROUPS, _threads(b * h * m * n * (d + v), most)
+        while groups > 1 and b * h * -(-m // (LANES * groups)) < 2 * threads:
+            groups //= 2
+        tasks = b * h * -(-m // (LANES * groups))
+        numbers = groups * LANES * (d + v + ROWS + ROW_SUMS) + TILE * (LANES + d + v + ROWS)
+    output = torch.Size((b, h, m, v)), (h * m * v, m * v, v, 1)
+    return planned(_problem(layouts, near, scoring, output, groups, tasks), scoring, threads, numbers)
 
 
 def backward(
@@ -265,18 +298,21 @@ def backward(
     grad_bias = query.new_zeros(sight.bias.shape) if needs_bias and sight.bias is not None else None
     bias_b, bias_h = (1, 1) if grad_bias is None else grad_bias.shape[:2]
 
-    threads = _threads(query, key, 2 * v + 2 * d)
+    threads = _threads(b * h * m * n * (2 * v + 3 * d), torch.get_num_threads())
     groups = max(1, min(GROUPS, GROUPS * 256 // (d + v)))
     blocks, chunks = -(-m // (LANES * groups)), -(-n // CHUNK)
     # Whole key heads cost five products a tile, queries and keys apart seven, but shared out evenly.
     is_whole = 5 * threads * -(-b * hk // threads) <= 7 * b * hk
     whole_tasks, query_tasks, key_tasks = (b * hk, 0, 0) if is_whole else (0, b * h * blocks, b * hk * chunks)
     tasks = whole_tasks + query_tasks + key_tasks + (0 if grad_bias is None else bias_b * bias_h * chunks)
-    problem = _problem(query, key, value, sight, scoring, grad_output, of_rows, groups, tasks)._replace(
-        grad_query=_place(grad_query),
-        grad_key=_place(grad_key),
-        grad_value=_place(grad_value),
-        grad_bias=_place(grad_bias),
+    read, written = (query, key, value, *sight, grad_output), (grad_query, grad_key, grad_value, grad_bias)
+    of_query, of_key, of_value, *near, of_output = map(_layout, read)
+    layouts = of_query, of_key, of_value
+    problem = _problem(layouts, tuple(near), scoring, of_output, groups, tasks)._replace(  # type: ignore[arg-type]
+        grad_query=_place(_layout(grad_query)),
+        grad_key=_place(_layout(grad_key)),
+        grad_value=_place(_layout(grad_value)),
+        grad_bias=_place(_layout(grad_bias)),
         curved=int(curved),
         bias_b=bias_b,
         bias_h=bias_h,
@@ -286,37 +322,39 @@ def backward(
     )
     per_group = 3 * d + 2 * v + ROWS + 2 * WIDTH + ROW_SUMS
     numbers = groups * LANES * per_group + TILE * (3 * LANES + d + v + ROWS)
-    run(differentiate_worker(), problem, scoring, threads, numbers)
+    run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), of_rows)
     return grad_query, grad_key[..., :n, :d], grad_value[..., :n, :v], grad_bias
 
 
+def _layout(tensor: Tensor | None) -> Layout | None:
+    return None if tensor is None else (tensor.shape, tensor.stride())
+
+
 def _problem(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sight: Sight,
+    layouts: tuple[Layout, ...],
+    near: tuple[Layout | None, ...] | None,
     scoring: Scoring,
-    output: Tensor,
-    rows: Tensor,
+    output: Layout,
     groups: int,
     tasks: int,
 ) -> Problem:
-    """What forward and backward share."""
-    (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
-    segments = sight.segments
+    """What forward and backward share: query, key and value, the tensors beside them, the output."""
+    query, key, value = layouts
+    bias, mask, segments = (None, None, None) if near is None else near
+    (b, h, m, d), (_, hk, n, v) = query[0], value[0]
     return Problem(
         query=_place(query),
         key=_place(key),
         value=_place(value),
-        bias=_place(sight.bias),
-        mask=_place(sight.mask),
-        segments=NOWHERE if segments is None else Place(segments.data_ptr(), n if segments.shape[0] > 1 else 0),
+        bias=_place(bias),
+        mask=_place(mask),
+        segments=NOWHERE if segments is None else Place(0, n if segments[0][0] > 1 else 0),
         output=_place(output),
         grad_query=NOWHERE,
         grad_key=NOWHERE,
         grad_value=NOWHERE,
         grad_bias=NOWHERE,
-        rows=rows.data_ptr(),
+        rows=0,
         b=b,
         h=h,
         key_heads=hk,
@@ -337,10 +375,9 @@ def _problem(
     )
 
 
-def _threads(query: Tensor, key: Tensor, products: int) -> int:
+def _threads(multiplications: int, most: int) -> int:
     """As many as torch has, but one where a second would come too late."""
-    b, h, m, d = query.shape
-    return torch.get_num_threads() if b * h * m * key.shape[2] * (d + products) > WORTH_A_THREAD else 1
+    return most if multiplications > WORTH_A_THREAD else 1
 
 
 def _usable(tensor: Tensor) -> Tensor:
@@ -359,8 +396,9 @@ def _usable_sight(sight: Sight) -> Sight:
     )
 
 
-def _place(tensor: Tensor | None) -> Place:
-    if tensor is None:
+def _place(layout: Layout | None) -> Place:
+    """The strides; the address comes with the tensor."""
+    if layout is None:
         return NOWHERE
-    (b, h, rows, _), stride = tensor.shape, tensor.stride()
-    return Place(tensor.data_ptr(), stride[0] if b > 1 else 0, stride[1] if h > 1 else 0, stride[2] if rows > 1 else 0)
+    (b, h, rows, _), stride = layout
+    return Place(0, stride[0] if b > 1 else 0, stride[1] if h > 1 else 0, stride[2] if rows > 1 else 0)

@@ -34,6 +34,12 @@ class Statistics(NamedTuple):
     max_logit: Float[Tensor, "b h m"]
 
 
+class StatisticsAndMean(Statistics):
+    """The same by a kernel that has the mean logit G - H at hand too, 0 in a row without mass; not differentiable."""
+
+    mean_logit: Float[Tensor, "b h m"] | None = None  # no field: what is made of the five has none
+
+
 def statistics(
     s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], kept: Float[Tensor, "b h m n"] | None = None
 ) -> Statistics:
