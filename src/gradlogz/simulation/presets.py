@@ -51,7 +51,7 @@ TABLE_10_1 = {
     (2, 4.0):     ("clusters 3",     "clusters 2-3",  "clusters 2-3",  "clusters 2-3", "clusters 2-3"),
     (8, 0.1):     ("clusters 9-10",  "clusters 2",    "clusters 2",    "clusters 2",   "collapsed",    "collapsed"),
     (8, 0.354):   ("clusters 9-10",  "clusters 2",    "clusters 2",    "clusters 2",   "collapsed",    "collapsed"),
-    (8, 1.0):     ("clusters 9-10",  "clusters 3-4",  "clusters 3",    "clusters 3-4", "clusters 2-4", "clusters 3-4"),
+    (8, 1.0):     ("clusters 9-10",  "clusters 3-4",  "clusters 2-4",  "clusters 3-4", "clusters 2-4", "clusters 3-4"),
     (32, 0.1):    ("clusters 33-35", "clusters 2-12", "clusters 2-3",  "clusters 2",   "collapsed",    "collapsed"),
     (32, 0.177):  (MANY,             "clusters 2-29", "clusters 2-25", "clusters 2-3", "collapsed",    "collapsed"),
     (32, 1.0):    FROZEN,

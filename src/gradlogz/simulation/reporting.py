@@ -104,7 +104,7 @@ def page_of(simulation: Simulation) -> Page:
     shape = f"{s.seeds} × " if s.seeds > 1 else ""
     subtitle = (
         f"{says}{shape}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, {s.initial} start, "
-        f"β = {s.beta:g}, τ = {s.tau:g}, contraction {s.contraction}, {s.steps} steps."
+        f"β\u00a0=\u00a0{s.beta:g}, τ\u00a0=\u00a0{s.tau:g}, contraction {s.contraction}, {s.steps} steps."
     )
     references = [r for key, r in REFERENCES.items() if key != "karagodin24" or s.causal]
     return Page(
