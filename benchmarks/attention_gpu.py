@@ -221,27 +221,31 @@ def masks(_top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
-def as_called(call: Call, calls: int = 200, rounds: int = 15) -> float:
-    """Milliseconds of one of many calls in a row: the longer of what Python and the device take."""
-    times = []
+def as_called(calls: dict[str, Call], repeats: int = 200, rounds: int = 15) -> dict[str, float]:
+    """Milliseconds of one of many calls in a row, the longer of what Python and the device take; in turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / calls * 1e3)
-    return numbers.median(times)
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - start) / repeats * 1e3)
+    return {name: round(numbers.median(t), 4) for name, t in times.items()}
 
 
-def as_a_graph(call: Call, calls: int = 20, rounds: int = 15) -> float:
+def as_graphs(calls: dict[str, Call], repeats: int = 20) -> dict[str, float]:
     """Milliseconds on the device alone."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return as_called(graph.replay, 5, rounds) / calls
+    replays = {}
+    for name, call in calls.items():
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+        replays[name] = graph.replay
+    return {name: round(t / repeats, 4) for name, t in as_called(replays, 5).items()}
 
 
 def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
@@ -260,8 +264,8 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
             "query": (b, h, m, d),
             "key": (b, hk, n, d),
             "padding": padded,
-            "as called, ms": {name: round(as_called(call), 4) for name, call in calls.items()},
-            "as a graph, ms": {name: round(as_a_graph(call), 4) for name, call in calls.items()},
+            "as called, ms": as_called(calls),
+            "as a graph, ms": as_graphs(calls),
             "bytes_ms": 2 * k.nbytes / top["copy_tbytes_per_s"] / 1e9,
         }
         rows.append(row)

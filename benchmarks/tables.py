@@ -145,6 +145,24 @@ def dynamics() -> str:
     return "\n".join(lines)
 
 
+def dynamics_gpu() -> str:
+    """Milliseconds and ratios of a step to one plain attention call on a GPU, one row per cloud."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics_gpu.json").read_text())["rows"]
+    names = ("sphere", "layer_norm", "zca", "sphere, observed", "plain again")
+    lines = [
+        "| tokens x dimension | precision | plain attention, ms | " + " | ".join(names) + " | TFLOP/s of sphere, plain |",
+        "|---|---|---|" + "---|" * (len(names) + 1),
+    ]
+    for row in rows:
+        cells = " | ".join(f"{row['ratios'][name]:.2f}" for name in names)
+        plain, rate = row["ms"][row["plain"]], row["rate"]
+        lines.append(
+            f"| {row['tokens']} x {row['dimension']} | {row['precision']} | {plain:.1f} | {cells} | "
+            f"{rate['sphere']:.0f}, {rate[row['plain']]:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES = {
     "cpu": cpu,
     "gpu": gpu,
@@ -154,6 +172,7 @@ TABLES = {
     "models": models,
     "monitor": monitor,
     "dynamics": dynamics,
+    "dynamics gpu": dynamics_gpu,
 }
 
 

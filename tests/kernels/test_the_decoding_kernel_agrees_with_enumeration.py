@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from gradlogz import attend
 from gradlogz.kernels import blocked, decoding, dispatch
+from gradlogz.kernels.chunks import Chunked
 from gradlogz.kernels.reference import Statistics
 from gradlogz.kernels.scoring import Scoring, Sight
 from rows import Case, enumerated
@@ -25,9 +26,9 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(decoding, "TILINGS", dict.fromkeys(decoding.TILINGS, small))
     monkeypatch.setattr(decoding, "_splits", lambda *_: request.param)
     monkeypatch.setattr(dispatch, "_compiled_kernel", lambda *_: decoding)
-    decoding._plan.cache_clear()
+    decoding._call.cache_clear()
     yield request.param
-    decoding._plan.cache_clear()
+    decoding._call.cache_clear()
 
 
 def operands(m=1, n=75, h=4, hk=2, d=16, v=16) -> tuple[torch.Tensor, ...]:
@@ -133,6 +134,16 @@ def test_without_statistics_the_output_is_the_same():
         torch.testing.assert_close(one, other)
     assert (without.entropy == 0).all()
     assert (without.logit_variance == 0).all()
+
+
+@pytest.mark.usefixtures("parts")
+def test_wide_values_are_taken_in_pieces(monkeypatch):
+    monkeypatch.setattr(dispatch, "_compiled_kernel", lambda *_: Chunked(decoding, 16))
+    three = operands(m=3, v=40)
+    found = attend(*map(moved, three), enable_gqa=True)
+    for field, expected in enumerated(Case(*three, {})).items():
+        if getattr(found, field) is not None:
+            torch.testing.assert_close(getattr(found, field).double().cpu(), expected, rtol=1e-5, atol=1e-5, msg=field)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # the interpreter's maximum

@@ -197,7 +197,7 @@ def evolve(
             record(end, looked, seen, made)
         end += 1
         finite = torch.isfinite(y).all((-2, -1)) & torch.isfinite(seen.log_normalizer).all((-2, -1))
-        blown = torch.where(~finite & (blown < 0), end, blown)
+        blown = blown.masked_fill(~finite & (blown < 0), end)  # torch.where would wait until the number is there
         made = Step(x, ascended, torch.where((blown < 0)[..., None, None], y, x))
         x = made.after
         if progress:

@@ -15,18 +15,18 @@ of a group read their keys together. Joining is exact, and in the order of the p
 
 A call lasts some 40 microseconds on the device, less than Triton takes to look up two kernels. What they are compiled
 for is known here: strides are counted in units of 16 bytes and other numbers are not looked at, so that one compiled
-kernel serves a cache of any length, and its handle is kept.
+kernel serves a cache of any length, and its handle is kept. What a launch is told is kept too: the layers of a model
+ask for the same.
 
 Read next: gpu.py, many queries; also the backward of few.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
-from triton.runtime import driver  # type: ignore[import-untyped]
 
 from .._typing import Float, Tensor
 from .gpu import (
@@ -42,7 +42,7 @@ from .gpu import (
     _tile,
     backward,
 )
-from .reference import Statistics
+from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight, blocks
 
 __all__ = ["backward", "forward"]
@@ -120,7 +120,7 @@ def _store(
     state, output, statistics, line, lines, there,
     STATISTICS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Output, log normaliser, entropy, variance and maximum of some rows, as gpu.py has them."""
+    """Output, log normaliser, entropy, variance, maximum and mean of some rows, as gpu.py has them."""
     o, top, z, a, b = state
     dead = z == 0.0
     z = tl.where(dead, 1.0, z)
@@ -136,6 +136,7 @@ def _store(
     if not STATISTICS:
         entropy = tl.zeros_like(z)
         variance = entropy
+    mean_logit = tl.where(dead, 0.0, top + log_z - entropy)
     column = tl.arange(0, DV)
     place = output + line.to(tl.int64)[:, None] * SIZE_V + column[None, :]
     tl.store(place, (o / z[:, None]).to(output.dtype.element_ty), there[:, None] & (column < SIZE_V)[None, :])
@@ -144,6 +145,7 @@ def _store(
     tl.store(place + lines, entropy * LOG_2, there)
     tl.store(place + 2 * lines, variance * (LOG_2 * LOG_2), there)
     tl.store(place + 3 * lines, top * LOG_2, there)
+    tl.store(place + 4 * lines, mean_logit * LOG_2, there)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -258,65 +260,108 @@ def forward(
     statistics: bool = True,
 ) -> Statistics:
     """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
-    (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
-    query, key, value = _aligned(query), _aligned(key), _aligned(value)
-    scoring = _cutting(scoring, m, n)
-    plan = _plan(query.dtype, h // hk, m, d, v, statistics)
-    masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
-    lines, splits = b * h * m, _splits(b * hk, m, n, scoring, plan.tiling, query.device)
-    output = query.new_empty((b, h, m, v))
-    found = query.new_empty((4, b, h, m), dtype=torch.float32)
-    parts = query.new_empty(lines * splits * (v + 4), dtype=torch.float32) if splits > 1 else None
-    near = _strided(sight) if masked else UNMASKED
-    of_masks = _kind(near) if masked else None
-    kind = query.device, parts is None, scoring.softcap is None, scoring.left, scoring.right, of_masks
-    strides = [stride // plan.unit for t in (query, key, value) for stride in t.stride()[:3]]
-    tensors = query, key, value, output, found, parts
-    with torch.cuda.device_of(query):
-        plan.split.launch(kind, b * hk * splits, tensors, (near, scoring, *strides, hk, m, n, lines, splits))
-        if parts is not None:
-            plan.join.launch(query.device, lines, (parts, output, found), (lines, splits))
-    return Statistics(output, *found.unbind())
+    index = query.device.index
+    if index is not None and index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(query):
+            return forward(query, key, value, sight, scoring, statistics=statistics)
+    layout = query.stride(), key.stride(), value.stride()
+    call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics)
+    if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
+        return forward(_aligned(query), _aligned(key), _aligned(value), sight, scoring, statistics=statistics)
+    split, join, programs, lines, splits, shape, rows, numbers = call
+    output = torch.empty_like(query) if shape is None else query.new_empty(shape)
+    found = query.new_empty(rows, dtype=torch.float32)
+    parts = query.new_empty(lines * splits * (output.shape[3] + 4), dtype=torch.float32) if splits > 1 else None
+    near = UNMASKED
+    if sight.bias is not None or sight.mask is not None or sight.segments is not None:
+        near = _strided(sight)
+        split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(near)))
+    stream = None if index is None else torch._C._cuda_getCurrentRawStream(index)
+    split.launch(programs, stream, (query, key, value, output, found, parts), (near, *numbers))
+    if parts is not None:
+        join.launch(lines, stream, (parts, output, found), (lines, splits))
+    *four, mean_logit = found.unbind()
+    whole = StatisticsAndMean(output, *four)
+    whole.mean_logit = mean_logit
+    return whole
 
 
 class _Kernel:
-    """A kernel with its constants: compiled by Triton at its first launch of a kind, then launched by its handle."""
+    """A kernel with its constants, for one kind of input: compiled at its first launch, then launched by its handle."""
 
-    def __init__(self, function: Any, constants: tuple[Any, ...], warps: int, stages: int):
-        self.function, self.constants = function, constants
-        self.options = {"num_warps": warps, "num_stages": stages}
-        self.compiled: dict[Any, Any] = {}
+    def __init__(self, function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]):
+        self.function, self.constants, self.options, self.kind = function, constants, options, kind
+        self.run: Any = None
+        self.handle: tuple[Any, ...] = ()
 
-    def launch(self, kind: Any, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]) -> None:
-        compiled = self.compiled.get(kind)
-        if compiled is None:  # always, in the interpreter
-            self.compiled[kind] = self.function[(programs,)](*tensors, *numbers, *self.constants, **self.options)
+    def launch(
+        self, programs: int, stream: int | None, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
+    ) -> None:
+        if self.run is None:
+            warps, stages = self.options
+            start = self.function[(programs,)]
+            compiled = start(*tensors, *numbers, *self.constants, num_warps=warps, num_stages=stages)
+            if compiled is not None:  # as it is in the interpreter
+                self.run, self.handle = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
             return
-        stream = driver.active.get_current_stream(driver.active.get_current_device())
-        handle = compiled.function, compiled.packed_metadata, None, None, None
         places = [None if t is None else t.data_ptr() for t in tensors]
-        compiled.run(programs, 1, 1, stream, *handle, *places, *numbers, *self.constants)
-
-
-class _Plan(NamedTuple):
-    """The kernels for some sizes."""
-
-    tiling: Tiling
-    unit: int
-    split: _Kernel
-    join: _Kernel
+        self.run(programs, 1, 1, stream, *self.handle, *places, *numbers, *self.constants)
 
 
 @cache
-def _plan(dtype: torch.dtype, group: int, m: int, d: int, v: int, statistics: bool) -> _Plan:
-    tilings = TILINGS["float32" if dtype is torch.float32 else "half"]
-    tiling = tilings[0 if max(d, v) <= 64 else 1 if max(d, v) <= 128 else 2]
-    rows, unit = 16, 16 // dtype.itemsize
-    if group * m > 16:  # of which the multiplication of Hopper takes 64 at once; they need room too
-        rows, tiling = max(64, _padded(group * m)), tiling._replace(keys=tiling.keys // 2)
-    sizes = group, unit, rows, tiling.keys, d, _padded(d), v, _padded(v)
-    split = _Kernel(_split, (statistics, *sizes, PRECISION), tiling.warps, tiling.stages)
-    return _Plan(tiling, unit, split, _Kernel(_join, (statistics, PARTS, v, _padded(v)), 1, 1))
+def _kernel(function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]) -> _Kernel:
+    return _Kernel(function, constants, options, kind)
+
+
+class _Call(NamedTuple):
+    """What is the same for all calls with operands of these sizes and strides."""
+
+    split: _Kernel
+    join: _Kernel
+    programs: int
+    lines: int
+    splits: int
+    output: tuple[int, ...] | None  # None: like the query
+    rows: tuple[int, ...]
+    numbers: tuple[Any, ...]
+
+
+@lru_cache(maxsize=1024)
+def _call(
+    dtype: torch.dtype,
+    device: torch.device,
+    of_query: torch.Size,
+    of_value: torch.Size,
+    layout: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    statistics: bool,
+) -> _Call | None:
+    """None for strides that are no multiples of 16 bytes."""
+    (b, h, m, d), (_, hk, n, v) = of_query, of_value
+    unit = 16 // dtype.itemsize
+    strides = [stride for strides in layout for stride in strides[:3]]
+    if any(strides[3] != 1 for strides in layout) or any(stride % unit for stride in strides):
+        return None
+    tiling, rows = _tiling(dtype, h // hk * m, max(d, v))
+    scoring = _cutting(scoring, m, n)
+    lines, splits = b * h * m, _splits(b * hk, m, n, scoring, tiling, device)
+    constants = statistics, h // hk, unit, rows, tiling.keys, d, _padded(d), v, _padded(v), PRECISION
+    kind = device, dtype, splits == 1, scoring.softcap is None, scoring.left, scoring.right
+    split = _kernel(_split, constants, (tiling.warps, tiling.stages), kind)
+    join = _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
+    numbers = (scoring, *(stride // unit for stride in strides), hk, m, n, lines, splits)
+    like_query = v == d and layout[0] == (h * m * d, m * d, d, 1)
+    output = None if like_query else (b, h, m, v)
+    return _Call(split, join, b * hk * splits, lines, splits, output, (5, b, h, m), numbers)
+
+
+def _tiling(dtype: torch.dtype, queries: int, size: int) -> tuple[Tiling, int]:
+    """The tiling for queries that share a key head and the larger head size, and how many rows its tiles have."""
+    tiling = TILINGS["float32" if dtype is torch.float32 else "half"][0 if size <= 64 else 1 if size <= 128 else 2]
+    if queries <= 16:
+        return tiling, 16
+    # The multiplication of Hopper takes 64 at once; they need room too.
+    return tiling._replace(keys=tiling.keys // 2), max(64, _padded(queries))
 
 
 def _kind(near: _Strided) -> tuple[Any, ...]:
