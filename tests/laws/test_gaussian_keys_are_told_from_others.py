@@ -77,7 +77,9 @@ def test_what_is_explained_is_that_of_dense_moments(which, monkeypatch):
         assert found[name, h, "mean explained"].tokens == len(row)
 
 
-def test_pooled_shares_are_those_of_all_keys_and_queries():
+def test_pooled_shares_are_those_of_all_keys_and_queries(monkeypatch):
+    monkeypatch.setattr(chosen_rows, "OF_MOMENTS", 1.0)
+    monkeypatch.setattr(gaussian_measure, "STEP", 1)
     model, batches = decoder(sharpness=2.0, key_heads=2), token_batches(VOCABULARY, batches=4, padded=False)
     layout = trace(model, batches[0].inputs)
     state = state_of(gaussian_measure, model, batches, layout)
@@ -124,7 +126,7 @@ def test_the_null_is_the_covariance_of_the_next_head(monkeypatch):
 
 
 def test_gaussian_keys_are_judged_to_be_so():
-    found = judged(gaussian_measure, encoder(sharpness=1.2, width=64), token_batches(VOCABULARY, length=128))
+    found = judged(gaussian_measure, encoder(sharpness=1.2, width=64), token_batches(VOCABULARY, length=128, rows=6))
     assert found.verdict == "supported", found.words
     assert found.value > 0.9
 

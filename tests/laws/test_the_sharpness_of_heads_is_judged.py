@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradlogz.probing import rows as chosen_rows
 from gradlogz.probing.capturing import capture
 from gradlogz.probing.prediction import Probed, Twin
 from gradlogz.probing.predictions import entropy
@@ -26,7 +27,8 @@ def padded_on_the_left(batch):
 
 
 @pytest.mark.parametrize("which", ["minilm", "decoder"])
-def test_the_numbers_of_a_model_are_those_of_dense_attention(which):
+def test_the_numbers_of_a_model_are_those_of_dense_attention(which, monkeypatch):
+    monkeypatch.setattr(chosen_rows, "OF_MOMENTS", 1.0)
     if which == "minilm":
         model, inputs = minilm("sdpa")
         batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))

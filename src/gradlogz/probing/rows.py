@@ -3,8 +3,8 @@
     s_mn = u_mn + w_mn              u: scale <q_m, k_n>, soft-capped;  w: the log weight, bias or -inf where n is hidden
 
 Statistics of every row come with the call. What needs all logits of a row is computed for the rows whose token has a
-hash under SHARE of all hashes: the same tokens in every layer, and however the corpus is cut. What layers share is
-looked at once: `memory` lasts for a batch.
+hash under SHARE of all hashes, and moments of queries and keys for those under OF_MOMENTS: the same tokens in every
+layer, and however the corpus is cut. What layers share is looked at once: `memory` lasts for a batch.
 
 Read next: predictions/identity.py, predictions/gaussian_measure.py and predictions/hopfield.py, which use them.
 """
@@ -22,7 +22,7 @@ from .prediction import real
 from .statistics import token_hashes
 from .texts import Batch
 
-SHARE = 1 / 16
+SHARE, OF_MOMENTS = 1 / 32, 1 / 4
 _GREATEST = 2**63 - 1
 
 
@@ -69,9 +69,9 @@ def applies(event: Attended, batch: Batch) -> bool:
     return isinstance(event.call, Call) and event.query.ndim == 4 and len(event.query) == len(batch.keys)
 
 
-def rows_of(event: Attended, batch: Batch, memory: dict[str, Any]) -> Rows | None:
-    """The chosen rows of a call to which this `applies`; None if no token of the batch is chosen."""
-    index, valid = _chosen(event, batch, memory)
+def rows_of(event: Attended, batch: Batch, memory: dict[str, Any], *, part: float = 1.0) -> Rows | None:
+    """The chosen rows of a call to which this `applies`, or a part of them; None if no token of the batch is chosen."""
+    index, valid = _chosen(event, batch, memory, part * SHARE)
     if index.shape[1] == 0:
         return None
     call = event._call()
@@ -82,6 +82,27 @@ def rows_of(event: Attended, batch: Batch, memory: dict[str, Any]) -> Rows | Non
     k = call.key.to(wide)
     w = _log_weights(call, sight, scoring, index)
     return Rows(index, valid, q * scoring.scale, k, logits(q, k, None, None, scoring), w.to(wide).expand(b, -1, -1, -1))
+
+
+def some(
+    event: Attended, batch: Batch, memory: dict[str, Any], *tensors: Float[Tensor, "b hx n dx"]
+) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "hx t dx"]]]:
+    """Queries, or what else there is for each token of a call, of the tokens chosen for moments; and which count."""
+    index, valid = _chosen(event, batch, memory, OF_MOMENTS)
+    at = index[:, None, :, None]
+    taken = [t.gather(2, at.expand(-1, t.shape[1], -1, t.shape[3])).transpose(0, 1).flatten(1, 2) for t in tensors]
+    return valid.flatten(), taken
+
+
+def some_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Keys [hk, t, d] of the chosen tokens, all keys where they are of other tokens than the queries; which count."""
+    call = event._call()
+    seen = visible(call)
+    seen = torch.ones_like(call.key[:, 0, :, 0], dtype=torch.bool) if seen is None else seen
+    if event.crosses or call.key.shape[2] != call.query.shape[2]:
+        return seen.flatten(), call.key.transpose(0, 1).flatten(1, 2)
+    valid, (keys, shown) = some(event, batch, memory, call.key, seen[:, None, :, None].to(call.key.dtype))
+    return valid & (shown.flatten() > 0), keys
 
 
 def keys_seen(event: Attended, memory: dict[str, Any]) -> Float[Tensor, "#b #h #m"]:
@@ -125,17 +146,17 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _chosen(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _chosen(event: Attended, batch: Batch, memory: dict[str, Any], share: float) -> tuple[Tensor, Tensor]:
     """The tokens with small hashes, [b, r], and whether each is one: found once for a batch, on the CPU."""
     m = event.query.shape[2]
-    held: dict[int, tuple[Tensor, Tensor]] = memory.setdefault("chosen", {})
-    if m not in held:
+    held: dict[tuple[int, float], tuple[Tensor, Tensor]] = memory.setdefault("chosen", {})
+    if (m, share) not in held:
         valid = real(batch, event)
         positions = batch.starts.cpu().unsqueeze(-1) + torch.arange(m)
-        small = (token_hashes(batch.keys.cpu(), positions) <= min(int(SHARE * _GREATEST), _GREATEST)) & valid.cpu()
+        small = (token_hashes(batch.keys.cpu(), positions) <= min(int(share * _GREATEST), _GREATEST)) & valid.cpu()
         index = small.int().argsort(dim=-1, descending=True, stable=True)[:, : int(small.sum(-1).max())]
-        held[m] = index.to(valid.device), small.gather(1, index).to(valid.device)
-    return held[m]
+        held[m, share] = index.to(valid.device), small.gather(1, index).to(valid.device)
+    return held[m, share]
 
 
 def _sight(call: Call) -> tuple[Sight, Scoring]:

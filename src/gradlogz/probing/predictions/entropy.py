@@ -7,7 +7,7 @@
     sink              the weight on the first key that is no padding                                  [xiao24] [gu25]
     learned sink      that on a logit of its own, where a model has one
     logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       of the field of logits <q, k - mean k>, over all texts:
-                      the participation ratio of its squared singular values, from 1 to d
+                      the participation ratio of its squared singular values, from 1 to d; of a part of the tokens
     high logits       share of rows with a logit above the bound of the monitor's alert
 
 The theory: steps up the log normaliser make weights sharper [theory 5.2], so that training should leave heads less
@@ -27,13 +27,11 @@ from typing import Any
 
 import torch
 
-from ..._typing import Tensor
-from ...attention.calls import visible
 from ...attention.rows import Thresholds
 from ..capturing import Attended, Event
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import applies, keys_seen, weight_of_first
+from ..rows import applies, keys_seen, some, some_keys, weight_of_first
 from ..rulings import Bounds, bootstrapped, count, judge, measured, random_band
 from ..statistics import Comoments, Estimate, Sums, comoments_of, jackknifed, ratio, sums_of
 from ..texts import Batch
@@ -74,11 +72,10 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     values = torch.stack(rows, -1).masked_fill(~valid, 0.0).sum(2, dtype=torch.float64)
     found: dict[str, Any] = {"rows": sums_of(values, batch.keys), "learned": int(sinks is not None)}
     if applies(event, batch):
-        seen = visible(event.call)
-        tokens = real(batch, event).flatten()
-        keys = None if seen is None else seen.flatten()
-        found["queries"] = comoments_of(_tokens(event.query), group=batch.group, weights=tokens)
-        found["keys"] = comoments_of(_tokens(event.key), group=batch.group, weights=keys)
+        tokens, (queries,) = some(event, batch, memory, event.query)
+        seen, keys = some_keys(event, batch, memory)
+        found["queries"] = comoments_of(queries, group=batch.group, weights=tokens)
+        found["keys"] = comoments_of(keys, group=batch.group, weights=seen)
     return {event.layer: found}
 
 
@@ -130,11 +127,6 @@ def verdict(findings: list[Finding]) -> Judgement:
     alerts = _alerts(findings)
     words += f" Alerts: {'; '.join(alerts)}." if alerts else ""
     return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity="entropy", note=c.note)
-
-
-def _tokens(t: Tensor) -> Tensor:
-    """[h, b n, d]."""
-    return t.transpose(0, 1).flatten(1, 2)
 
 
 def _rank(layer: str, queries: Comoments, keys: Comoments) -> list[Measured]:

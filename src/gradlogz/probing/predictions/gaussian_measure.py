@@ -12,7 +12,7 @@
 All of this of the rows with small hashes that see 8 keys or more; biases are log weights of the keys. Every measure
 obeys the formula to first order: where logits hardly vary it says nothing about the keys, and a random twin obeys it.
 
-    pooled              the same with mu, Sigma of the keys of all texts, every row, from moments alone
+    pooled              the same with mu, Sigma of the keys of all texts, from moments of a part of the tokens
     within position     with Sigma of keys around the mean at their position in the sequence, as rotations leave it
     position share      1 - tr Sigma within position / tr Sigma pooled
 
@@ -37,8 +37,8 @@ from ..._typing import Bool, Float, Tensor
 from ...attention.calls import visible
 from ..capturing import Attended, Event
 from ..findings import Finding
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import Rows, applies, rows_of
+from ..prediction import Finished, Judgement, Measured, Probed, Twin
+from ..rows import Rows, applies, rows_of, some, some_keys
 from ..rulings import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from ..statistics import Comoments, Moments, Sums, comoments_of, jackknifed, sums_of
 from ..texts import Batch
@@ -50,6 +50,7 @@ refutes = "Less than 80 % of the way from mu to the attended mean, or from log n
 EXPLAINED = "mean explained"
 BAR = 0.8  # a sink, which no Gaussian has, reaches 0.6 to 0.8 by chance; 128 Gaussian keys 0.9 at Var u = 1
 INFORMED, FEWEST = 0.1, 8
+STEP = 4  # between the positions that are looked at
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 
@@ -63,7 +64,7 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     if (rows := rows_of(event, batch, memory)) is not None:
         found["rows"] = sums_of(_columns(rows), batch.keys)
     if event._call().options.get("sinks") is None:
-        found |= _moments(event, batch)
+        found |= _moments(event, batch, memory)
     return {event.layer: found}
 
 
@@ -199,38 +200,33 @@ def _square(t: Tensor) -> Tensor:
     return t.square().sum(-1)
 
 
-def _moments(event: Attended, batch: Batch) -> dict[str, Any]:
+def _moments(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str, Any]:
     """Of scaled queries with attended means, of keys, and of keys around their mean at each position."""
     call, mean = event._call(), event.attention.key_mean
     if mean is None:
         return {}
     scale = call.options.get("scale")
-    q = call.query.to(mean.dtype) * (call.query.shape[-1] ** -0.5 if scale is None else float(scale))
-    k = call.key.to(mean.dtype)
-    seen = visible(call)
-    tokens = real(batch, event) & event.attention.seen[:, 0]
-    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if seen is None else seen
-    found: dict[str, Any] = {
-        "queries": comoments_of(_tokens(q), _tokens(mean), group=batch.group, weights=tokens.flatten(), yy="trace"),
-        "keys": comoments_of(_tokens(k), group=batch.group, weights=keys.flatten()),
+    tokens, (q, m) = some(event, batch, memory, call.query, mean)
+    q = q.to(m.dtype) * (call.query.shape[-1] ** -0.5 if scale is None else float(scale))
+    seen, k = some_keys(event, batch, memory)
+    found = {
+        "queries": comoments_of(q, m, group=batch.group, weights=tokens, yy="trace"),
+        "keys": comoments_of(k, group=batch.group, weights=seen),
     }
-    if len(k) > 1:
-        found["positions"] = _positions(k, keys, batch.group)
+    if len(call.key) > 1:
+        found["positions"] = _positions(call.key[:, :, ::STEP].to(m.dtype), visible(call), batch.group)
     return found
 
 
-def _positions(k: Tensor, keys: Bool[Tensor, "b n"], group: int) -> Comoments:
+def _positions(k: Tensor, seen: Bool[Tensor, "b n"] | None, group: int) -> Comoments:
     """Moments of keys around the mean of all sequences of the batch at the same position, of one degree less each."""
+    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if seen is None else seen[:, ::STEP]
     weight = keys[:, None, :, None].to(k.dtype)
     several = weight.sum(0)
     mean = (weight * k).sum(0) / several.clamp(min=1)
     within = (k - mean) * (several / (several - 1).clamp(min=1)).sqrt()
-    return comoments_of(_tokens(within), group=group, weights=(keys & (several[0, :, 0] > 1)).flatten())
-
-
-def _tokens(t: Tensor) -> Tensor:
-    """[h, b n, d]."""
-    return t.transpose(0, 1).flatten(1, 2)
+    tokens = within.transpose(0, 1).flatten(1, 2)
+    return comoments_of(tokens, group=group, weights=(keys & (several[0, :, 0] > 1)).flatten())
 
 
 def _sums(state: Mapping[str, Any]) -> dict[str, Sums]:
