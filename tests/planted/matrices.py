@@ -120,3 +120,10 @@ def crossed(generator, gain):
     Wq, _, Wv, Wo = random_heads(generator)
     J = generator.normal(size=(HEADS, SIZE, SIZE))
     return [Wq, Wq @ (J - J.transpose(0, 2, 1)) / SIZE, Wv, Wo]
+
+
+def spreading(generator, gain, step):
+    """Heads that look at their own token and add step times it: the cloud grows, or shrinks where step is negative."""
+    Wq, _, _, _ = random_heads(generator)
+    own = np.eye(WIDTH).reshape(WIDTH, HEADS, SIZE).transpose(1, 0, 2)
+    return [1.5 * Wq, 1.5 * Wq, own, step * own.transpose(0, 2, 1)]
