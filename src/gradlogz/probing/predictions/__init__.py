@@ -3,9 +3,9 @@
 from typing import cast
 
 from ..prediction import Prediction
-from . import ascent, entropy, gaussian_measure, gaussianity, identity, linearity, qk_geometry, symmetry, tie
+from . import ascent, entropy, expansion, gaussian_measure, identity, linearity, qk_geometry, symmetry, tie
 
 PREDICTIONS = cast(
     tuple[Prediction, ...],
-    (identity, ascent, tie, qk_geometry, symmetry, gaussian_measure, gaussianity, linearity, entropy),
+    (identity, ascent, tie, qk_geometry, symmetry, gaussian_measure, expansion, linearity, entropy),
 )
