@@ -128,6 +128,27 @@ def test_weights_and_slopes_follow_their_laws_at_the_start():
             assert float(found.trajectory.observed[observable][0, 0]) == pytest.approx(curve.values[0], abs=0.02)
 
 
+def test_the_hull_shrinks_within_its_bound():
+    """By enumeration: |x_i' - x_j'| <= (1 - sum_k min(a_ik, a_jk)) diam <= the bound, and the bound is not idle."""
+    found = simulate("no-residual", seeds=1, tokens=30, steps=6)
+    diameters, bound = curves.hull(found)
+    x = found.start[0]
+    a = (0.2 * x @ x.mT).softmax(-1)
+    assert diameters[0] == pytest.approx(max(float((p - q).norm()) for p in x for q in x))
+    assert bound.values[1] == pytest.approx(diameters[0] * (1 - sum(float(a[:, j].min()) for j in range(30))))
+    assert all(d <= b + 1e-12 * diameters[0] for d, b in zip(diameters[1:], bound.values[1:], strict=True))
+    assert bound.values[1] < diameters[0]
+    assert curves.hull(simulate("rms-8-0.1", seeds=1, steps=0)) is None
+
+
+def test_counts_that_last_are_told():
+    figure = next(
+        p for p in page_of(simulate("circle-20", seeds=1, steps=200)).sections[0].parts if p.name == "clusters"
+    )
+    assert figure.caption.startswith("Counts that last, of the first cloud: ")
+    assert "or more steps." in figure.caption
+
+
 def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
     assert curves.rising(simulate("rms-8-0.1", seeds=1, steps=0))
     for name in ("whitening-8-0.1", "descent-uniform-1", "causal", "hopfield", "no-residual"):

@@ -4,6 +4,7 @@
     mean_fraction, skewness, harmonic       size at the start · growth^t, squared for the first two [theory 4.4, 4.5]
     self_weight                             sigmoid(beta r² - beta² r² c / 2 - log n)             [theory 10.3]
     slope                                   self + (1 - self) (beta c + mean fraction)            [theory 10.3]
+    diameter without residual               at most (1 - sum_j min_i a_ij) of the one before      [theory 5.5]
     sliced_wasserstein, kurtosis, skewness  the band of a Gaussian cloud of the same size
 
 Read next: reporting.py, which draws them beside what was seen.
@@ -111,6 +112,25 @@ def weights(simulation: Simulation) -> dict[str, Curve]:
     return (
         found if s.keys else {**found, "self_weight": Curve(own, f"sigmoid(beta r² - beta² r² c / 2 - log n) {says}")}
     )
+
+
+def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
+    """The diameter of the first cloud under attention alone, and the bound of Dobrushin on it.   [theory 5.5]
+
+    diam(x') <= (1 - sum_j min_i a_ij) diam(x) in one step; over several, no more than before.
+    """
+    s = simulation.settings
+    alone = not (s.residual or s.causal or s.keys) and s.heads == 1 and s.tau == 1.0 and s.contraction == "none"
+    if not alone or simulation.frames.shape[1] < s.tokens:
+        return None
+    diameters, bounds = [], [math.nan]
+    times = simulation.trajectory.times.tolist()
+    for x, now, then in zip(simulation.frames, times, [*times[1:], times[-1] + 1], strict=True):
+        diameters.append(float(torch.pdist(x).max()))
+        least = float((s.beta * x @ x.mT).softmax(-1).amin(0).sum())
+        bounds.append(diameters[-1] * (1 - least if then == now + 1 else 1.0))
+    says = "no more than (1 - sum_j min_i a_ij) times the diameter of the step before, or that at the look before"
+    return diameters, Curve(bounds[:-1], says)
 
 
 def null(simulation: Simulation, name: str) -> Band | None:

@@ -4,13 +4,14 @@ Read next: curves.py (theory), ../page (how it looks).
 """
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from .. import __version__
 from .._errors import sentence
+from ..dynamics.metastability import plateaus
 from ..dynamics.observables import components
 from ..page import (
     Axis,
@@ -157,11 +158,12 @@ def _sections(simulation: Simulation) -> tuple[Section, ...]:
     many = len(simulation.trajectory.times) > 1
     first: list[Part] = [cloud_of(simulation)]
     if many:
-        first.append(_figure(simulation, "clusters", None))
+        first.append(replace(_figure(simulation, "clusters", None), caption=_lasting(simulation)))
         first.append(_unstable(simulation, grown[0], grown[1]) if grown else _figure(simulation, "displacement", None))
     names = [n for n in ("radius", "mean_fraction", "effective_rank", "self_weight", "slope") if n in seen]
     beside = [_figure(simulation, n, theory.get(n)) for n in names if n != unstable]
     beside += [_energy(simulation)] if "log_pair_energy" in seen else []
+    beside += _hull(simulation)
     shape = [_figure(simulation, n, None) for n in ("sliced_wasserstein", "kurtosis", "skewness") if n in seen]
     shape = [f for f in shape if f.name != unstable]
     attention = [_figure(simulation, n, None) for n in ("entropy", "displacement") if n in seen]
@@ -279,6 +281,30 @@ def _energy(simulation: Simulation) -> Figure:
         tuple(marks),
         f"{count}; it {law}.",
     )
+
+
+def _hull(simulation: Simulation) -> list[Figure]:
+    """The diameter under attention alone, beside its bound."""
+    found = curves.hull(simulation)
+    if found is None:
+        return []
+    times, (diameters, bound) = _times(simulation), found
+    rounding = 1e-12 * diameters[0]
+    above = [(t, a) for t, a, b in zip(times, diameters, bound.values, strict=True) if a > b + rounding]
+    marks: list[Mark] = [Line("seen", times, diameters), Line("bound", times, bound.values, "ink", "dash")]
+    marks += [Points("above", [t for t, _ in above], [a for _, a in above], "vermilion", "x")] if above else []
+    axis = Axis("diameter", "1", "max |xᵢ − xⱼ|", scale="log")
+    caption = f"Bound: {bound.says}. It is exceeded at {len(above) or 'none'} of {len(times) - 1} looks."
+    return [Figure("diameter", "Diameter of the hull", _time(simulation), axis, tuple(marks), caption)]
+
+
+def _lasting(simulation: Simulation) -> str:
+    """The counts of clusters that lasted, of the first cloud."""
+    counts, times = simulation.trajectory.observed["clusters"][:, 0].long(), simulation.trajectory.times
+    least = simulation.trajectory.step / 20
+    found = [p for p in plateaus(counts, times, flicker=least / 2, least=least) if p.clusters > 0]
+    words = [f"{p.clusters} for {p.lifetime:.0f}{' or more' if p.censored else ''}" for p in found]
+    return f"Counts that last, of the first cloud: {', '.join(words)} steps." if words else ""
 
 
 def _both(simulation: Simulation) -> list[Figure]:
