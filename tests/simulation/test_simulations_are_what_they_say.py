@@ -149,6 +149,13 @@ def test_counts_that_last_are_told():
     assert "or more steps." in figure.caption
 
 
+@pytest.mark.parametrize("name", ["whitening-2-1", "rms-8-0.1", "no-residual", "hopfield", "circle-5"])
+def test_no_figure_is_shown_twice(name):
+    sections = page_of(simulate(name, seeds=2, steps=3, tokens=40)).sections
+    names = [part.name for section in sections for part in section.parts if part.kind in ("figure", "cloud", "table")]
+    assert len(names) == len(set(names)) > 8
+
+
 def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
     assert curves.rising(simulate("rms-8-0.1", seeds=1, steps=0))
     for name in ("whitening-8-0.1", "descent-uniform-1", "causal", "hopfield", "no-residual"):

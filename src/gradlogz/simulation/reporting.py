@@ -166,7 +166,8 @@ def _sections(simulation: Simulation) -> tuple[Section, ...]:
     beside += _hull(simulation)
     shape = [_figure(simulation, n, None) for n in ("sliced_wasserstein", "kurtosis", "skewness") if n in seen]
     shape = [f for f in shape if f.name != unstable]
-    attention = [_figure(simulation, n, None) for n in ("entropy", "displacement") if n in seen]
+    shown = {part.name for part in first if not isinstance(part, Text | Facts | Verdict)}
+    attention = [_figure(simulation, n, None) for n in ("entropy", "displacement") if n in seen and n not in shown]
     sections = [Section("The cloud", tuple(first))]
     if many:
         sections += [
@@ -192,7 +193,7 @@ def cloud_of(simulation: Simulation) -> Cloud:
     labels, _ = components(frames[-1:])
     _, group, counts = labels[0].unique(return_inverse=True, return_counts=True)
     order = counts.argsort(descending=True).argsort()
-    said = f"{len(counts)} clusters" if len(counts) < len(group) / 5 else "no clusters"
+    said = f"{len(counts)} cluster{'s' * (len(counts) > 1)}" if len(counts) < len(group) / 5 else "no clusters"
     about = f"Seed {s.seed}, {frames.shape[1]} of {s.tokens} tokens, coloured by their cluster at the end ({said}). "
     if grows:
         frames = frames / sizes[:, None, None]
