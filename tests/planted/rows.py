@@ -5,6 +5,7 @@ tokens    embeddings are drawn, so that keys are sums of many independent number
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,3 +72,63 @@ def with_sink(model, size):
             part.query.weight.mul_(0.1)
             part.query.bias.copy_((size * math.sqrt(d) * k / k.square().sum(-1, keepdim=True)).flatten())
     return model
+
+
+def with_loud_head(model, head=0, factor=12.0):
+    """An encoder in which one head has far larger logits than the others, and so a far larger log normaliser."""
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            part = layer.attention.self
+            d = part.attention_head_size
+            part.query.weight[head * d : (head + 1) * d] *= factor
+    return model
+
+
+class SureAttention(torch.nn.Module):
+    """Causal attention that also says how far the values that it averages are spread."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.project, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.num_heads = heads
+
+    def forward(self, x):
+        b, n, width = x.shape
+        q, k, v = self.project(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(later, -math.inf)
+        p = (s - s.logsumexp(-1, keepdim=True)).exp()
+        trace = (p @ v.square() - (p @ v).square()).sum((1, 3))
+        return self.out(o.transpose(1, 2).reshape(b, n, width)), trace
+
+
+class SureModel(torch.nn.Module):
+    """A model that knows the next token, and is as unsure of it as it is told to be.
+
+    margin = 4 - unsure * standardised log spread + noise         loss = log(1 + (V - 1) exp(-margin))
+    """
+
+    def __init__(self, unsure, seed=0, width=32, heads=4):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCABULARY, width)
+        self.attention = SureAttention(width, heads)
+        self.unsure, self.seed = unsure, seed
+        drawn(self, seed)
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embedding(input_ids)
+        update, trace = self.attention(x)
+        x = x + update
+        # A row that sees one key has no spread.
+        spread = trace.clamp(min=1e-6).log()
+        z = (spread - spread[:, 2:].mean()) / spread[:, 2:].std()
+        source = torch.Generator().manual_seed(self.seed + int(input_ids.sum()))
+        margin = 4 - self.unsure * z.clamp(-3, 3) + torch.randn(z.shape, generator=source)
+        logits = margin.unsqueeze(-1) * torch.nn.functional.one_hot(input_ids.roll(-1, 1), VOCABULARY)
+        return Said(logits.float(), x)
+
+
+class Said(NamedTuple):
+    logits: torch.Tensor
+    stream: torch.Tensor

@@ -54,9 +54,11 @@ class Rows(NamedTuple):
         """A statistic of all rows, of these."""
         return statistic.gather(2, self.places.unsqueeze(1).expand(-1, statistic.shape[1], -1))
 
-    def products_with(self, key: Float[Tensor, "b hk n d"]) -> Float[Tensor, "b h r n"]:
-        """<query, key> with other keys, without a soft cap."""
-        return logits(self.query, key, None, None, Scoring(1.0))
+    def products_with(
+        self, key: Float[Tensor, "b hk n d"], query: Float[Tensor, "b h r d"] | None = None
+    ) -> Float[Tensor, "b h r n"]:
+        """<query, key> with other keys, or other queries, without a soft cap."""
+        return logits(self.query if query is None else query, key, None, None, Scoring(1.0))
 
     def averaged(self, weights: Float[Tensor, "b h r n"], vectors: Float[Tensor, "b hk n v"]) -> Tensor:
         """sum_n weights_n vectors_n, [b, h, r, v], of vectors that groups of heads share."""

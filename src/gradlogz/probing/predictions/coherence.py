@@ -1,0 +1,126 @@
+"""What it costs that heads do not gate each other.
+
+    h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
+    multi-head attention     gates them all alike: the gradient of a lower bound of that log normaliser
+    cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
+
+A log normaliser is known only up to what an offset of the keys adds to it, <q, c>, which no weight sees; so the keys of
+each row are centred first, G_k - mean_j u_j, in the rows with small hashes: "cost". "raw cost" is that of the log
+normalisers as they are, of every row. Heads that see other keys than each other, or have biases of their own, have
+log normalisers that cannot be compared, and so have layers that compute their own logits.
+
+Null: log normalisers of other tokens, each head's from another row of the same text (log n taken off): the cost if
+heads knew nothing of each other. Twins with random weights cost nothing, since all their logits are small.
+
+Verdict, of each layer: supported if the interval lies below COHERENT nats, refuted if it lies above INCOHERENT; of the
+model by more than half of its layers.
+
+Read next: entropy.py, ../../measures/mixture.py (the bound and its gap).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..capturing import Attended, Event
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rows import applies, rows_of
+from ..rulings import Bounds, absent, bootstrapped, count, judge, measured
+from ..statistics import Estimate, ratio, sums_of
+from ..texts import Batch
+
+claim = "Heads are coherent: attention without gates is nearly the gradient of the mixture of its heads."
+formula = "KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats"
+refutes = "A cost above half a nat: gates by the log normalisers would be far from uniform."
+
+COST = "cost"
+COHERENT, INCOHERENT = 0.1, 0.5
+QUANTITIES = {COST: (1, 0), "raw cost": (4, 3)}
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Costs summed over rows: of the chosen ones with centred keys, and of all."""
+    if not isinstance(event, Attended):
+        return None
+    if not applies(event, batch) or not _comparable(event):
+        return {event.layer: {"costs": None}}
+    valid = real(batch, event) & event.attention.seen[:, 0]
+    every = _sum(cost(event.attention.log_normalizer), valid)
+    found = every.new_zeros(len(every), 3)
+    if (rows := rows_of(event, batch, memory)) is not None:
+        seen = rows.log_weights > -torch.inf
+        n = rows.seen
+        G = rows.logits.logsumexp(-1) - n.log() - (rows.products * seen).sum(-1) / n
+        # Head k takes the row k places further: rows of one text in the order of their hashes.
+        kept = rows.valid & (n[:, 0] > 1)
+        mixed = _shifted(G, rows.valid)
+        found = torch.cat((_sum(cost(G), kept), _sum(cost(mixed), kept)[:, 1:]), -1)
+    return {event.layer: {"costs": sums_of(torch.cat((found, every), -1).unsqueeze(1), batch.keys)}}
+
+
+def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
+    """KL(uniform‖softmax_h(G))."""
+    return G.logsumexp(1) - math.log(G.shape[1]) - G.mean(1)
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """Mean costs of every layer."""
+    found = [absent(layer, COST) for layer, kept in state.items() if kept["costs"] is None]
+    for name, (above, below) in QUANTITIES.items():
+        found += _rows(state, name, above, below)
+    return found
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """The cost of heads whose log normalisers are of other tokens; of the raw cost, that of random weights."""
+    other = [] if twin is None else _rows(twin.state, "raw cost", *QUANTITIES["raw cost"])
+    return _rows(state, COST, 2, 0) + other
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """As the module says."""
+    ruled = judge(findings, COST, lambda f: Bounds(COHERENT, INCOHERENT), small=True)
+    c = count(ruled, COST)
+    if not c.judged:
+        return Judgement(ruled, "not applicable", "No layer has heads whose log normalisers can be compared.")
+    words = (
+        f"Of {c.judged} layers {c.supported} cost less than {COHERENT} nats and {c.refuted} more than {INCOHERENT}; "
+        f"the middle one {c.value:.3f}, and {c.null:.3f} with log normalisers of other tokens."
+    )
+    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=COST, note=c.note)
+
+
+def _comparable(event: Attended) -> bool:
+    """Whether all heads, two or more, see the same keys with the same weights."""
+    options = event._call().options
+    shared = all(
+        (t := options.get(name)) is None or t.ndim < 3 or t.shape[-3] == 1 for name in ("attn_mask", "bias", "segments")
+    )
+    return shared and options.get("sinks") is None and options.get("softcap") is None and event.query.shape[1] > 1
+
+
+def _sum(values: Float[Tensor, "b m"], valid: Tensor) -> Float[Tensor, "b 2"]:
+    """Count and sum of each row of the batch."""
+    kept = values.masked_fill(~valid, 0.0)
+    return torch.stack((valid.double().sum(-1), kept.double().sum(-1)), -1)
+
+
+def _shifted(G: Float[Tensor, "b h r"], valid: Tensor) -> Float[Tensor, "b h r"]:
+    """The log normalisers of head k at the row k places further, around the valid rows of each sequence."""
+    b, h, r = G.shape
+    many = valid.sum(-1).clamp(min=1)[:, None, None]
+    places = torch.arange(r, device=G.device) + torch.arange(h, device=G.device)[:, None]
+    return G.gather(2, (places % many).expand(b, h, r))
+
+
+def _rows(state: Mapping[str, Any], name: str, above: int, below: int) -> list[Measured]:
+    sums = {layer: kept["costs"] for layer, kept in state.items() if kept["costs"] is not None}
+    found = []
+    for layer, estimate in bootstrapped(sums, lambda t: ratio(t, above, below)).items():
+        one = Estimate(*(t.squeeze(0) for t in estimate))
+        found += measured(layer, name, one, sums[layer].totals[0, 0, below])
+    return found

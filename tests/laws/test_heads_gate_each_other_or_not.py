@@ -1,0 +1,115 @@
+"""The cost of heads that do not gate each other is that of dense log normalisers, and layers are judged by it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gradlogz.probing import rows as chosen_rows
+from gradlogz.probing.capturing import capture
+from gradlogz.probing.prediction import Probed
+from gradlogz.probing.predictions import coherence
+from gradlogz.probing.statistics import merge, sums_of
+from gradlogz.probing.texts import Batch
+from gradlogz.probing.tracing import trace
+from planted.rows import VOCABULARY, decoder, encoder, with_loud_head
+from pretrained import minilm
+from probing import findings_of, judged, state_of, token_batches
+
+NOTHING = Probed("", None, {}, 0)
+
+
+@pytest.mark.parametrize("which", ["minilm", "decoder"])
+def test_costs_are_those_of_dense_attention(which, monkeypatch):
+    monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
+    if which == "minilm":
+        model, inputs = minilm("sdpa")
+        batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
+    else:
+        model, batch = decoder(sharpness=3.0, key_heads=2), token_batches(VOCABULARY, batches=1)[0]
+    layout = trace(model, batch.inputs)
+    found = coherence.evaluate(state_of(coherence, model, [batch], layout), NOTHING)
+    rows = {(m.layer, m.quantity): m for m in found}
+    captured = capture(model, batch.inputs, layout=layout)
+    real = batch.inputs["attention_mask"].bool()
+    for name in layout.attention:
+        event = captured.attention[name]
+        k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
+        s = event.query.double() @ k.mT * event.call.options["scale"]
+        seen = real[:, None, None, :].expand(s.shape)
+        if which == "decoder":
+            seen = seen & torch.ones(s.shape[-2:], dtype=torch.bool).tril()
+        G = s.masked_fill(~seen, -torch.inf).logsumexp(-1)
+        mean = (s * seen).sum(-1) / seen.sum(-1)
+        for quantity, gates, least in (("raw cost", G, 1), ("cost", G - mean, 2)):
+            log_r = gates.log_softmax(1)
+            kl = -math.log(log_r.shape[1]) - log_r.mean(1)
+            kept = real & (seen.sum(-1)[:, 0] >= least)
+            assert rows[name, quantity].value == pytest.approx(float(kl[kept].mean()), rel=1e-4, abs=1e-5)
+            assert rows[name, quantity].tokens == int(kept.sum())
+
+
+def test_an_offset_of_the_keys_costs_nothing():
+    model, batches = encoder(sharpness=0.5), token_batches(VOCABULARY, length=32, padded=False)
+    before = judged(coherence, model, batches)
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.attention.self.key.bias += 3.0 * torch.randn(32, generator=torch.Generator().manual_seed(0))
+    after = judged(coherence, model, batches)
+    for a, b in zip(before.findings, after.findings, strict=True):
+        if a.quantity == "cost":
+            assert a.value == pytest.approx(b.value, rel=1e-3)
+        else:
+            assert b.value > 2 * a.value
+
+
+def test_even_heads_are_coherent_and_a_loud_one_is_not():
+    batches = token_batches(VOCABULARY, length=48)
+    found = judged(coherence, encoder(sharpness=0.4), batches)
+    assert found.verdict == "supported", found.words
+    assert found.value < 0.01
+    found = judged(coherence, with_loud_head(encoder(sharpness=0.5)), batches)
+    assert found.verdict == "refuted", found.words
+    found = judged(coherence, encoder(heads=1), batches)
+    assert found.verdict == "not applicable"
+
+
+def drawn(source, costs, documents=40):
+    state = {}
+    for i, cost in enumerate(costs):
+        rows = source.integers(5, 20, documents).astype(float)
+        each = cost * np.exp(0.5 * source.standard_normal(documents) - 0.125)
+        columns = np.stack((rows, rows * each, rows * each, rows, rows * each), -1)[:, None]
+        keys = torch.from_numpy(source.integers(0, 2**62, documents))
+        state[f"model {i}"] = {"costs": sums_of(torch.from_numpy(columns), keys)}
+    return state
+
+
+def rulings(state):
+    rows = findings_of(coherence, state, NOTHING)
+    return [coherence.verdict([f for f in rows if f.layer == name]).verdict for name in state]
+
+
+def test_models_at_a_bound_are_seldom_judged():
+    source = np.random.default_rng(0)
+    for cost, wrong in ((coherence.COHERENT, "supported"), (coherence.INCOHERENT, "refuted")):
+        found = rulings(drawn(source, [cost] * 200))
+        assert found.count(wrong) <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
+
+
+def test_the_less_it_costs_the_more_often_it_is_found():
+    found = rulings(drawn(np.random.default_rng(1), [c for c in (0.1, 0.085, 0.07, 0.04) for _ in range(25)]))
+    power = [found[25 * i : 25 * i + 25].count("supported") / 25 for i in range(4)]
+    assert power == sorted(power), power
+    assert power[-1] > 0.95
+
+
+def test_shards_add_to_one_pass():
+    batches, model = token_batches(VOCABULARY, length=48), encoder()
+    layout = trace(model, batches[0].inputs)
+    whole, even, odd = (state_of(coherence, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
+    one, two = (coherence.evaluate(state, NOTHING) for state in (whole, merge(even, odd)))
+    for a, b in zip(one, two, strict=True):
+        assert a[:3] == b[:3]
+        np.testing.assert_allclose(a[3:7], b[3:7], rtol=1e-9, atol=1e-10)
