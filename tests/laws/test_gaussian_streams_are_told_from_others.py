@@ -1,0 +1,247 @@
+"""Shapes of clouds by their definitions, and the verdict on streams that are Gaussian and on streams that are not."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from gradlogz.probing import shapes
+from gradlogz.probing.capturing import capture
+from gradlogz.probing.findings import Finding
+from gradlogz.probing.prediction import Probed
+from gradlogz.probing.predictions import gaussianity
+from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS, FIRST, MASSIVE, MEAN, OWN, POSITIONS
+from gradlogz.probing.rows import SHARE
+from gradlogz.probing.shapes import LARGEST, SLICED
+from gradlogz.probing.statistics import merge, token_hashes
+from gradlogz.probing.texts import Batch
+from planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
+from planted.rows import encoder
+from pretrained import minilm
+from probing import judged, probed, state_of, token_batches
+from scales import close
+
+
+def cloud(x, documents=None, positions=None):
+    n = len(x)
+    documents = torch.arange(n) if documents is None else documents
+    return shapes.cloud_of(torch.as_tensor(x), documents, documents % 8, positions)
+
+
+# The numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_anderson_and_darling_is_that_of_scipy():
+    y = np.sort(np.random.default_rng(0).exponential(size=(3, 200)))
+    y = (y - y.mean(1, keepdims=True)) / y.std(1, ddof=1, keepdims=True)  # scipy divides by n - 1
+    found = shapes.anderson_darling(torch.from_numpy(y))
+    with pytest.warns(FutureWarning):
+        expected = [stats.anderson(row, "norm").statistic / 200 for row in y]
+    close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_best_logistic_law_is_that_of_scipy():
+    generator = np.random.default_rng(0)
+    for y in (generator.normal(size=300), generator.exponential(size=300), 3 + 5 * generator.standard_t(4, 300)):
+        logistic = stats.logistic.logpdf(y, *stats.logistic.fit(y)).mean()
+        normal = stats.norm.logpdf(y, y.mean(), y.std()).mean()
+        assert float(shapes.logistic_against_normal(torch.from_numpy(y))) == pytest.approx(logistic - normal, abs=1e-6)
+
+
+def test_the_distances_are_those_of_sorted_projections():
+    x = mixture(np.random.default_rng(0), 400)
+    found = cloud(x)
+    assert found.axes == 8
+    c = x - x.mean(0)
+    values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
+    z = (c @ vectors / np.sqrt(values))[:, ::-1][:, :8]
+    quantiles = stats.norm.ppf((np.arange(400) + 0.5) / 400)[:, None]
+
+    def square(y):
+        return ((np.sort(y, 0) - quantiles) ** 2).mean()
+
+    numbers = shapes.shape(found.features, found.axes)
+    # axes have no sign, and the iteration finds them to a few digits where their variances are close
+    expected = np.mean([min(square(z[:, [i]]), square(-z[:, [i]])) for i in range(8)])
+    assert float(numbers[shapes.AXES]) == pytest.approx(expected, rel=0.05)
+    direction = np.random.default_rng(1).normal(size=(8, 2000))
+    expected = square(z @ (direction / np.linalg.norm(direction, axis=0)))
+    assert float(numbers[SLICED]) == pytest.approx(expected, rel=0.35)  # 16 directions in place of 2000
+    expected = max(min(square(z[:, [i]]), square(-z[:, [i]])) for i in range(2))
+    assert float(numbers[LARGEST]) == pytest.approx(expected, rel=0.1)  # the axes of the clusters
+    close(shapes.largest_square(found.features, found.axes), numbers[LARGEST])
+    third = np.einsum("ni,nj,nk->ijk", *3 * (z,)) / 400
+    assert float(numbers["skewness"]) == pytest.approx((third**2).sum(), rel=0.05)
+    assert float(numbers["kurtosis"]) == pytest.approx(((z**2).sum(1) ** 2).mean() - 80, rel=0.05)
+
+
+def test_leading_axes_are_those_of_the_covariance():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 40)) * np.geomspace(8, 0.01, 40)
+    x = torch.from_numpy(x - x.mean(0))
+    axes, spread = shapes.leading_axes(x, 4, torch.Generator().manual_seed(0))
+    values, vectors = torch.linalg.eigh(x.mT @ x / 300)
+    close(spread, values.flip(0)[:4], scale=1e3 * float(values.max()))
+    close((axes * vectors.flip(1)[:, :4]).sum(0).abs(), torch.ones(4, dtype=torch.float64), tolerance=1e-8)
+
+
+def test_covariances_between_and_within_documents_are_found():
+    generator = np.random.default_rng(0)
+    index = torch.from_numpy(generator.integers(0, 400, 8000))
+    between, within = np.diag([2.0, 0.5, 0.0]), np.array([[1.0, 0.5, 0], [0.5, 1.0, 0], [0, 0, 3.0]])
+    u = generator.multivariate_normal(np.zeros(3), between, 400)
+    x = u[index] + generator.multivariate_normal(np.zeros(3), within, 8000)
+    B, W = shapes.variances(torch.from_numpy(x), index)
+    assert np.abs(B.numpy() - between).max() < 0.3
+    assert np.abs(W.numpy() - within).max() < 0.15
+    one, all_of_it = shapes.variances(torch.from_numpy(x), torch.zeros(8000, dtype=torch.int64))
+    assert float(one.abs().max()) == 0
+    close(all_of_it, torch.from_numpy(np.cov(x.T, bias=True)), scale=10.0)
+
+
+def test_places_have_tokens_enough_and_their_means_are_removed():
+    positions = torch.tensor([0] * 9 + [1] * 3 + [2] * 6 + [3] * 8 + [7] * 2)
+    places = shapes.places_of(positions)
+    assert places.tolist() == [0] * 9 + [1] * 9 + [2] * 10
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(28, 3)))
+    found = shapes.without_means(x, places)
+    for place, k in ((0, 9), (1, 9), (2, 10)):
+        part = x[places == place]
+        close(found[places == place], (part - part.mean(0)) / math.sqrt(1 - 1 / k))
+
+
+# The verdict ---------------------------------------------------------------------------------------------------------
+
+
+def batches():
+    return token_batches(VOCABULARY, rows=6, padded=True)
+
+
+def excesses(judgement):
+    return {f.layer: f for f in judgement.findings if f.quantity == f"{EXCESS}, {CLEANED}"}
+
+
+@pytest.mark.parametrize(("law", "expected"), [(gaussian, "supported"), (mixture, "refuted")])
+def test_planted_streams_are_judged_as_they_are(law, expected):
+    found = judged(gaussianity, still(law(np.random.default_rng(0), VOCABULARY), layers=1), batches())
+    assert found.verdict == expected, found.words
+    assert {layer: f.verdict for layer, f in excesses(found).items()} == dict.fromkeys(("h.0.attn", "end"), expected)
+
+
+def test_first_tokens_massive_activations_and_positions_are_removed():
+    generator = np.random.default_rng(0)
+    x = gaussian(generator, VOCABULARY)
+    models = {
+        FIRST: still(x, layers=1, first=20 * np.ones(WIDTH)),
+        POSITIONS: still(x, layers=1, positions=4 * np.sign(generator.normal(size=(64, 1))) * np.ones(WIDTH)),
+    }
+    x = x.copy()
+    x[::20, 3] = 3000.0
+    models[MASSIVE] = still(x, layers=1)
+    for which, model in models.items():
+        rows = {f.quantity: f.value for f in judged(gaussianity, model, batches()).findings if f.layer == "h.0.attn"}
+        far = [w for w in (FIRST, MASSIVE, POSITIONS) if rows[f"{LARGEST}, {w}"] > 0.15]
+        assert which not in far
+        assert rows[f"{LARGEST}, {ALL}"] > 0.15
+        assert rows[f"{EXCESS}, {CLEANED}"] < BOUND
+        assert (rows["tokens with massive activations"] > 0.02) == (which == MASSIVE)
+
+
+def ruling(x, documents):
+    """The verdict on a model with one depth, whose tokens are these."""
+    found = cloud(x, torch.from_numpy(documents), torch.from_numpy(documents * 0 + np.arange(len(x)) % 9))
+    draws = shapes.gaussian_clouds(found, gaussianity.DRAWS, torch.Generator().manual_seed(0))
+    value, low, high, _ = gaussianity.excess(found, shapes.largest_square(draws, found.axes))
+    nothing = (math.nan,) * 3
+    known = (float(value), float(low), float(high))
+    row = Finding("drawn", "gaussianity", "", 1, None, f"{EXCESS}, {CLEANED}", *known, *nothing, len(x))
+    return gaussianity.verdict([row]).verdict
+
+
+def test_gaussian_clouds_of_few_documents_are_seldom_refuted():
+    """Tokens of a document are alike: half of their variance is that of documents."""
+    generator = np.random.default_rng(0)
+    rulings = []
+    for _ in range(100):
+        documents = np.sort(generator.integers(0, 64, 256))
+        rulings.append(ruling(generator.normal(size=(256, 4)) + generator.normal(size=(64, 4))[documents], documents))
+    assert rulings.count("refuted") <= 5 + 2 * math.sqrt(100 * 0.05 * 0.95)
+
+
+def test_clouds_at_the_bound_are_seldom_supported_and_the_power_rises():
+    generator = np.random.default_rng(1)
+    spreads = np.linspace(0.2, 0.9, 36)
+    distances = [distance_of_scaled(s) for s in spreads]
+    share = {}
+    for level in (0.0, BOUND, 2 * BOUND, 4 * BOUND):
+        spread = np.interp(level, distances, spreads) if level else 0.0
+        count = 200 if level == BOUND else 20
+        rulings = [ruling(scaled(generator, 384, 3, spread), np.arange(384)) for _ in range(count)]
+        share[level] = [rulings.count(v) / count for v in ("supported", "refuted")]
+    assert share[BOUND][0] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
+    assert share[0.0][0] > 0.8
+    refuted = [share[level][1] for level in (0.0, BOUND, 2 * BOUND, 4 * BOUND)]
+    assert refuted == sorted(refuted), share
+    assert refuted[-1] > 0.8
+
+
+# The statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_self_weights_and_mean_fractions_are_those_of_dense_attention():
+    model, batch = encoder(sharpness=2.0).double(), token_batches(96, rows=4, length=60, batches=1)[0]
+    known = probed(model, batch)
+    state = state_of(gaussianity, model, [batch], known.layout)
+    rows = {(m.layer, m.quantity): m for m in gaussianity.evaluate(state, known)}
+    captured = capture(model, batch.inputs, layout=known.layout)
+    mask = batch.inputs["attention_mask"].bool()
+    few = token_hashes(batch.keys, torch.arange(60).expand(4, -1)) < int(SHARE * 2**63)
+    for layer in known.layout.attention:
+        event = captured.attention[layer]
+        s = (event.query @ event.key.mT / math.sqrt(8)).masked_fill(~mask[:, None, None], -torch.inf)
+        own = s.softmax(-1).diagonal(dim1=-2, dim2=-1).mean(1)[few & mask]
+        assert rows[layer, OWN].tokens == len(own) > 2
+        assert rows[layer, OWN].value == pytest.approx(float(own.mean()), rel=1e-9)
+        x = captured.sublayers[layer].stream[mask]
+        assert rows[layer, MEAN].tokens == len(x)
+        assert rows[layer, MEAN].value == pytest.approx(float(x.mean(0).square().sum() / x.square().sum(1).mean()))
+    end = captured.output.last_hidden_state[mask]
+    taken = state["samples"]["encoder.layer 32"].vectors["end"]
+    close(taken.sort(0).values, end.sort(0).values)
+
+
+def test_a_pretrained_model_is_measured():
+    model, _ = minilm("sdpa")
+    ids = torch.from_numpy(np.random.default_rng(0).integers(1000, 20000, (8, 40)))
+    batch = Batch(
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        torch.arange(1, 9),
+        0,
+        [""] * 8,
+        torch.zeros(8, dtype=torch.int64),
+    )
+    known = Probed("minilm", probed(model, batch).layout, {}, 0)
+    found = gaussianity.evaluate(state_of(gaussianity, model, [batch], known.layout), known)
+    assert len({m.layer for m in found}) == 7
+    assert all(math.isfinite(m.value) for m in found)
+    assert all(math.isnan(m.low) for m in found if m.quantity.startswith(EXCESS))  # one group has no interval
+
+
+def test_shards_add_to_one_pass():
+    batches, model = token_batches(96, rows=1), encoder(layers=1)
+    known = probed(model, batches[0])
+    whole, even, odd = (state_of(gaussianity, model, b, known.layout) for b in (batches, batches[::2], batches[1::2]))
+    one, two = (gaussianity.evaluate(state, known) for state in (whole, merge(odd, even)))
+    assert one
+    for a, b in zip(one, two, strict=True):
+        assert a[:3] == b[:3]
+        assert a.tokens == b.tokens
+        np.testing.assert_allclose(a[3:6], b[3:6], rtol=1e-9, atol=1e-9)
+
+
+def test_too_few_tokens_have_no_shape():
+    found = judged(gaussianity, encoder(), token_batches(96, rows=1, batches=2, padded=False))
+    assert found.verdict == "not applicable"
+    assert all(math.isnan(f.value) for f in found.findings if f.quantity.startswith(LARGEST))
