@@ -1,0 +1,197 @@
+"""Does what attention throws away tell where a model is unsure?
+
+    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
+    spread       log sum_h tr P_i                                per token and layer, of the values of all heads
+    loss         -log p(next token)                              the model's own, at the token whose spread it is
+    correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that the token sees
+
+The trace is that of values, before the output matrix: through that matrix it would need the covariance itself. It is
+at least FLOOR of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size comparable. Only rows that see
+two keys or more and have a next token count. Early tokens see few keys and are hard to predict, which alone makes a
+correlation: the partial one is judged. Of a model with a masked head the loss of tokens that it sees is told as
+"correlation with pseudo-loss" and not judged: it mostly copies them. Without a head there is no loss.
+
+Null: the same with the spread of the token half a text away.
+
+Verdict, of the average over layers: supported if the interval of the partial correlation lies above LEAST and above the
+null, refuted if it lies below LEAST. Layers are told each by itself.
+
+Read next: ../interest.py (the tokens of largest covariance), ../../attention/layers (attention that keeps it).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ..._typing import Bool, Float, Tensor
+from ...attention.calls import HIDDEN, Call
+from ..capturing import Attended, Event
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rows import keys_seen
+from ..rulings import Bounds, bootstrapped, count, judge, measured
+from ..statistics import Estimate, Sums, sums_of
+from ..texts import Batch
+
+claim = "The covariance that attention drops is large where the model is unsure."
+formula = "partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n"
+refutes = "A correlation below 0.05."
+
+PARTIAL, PLAIN, PSEUDO = "partial correlation", "correlation", "correlation with pseudo-loss"
+LEAST, FLOOR = 0.05, 1e-6
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Spreads are kept until the loss is known; then products of spread, log n and loss, summed over tokens."""
+    if isinstance(event, Attended):
+        _keep(event, batch, memory)
+        return None
+    if not isinstance(event, Finished) or "spread" not in memory:
+        return None
+    loss = _loss(event, causal=memory["causal"])
+    if loss is None:
+        return {"head": "none"}
+    valid = memory["valid"] & _scored(memory["valid"], causal=memory["causal"])
+    x = torch.stack(list(memory["spread"].values()), 1).double()
+    x = torch.cat((x, x.mean(1, keepdim=True)), 1)
+    half = x.shape[-1] // 2
+    other = valid & memory["valid"].roll(half, -1)
+    parts = [_products(a, memory["log n"], loss, b) for a, b in ((x, valid), (x.roll(half, -1), other))]
+    kind = "causal" if memory["causal"] else "masked"
+    names = "\n".join(memory["spread"])
+    return {"head": kind, "layers": names, "products": sums_of(torch.cat(parts, -1), batch.keys)}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """Correlations of every layer, and of the average over layers as that of the whole model."""
+    if "products" not in state:
+        return [Measured("", None, PARTIAL, math.nan)] if state else []
+    if state["head"] != "causal":
+        return [Measured("", None, PARTIAL, math.nan), *_rows(state, PSEUDO, _correlation, slice(0, 10))]
+    plain, partial = (
+        _rows(state, name, function, slice(0, 10)) for name, function in ((PLAIN, _correlation), (PARTIAL, _partial))
+    )
+    return plain + partial
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """The spread of another token of the same text."""
+    if "products" not in state:
+        return []
+    pairs = ((PLAIN, _correlation), (PARTIAL, _partial)) if state["head"] == "causal" else ((PSEUDO, _correlation),)
+    return [m for name, function in pairs for m in _rows(state, name, function, slice(10, 20))]
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """As the module says."""
+    whole = [f for f in findings if not f.layer and f.quantity == PARTIAL]
+
+    def bounds(f: Finding) -> Bounds:
+        return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), LEAST)
+
+    ruled = judge(whole, PARTIAL, bounds)
+    rest = [f for f in findings if f not in whole]
+    c = count(ruled, PARTIAL)
+    if not c.judged:
+        reason = "The model has no head that predicts the next token."
+        return Judgement(ruled + rest, "not applicable", reason, quantity=PARTIAL)
+    f = ruled[0]
+    best = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
+    words = (
+        f"The spread of attended values has a partial correlation of {f.value:.2f} with the loss of the next token, "
+        f"{f.null:.2f} with that of another token; at most {best.value:.2f}, in {best.layer}."
+    )
+    return Judgement(ruled + rest, c.verdict, words, f.value, f.low, f.high, f.null, PARTIAL)
+
+
+def _keep(event: Attended, batch: Batch, memory: dict[str, Any]) -> None:
+    """The spreads of a layer, if its queries are the tokens of the input."""
+    ids, variance = batch.inputs.get("input_ids"), event.attention.value_variance
+    b, _, m = event.attention.log_normalizer.shape
+    if variance is None or ids is None or event.crosses or (b, m) != tuple(ids.shape):
+        return
+    if "spread" not in memory:
+        n = keys_seen(event, memory).amin(1)
+        memory["spread"] = {}
+        memory["valid"] = real(batch, event) & (n > 1)
+        memory["log n"] = n.clamp(min=1).log().double().expand(b, m)
+        memory["causal"] = _causal(event)
+    trace = variance.sum((1, 3))
+    whole = trace + event.attention.output.to(trace.dtype).square().sum((1, 3))
+    least = FLOOR * whole + torch.finfo(trace.dtype).tiny
+    memory["spread"][event.layer] = torch.maximum(trace, least).log()
+
+
+def _causal(event: Attended) -> bool:
+    """Whether no query sees a key behind it; asked once for a batch, since a GPU waits for the answer."""
+    call = event.call
+    if isinstance(call, Call):
+        if call.options.get("is_causal"):
+            return True
+        mask = call.options.get("attn_mask")
+        if mask is None:
+            return False
+        seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+    else:
+        seen = call.logits > HIDDEN
+    return seen.shape[-2] > 1 and not bool(seen.triu(1).any())
+
+
+def _loss(event: Finished, *, causal: bool) -> Float[Tensor, "b n"] | None:
+    """-log p of the next token, or of the token itself; None if the model gives no logits for words."""
+    logits, ids = getattr(event.output, "logits", None), event.inputs["input_ids"]
+    if logits is None or logits.ndim != 3 or logits.shape[:2] != ids.shape or int(ids.max()) >= logits.shape[2]:
+        return None
+    ids = ids.to(logits.device).roll(-1, -1) if causal else ids.to(logits.device)
+    # Sequence after sequence: all at once would be a second copy of the logits.
+    pairs = zip(logits, ids, strict=True)
+    return torch.stack([cross_entropy(one.float(), to, reduction="none") for one, to in pairs]).double()
+
+
+def _scored(valid: Bool[Tensor, "b n"], *, causal: bool) -> Bool[Tensor, "b n"]:
+    """Tokens with a loss: those before another one."""
+    if not causal:
+        return valid
+    after = valid.roll(-1, -1)
+    after[:, -1] = False
+    return after
+
+
+def _products(
+    x: Float[Tensor, "b l n"], z: Float[Tensor, "b n"], y: Float[Tensor, "b n"], valid: Bool[Tensor, "b n"]
+) -> Float[Tensor, "b l k"]:
+    """(1, x, z, y, xx, xz, xy, zz, zy, yy) summed over tokens."""
+    x, z, y = torch.broadcast_tensors(x, z.unsqueeze(1), y.unsqueeze(1))
+    columns = [torch.ones_like(x), x, z, y, x * x, x * z, x * y, z * z, z * y, y * y]
+    return torch.stack([(c * valid.unsqueeze(1)).sum(-1) for c in columns], -1)
+
+
+def _covariances(t: Tensor) -> tuple[Tensor, ...]:
+    x, z, y, xx, xz, xy, zz, zy, yy = (t[..., i] / t[..., 0] for i in range(1, 10))
+    return xx - x * x, xz - x * z, xy - x * y, zz - z * z, zy - z * y, yy - y * y
+
+
+def _correlation(t: Tensor) -> Tensor:
+    xx, _, xy, _, _, yy = _covariances(t)
+    return (xy / (xx * yy).sqrt()).clamp(-1.0, 1.0)
+
+
+def _partial(t: Tensor) -> Tensor:
+    xx, xz, xy, zz, zy, yy = _covariances(t)
+    spread = (xx - xz.square() / zz) * (yy - zy.square() / zz)
+    found = ((xy - xz * zy / zz) / spread.sqrt()).clamp(-1.0, 1.0)
+    return torch.where(zz > 0, found, _correlation(t))
+
+
+def _rows(state: Mapping[str, Any], name: str, function: Callable[[Tensor], Tensor], part: slice) -> list[Measured]:
+    """A correlation of every layer; the last is that of the average, of the model."""
+    sums = Sums(state["products"].totals[..., part])
+    (estimate,) = bootstrapped({"": sums}, function).values()
+    layers = [*state["layers"].split("\n"), ""]
+    found = []
+    for i, layer in enumerate(layers):
+        found += measured(layer, name, Estimate(*(t[i] for t in estimate)), sums.totals[0, i, 0])
+    return found
