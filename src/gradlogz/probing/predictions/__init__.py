@@ -3,9 +3,37 @@
 from typing import cast
 
 from ..prediction import Prediction
-from . import ascent, entropy, expansion, gaussian_measure, identity, linearity, qk_geometry, symmetry, tie
+from . import (
+    ascent,
+    coherence,
+    dropped_covariance,
+    entropy,
+    expansion,
+    gaussian_measure,
+    gaussianity,
+    hopfield,
+    identity,
+    linearity,
+    qk_geometry,
+    symmetry,
+    tie,
+)
 
 PREDICTIONS = cast(
     tuple[Prediction, ...],
-    (identity, ascent, tie, qk_geometry, symmetry, gaussian_measure, expansion, linearity, entropy),
+    (
+        identity,
+        ascent,
+        tie,
+        qk_geometry,
+        symmetry,
+        gaussian_measure,
+        expansion,
+        gaussianity,
+        linearity,
+        entropy,
+        dropped_covariance,
+        coherence,
+        hopfield,
+    ),
 )

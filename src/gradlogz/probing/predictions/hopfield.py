@@ -1,0 +1,157 @@
+"""Attention as one update of a Hopfield network: how many patterns does a head retrieve together?
+
+    held            k / n: the fewest keys that hold 90 % of the weight, over the keys that a row sees     [ramsauer20]
+    class           by the middle row: I k > n/2, an average of nearly all; II above n/8; III above n/32, a metastable
+                    state of few; IV the rest, single patterns
+    retrieval       share of rows whose bound |att - k_1| <= 2 M (n - 1) exp(-(s_1 - s_2)) is below |k_1|: k_1 has the
+                    largest logit s_1, s_2 is the next, M the length of the longest key                    [theory 5.7]
+    energy          E(q) - E(att) - |q - att|²/2 >= 0 with E(x) = |x|²/2 - log sum_j w_j exp(beta <k_j, x>) / beta: a
+                    theorem [theory 5.6], and so is the bound; "rows against theorems" counts those that break one by
+                    more than rounding: a check, no finding
+
+Of the rows with small hashes that see FEWEST keys or more. The state is the query, the patterns are the keys it sees,
+and att their average, whatever the values are; beta is the scale.
+
+Null: a head with random weights, the band that of another one.
+
+Verdict: a head supports the claim if the interval of "held" lies below 1/2 and below the null, and refutes it if above
+1/2: then it averages over most of what it sees.
+
+Read next: entropy.py, ../../dynamics/hopfield.py (networks that are iterated).
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..capturing import Attended, Event
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Twin
+from ..rows import Rows, applies, rows_of
+from ..rulings import Bounds, absent, bootstrapped, count, judge, measured, random_band
+from ..statistics import histogram_of, ratio, sums_of
+from ..texts import Batch
+
+claim = "Heads retrieve: nine tenths of their weight lie on less than half of the keys they see."
+formula = "k / n, k the fewest keys that hold 90 % of the weight of a row that sees n"
+refutes = "Nine tenths of the weight spread over more than half of the keys."
+
+HELD, MASS, FEWEST, HALF = "held", 0.9, 8, 0.5
+CLASSES = {"I": 1 / 2, "II": 1 / 8, "III": 1 / 32, "IV": 0.0}
+ROUNDING = 1e-3
+EDGES = torch.tensor([-1.0, -ROUNDING, 0.0, 1.0], dtype=torch.float64)
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Counts of the chosen rows, and the least slack of both theorems."""
+    if not isinstance(event, Attended):
+        return None
+    if not applies(event, batch) or event._call().options.get("softcap") is not None:
+        return {event.layer: {"rows": None}}
+    rows = rows_of(event, batch, memory)
+    if rows is None:
+        return None
+    scale = event._call().options.get("scale")
+    beta = event.query.shape[-1] ** -0.5 if scale is None else float(scale)
+    values, slack, kept = _columns(rows, beta)
+    slack = slack.movedim(0, -1).transpose(0, 1).flatten(1)
+    valid = kept.unsqueeze(-1).expand(*kept.shape, 2).transpose(0, 1).flatten(1)
+    return {event.layer: {"rows": sums_of(values, batch.keys), "slack": histogram_of(slack, EDGES, valid=valid)}}
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """Shares over rows with the bootstrap; the number of the class; how many rows break a theorem."""
+    found = [absent(layer, HELD) for layer, kept in state.items() if kept["rows"] is None]
+    sums = {layer: kept["rows"] for layer, kept in state.items() if kept["rows"] is not None}
+    names = [HELD, "keys held", *(f"class {name}" for name in CLASSES), "retrieval"]
+    for column, name in enumerate(names, start=1):
+        for layer, estimate in bootstrapped(sums, partial(ratio, above=column, below=0)).items():
+            found += measured(layer, name, estimate, sums[layer].totals[0, :, 0])
+    for layer, each in sums.items():
+        shares = each.totals[0, :, 3:7].cpu()
+        middle = 1 + (shares.cumsum(-1) * 2 < shares.sum(-1, keepdim=True)).sum(-1)
+        broken = state[layer]["slack"].counts[:, [0, 1, -1]].sum(-1).cpu()
+        for head, (number, wrong) in enumerate(zip(middle.tolist(), broken.tolist(), strict=True)):
+            rows = int(each.totals[0, head, 0])
+            found.append(Measured(layer, head, "class", float(number) if rows else math.nan, tokens=rows))
+            found.append(Measured(layer, head, "rows against theorems", float(wrong), tokens=rows))
+    return found
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+    """The same of a head with random weights."""
+    by: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for m in [] if twin is None else evaluate(twin.state, twin.model):
+        if m.head is not None and m.quantity not in ("class", "rows against theorems"):
+            by[m.layer, m.quantity].append(m.value)
+    return [m for (layer, name), values in by.items() for m in random_band(layer, name, torch.tensor(values))]
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """As the module says."""
+
+    def bounds(f: Finding) -> Bounds:
+        return Bounds(HALF if math.isnan(f.null_low) else min(HALF, f.null_low), HALF)
+
+    ruled = judge(findings, HELD, bounds, small=True)
+    c = count(ruled, HELD)
+    if not c.judged:
+        return Judgement(ruled, "not applicable", "No layer hands on queries and keys whose products are its logits.")
+    of = Counter(int(f.value) for f in findings if f.quantity == "class" and not math.isnan(f.value))
+    classes = ", ".join(f"{of[i]} of class {name}" for i, name in enumerate(CLASSES, start=1))
+    words = (
+        f"{c.supported} of {c.judged} heads put nine tenths of their weight on less than half of the keys, {c.refuted} "
+        f"on more; the middle head on {c.value:.0%}. Heads: {classes}."
+    )
+    broken = sum(int(f.value) for f in findings if f.quantity == "rows against theorems")
+    words += (
+        f" {broken} rows break the energy or the bound, which cannot be: the capture is at fault." if broken else ""
+    )
+    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=HELD, note=c.note)
+
+
+def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Tensor, "2 b h r"], Tensor]:
+    """(rows, held, k, classes, retrievals) of each sequence; the slack of energy and bound of each row; which count."""
+    s, n = rows.logits, rows.seen
+    G = s.logsumexp(-1)
+    p = (s - G.unsqueeze(-1)).exp()
+    heaviest = p.sort(-1, descending=True).values
+    k = 1 + (heaviest.cumsum(-1) < MASS).sum(-1).to(p.dtype)
+    k = torch.minimum(k, n)
+    held = k / n
+    bounds = [*CLASSES.values()]
+    classes = [(held <= above) & (held > below) for above, below in zip([2.0, *bounds], bounds, strict=False)]
+    # The bound ----------------------------------------------------------------------------------------------------
+    att = rows.averaged(p, rows.key)
+    two = s.topk(min(2, s.shape[-1]), -1)
+    first = _rows_of_keys(rows.key, two.indices[..., 0])
+    length = rows.key.norm(dim=-1).repeat_interleave(s.shape[1] // rows.key.shape[1], 1).unsqueeze(2)
+    M = length.masked_fill(rows.log_weights == -torch.inf, 0.0).amax(-1)
+    gap = two.values[..., 0] - two.values[..., -1]
+    bound = 2 * M * (n - 1) * (-gap).exp()
+    short = (bound - (att - first).norm(dim=-1)) / M.clamp(min=torch.finfo(p.dtype).tiny)
+    # The energy ---------------------------------------------------------------------------------------------------
+    q = rows.query / beta
+    after = (rows.products_with(rows.key, att * beta) + rows.log_weights).logsumexp(-1)
+    fall = (_square(q) - _square(att) - _square(q - att)) / 2 + (after - G) / beta
+    size = _square(q) + _square(att) + (after.abs() + G.abs()) / beta
+    slack = torch.stack((short, fall / size))
+    kept = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
+    columns = [torch.ones_like(G), held, k, *(c.to(G.dtype) for c in classes), (bound < first.norm(dim=-1)).to(G.dtype)]
+    return torch.stack(columns, -1).masked_fill(~kept.unsqueeze(-1), 0.0).double().sum(2), slack, kept
+
+
+def _rows_of_keys(key: Float[Tensor, "b hk n d"], index: Tensor) -> Float[Tensor, "b h r d"]:
+    """The key of each row at an index [b, h, r]."""
+    b, h, r = index.shape
+    each = index.reshape(b, key.shape[1], -1, 1).expand(-1, -1, -1, key.shape[-1])
+    return key.gather(2, each).reshape(b, h, r, key.shape[-1])
+
+
+def _square(t: Tensor) -> Tensor:
+    return t.square().sum(-1)

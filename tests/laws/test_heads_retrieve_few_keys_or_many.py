@@ -1,0 +1,151 @@
+"""The keys that hold nine tenths of the weight are counted as numpy counts them; heads are judged by them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gradlogz.probing import rows as chosen_rows
+from gradlogz.probing.capturing import Attended, capture
+from gradlogz.probing.prediction import Probed, Twin
+from gradlogz.probing.predictions import hopfield
+from gradlogz.probing.statistics import merge, sums_of
+from gradlogz.probing.statistics.histogram import Histogram
+from gradlogz.probing.texts import Batch
+from gradlogz.probing.tracing import trace
+from planted.rows import VOCABULARY, decoder, encoder
+from pretrained import minilm
+from probing import findings_of, judged, state_of, token_batches
+
+NOTHING = Probed("", None, {}, 0)
+
+
+@pytest.mark.parametrize("which", ["minilm", "decoder"])
+def test_rows_are_counted_as_numpy_counts_them(which, monkeypatch):
+    monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
+    if which == "minilm":
+        model, inputs = minilm("sdpa")
+        batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
+    else:
+        model, batch = decoder(sharpness=4.0, key_heads=2), token_batches(VOCABULARY, batches=1, length=40)[0]
+    layout = trace(model, batch.inputs)
+    found = {
+        (m.layer, m.head, m.quantity): m for m in hopfield.evaluate(state_of(hopfield, model, [batch], layout), NOTHING)
+    }
+    name = layout.attention[1]
+    event = capture(model, batch.inputs, layout=layout).attention[name]
+    real = batch.inputs["attention_mask"].bool()
+    k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
+    q, beta = event.query.double(), event.call.options["scale"]
+    rows = {}
+    for b, h, i in np.ndindex(*q.shape[:3]):
+        seen = real[b] & (torch.arange(q.shape[2]) <= i if which == "decoder" else True)
+        n = int(seen.sum())
+        if not real[b, i] or n < 8:
+            continue
+        keys = k[b, h, seen]
+        s = (keys @ q[b, h, i] * beta).numpy()
+        p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
+        count = int(np.searchsorted(np.cumsum(np.sort(p)[::-1]), 0.9) + 1)
+        order = np.argsort(-s)
+        first, M = keys[order[0]].norm(), keys.norm(dim=-1).max()
+        bound = 2 * M * (n - 1) * math.exp(s[order[1]] - s[order[0]])
+        rows.setdefault(h, []).append((count / n, count, float(bound < first)))
+    for h, each in rows.items():
+        held, counts, retrieved = np.array(each).T
+        assert found[name, h, "held"].value == pytest.approx(held.mean(), rel=2e-3)
+        assert found[name, h, "keys held"].value == pytest.approx(counts.mean(), rel=2e-3)
+        assert found[name, h, "retrieval"].value == pytest.approx(retrieved.mean(), abs=2e-3)
+        shares = [(held > 1 / 2), (held > 1 / 8) & (held <= 1 / 2), (held > 1 / 32) & (held <= 1 / 8), held <= 1 / 32]
+        for label, share in zip(hopfield.CLASSES, shares, strict=True):
+            assert found[name, h, f"class {label}"].value == pytest.approx(share.mean(), abs=2e-2)
+        middle = 1 + sum(np.median(held) <= bound for bound in (1 / 2, 1 / 8, 1 / 32))
+        if abs(np.median(held) - 1 / 2) > 0.02 and abs(np.median(held) - 1 / 8) > 0.01:
+            assert found[name, h, "class"].value == middle
+        assert found[name, h, "rows against theorems"].value == 0
+
+
+def test_sharp_heads_retrieve_and_even_ones_average():
+    batches = token_batches(VOCABULARY, length=64)
+    sharp = judged(hopfield, encoder(sharpness=6.0), batches, encoder(sharpness=0.5, seed=1))
+    assert sharp.verdict == "supported", sharp.words
+    assert "0 of class I," in sharp.words
+    even = judged(hopfield, encoder(sharpness=0.1), batches, encoder(sharpness=0.5, seed=1))
+    assert even.verdict == "refuted", even.words
+    assert "Heads: 8 of class I, 0 of class II" in even.words
+
+
+def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
+    from gradlogz.probing.rows import Rows
+
+    batches = token_batches(VOCABULARY, length=64)
+    whole = Rows.averaged
+    monkeypatch.setattr(Rows, "averaged", lambda rows, weights, vectors: 3 * whole(rows, weights, vectors))
+    assert "rows break the energy or the bound" in judged(hopfield, encoder(sharpness=2.0), batches).words
+
+
+def test_layers_that_write_their_own_softmax_are_not_judged():
+    def change(event):
+        from gradlogz.attention.calls import Logits
+
+        if not isinstance(event, Attended):
+            return event
+        return event._replace(call=Logits(event.query @ event.key.mT))
+
+    found = judged(hopfield, encoder(), token_batches(VOCABULARY), change=change)
+    assert found.verdict == "not applicable"
+    assert {f.verdict for f in found.findings} == {"not applicable"}
+
+
+def drawn(source, levels, documents=40, heads=6):
+    state = {}
+    for i, level in enumerate(levels):
+        rows = source.integers(5, 20, (documents, 1)) * np.ones((1, heads))
+        held = level + 0.1 * source.standard_normal((documents, heads))
+        none = np.zeros_like(rows)
+        columns = np.stack((rows, rows * held, none, rows, none, none, none, none), -1)
+        keys = torch.from_numpy(source.integers(0, 2**62, documents))
+        counts = torch.zeros(heads, len(hopfield.EDGES) + 2, dtype=torch.int64)
+        state[f"model {i}"] = {
+            "rows": sums_of(torch.from_numpy(columns), keys),
+            "slack": Histogram(hopfield.EDGES, counts),
+        }
+    return state
+
+
+def rulings(models, twins):
+    rows = findings_of(hopfield, models, NOTHING, Twin(twins, NOTHING))
+    return [hopfield.verdict([f for f in rows if f.layer == name]) for name in models]
+
+
+def heads_of(judgements):
+    return [f.verdict for each in judgements for f in each.findings if f.quantity == "held"]
+
+
+def test_at_one_half_models_are_seldom_judged_either_way():
+    source = np.random.default_rng(0)
+    found = rulings(drawn(source, [0.5] * 200), drawn(source, [0.9] * 200))
+    assert sum(r.verdict == "supported" for r in found) <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
+    assert heads_of(found).count("supported") <= 0.05 * 1200
+    assert heads_of(found).count("refuted") <= 0.05 * 1200
+
+
+def test_the_fewer_keys_are_held_the_more_heads_are_found():
+    source = np.random.default_rng(1)
+    levels = [level for level in (0.5, 0.47, 0.43, 0.35) for _ in range(10)]
+    found = rulings(drawn(source, levels), drawn(source, [0.9] * 40))
+    power = [heads_of(found[10 * i : 10 * i + 10]).count("supported") / 60 for i in range(4)]
+    assert power == sorted(power), power
+    assert power[0] <= 0.05
+    assert power[-1] > 0.95
+
+
+def test_shards_add_to_one_pass():
+    batches, model = token_batches(VOCABULARY, length=48), decoder(key_heads=2)
+    layout = trace(model, batches[0].inputs)
+    whole, even, odd = (state_of(hopfield, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
+    one, two = (hopfield.evaluate(state, NOTHING) for state in (whole, merge(even, odd)))
+    for a, b in zip(one, two, strict=True):
+        assert a[:3] == b[:3]
+        np.testing.assert_allclose(a[3:7], b[3:7], rtol=1e-9, atol=1e-10)
