@@ -6,7 +6,7 @@ import torch
 
 from gradlogz.probing import capture
 from gradlogz.probing.predictions import expansion
-from gradlogz.probing.statistics import merge
+from gradlogz.probing.statistics import comoments_of, merge
 from planted import matrices
 from pretrained import minilm
 from probing import findings_of, judged, probed, state_of, token_batches
@@ -63,10 +63,9 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
     spread = volume = None
     for group in range(8):
         x, u = torch.randn(2, 200, 250, 6, generator=generator, dtype=torch.float64)
-        parts = torch.cat((x, u, x + u), -1), torch.cat((x, u), -1)
-        zero = torch.zeros(200, 250, 1, dtype=torch.float64)
-        spread = merge(spread, expansion.comoments_of(zero, parts[0], group=group, yy="diagonal"))
-        volume = merge(volume, expansion.comoments_of(parts[1], group=group))
+        clouds, zero = torch.stack((x, u, x + u), 1), torch.zeros(200, 3, 250, 1, dtype=torch.float64)
+        spread = merge(spread, comoments_of(zero, clouds, group=group, yy="trace"))
+        volume = merge(volume, comoments_of(torch.cat((x, u), -1), group=group))
     findings = findings_of(expansion, {name: {"spread": spread, "rest": spread, "volume": volume}}, alone)
     value, low, high = (column(findings, JUDGED, field) for field in ("value", "null_low", "null_high"))
     chance = 3 * (0.05 * 0.95 / 200) ** 0.5
@@ -93,13 +92,13 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
     found = [capture(model, batch.inputs, layout=one.layout) for batch in batches]
     masks = [batch.inputs["attention_mask"].bool() for batch in batches]
     Q = expansion._directions(384, torch.device("cpu")).numpy()
-    close(torch.from_numpy(Q.T @ Q), torch.eye(64, dtype=torch.float64))
+    close(torch.from_numpy(Q.T @ Q), torch.eye(32, dtype=torch.float64))
 
     def joined(tensors, masks=masks):
         return np.concatenate([t[m].double().numpy() for t, m in zip(tensors, masks, strict=True)])
 
     def volume(x):
-        return np.linalg.slogdet(np.cov((x @ Q).T, bias=True))[1] / 64
+        return np.linalg.slogdet(np.cov((x @ Q).T, bias=True))[1] / 32
 
     def trace(x):
         return np.log(x.var(0).sum())
@@ -111,7 +110,7 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
     expected = {
         expansion.GROWTH: (trace(x + u) - trace(x), both - trace(x)),
         expansion.EXCESS["attention"]: (trace(x + u) - both, 0.0),
-        expansion.VOLUME: (volume(x + u) - volume(x), np.linalg.slogdet(sum_of_covariances)[1] / 64 - volume(x)),
+        expansion.VOLUME: (volume(x + u) - volume(x), np.linalg.slogdet(sum_of_covariances)[1] / 32 - volume(x)),
     }
     for quantity, (value, null) in expected.items():
         assert abs(float(column(rows, quantity, layer=name)) - value) < 1e-4, quantity

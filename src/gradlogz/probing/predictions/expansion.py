@@ -10,7 +10,7 @@ A step up a log normaliser moves no two tokens closer: gradients of convex funct
 tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same keys [theory 5.1, E15]. Growth itself
 says little, since adding anything spreads a cloud. Traces are those of single tokens and coordinates where these are
 massive: they are taken with and without the first token of each row, and volumes, in which every direction counts the
-same, are those of k = 64 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
+same, are those of k = 32 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
 
 Nulls: of growth and volume, an addition by chance; of the excess, updates exchanged between tokens, which gives 0 with
 a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens; of the excess of volume, and of norms, the random twin.
@@ -33,7 +33,7 @@ from ..findings import Finding
 from ..nulls import band
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rulings import Bounds, absent, count, judge, measured, middle
-from ..statistics import Comoments, Moments, comoments_of, jackknife
+from ..statistics import GROUPS, Comoments, Moments, comoments_of, jackknife
 from ..texts import Batch
 
 claim = "Attention spreads the cloud of tokens more than the addition of an unrelated vector would."
@@ -44,11 +44,11 @@ GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "exc
 EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log trace of the feed-forward"}
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
 BOUND = 0.01
-DIRECTIONS = 64
+DIRECTIONS = 32
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
-    """Variances of x, u and x + u by coordinate, and covariances of x and u along some directions."""
+    """Traces of the covariances of x, u and x + u, and the covariances of x and u along some directions."""
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
@@ -56,15 +56,11 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     else:
         return None
     mask = real(batch, event)
-    found = {"volume": _volume(x, u, mask, batch.group)}
-    if isinstance(event, Normed):
-        return {name: {**found, "spread": _spread((x, u), mask, batch.group)}}
     later = mask.clone()
     later[:, 0] = False
-    clouds = (x, u, x + u)  # not what comes after: of parallel branches that has both
-    for part, seen in (("spread", mask), ("rest", later)):
-        found[part] = _spread(clouds, seen, batch.group)
-    return {name: found}
+    spread, rest = _spreads(x, u, torch.stack((mask, later)), batch.group)
+    found = {"spread": spread, "volume": _volume(x, u, mask, batch.group)}
+    return {name: found if isinstance(event, Normed) else {**found, "rest": rest}}
 
 
 def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
@@ -140,20 +136,42 @@ def verdict(findings: list[Finding]) -> Judgement:
 # Clouds --------------------------------------------------------------------------------------------------------------
 
 
-def _spread(clouds: tuple[Tensor, ...], mask: Bool[Tensor, "b n"], group: int) -> Comoments:
-    """The variances of all coordinates of some clouds, side by side."""
-    y = torch.cat(clouds, -1).flatten(0, 1)
-    return comoments_of(torch.zeros_like(y[:, :1]), y, group=group, weights=mask.flatten(), yy="diagonal")
+def _spreads(x: Tensor, u: Tensor, masks: Bool[Tensor, "k b n"], group: int) -> list[Comoments]:
+    """Means and traces of covariances of x, u and x + u under each mask.
+
+    All from one pass around the means of the first: |x - m|², |u - k|² and <x - m, u - k> of every token.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, u = (t.to(wide).flatten(0, 1) for t in (x, u))
+    w = masks.flatten(1).to(wide)
+    n = w.sum(-1, keepdim=True).clamp(min=1.0)
+    means = [w @ t / n for t in (x, u)]
+    dx, du = (t.sub(m[:1]) for t, m in zip((x, u), means, strict=True))
+    products = w @ torch.stack([torch.linalg.vecdot(a, b) for a, b in ((dx, dx), (du, du), (dx, du))], -1)
+    mx, mu = (m.double() for m in means)
+    ex, eu = (m.sub(m[:1]) for m in (mx, mu))
+    between = torch.stack([torch.linalg.vecdot(a, b) for a, b in ((ex, ex), (eu, eu), (ex, eu))], -1)
+    products = products.double() - n.double() * between
+    found = []
+    for mask, m, k, (xx, uu, xu) in zip(w, mx, mu, products, strict=True):
+        means_of_all = torch.stack((m, k, torch.stack((m, k)).sum(0)))
+        traces = torch.stack((xx, uu, torch.stack((xx, uu, 2 * xu)).sum()))
+        nothing = m.new_zeros(3, 1)
+        each = Moments(
+            mask.sum().double(), nothing, nothing.unsqueeze(-1), means_of_all, m.new_zeros(3, 1, len(m)), traces
+        )  # fmt: skip
+        found.append(Comoments(tuple(each if g == group else None for g in range(GROUPS))))
+    return found
 
 
 def _volume(x: Tensor, u: Tensor, mask: Bool[Tensor, "b n"], group: int) -> Comoments:
     """The covariance of x and u along the directions, side by side."""
-    width = x.shape[-1]
-    along = torch.cat((x, u), -1).unflatten(-1, (2, width))
-    if width > DIRECTIONS:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        along = along.to(wide) @ _directions(width, x.device).to(wide)
-    return comoments_of(along.flatten(0, 1).flatten(1), group=group, weights=mask.flatten())
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, u = x.to(wide), u.to(wide)
+    if x.shape[-1] > DIRECTIONS:
+        directions = _directions(x.shape[-1], x.device).to(wide)
+        x, u = x @ directions, u @ directions
+    return comoments_of(torch.cat((x, u), -1).flatten(0, 1), group=group, weights=mask.flatten())
 
 
 @lru_cache
@@ -164,7 +182,7 @@ def _directions(width: int, device: torch.device) -> Float[Tensor, "D k"]:
 
 
 def _traces(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    x, u, after = m.divided(m.yy).unflatten(-1, (3, -1)).sum(-1).unbind(-1)
+    x, u, after = m.divided(m.yy).unbind(-1)
     return x, u, after
 
 
@@ -180,7 +198,7 @@ def _excess(m: Moments) -> Tensor:
 
 def _change(m: Moments) -> Tensor:
     """Of a norm: from its input to its output."""
-    x, result = m.divided(m.yy).unflatten(-1, (2, -1)).sum(-1).unbind(-1)
+    x, result, _ = _traces(m)
     return result.log() - x.log()
 
 
