@@ -16,6 +16,7 @@ import import_time
 import layers
 import measures
 import models
+import probe
 
 BENCHMARKS = {
     "import_time": import_time.rows,
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "layers": layers.rows,
     "models": models.rows,
     "dynamics": dynamics.rows,
+    "probe": probe.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,4 +1,4 @@
-"""The command line: gradlogz probe, gradlogz simulate, gradlogz verify.
+"""The command line: gradlogz probe, report, simulate, verify.
 
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .simulation import Simulation
     from .verification.program import Verdict
 
+PAGE = "report.html"  # in the folder of a run
 WIDE = 140  # columns from which on a table may have six of them
 INSTALL = (
     "gradlogz: the command line must have typer and rich; got neither. Install them with: pip install 'gradlogz[cli]'"
@@ -118,6 +120,9 @@ def application(typer: Any) -> Any:
         ] = None,
         seed: Annotated[int, typer.Option(help="Of the random twin, and of which documents are read.")] = 0,
         twin: Annotated[float, typer.Option(help="The part of the tokens that a random twin reads; 0 for none.")] = 0.1,
+        matrices: Annotated[
+            bool, typer.Option("--matrices", help="Keep the matrices in the run too; they may take gigabytes.")
+        ] = False,
         allow_pickle: Annotated[
             bool, typer.Option("--allow-pickle", help="Read pickled weights, as plain tensors only.")
         ] = False,
@@ -127,8 +132,8 @@ def application(typer: Any) -> Any:
     ) -> None:
         """What a trained transformer says about the theory: every prediction, head by head, with nulls and intervals.
 
-        Ends with a table of verdicts and a folder that holds all that was measured. Ctrl-C finishes the batch that is
-        under way and keeps what was measured.
+        Ends with a table of verdicts, a folder that holds all that was measured, and a page in it. Ctrl-C finishes the
+        batch that is under way and keeps what was measured.
         """
         from .probing.command import probe_command
 
@@ -145,10 +150,27 @@ def application(typer: Any) -> Any:
                 dtype=dtype,
                 seed=seed,
                 twin=twin,
+                matrices=matrices,
                 allow_pickle=allow_pickle,
                 allow_remote_code=allow_remote_code,
+                finish=_page_of_run,
             )
         )
+
+    @app.command()
+    def report(
+        run: Annotated[str, typer.Argument(help="The folder of a run of gradlogz probe.")],
+        out: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="The page; by default report.html in the folder.", show_default=False),
+        ] = None,
+        open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    ) -> None:
+        """Make the page of a run again: verdicts, a map of heads, every claim with its figures, all data.
+
+        A damaged or incomplete run has a page of what can be read, which says what is missing.
+        """
+        raise typer.Exit(_report(run, out, open_))
 
     @app.command()
     def simulate(
@@ -336,6 +358,39 @@ def _presets() -> int:
     return 0
 
 
+def _page_of_run(run: Path) -> str:
+    """Write the page of a run into its folder; a line that says where it is, or how to get one."""
+    if _absent():
+        return "Page: none; pip install 'gradlogz[report]', then gradlogz report."
+    from .reporting import report
+
+    return f"Page: {write(run / PAGE, report(run))}"
+
+
+def _report(run: str, out: str | None, show: bool) -> int:
+    from .reporting import report
+
+    return _page("report", lambda: report(run), Path(out) if out is not None else Path(run) / PAGE, show)
+
+
+def _page(call: str, make: Callable[[], str], path: Path, show: bool) -> int:
+    """Make and write a page; 2 with a sentence for what cannot be done."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    try:
+        text = make()
+        _check_files(call, path, None)
+    except (ValueError, ImportError) as refusal:
+        Console(stderr=True, soft_wrap=True).print(escape(str(refusal)), highlight=False)
+        return 2
+    write(path, text)
+    Console().print(f"page: {escape(str(path))} ({len(text) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+    if show:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
 def _simulate(
     preset: str | None, numbers: dict[str, Any], sweep: str | None, out: str | None, json: str | None, show: bool
 ) -> int:
@@ -346,7 +401,7 @@ def _simulate(
     console = Console(stderr=json == "-")
     path = Path(out or f"{'phases' if sweep else preset or 'simulation'}.html")
     try:
-        _check_files(path, json)
+        _check_files("simulate", path, json)
         text, data = (
             _swept(console, sweep, preset, numbers) if sweep is not None else _simulated(console, preset, numbers)
         )
@@ -364,18 +419,22 @@ def _simulate(
     return 0
 
 
-def _check_files(path: Path, json: str | None) -> None:
+def _check_files(call: str, path: Path, json: str | None) -> None:
     """Refuse, before anything is computed, what could not be written or drawn after it."""
     for flag, file in (("--out", path), ("--json", None if json in (None, "-") else Path(json))):
         if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
             fact = "a folder" if file.is_dir() else "no such folder" if not file.parent.is_dir() else "no permission"
             raise ValueError(
-                f"simulate: {flag} must name a file that can be written; got {file}, {fact}. Name another."
+                f"{call}: {flag} must name a file that can be written; got {file}, {fact}. Name another."
             )
-    for name in ("jinja2", "plotly"):
-        if importlib.util.find_spec(name) is None:
-            remedy = "Install it with: pip install 'gradlogz[report]'."
-            raise ImportError(f"simulate: {name} must be installed to make a page; got no {name}. {remedy}")
+    if _absent():
+        remedy = "Install it with: pip install 'gradlogz[report]'."
+        raise ImportError(f"{call}: {_absent()} must be installed to make a page; got no {_absent()}. {remedy}")
+
+
+def _absent() -> str | None:
+    """What pages need and is not installed."""
+    return next((name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None), None)
 
 
 def _simulated(console: "Console", preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:

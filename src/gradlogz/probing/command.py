@@ -5,16 +5,20 @@ Read next: running.py (what is measured), runs.py (what is written).
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from .._errors import sentence
+from .._typing import Tensor
 from .findings import Findings
 from .loading import Loaded, load
 from .running import Measurement, chosen, evaluate, measure
 from .runs import Run, as_json, check_place, write_run
 from .texts import documents
 
+LARGE = 16 * 2**20  # bytes of the statistics of a prediction that are written only if they are asked for
 RUNS = "runs"  # where runs are written unless another folder is named
 INTERRUPTED = 130  # what a shell expects of a command that was
 
@@ -32,10 +36,15 @@ def probe_command(
     dtype: str | None,
     seed: int,
     twin: float,
+    matrices: bool,
     allow_pickle: bool,
     allow_remote_code: bool,
+    finish: Callable[[Path], str] | None = None,
 ) -> int:
-    """The command, with its exit status: 0, or 2 with a sentence about what must be otherwise."""
+    """The command, with its exit status: 0, or 2 with a sentence about what must be otherwise.
+
+    finish: what is done with the folder of the run at the end, and a line about it.
+    """
     from rich.console import Console
 
     console = Console(stderr=json == "-")
@@ -55,16 +64,23 @@ def probe_command(
         )  # fmt: skip
         with console.status("Judging"):
             findings = evaluate(measured, predictions=only)
-        write_run(place, _run(measured, findings, seed, text))
+        run = _run(measured, findings, seed, text, matrices)
+        write_run(place, run)
         if json is not None:
             _write_json(json, findings)
+        last = None if finish is None else finish(place)
     if refusals.met:
         return 2
     console.print(findings)
     console.print(measured.report.words(), style="dim", highlight=False)
     if not measured.complete:
         console.print("Interrupted: the numbers are of the part that was read.", style="yellow")
-    console.print(f"Run: {place}", highlight=False)
+    if run.left_out:
+        words = f"Too large to keep without --matrices: the statistics of {', '.join(run.left_out)}."
+        console.print(words, style="dim", highlight=False)
+    console.print(f"Run: {place}", highlight=False, soft_wrap=True)
+    if last is not None:
+        console.print(last, highlight=False, soft_wrap=True, markup=False)
     return 0 if measured.complete else INTERRUPTED
 
 
@@ -97,8 +113,9 @@ def _check_reading(loaded: Loaded) -> None:
         raise ValueError(sentence("probe", "the model must read text", fact, remedy))
 
 
-def _run(measured: Measurement, findings: Findings, seed: int, text: str | None) -> Run:
+def _run(measured: Measurement, findings: Findings, seed: int, text: str | None, matrices: bool) -> Run:
     report = measured.report
+    left = () if matrices else tuple(name for name, size in _sizes(measured.state).items() if size > LARGE)
     counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}
     return Run(
         model={"name": measured.probed.name, **measured.facts},
@@ -107,10 +124,23 @@ def _run(measured: Measurement, findings: Findings, seed: int, text: str | None)
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
         counts=counts,
         times=measured.seconds,
-        statistics=measured.state,
+        statistics={name: state for name, state in measured.state.items() if name not in left},
         findings=findings,
         complete=measured.complete,
+        left_out=left,
     )
+
+
+def _sizes(state: Any) -> dict[str, int]:
+    """The bytes of the statistics of each prediction."""
+
+    def size(part: Any) -> int:
+        if isinstance(part, Tensor):
+            return part.numel() * part.element_size()
+        each = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ()
+        return sum(size(one) for one in each)
+
+    return {name: size(part) for name, part in state.items()}
 
 
 def _write_json(where: str, findings: Findings) -> None:

@@ -63,7 +63,7 @@ def probe(
     name: str | None = None,
     tokens: int | None = TOKENS,
     length: int | None = None,
-    predictions: Sequence[str] | None = None,
+    predictions: Sequence[str | Prediction] | None = None,
     twin: float = SHARE,
     seed: int = 0,
     progress: bool = False,
@@ -77,7 +77,7 @@ def probe(
         texts: a file, a folder, - for standard input, or a list of texts; the prose that comes with Python if None.
         tokens: how many to read, None for all of them.
         length: of a window of tokens at most.
-        predictions: names of those to measure; all by default.
+        predictions: names of those to measure, or files of your own (docs/adding_a_prediction.md); all by default.
         twin: the part of the tokens that a twin with random weights reads too; 0 for none.
         progress: show a bar on standard error.
 
@@ -87,7 +87,7 @@ def probe(
         model, tokenizer, documents(texts), name=name, tokens=tokens, length=length, predictions=predictions, twin=twin,
         seed=seed, progress=progress,
     )  # fmt: skip
-    return evaluate(measured)
+    return evaluate(measured, predictions=predictions)
 
 
 def measure(
@@ -99,7 +99,7 @@ def measure(
     facts: Mapping[str, Any] | None = None,
     tokens: int | None = TOKENS,
     length: int | None = None,
-    predictions: Sequence[str] | None = None,
+    predictions: Sequence[str | Prediction] | None = None,
     twin: float = SHARE,
     seed: int = 0,
     progress: bool = False,
@@ -141,7 +141,7 @@ def measure(
     return Measurement(probed, said, state, other, reading.report, stood, seconds, not asked())
 
 
-def evaluate(measured: Measurement, *, predictions: Sequence[str] | None = None) -> Findings:
+def evaluate(measured: Measurement, *, predictions: Sequence[str | Prediction] | None = None) -> Findings:
     """The findings of a measurement, without the model."""
     rows: list[Finding] = []
     claims: list[Claim] = []
@@ -258,14 +258,16 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
     return rows
 
 
-def chosen(names: Sequence[str] | None) -> list[Prediction]:
-    """The predictions of these names, all if None, in their order."""
+def chosen(wanted: Sequence[str | Prediction] | None) -> list[Prediction]:
+    """The predictions of these names, or these themselves; all that there are if None."""
     known = {name_of(p): p for p in PREDICTIONS}
-    unknown = [] if names is None else [name for name in names if name not in known]
-    if unknown:
-        remedy = f"They are {', '.join(known)}."
-        raise ValueError(sentence("probe", "predictions must be names of predictions", f"{unknown[0]!r}", remedy))
-    return [p for name, p in known.items() if names is None or name in names]
+    found = []
+    for each in known if wanted is None else wanted:
+        if isinstance(each, str) and each not in known:
+            remedy = f"They are {', '.join(known)}."
+            raise ValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
+        found.append(known[each] if isinstance(each, str) else each)
+    return found
 
 
 def _placed(batch: Batch, model: nn.Module) -> Batch:

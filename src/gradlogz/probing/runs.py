@@ -36,8 +36,8 @@ RUN, STATISTICS, FINDINGS, PARQUET = "run.json", "statistics.safetensors", "find
 class Run(NamedTuple):
     """What a run folder holds.
 
-    The dictionaries are plain, as JSON knows them. `statistics` is a state of statistics/storage.py; `findings` is None
-    and `complete` false where a run was stopped before its end.
+    The dictionaries are plain, as JSON knows them. `statistics` is a state of statistics/storage.py, without those of
+    the predictions named in `left_out`; `findings` is None and `complete` false where a run was stopped before its end.
     """
 
     model: dict[str, Any]
@@ -49,6 +49,7 @@ class Run(NamedTuple):
     statistics: Any
     findings: Findings | None
     complete: bool = True
+    left_out: tuple[str, ...] = ()
     version: str = __version__
 
 
@@ -242,7 +243,8 @@ def _read(place: Path, allow_incomplete: bool) -> Run:
         fact = f"one that stopped after {said['counts'].get('tokens', 'some')} tokens in {place.name}"
         remedy = "Run the command again, or pass allow_incomplete=True."
         raise ValueError(sentence("read_run", "a run must be complete", fact, remedy))
-    kept = {name: said[name] for name in ("model", "text", "seed", "command", "counts", "times", "complete", "version")}
+    names = ("model", "text", "seed", "command", "counts", "times", "complete", "version")
+    kept = {**{name: said[name] for name in names}, "left_out": tuple(said.get("left_out", ()))}
     findings = read_findings(place / FINDINGS) if FINDINGS in said["files"] else None
     return Run(statistics=_read_statistics(place / STATISTICS), findings=findings, **kept)
 
