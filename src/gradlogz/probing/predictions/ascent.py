@@ -8,7 +8,7 @@ good as the gradient of the same length. G is convex in the query, so that its r
 counts is the gain beyond that of the update of another token of the same text (permuted). The reversed update and a
 random direction are told beside it. The log normaliser of rows that see one key is linear; they are kept.
 
-Measured on one row in four, chosen by hash. A layer supports the claim if its gain lies above 0.05 and
+Measured on one batch in four, chosen by hash. A layer supports the claim if its gain lies above 0.05 and
 above that of permuted updates; it refutes it if it lies below 0 or below those.
 
 Read next: tie.py (the weights that would make it exact), ../asking.py (how moved tokens are read).
@@ -34,7 +34,7 @@ claim = "An attention sublayer moves tokens up the log normaliser of its keys."
 formula = "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
 refutes = "A gain that is not above that of the update of another token, or is negative."
 
-PART = 4  # one row in so many
+PART = 4  # one batch in so many
 LEAST = 0.05  # of the best gain: what is worth calling an ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
@@ -57,9 +57,9 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
 
 
 def _chosen(batch: Batch) -> list[int]:
-    """One row in four, by the hash of its document and its place in it."""
-    hashes = token_hashes(batch.keys.cpu(), batch.starts.cpu().unsqueeze(-1)).squeeze(-1)
-    return (hashes % PART == 0).nonzero().squeeze(-1).tolist()
+    """All rows of one batch in four, by the hash of its first row."""
+    first = token_hashes(batch.keys[:1].cpu(), batch.starts[:1].cpu().unsqueeze(-1))
+    return list(range(len(batch.keys))) if int(first) % PART == 0 else []
 
 
 def _rows(call: Call, rows: list[int]) -> Call:
@@ -74,7 +74,7 @@ def _changes(ask: Ask, call: Call, seen: Tensor, x: Tensor, D: Tensor) -> Float[
     """The columns, summed over the real tokens of each row."""
     scale = float(call.options.get("scale") or call.query.shape[-1] ** -0.5)
 
-    def G(stream: Tensor) -> Tensor:
+    def G(ask: Ask, call: Call, stream: Tensor) -> Tensor:
         asked = ask.of_stream(stream)
         q = call.query if asked is None else asked.query
         found = attend(q, call.key, call.value, statistics="none", **call.options).log_normalizer  # type: ignore[arg-type]
@@ -82,20 +82,24 @@ def _changes(ask: Ask, call: Call, seen: Tensor, x: Tensor, D: Tensor) -> Float[
 
     with torch.enable_grad():
         moved = x.detach().requires_grad_()
-        (g,) = torch.autograd.grad(G(moved).sum(), moved)
+        (g,) = torch.autograd.grad(G(ask, call, moved).sum(), moved)
     with torch.no_grad():
         length = D.norm(dim=-1, keepdim=True)
         generator = torch.Generator(device="cpu").manual_seed(0)
         random = torch.randn(x.shape, generator=generator).to(x)
         steps = {
+            "": torch.zeros_like(D),
             "best": g * (length / g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)),
             "own": D,
             "permuted": _others(D, seen),
             "reversed": -D,
             "random": random * (length / random.norm(dim=-1, keepdim=True)),
         }
-        start = G(x)
-        change = {name: (G(x + step) - start).double() for name, step in steps.items()}
+        # All steps are asked for at once, as rows of one batch.
+        rows = list(range(len(x))) * len(steps)
+        found = G(ask.rows(rows), _rows(call, rows), torch.cat([x + step for step in steps.values()])).double()
+        at = dict(zip(steps, found.chunk(len(steps)), strict=True))
+        change = {name: at[name] - at[""] for name in steps}
         change["rises"] = (change["own"] > 0).double()
         change["tokens"] = torch.ones_like(change["own"])
         return torch.stack([torch.where(seen, change[name], 0.0).sum(1) for name in COLUMNS], -1)
