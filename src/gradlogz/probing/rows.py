@@ -87,8 +87,8 @@ def rows_of(event: Attended, batch: Batch, memory: dict[str, Any], *, part: floa
 
 
 def some(
-    event: Attended, batch: Batch, memory: dict[str, Any], *tensors: Float[Tensor, "b hx n dx"]
-) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "hx t dx"]]]:
+    event: Attended, batch: Batch, memory: dict[str, Any], *tensors: Float[Tensor, "b _ n _"]
+) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "_ t _"]]]:
     """Queries, or what else there is for each token of a call, of the tokens chosen for moments; and which count."""
     index, valid = _chosen(event, batch, memory, OF_MOMENTS)
     at = index[:, None, :, None]

@@ -242,23 +242,29 @@ def _pooled(
         return []  # a group whose keys are all hidden
     tokens = q.tokens[0] - q.tokens[1:]
     found = []
-    for name, Sigma in _covariances(k, positions):
+    for name, Sigma, varied in _covariances(k, positions):
         share = _explained(q, k.mean_x, Sigma.roll(turn, 1))
-        found += measured(layer, f"{name} mean explained", jackknifed(share[0], share[1:], tokens), q.tokens[0])
+        shares = {f"{name} mean explained": share}
         if name == "within position" and not turn:
             spread, whole = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
-            share = (1 - spread / whole).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
-            found += measured(layer, "position share", jackknifed(share[0], share[1:], tokens), k.tokens[0])
+            shares["position share"] = (1 - spread / whole).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
+        for quantity, each in shares.items():
+            estimate = jackknifed(each[0], each[1:], tokens)
+            if not varied:
+                nothing = torch.full_like(estimate.value, torch.nan)
+                estimate = estimate._replace(low=nothing, high=nothing)
+            found += measured(layer, quantity, estimate, q.tokens[0])
     return found
 
 
-def _covariances(k: Moments, positions: Comoments | None) -> Iterator[tuple[str, Tensor]]:
-    yield "pooled", k.covariance
+def _covariances(k: Moments, positions: Comoments | None) -> Iterator[tuple[str, Tensor, bool]]:
+    """Sigma of each kind, with and without each group; and whether it was met in all groups, so that it varies."""
+    yield "pooled", k.covariance, True
     if positions is not None:
         within = positions.versions()
-        if len(within.tokens) == len(k.tokens):
-            second = within.covariance + within.mean_x.unsqueeze(-1) * within.mean_x.unsqueeze(-2)
-            yield "within position", second
+        second = within.covariance + within.mean_x.unsqueeze(-1) * within.mean_x.unsqueeze(-2)
+        varied = len(second) == len(k.tokens)
+        yield "within position", second if varied else second[:1].expand(len(k.tokens), -1, -1, -1), varied
 
 
 def _explained(q: Moments, mu: Tensor, Sigma: Tensor) -> Tensor:
