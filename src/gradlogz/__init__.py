@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attention import *  # noqa: F403
     from .dynamics import *  # noqa: F403
+    from .filters import *  # noqa: F403
     from .measures import *  # noqa: F403
     from .measures.measure import measure as measure
     from .measures.measure import static as static
     from .probing import *  # noqa: F403
+    from .reporting import *  # noqa: F403
     from .simulation import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -132,6 +134,29 @@ _CHAPTERS = {
         "visible_law",
         "corners",
     ),
+    "filters": (
+        "SwitchingModel",
+        "KalmanModel",
+        "random_walk",
+        "constant_velocity",
+        "constant_acceleration",
+        "singer",
+        "coordinated_turn",
+        "discretize",
+        "gpb1",
+        "gpb2",
+        "imm",
+        "gpb",
+        "SwitchingFilter",
+        "Filtered",
+        "State",
+        "exact",
+        "Exact",
+        "normalized_innovation",
+        "nees",
+        "gate",
+        "Consistency",
+    ),
     "probing": (
         "probe",
         "Findings",
@@ -144,6 +169,7 @@ _CHAPTERS = {
         "Passed",
         "Normed",
     ),
+    "reporting": ("report",),
     "simulation": ("simulate", "Simulation", "sweep", "Phases"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
@@ -151,7 +177,19 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measures", "attention", "dynamics", "probing", "kernels", "simulation", "verification", "cli", "page"):
+    if name in (
+        "measures",
+        "attention",
+        "dynamics",
+        "filters",
+        "probing",
+        "kernels",
+        "reporting",
+        "simulation",
+        "verification",
+        "cli",
+        "page",
+    ):
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")

@@ -8,9 +8,11 @@ import pkgutil
 import gradlogz
 import gradlogz.attention
 import gradlogz.dynamics
+import gradlogz.filters
 import gradlogz.measures
-import gradlogz.simulation
 import gradlogz.probing
+import gradlogz.reporting
+import gradlogz.simulation
 
 OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
 OF_TRITON = ("gradlogz.kernels.decoding", "gradlogz.kernels.gpu")
@@ -31,6 +33,8 @@ def test_the_root_exports_what_its_chapters_export():
         *gradlogz.measures.__all__,
         *gradlogz.attention.__all__,
         *gradlogz.dynamics.__all__,
+        *gradlogz.filters.__all__,
+        *gradlogz.reporting.__all__,
         *gradlogz.simulation.__all__,
         *gradlogz.probing.__all__,
         "measure",

@@ -1,0 +1,171 @@
+"""The border of the filters: arguments are checked here, once, and brought to one shape.
+
+    observations [*b, t, o], NaN or masked where there are none      beliefs at time 0 [*b, k, ...]
+
+Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .._errors import (
+    check_finite,
+    check_floats,
+    check_logarithms,
+    check_normalized,
+    check_positive_semidefinite,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
+from .._typing import Bool, Float, Int, Tensor
+from .model import ENDS, Parameters, SwitchingModel
+from .result import State
+
+
+class Series(NamedTuple):
+    """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
+
+    parameters: Parameters
+    observations: Float[Tensor, "*b t o"]
+    seen: Bool[Tensor, "*b t o"] | None
+
+
+def arranged(
+    call: str,
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+    validate: bool = True,
+) -> Series:
+    """Check a series against its model, and find out what of it was seen."""
+    y, o = observations, model.observation_size
+    check_floats(call, observations=y, model=model.F, **present(inputs=inputs))
+    if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
+        condition = f"observations must be [*b, t, o={o}] with one step or more"
+        remedy = "One series of numbers is [t, 1]; targets come first."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+    batch, steps = y.shape[:-2], y.shape[-2]
+    if model.steps not in (None, 1, steps):
+        condition = f"observations must have t={model.steps}, the steps of the model"
+        remedy = "Cut the model or the series; a model that does not change has no time dimension."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+    _check_targets(call, model, batch)
+    seen = _seen(call, y, mask, lengths)
+    if seen is not None:
+        y = torch.where(seen, y, 0.0)
+    if validate:
+        check_finite(call, observations=y, **present(inputs=inputs))
+    _check_inputs(call, model, batch, steps, inputs)
+    return Series(model.parameters(inputs), y, seen)
+
+
+def beginning(
+    call: str,
+    model: SwitchingModel,
+    batch: torch.Size,
+    *,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None,
+) -> State:
+    """What is believed at time 0, for every target and every mode."""
+    k, s = model.modes, model.state_size
+    check_floats(
+        call, mean=mean, covariance=covariance, model=model.F, **present(log_mode_probability=log_mode_probability)
+    )
+    if model.validate:
+        check_finite(call, mean=mean, covariance=covariance)
+    m = _spread(call, "mean", mean, batch, k, (s,))
+    P = _spread(call, "covariance", covariance, batch, k, (s, s))
+    if model.validate:
+        check_positive_semidefinite(call, "covariance", covariance)
+    if log_mode_probability is None:
+        log_pi = m.new_full((*batch, k), -math.log(k))
+    else:
+        log_pi = _spread(call, "log_mode_probability", log_mode_probability, batch, k, ())
+        if log_mode_probability.shape[-1] != k:
+            condition = f"log_mode_probability must end in k={k}, the modes"
+            fact = f"shape {shape_of(log_mode_probability)}"
+            raise ValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
+        if model.validate:
+            check_logarithms(call, "log_mode_probability", log_mode_probability)
+            check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1))
+    return State(m, P, log_pi, m.new_zeros(batch))
+
+
+def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
+    """What is observed has a density in every mode: S = H P H^T + R is positive definite."""
+    if not has_values(failure):
+        return
+    bad = int((failure != 0).sum())
+    if bad:
+        condition = "H P H^T + R must be positive definite, so that what is observed has a density"
+        fact = f"{bad} of {failure.numel()} that are not"
+        raise ValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
+
+
+def _seen(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
+    """Where there is something to see; None if everywhere, as far as can be known."""
+    seen = None
+    if not has_values(y) or bool(torch.isnan(y).any()):
+        seen = ~torch.isnan(y)
+    if mask is not None:
+        if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
+            condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
+            fact = f"{mask.dtype} of shape {shape_of(mask)}"
+            raise ValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
+        mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
+        seen = mask if seen is None else seen & mask
+    if lengths is not None:
+        if lengths.is_floating_point() or lengths.shape != y.shape[:-2]:
+            condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
+            fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
+            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+        inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
+        inside = inside.unsqueeze(-1).expand(y.shape)
+        seen = inside if seen is None else seen & inside
+    return seen
+
+
+def _check_inputs(call: str, model: SwitchingModel, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
+    """A model that has inputs is given them, one for each step."""
+    matrices = [m for m in (model.B, model.D) if m is not None]
+    if (inputs is None) != (not matrices):
+        fact = "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
+        condition = "inputs must be given if and only if the model has B or D"
+        raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u."))
+    u = matrices[0].shape[-1] if matrices else 0
+    if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
+        condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
+        remedy = "Pass one input for each observation."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
+
+
+def _check_targets(call: str, model: SwitchingModel, batch: torch.Size) -> None:
+    """Fields of a model that differ from target to target have the targets of the observations."""
+    for name, t in model._fields().items():
+        own = t.shape[: -len(ENDS[name]) - 1]
+        if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
+            condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
+            remedy = "Leave targets out of a model that they share."
+            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+
+
+def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
+    """[...], [k, ...] or [*b, k, ...] as [*b, k, ...]."""
+    lead = t.shape[: t.ndim - len(ending)] if t.ndim >= len(ending) else torch.Size()
+    full = (*batch, k)
+    wrong = tuple(t.shape[len(lead) :]) != ending or len(lead) not in (0, 1, len(full))
+    if wrong or any(a not in (1, b) for a, b in zip(lead[::-1], full[::-1], strict=False)):
+        forms = [", ".join(map(str, (*front, *ending))) for front in ((), (k,), full)]
+        condition = f"{name} must be [{forms[0]}], [{forms[1]}] or [{forms[2]}]"
+        remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+    return t.expand(*full, *ending)

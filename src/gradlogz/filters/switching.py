@@ -1,0 +1,366 @@
+"""Filters of systems that switch: GPB1, GPB2, IMM and deeper ones, beside each other.
+
+    mode probabilities   c_j = sum_i pi_i T_ij  before, pi'_j ∝ c_j L_j  after the observation        [theory 7.1-7.3]
+
+             mix                          predict, update                 collapse                      filters a step
+    gpb1     -                            j from the one Gaussian         all modes to one              k
+    imm      histories i to each mode j   j from its mixture              -                             k
+    gpb2     -                            every i to every j              i to each mode j              k²
+    gpb(n)   -                            every history to every j        the oldest mode away          k^n
+
+What happens in `predict` and `update` is the Kalman filter; everything else is a softmax and its averages. Without
+observations collapsing commutes with predicting, so that imm, gpb2 and the exact filter agree for ever; they differ by
+whether components are weighed by what was observed before they are collapsed (gpb2) or not (imm).
+
+Time 0 is before the first transition: the beliefs that a filter begins with are moved before they meet the first
+observation. All weights are logarithms; modes and transitions of probability 0 are legal.
+
+Read next: enumeration.py (the exact filter), kalman.py (one step), consistency.py (is the filter what it claims).
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from .._errors import sentence
+from .._typing import Bool, Float, Int, Tensor
+from ..kernels.reference import log_sum_exp
+from .border import arranged, beginning, check_densities
+from .kalman import predict, update
+from .merging import Moments, collapse, mix, posterior, weigh
+from .model import Parameters, SwitchingModel
+from .result import Filtered, Moved, State, combined
+
+
+def gpb1(
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+) -> Filtered:
+    """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
+
+        c_j = sum_i pi_i T_ij;   (m_j, P_j, L_j) = update_j(predict_j(m, P));   pi_j ∝ c_j L_j
+        (m, P) = collapse(pi, m_j, P_j)
+
+    Exact for one step from a single Gaussian. Arguments as of `imm`.
+    """
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, start, extra)
+
+
+def gpb2(
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+) -> Filtered:
+    """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
+
+        (m_ij, P_ij, L_ij) = update_j(predict_j(m_i, P_i));   w_ij ∝ pi_i T_ij L_ij;   pi_j = sum_i w_ij
+        (m_j, P_j) = collapse(w_ij / pi_j, m_ij, P_ij)
+
+    Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
+    """
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, start, extra)
+
+
+def imm(
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+) -> Filtered:
+    """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
+
+        c_j = sum_i pi_i T_ij;   (m0_j, P0_j) = collapse(pi_i T_ij / c_j, m_i, P_i)
+        (m_j, P_j, L_j) = update_j(predict_j(m0_j, P0_j));   pi_j ∝ c_j L_j
+
+    Exact for one step if the Gaussians coincide, and for ever without observations. It differs from filterpy's
+    IMMEstimator by its logarithms (likelihoods are never floored), by targets, gaps and gradients, and by its
+    beginning: here the first observation is preceded by a transition, as every other is.
+
+    Args:
+        observations: NaN where there are none, in all dimensions or some.
+        mean: of the state at time 0, before the first transition; [s], [k, s] or [*b, k, s].
+        covariance: likewise, [s, s], [k, s, s] or [*b, k, s, s].
+        log_mode_probability: at time 0, [k] or [*b, k]; None is uniform.
+        inputs: u of models with B or D.
+        mask: true where there is an observation, beside NaN.
+        lengths: how many steps of each target count; what comes after them is not observed but predicted.
+
+    Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
+
+    >>> import torch
+    >>> from gradlogz import KalmanModel, SwitchingModel
+    >>> still, moving = (KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0))
+    >>> model = SwitchingModel.of([still, moving], transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
+    >>> found = imm(model, torch.tensor([[0.0], [0.0], [9.0]]), mean=torch.zeros(1), covariance=torch.eye(1))
+    >>> found.log_mode_probability.argmax(-1)
+    tensor([0, 0, 1])
+    """
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    return _run("imm", SwitchingFilter(model, "imm"), observations, start, extra)
+
+
+def gpb(
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    depth: int,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+) -> Filtered:
+    """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
+
+    Cost: k^depth filters a step. Arguments as of `imm`.
+    """
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra)
+
+
+class SwitchingFilter(NamedTuple):
+    """A filter to be fed one observation at a time: `init`, then `step` after `step`; `filter` for a whole series.
+
+    Attributes:
+        model: the system.
+        method: "imm", or "gpb" with its depth.
+        depth: how many modes back a Gaussian of "gpb" knows; "imm" has none.
+
+    >>> import torch
+    >>> from gradlogz import KalmanModel, SwitchingModel, imm
+    >>> modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0)]
+    >>> model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
+    >>> y, start = torch.tensor([[0.5], [3.0]]), {"mean": torch.zeros(1), "covariance": torch.eye(1)}
+    >>> online = SwitchingFilter(model)
+    >>> state = online.init(**start)
+    >>> for observation in y:
+    ...     state, found = online.step(state, observation)
+    >>> torch.allclose(found.mean, imm(model, y, **start).mean[-1])
+    True
+    """
+
+    model: SwitchingModel
+    method: Literal["imm", "gpb"] = "imm"
+    depth: int = 2
+
+    def init(
+        self,
+        *,
+        mean: Float[Tensor, "*#m s"],
+        covariance: Float[Tensor, "*#m s s"],
+        log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+        batch_shape: tuple[int, ...] = (),
+    ) -> State:
+        """What is believed at time 0, of every target in a batch."""
+        start = (mean, covariance, log_mode_probability)
+        return _begin("SwitchingFilter.init", self, torch.Size(batch_shape), start)
+
+    def step(
+        self,
+        state: State,
+        observation: Float[Tensor, "*b o"],
+        *,
+        inputs: Float[Tensor, "*#c u"] | None = None,
+        mask: Bool[Tensor, "*b"] | Bool[Tensor, "*b o"] | None = None,
+        time: int = 0,
+    ) -> tuple[State, Filtered]:
+        """One transition and one observation; `time` counts the steps of a model that changes, from 0.
+
+        The series of steps is `filter`: tests/laws/test_switching_filters_keep_their_laws.py.
+        """
+        call = "SwitchingFilter.step"
+        steps = self.model.steps
+        if not 0 <= time < (steps or time + 1):
+            remedy = "Count steps from 0, or pass the model of each step."
+            raise ValueError(sentence(call, f"time must be a step of the model, below {steps}", f"{time}", remedy))
+        batch = state.log_likelihood.shape
+        if observation.shape != (*batch, self.model.observation_size):
+            condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
+            remedy = "Begin with init(batch_shape=...) of its targets."
+            raise ValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
+        parameters, y, seen = arranged(
+            call,
+            self.model.narrow(time),
+            observation.unsqueeze(-2),
+            inputs=None if inputs is None else inputs.unsqueeze(-2),
+            mask=None if mask is None else mask.unsqueeze(len(batch)),
+            validate=self.model.validate,
+        )
+        with torch.autocast(y.device.type, enabled=False):
+            y, seen = y.squeeze(-2), None if seen is None else seen.squeeze(-2)
+            (now,) = parameters.each(1)
+            state, moved = _advance(self, now, state, y, seen)
+            if self.model.validate:
+                check_densities(call, moved.failure)
+            return state, combined(moved, now, y, seen, state.log_likelihood)
+
+    def filter(
+        self,
+        observations: Float[Tensor, "*b t o"],
+        *,
+        mean: Float[Tensor, "*#m s"],
+        covariance: Float[Tensor, "*#m s s"],
+        log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+        inputs: Float[Tensor, "*#c t u"] | None = None,
+        mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+        lengths: Int[Tensor, "*b"] | None = None,
+    ) -> Filtered:
+        """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
+        start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+        return _run("SwitchingFilter.filter", self, observations, start, extra)
+
+
+Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_probability
+Extra = tuple[Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths
+
+
+def _run(call: str, chosen: SwitchingFilter, observations: Tensor, start: Start, extra: Extra) -> Filtered:
+    """A series, step by step; what is reported is computed once for all steps."""
+    model = chosen.model
+    inputs, mask, lengths = extra
+    validate = model.validate
+    parameters, y, seen = arranged(
+        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, validate=validate
+    )
+    steps = y.shape[-2]
+    state = _begin(call, chosen, y.shape[:-2], start)
+    looks = [None] * steps if seen is None else seen.unbind(-2)
+    moves = []
+    with torch.autocast(y.device.type, enabled=False):
+        for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
+            state, moved = _advance(chosen, now, state, observation, look)
+            moves.append(moved)
+        whole = Moved.joined(moves)
+        if validate:
+            check_densities(call, whole.failure)
+        return combined(whole, parameters, y, seen, state.log_likelihood)
+
+
+def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) -> State:
+    """What is believed at time 0, as the filter keeps it."""
+    if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
+        condition = 'method must be "imm" or "gpb" and depth at least 1'
+        fact = f"{chosen.method!r} and {chosen.depth}"
+        raise ValueError(sentence(call, condition, fact, "gpb1 has depth 1, gpb2 has depth 2."))
+    mean, covariance, log_pi = start
+    state = beginning(call, chosen.model, batch, mean=mean, covariance=covariance, log_mode_probability=log_pi)
+    if chosen.method == "gpb" and chosen.depth == 1:
+        return state._replace(**_to_one(state.log_probability, state.mean, state.covariance))
+    return state
+
+
+def _advance(
+    chosen: SwitchingFilter, now: Parameters, state: State, y: Tensor, seen: Tensor | None
+) -> tuple[State, Moved]:
+    """One transition and one observation."""
+    if chosen.method == "imm":
+        return _imm(now, state, y, seen)
+    return _gpb1(now, state, y, seen) if chosen.depth == 1 else _gpb(now, state, y, seen, chosen.depth)
+
+
+# The steps of the filters, on facing pages: mix, predict, update, collapse. ------------------------------------------
+
+
+def _imm(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+    """[theory 7.3]"""
+    # Mix: each mode j begins with the states i that may have come to it ----------------------------------------------
+    log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
+    mixed = mix(share.mT, state.mean, state.covariance)
+    # Predict and update: mode by mode --------------------------------------------------------------------------------
+    before = predict(*mixed, F=now.F, Q=now.Q, b=now.b)
+    after = update(*before, y.unsqueeze(-2), H=now.H, R=now.R, d=now.d, seen=_per_mode(seen))
+    log_pi, step, _ = posterior(log_c, after.log_likelihood)
+    # Collapse: nothing -----------------------------------------------------------------------------------------------
+    moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
+    return State(after.mean, after.covariance, log_pi, state.log_likelihood + step), moved
+
+
+def _gpb1(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+    """[theory 7.1]"""
+    # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
+    log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
+    # Predict and update: mode by mode --------------------------------------------------------------------------------
+    before = predict(state.mean, state.covariance, F=now.F, Q=now.Q, b=now.b)
+    after = update(*before, y.unsqueeze(-2), H=now.H, R=now.R, d=now.d, seen=_per_mode(seen))
+    log_pi, step, _ = posterior(log_c, after.log_likelihood)
+    # Collapse: all modes to one --------------------------------------------------------------------------------------
+    one = _to_one(log_pi, after.mean, after.covariance)
+    moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
+    return State(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
+
+
+def _gpb(now: Parameters, state: State, y: Tensor, seen: Tensor | None, depth: int) -> tuple[State, Moved]:
+    """[theory 7.2] for histories of any depth; those of depth 2 are modes."""
+    log_h, k = state.log_probability.unsqueeze(-1), now.transition.shape[-1]
+    histories = log_h.shape[-2]
+    T = now.transition.repeat(*[1] * (now.transition.ndim - 2), histories // k, 1)  # by the newest mode of a history
+    # Mix: nothing; the mixture is what the modes predict together, and is reported -----------------------------------
+    log_c, share = weigh(T, log_h)
+    mixed = mix(share.mT, state.mean, state.covariance)
+    reported = predict(*mixed, F=now.F, Q=now.Q, b=now.b)
+    # Predict and update: every history by every mode -----------------------------------------------------------------
+    F, Q, H, R = (t.unsqueeze(-4) for t in (now.F, now.Q, now.H, now.R))
+    b, d = (None if t is None else t.unsqueeze(-3) for t in (now.b, now.d))
+    before = predict(state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3), F=F, Q=Q, b=b)
+    look = None if seen is None else seen[..., None, None, :]
+    after = update(*before, y[..., None, None, :], H=H, R=R, d=d, seen=look)
+    mode_likelihood = weigh(share, after.log_likelihood).log_sum
+    log_pi, step, possible = posterior(log_c, mode_likelihood)
+    # Collapse: the oldest mode of each history, by the weights that the observation gave it --------------------------
+    told = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
+    oldest = k if histories * k > k ** (depth - 1) else 1
+    log_w, share = weigh(_apart(T, oldest, 0), _apart(log_h + told, oldest, 0))
+    log_w = log_w - log_sum_exp(log_w).unsqueeze(-1)
+    means, covariances = _apart(after.mean, oldest, 1), _apart(after.covariance, oldest, 2)
+    mean, covariance = collapse(share.mT, means.movedim(-3, -2), covariances.movedim(-4, -3))
+    # What each mode says, all its histories together -----------------------------------------------------------------
+    by_mode = _to_modes(log_w, mean, covariance, k)
+    moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
+    return State(mean, covariance, log_w, state.log_likelihood + step), moved
+
+
+def _apart(branches: Tensor, oldest: int, ending: int) -> Tensor:
+    """[*b, histories, k, ...] as [*b, oldest, all that is kept of a history, ...]."""
+    at = branches.ndim - ending - 2
+    return branches.unflatten(at, (oldest, -1)).flatten(at + 1, at + 2)
+
+
+def _per_mode(seen: Tensor | None) -> Tensor | None:
+    return None if seen is None else seen.unsqueeze(-2)
+
+
+def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor) -> dict[str, Tensor]:
+    """All modes as one Gaussian."""
+    m, P = collapse(log_pi.exp(), mean, covariance)
+    return {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
+
+
+def _to_modes(log_w: Tensor, mean: Tensor, covariance: Tensor, k: int) -> Moments:
+    """Histories as one Gaussian for each of their newest modes."""
+    if log_w.shape[-1] == k:
+        return Moments(mean, covariance)
+    log_w = log_w.unflatten(-1, (-1, k))
+    share = weigh(torch.ones_like(log_w), log_w).shares
+    means = mean.unflatten(-2, (-1, k)).movedim(-3, -2)
+    return collapse(share.mT, means, covariance.unflatten(-3, (-1, k)).movedim(-4, -3))
