@@ -57,8 +57,9 @@ def test_larger_steps_are_found_more_often():
 def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
     """200 sublayers whose updates have nothing to do with their tokens."""
     one = probed(planted(0.1), BATCHES[0])
-    name = one.layout.attention[0]
-    alone = one._replace(layout=one.layout._replace(sublayers=(one.layout.of(name),)))
+    names = [f"layer {i}" for i in range(200)]
+    sublayer = one.layout.of(one.layout.attention[0])
+    alone = one._replace(layout=one.layout._replace(sublayers=tuple(sublayer._replace(name=n) for n in names)))
     generator = torch.Generator().manual_seed(0)
     spread = volume = None
     for group in range(8):
@@ -66,7 +67,8 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
         clouds, zero = torch.stack((x, u, x + u), 1), torch.zeros(200, 3, 250, 1, dtype=torch.float64)
         spread = merge(spread, comoments_of(zero, clouds, group=group, yy="trace"))
         volume = merge(volume, comoments_of(torch.cat((x, u), -1), group=group))
-    findings = findings_of(expansion, {name: {"spread": spread, "rest": spread, "volume": volume}}, alone)
+    state = {"": {"names": "\n".join(names), "spread": spread, "rest": spread, "volume": volume}}
+    findings = findings_of(expansion, state, alone)
     value, low, high = (column(findings, JUDGED, field) for field in ("value", "null_low", "null_high"))
     chance = 3 * (0.05 * 0.95 / 200) ** 0.5
     assert len(value) == 200
@@ -91,7 +93,7 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
     rows = findings_of(expansion, state_of(expansion, model, batches, one.layout), one)
     found = [capture(model, batch.inputs, layout=one.layout) for batch in batches]
     masks = [batch.inputs["attention_mask"].bool() for batch in batches]
-    Q = expansion._directions(384, torch.device("cpu")).numpy()
+    Q = expansion._directions(384, torch.device("cpu"), torch.float64).numpy()
     close(torch.from_numpy(Q.T @ Q), torch.eye(32, dtype=torch.float64))
 
     def joined(tensors, masks=masks):

@@ -14,7 +14,7 @@ from typing import Literal
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._typing import Bool, Float, Tensor
-from .statistics import Comoments, comoments_of
+from .statistics import Comoments, Moments, comoments_of
 from .texts import Batch
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
@@ -34,3 +34,11 @@ def cloud(
     if x not in _known:
         _known[x] = comoments_of(x.flatten(0, 1), group=batch.group, weights=mask.flatten())
     return _known[x]
+
+
+def on_cpu(comoments: Comoments | None) -> Comoments | None:
+    """The same moments where the weights of heads are."""
+    if comoments is None:
+        return None
+    groups = ((None if g is None else [None if t is None else t.cpu() for t in g]) for g in comoments.groups)
+    return Comoments(tuple(None if g is None else Moments(*g) for g in groups))  # type: ignore[arg-type]

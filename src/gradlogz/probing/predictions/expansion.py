@@ -33,7 +33,7 @@ from ..findings import Finding
 from ..nulls import band
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rulings import Bounds, absent, count, judge, measured, middle
-from ..statistics import GROUPS, Comoments, Moments, comoments_of, jackknife
+from ..statistics import GROUPS, Comoments, Estimate, Moments, comoments_of, jackknife
 from ..texts import Batch
 
 claim = "Attention spreads the cloud of tokens more than the addition of an unrelated vector would."
@@ -47,68 +47,62 @@ BOUND = 0.01
 DIRECTIONS = 32
 
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
-    """Traces of the covariances of x, u and x + u, and the covariances of x and u along some directions."""
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Traces of the covariances of x, u and x + u, and the covariances of x and u along some directions.
+
+    Little is computed at each event; the layers of a stack, which have the same tokens, are summed up together.
+    """
+    if isinstance(event, Finished):
+        return {stack: seen.summed(batch.group) for stack, seen in memory.items()}
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
         name, x, u = _of_norm(event.norm.name, event.norm.call), event.given, event.result
     else:
         return None
-    mask = real(batch, event)
-    later = mask.clone()
-    later[:, 0] = False
-    spread, rest = _spreads(x, u, torch.stack((mask, later)), batch.group)
-    found = {"spread": spread, "volume": _volume(x, u, mask, batch.group)}
-    return {name: found if isinstance(event, Normed) else {**found, "rest": rest}}
+    stack = _stack(name)
+    if stack not in memory:
+        memory[stack] = _Seen(real(batch, event))
+    memory[stack].add(name, x, u)
+    return None
 
 
 def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     """Growth and excess of each sublayer and norm."""
+    found = _estimates(state)
     rows = []
     for sublayer in model.layout.sublayers:
-        found = state.get(sublayer.name)
-        if found is None:
+        if sublayer.name not in found:
             rows += [absent(sublayer.name, REST["attention"])] if sublayer.kind == "attention" else []
             continue
-        tokens = found["spread"].tokens.sum()
-        for quantity, function, part in (
-            (GROWTH, _growth, "spread"),
-            (EXCESS[sublayer.kind], _excess, "spread"),
-            (REST[sublayer.kind], _excess, "rest"),
-            (VOLUME, _volume_growth, "volume"),
-            (VOLUME_EXCESS, _volume_excess, "volume"),
+        own = found[sublayer.name]
+        for quantity, key in (
+            (GROWTH, "growth"),
+            (EXCESS[sublayer.kind], "excess"),
+            (REST[sublayer.kind], "rest"),
+            (VOLUME, "volume"),
+            (VOLUME_EXCESS, "volume excess"),
         ):
-            rows += measured(sublayer.name, quantity, jackknife(function, found[part]), tokens)
+            rows += measured(sublayer.name, quantity, *own[key])
     for name in _norms(model):
-        if name in state:
-            tokens = state[name]["spread"].tokens.sum()
-            rows += measured(name, GROWTH, jackknife(_change, state[name]["spread"]), tokens)
-            rows += measured(name, VOLUME, jackknife(_volume_change, state[name]["volume"]), tokens)
+        if name in found:
+            rows += measured(name, GROWTH, *found[name]["change"])
+            rows += measured(name, VOLUME, *found[name]["volume change"])
     return rows
 
 
 def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
     """Additions by chance, exchanged updates, random weights."""
+    found = _estimates(state)
     rows = []
     for sublayer in model.layout.sublayers:
-        found = state.get(sublayer.name)
-        if found is None:
+        if sublayer.name not in found:
             continue
-        chance = {
-            GROWTH: jackknife(lambda m: _growth(m) - _excess(m), found["spread"]),
-            VOLUME: jackknife(lambda m: _volume_growth(m) - _volume_excess(m), found["volume"]),
-        }
-        for quantity, estimate in chance.items():
-            rows += measured(sublayer.name, quantity, estimate, 0)
-        for name, part in ((EXCESS[sublayer.kind], "spread"), (REST[sublayer.kind], "rest")):
-            whole = found[part].total()
-            x, u, _ = _traces(whole)
-            r = (u / x).sqrt()
-            deviation = 2 * r / ((1 + r.square()) * whole.tokens.sqrt())
-            heads: list[int | None] = [None] if deviation.ndim == 0 else list(range(len(deviation)))
-            for head, each in zip(heads, deviation.reshape(-1).tolist(), strict=True):
-                rows.append(Measured(sublayer.name, head, name, *band(0.0, each)))
+        own = found[sublayer.name]
+        for quantity, key in ((GROWTH, "chance"), (VOLUME, "volume chance")):
+            rows += measured(sublayer.name, quantity, own[key][0], 0)
+        for quantity, key in ((EXCESS[sublayer.kind], "deviation"), (REST[sublayer.kind], "deviation of rest")):
+            rows.append(Measured(sublayer.name, None, quantity, *band(0.0, float(own[key][0].value))))
     if twin is not None:
         norms = set(_norms(twin.model))
         others = evaluate(twin.state, twin.model)
@@ -136,49 +130,73 @@ def verdict(findings: list[Finding]) -> Judgement:
 # Clouds --------------------------------------------------------------------------------------------------------------
 
 
-def _spreads(x: Tensor, u: Tensor, masks: Bool[Tensor, "k b n"], group: int) -> list[Comoments]:
-    """Means and traces of covariances of x, u and x + u under each mask.
+class _Seen:
+    """What is kept of the layers of a stack until the batch has passed."""
 
-    All from one pass around the means of the first: |x - m|², |u - k|² and <x - m, u - k> of every token.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x, u = (t.to(wide).flatten(0, 1) for t in (x, u))
-    w = masks.flatten(1).to(wide)
-    n = w.sum(-1, keepdim=True).clamp(min=1.0)
-    means = [w @ t / n for t in (x, u)]
-    dx, du = (t.sub(m[:1]) for t, m in zip((x, u), means, strict=True))
-    products = w @ torch.stack([torch.linalg.vecdot(a, b) for a, b in ((dx, dx), (du, du), (dx, du))], -1)
-    mx, mu = (m.double() for m in means)
-    ex, eu = (m.sub(m[:1]) for m in (mx, mu))
-    between = torch.stack([torch.linalg.vecdot(a, b) for a, b in ((ex, ex), (eu, eu), (ex, eu))], -1)
-    products = products.double() - n.double() * between
-    found = []
-    for mask, m, k, (xx, uu, xu) in zip(w, mx, mu, products, strict=True):
-        means_of_all = torch.stack((m, k, torch.stack((m, k)).sum(0)))
-        traces = torch.stack((xx, uu, torch.stack((xx, uu, 2 * xu)).sum()))
-        nothing = m.new_zeros(3, 1)
-        each = Moments(
-            mask.sum().double(), nothing, nothing.unsqueeze(-1), means_of_all, m.new_zeros(3, 1, len(m)), traces
-        )  # fmt: skip
-        found.append(Comoments(tuple(each if g == group else None for g in range(GROUPS))))
+    def __init__(self, mask: Bool[Tensor, "b n"]) -> None:
+        later = mask.clone()
+        later[:, 0] = False
+        self._masks = torch.stack((mask, later)).flatten(1)
+        self._names: list[str] = []
+        self._means: list[Tensor] = []
+        self._products: list[Tensor] = []
+        self._along: list[Tensor] = []
+
+    def add(self, name: str, x: Float[Tensor, "b n D"], u: Float[Tensor, "b n D"]) -> None:
+        """Means under both masks, products of every token, and its coordinates along the directions."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x, u = (t.to(wide).flatten(0, 1) for t in (x, u))
+        w = self._masks.to(wide)
+        self._names.append(name)
+        self._means += [w @ x, w @ u]
+        self._products += [torch.linalg.vecdot(a, b) for a, b in ((x, x), (u, u), (x, u))]
+        if x.shape[-1] > DIRECTIONS:
+            directions = _directions(x.shape[-1], x.device, wide)
+            x, u = x @ directions, u @ directions
+        self._along += [x, u]
+
+    def summed(self, group: int) -> dict[str, Any]:
+        """The statistics of all layers at once, in the order of their names."""
+        L = len(self._names)
+        w = self._masks.double()
+        n = w.sum(-1)
+        sums = torch.stack(self._means).unflatten(0, (L, 2)).double()  # [L, x and u, masks, D]
+        products = torch.stack(self._products).unflatten(0, (L, 3)).double() @ w.mT  # [L, xx uu xu, masks]
+        along = torch.stack(self._along).unflatten(0, (L, 2)).transpose(1, 2).flatten(2)
+        found: dict[str, Any] = {
+            "names": "\n".join(self._names),
+            "volume": comoments_of(along, group=group, weights=self._masks[0]),
+        }
+        for k, part in enumerate(("spread", "rest")):
+            mean = sums[:, :, k] / n[k].clamp(min=1.0)
+            clouds = torch.cat((mean, mean.sum(1, keepdim=True)), 1)
+            xx, uu, xu = products[..., k].unbind(1)
+            squares = torch.stack((xx, uu, xx.add(uu).add(xu, alpha=2)), 1)
+            nothing = clouds.new_zeros(L, 3, 1)
+            traces = squares - n[k] * clouds.square().sum(-1)
+            empty = nothing.unsqueeze(-1), clouds, nothing.unsqueeze(-1) * clouds.unsqueeze(-2)
+            each = Moments(n[k], nothing, *empty, traces)
+            found[part] = Comoments(tuple(each if g == group else None for g in range(GROUPS)))
+        return found
+
+
+def _estimates(state: Mapping[str, Any]) -> dict[str, dict[str, tuple[Estimate, float]]]:
+    """Every estimate of every layer, with its number of tokens."""
+    found: dict[str, dict[str, tuple[Estimate, float]]] = {}
+    for stack in state.values():
+        tokens = float(stack["spread"].tokens.sum())
+        for key, (function, part) in _ESTIMATES.items():
+            estimate = jackknife(function, stack[part])
+            for i, name in enumerate(stack["names"].split("\n")):
+                found.setdefault(name, {})[key] = (Estimate(*(t[i] for t in estimate)), tokens)
     return found
 
 
-def _volume(x: Tensor, u: Tensor, mask: Bool[Tensor, "b n"], group: int) -> Comoments:
-    """The covariance of x and u along the directions, side by side."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x, u = x.to(wide), u.to(wide)
-    if x.shape[-1] > DIRECTIONS:
-        directions = _directions(x.shape[-1], x.device).to(wide)
-        x, u = x @ directions, u @ directions
-    return comoments_of(torch.cat((x, u), -1).flatten(0, 1), group=group, weights=mask.flatten())
-
-
 @lru_cache
-def _directions(width: int, device: torch.device) -> Float[Tensor, "D k"]:
+def _directions(width: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "D k"]:
     """Orthonormal columns, the same in every run."""
     gaussian = torch.randn(width, DIRECTIONS, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
-    return torch.linalg.qr(gaussian).Q.to(device)
+    return torch.linalg.qr(gaussian).Q.to(device, dtype)
 
 
 def _traces(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,6 +243,38 @@ def _volume_excess(m: Moments) -> Tensor:
 def _volume_change(m: Moments) -> Tensor:
     x, result, _, _ = _volumes(m)
     return result - x
+
+
+def _deviation(m: Moments) -> Tensor:
+    """Of the excess, at most, if updates are exchanged between tokens."""
+    x, u, _ = _traces(m)
+    r = (u / x).sqrt()
+    return 2 * r / ((1 + r.square()) * m.tokens.sqrt().reshape(-1, *(1,) * (r.ndim - 1)))
+
+
+_ESTIMATES = {
+    "growth": (_growth, "spread"),
+    "excess": (_excess, "spread"),
+    "chance": (lambda m: _growth(m) - _excess(m), "spread"),
+    "deviation": (_deviation, "spread"),
+    "change": (_change, "spread"),
+    "rest": (_excess, "rest"),
+    "deviation of rest": (_deviation, "rest"),
+    "volume": (_volume_growth, "volume"),
+    "volume excess": (_volume_excess, "volume"),
+    "volume chance": (lambda m: _volume_growth(m) - _volume_excess(m), "volume"),
+    "volume change": (_volume_change, "volume"),
+}
+
+
+def _stack(name: str) -> str:
+    """The part of a name before the number of the layer: layers of one stack have the same tokens."""
+    head: list[str] = []
+    for part in name.split("#")[0].split("."):
+        if part.isdigit():
+            return ".".join(head)
+        head.append(part)
+    return name
 
 
 def _of_norm(name: str, call: int) -> str:

@@ -36,7 +36,7 @@ import torch
 
 from ..._typing import Tensor
 from ..capturing import Attended, Event, Passed
-from ..clouds import cloud
+from ..clouds import cloud, on_cpu
 from ..findings import Finding
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
@@ -74,7 +74,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     """The values of each head; those of matrices alone have no sampling error."""
     rows = []
     for layer in model.layout.attention:
-        weights, found = model.weights.get(layer), state.get(layer, {})
+        weights, found = model.weights.get(layer), _found(state, layer)
         if not isinstance(weights, HeadWeights) or "read" not in found:
             rows.append(absent(layer, POSITIVE))
             continue
@@ -89,7 +89,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
             rows += measured(layer, quantity, estimate, tokens)
         if "fisher" in found and not weights.rotary:
             form = _symmetric(V.mT @ U, V.mT @ V)
-            estimate = jackknife(lambda m: _cosine(form, m.covariance.cpu()), found["fisher"])  # noqa: B023
+            estimate = jackknife(lambda m: _cosine(form, m.covariance), found["fisher"])  # noqa: B023
             rows += measured(layer, FISHER, estimate, found["fisher"].tokens.sum())
     return rows
 
@@ -98,7 +98,7 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
     """Under random rotations."""
     rows = []
     for number, layer in enumerate(model.layout.attention):
-        weights, found = model.weights.get(layer), state.get(layer, {})
+        weights, found = model.weights.get(layer), _found(state, layer)
         if not isinstance(weights, HeadWeights) or "read" not in found:
             continue
         U, V = forms(weights)
@@ -117,7 +117,7 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
             else:
                 rows += [Measured(layer, h, quantity, *band(*each)) for h, each in enumerate(_turned(B, T))]
         if "fisher" in found and not weights.rotary:
-            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), found["fisher"].total().covariance.cpu())
+            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), found["fisher"].total().covariance)
             rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
     return rows
 
@@ -142,6 +142,11 @@ def verdict(findings: list[Finding]) -> Judgement:
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
     )  # fmt: skip
+
+
+def _found(state: Mapping[str, Any], layer: str) -> dict[str, Comoments]:
+    parts = {name: on_cpu(part) for name, part in state.get(layer, {}).items()}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 # Forms ---------------------------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ def _symmetric(U: Tensor, V: Tensor) -> Tensor:
 
 def _covariance(m: Moments, weights: HeadWeights, E: Tensor | None = None) -> Tensor:
     """Of normalised tokens, from that of what the layer reads: (gain x + bias); on the components E if given."""
-    C = m.covariance.cpu()
+    C = m.covariance
     if weights.norm is not None:
         gain = weights.norm.gain.double()
         inverse = torch.where(gain == 0, 0.0, 1 / gain)

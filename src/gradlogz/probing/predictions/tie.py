@@ -29,7 +29,7 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..capturing import Attended, Event, Passed
-from ..clouds import cloud
+from ..clouds import cloud, on_cpu
 from ..findings import Finding
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
@@ -72,7 +72,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     """The cosines of each head, and of all heads of a layer side by side."""
     rows = []
     for layer in model.layout.attention:
-        factors, read = _factors(model, layer), state.get(layer)
+        factors, read = _factors(model, layer), on_cpu(state.get(layer))
         if factors is None or read is None:
             rows.append(absent(layer, WEIGHTED))
             continue
@@ -90,7 +90,7 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
     """Rotations, other heads, random weights."""
     rows = []
     for layer in model.layout.attention:
-        factors, read = _factors(model, layer), state.get(layer)
+        factors, read = _factors(model, layer), on_cpu(state.get(layer))
         if factors is None or read is None:
             continue
         spread = _rotated(_folded(factors, model, layer))
@@ -165,7 +165,7 @@ def _products(f: Factors, covariance: Tensor | None = None) -> tuple[Tensor, Ten
     """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None."""
     value, key = f.value, f.key
     if covariance is not None:
-        value, key = (covariance.cpu().unsqueeze(-3) @ W for W in (f.value, f.key))
+        value, key = (covariance.unsqueeze(-3) @ W for W in (f.value, f.key))
     inner = (f.value.mT @ key) * (f.output @ f.query)
     own = (f.value.mT @ value) * (f.output @ f.output.mT)
     gradient = (f.key.mT @ key) * (f.query.mT @ f.query)
@@ -194,7 +194,7 @@ def _permuted(f: Factors, read: Comoments) -> list[tuple[float, float, float]]:
     h = len(f.value)
     if h < 3:
         return []
-    C = read.total().covariance.cpu()
+    C = read.total().covariance
     _, own, gradient = _products(f, C)
     M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * torch.einsum("gvD,hDd->ghvd", f.output, f.query)
     cosines = M.sum((-2, -1)) / (own.unsqueeze(1) * gradient).sqrt()
