@@ -8,6 +8,7 @@ A random twin of the model, of the same architecture, passes a part of the same 
 Read next: prediction.py (the five names), findings.py (what comes out), runs.py (on disk).
 """
 
+import math
 import signal
 import sys
 import threading
@@ -27,7 +28,7 @@ from .capturing import Attended, Event, follow
 from .findings import Claim, Finding, Findings, Token
 from .interest import Candidates, Standing, candidates, greatest, resolved
 from .loading import describe, random_twin
-from .prediction import Finished, Measured, Prediction, Probed, Twin, real, split
+from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
 from .predictions import PREDICTIONS
 from .statistics import merge
 from .texts import Batch, Document, Report, Source, batches, documents
@@ -156,22 +157,19 @@ def evaluate(measured: Measurement, *, predictions: Sequence[str | Prediction] |
         nulls = prediction.null(state, measured.probed, other and other._replace(state=other.state.get(key, {})))
         judged = prediction.verdict(_joined(model, key, values, nulls))
         rows += judged.findings
-        claims.append(
-            Claim(
-                model,
-                key,
-                prediction.claim,
-                judged.quantity,
-                judged.value,
-                judged.low,
-                judged.high,
-                judged.null,
-                judged.verdict,
-                judged.words,
-                judged.note,
-            )
-        )
+        low, high = _ends(judged)
+        number = (judged.quantity, judged.value, low, high, judged.null)
+        claims.append(Claim(model, key, prediction.claim, *number, judged.verdict, judged.words, judged.note))
     return Findings({model: measured.facts}, rows, claims, measured.tokens)
+
+
+def _ends(judged: Judgement) -> tuple[float, float]:
+    """The interval of the number of a claim: its own, or that of the finding in the middle, whose value it is."""
+    if not math.isnan(judged.low) or math.isnan(judged.value):
+        return judged.low, judged.high
+    of = [f for f in judged.findings if f.quantity == judged.quantity and f.verdict not in ("", "not applicable")]
+    middle = min(of, key=lambda f: abs(f.value - judged.value) if f.value == f.value else math.inf, default=None)
+    return (math.nan, math.nan) if middle is None else (middle.low, middle.high)
 
 
 def name_of(prediction: Prediction) -> str:
