@@ -1,0 +1,276 @@
+"""Does the pair energy rise from layer to layer?
+
+    E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
+    change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
+    log normalizer, log pair energy of logits      sum_i G_i / n and log sum_i exp(G_i) - 2 log n of the model's own
+                                                   logits, mean over heads and sequences
+
+Attention whose values are its keys never lets E fall, with or without the sphere, if all layers share one symmetric
+positive form and nothing is masked [theory 5.3]. Tied layers come nearest to that; elsewhere, and through feed-forward
+maps, falls are to be expected. Tokens are put on the sphere since streams grow with depth. beta is 1; sqrt(D), that of
+tokens of radius sqrt(D) and logits over sqrt(D), is told beside it, where tokens see little but themselves. Of a
+sequence of n tokens the m = 128 of least hash are compared: sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).
+
+Beside it over depth, on 16 sequences: mean fraction, effective rank, rank-one residual and clusters of their tokens.
+
+Nulls: changes have those of the random twin, in which attention without any form lets tokens meet as well. The share
+of steps that rise has a random order of depths: of L + 1 numbers in random order, the number that rise has Euler's
+distribution, L/2 on average.
+
+Verdict: a step supports the claim if the interval of its change lies above LEAST, and refutes it if below -LEAST. The
+model: refuted if any step is; supported if none is and as many steps rise as a random order shows at most in 5 %; else
+undecided, as with fewer than three layers.
+
+Read next: ../depths.py (where the stream is looked at), ../../dynamics/observables.py.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._typing import Bool, Float, Int, Tensor
+from ...dynamics.bands import band_of_mean
+from ...dynamics.observables import OBSERVABLES
+from ..capturing import Attended, Event
+from ..depths import Depth, depth_of
+from ..findings import Finding
+from ..prediction import Finished, Judgement, Measured, Probed, Ruling, Twin, real
+from ..rulings import Bounds, bootstrapped, count, judge, measured
+from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
+from ..texts import Batch
+
+claim = "The pair energy of the tokens of a text does not fall from layer to layer."
+formula = "change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence"
+refutes = "A step whose change is clearly negative."
+
+TOKENS = 128  # of a sequence that are compared
+SEQUENCES = 16  # kept for what has no sums
+LEAST = 0.001  # of log E: less is no change
+LEVEL = 0.05
+ENERGY, SHARPER = "log pair energy", "log pair energy, beta sqrt(D)"
+CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
+NORMALIZER, OF_LOGITS = "log normalizer", "log pair energy of logits"
+SHARE, TWIN, TOTAL = "share of steps that rise", "share of steps that rise, beside random weights", "change over depth"
+OBSERVED = {"mean_fraction": "mean fraction", "rank_one_residual": "rank-one residual", "clusters": "clusters"}
+RANK = "effective rank"
+COUNT = "tokens"
+
+
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Energies of every depth and their changes, summed over sequences; some sequences themselves."""
+    if isinstance(event, Attended):
+        return _of_logits(event, batch)
+    found: dict[str, Any] = {}
+    depth = depth_of(event, batch, memory)
+    if depth is not None:
+        taken = _taken(depth, batch, memory)
+        log_E = energies(taken)
+        found["energies"] = {depth.layer: _sums(log_E, taken, batch)}
+        before = memory.get("before")
+        if before is not None and before.stack == depth.stack:
+            block = depth.attention or isinstance(event, Finished)
+            change = log_E[:, :1] - before.energies[:, :1]
+            sums = _sums(torch.cat((change, (change > 0).to(change)), 1), taken, batch)
+            found["steps" if block else "attention"] = {before.layer: sums}
+        if depth.attention:
+            memory["before"] = _Before(depth.layer, depth.stack, log_E)
+        if depth.attention or isinstance(event, Finished):
+            _keep(depth, taken, memory)
+    if isinstance(event, Finished):
+        kept = memory.get("sequences", {}).items()
+        found["samples"] = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
+    return found
+
+
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+    """Energies and changes with the bootstrap; what sequences show, with Student's interval of their mean."""
+    found = []
+    columns = (
+        ("energies", {ENERGY: 1, SHARPER: 2}),
+        ("steps", {CHANGE: 1, RISES: 2}),
+        ("attention", {BY_ATTENTION: 1}),
+        ("logits", {NORMALIZER: 1, OF_LOGITS: 2}),
+    )
+    for name, quantities in columns:
+        sums = {layer: Sums(each.totals.unsqueeze(1)) for layer, each in state.get(name, {}).items()}
+        for quantity, column in quantities.items():
+            for layer, estimate in bootstrapped(sums, partial(mean, column=column)).items():
+                one = Estimate(*(t.squeeze(0) for t in estimate))
+                found += measured(layer, quantity, one, sums[layer].totals[0, 0, 3])
+    for sample in state.get("samples", {}).values():
+        found += _observed(sample)
+    steps = list(state.get("steps", {}).values())
+    if steps:
+        tokens = int(steps[0].totals[0, 3])
+        rising = [float(mean(sums.totals[0])) > 0 for sums in steps]
+        found.append(Measured("", None, SHARE, sum(rising) / len(rising), tokens=tokens))
+        found.append(Measured("", None, TWIN, sum(rising) / len(rising), tokens=tokens))
+        total = Sums(torch.stack([sums.totals for sums in steps]).mean(0))
+        found += measured("", TOTAL, bootstrap(lambda totals: len(steps) * mean(totals), total), tokens)
+    return found
+
+
+def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+    """What the random twin shows, and of the share of steps that rise what a random order of depths does."""
+    found = []
+    if steps := len(state.get("steps", {})):
+        chance = torch.tensor(ascents(steps), dtype=torch.float64)
+        low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
+        found.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
+    others = [] if twin is None else evaluate(twin.state, model)
+    return found + [m for m in others if m.quantity != SHARE]
+
+
+def verdict(findings: list[Finding]) -> Judgement:
+    """Step by step, and the model as the module says."""
+    ruled = judge(findings, CHANGE, lambda f: Bounds(LEAST, -LEAST))
+    c = count(ruled, CHANGE)
+    if not c.judged:
+        return Judgement(ruled, "not applicable", "No stream was recognised.")
+    by = {f.quantity: f for f in ruled if not f.layer}
+    p = sum(ascents(c.judged)[c.supported :])
+    ruling: Ruling = "refuted" if c.refuted else "supported" if p <= LEVEL else "undecided"
+    tied = any(f.call > 1 for f in ruled)
+    random = "" if math.isnan(by[TWIN].null) else f", with random weights in {by[TWIN].null:.0%}"
+    words = (
+        f"Over {c.judged} steps the pair energy rises clearly in {c.supported} and falls clearly in {c.refuted}; it "
+        f"rises on average in {by[SHARE].value:.0%} of them{random}; in a random order of depths so many clear rises "
+        f"have probability {p:.2g}. The theorem is about layers that are tied; these are{'' if tied else ' not'}."
+    )
+    f = by[SHARE]
+    return Judgement(ruled, ruling, words, f.value, f.low, f.high, f.null, SHARE, c.note)
+
+
+def energies(taken: "Taken") -> Float[Tensor, "b 2"]:
+    """log E - 2 log n of each sequence, on the unit sphere, with beta 1 and sqrt(D)."""
+    u = taken.x / taken.x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(taken.x.dtype).tiny)
+    g = u @ u.mT
+    pairs = (taken.valid.unsqueeze(-1) & taken.valid.unsqueeze(-2)).float().triu(1).bool()
+    m, n = taken.valid.sum(1).double(), taken.tokens
+    scale = n * (n - 1) / (m * (m - 1)).clamp(min=1.0)
+    found = []
+    for beta in (1.0, math.sqrt(u.shape[-1])):
+        others = 2 * (beta * (g - 1)).exp().masked_fill(~pairs, 0.0).sum((-2, -1)).double()
+        found.append(beta + (n + scale * others).log() - 2 * n.log())
+    return torch.stack(found, -1)
+
+
+def ascents(steps: int) -> list[float]:
+    """The probability of 0, 1, ... rises along steps + 1 numbers in random order: Euler's numbers over (steps + 1)!."""
+    chance = [1.0]
+    for n in range(2, steps + 2):
+        padded = [0.0, *chance, 0.0]
+        chance = [((k + 1) * padded[k + 1] + (n - k) * padded[k]) / n for k in range(n)]
+    return chance[: steps + 1]
+
+
+# In a batch ----------------------------------------------------------------------------------------------------------
+
+
+class Taken(NamedTuple):
+    """The tokens of each sequence that are compared, and how many it has."""
+
+    x: Float[Tensor, "b m D"]
+    valid: Bool[Tensor, "b m"]
+    tokens: Float[Tensor, " b"]
+
+
+class _Chosen(NamedTuple):
+    places: Int[Tensor, "b m"]
+    valid: Bool[Tensor, "b m"]
+    tokens: Float[Tensor, " b"]
+    sequences: Int[Tensor, " s"]
+    hashes: Int[Tensor, " s"]
+
+
+class _Before(NamedTuple):
+    layer: str
+    stack: str
+    energies: Float[Tensor, "b 2"]
+
+
+def _taken(depth: Depth, batch: Batch, memory: dict[str, Any]) -> Taken:
+    """The tokens of least hash of each sequence, chosen once for a stack, on the CPU."""
+    held = memory.setdefault("chosen tokens", {})
+    if depth.stack not in held:
+        held[depth.stack] = _choose(depth, batch)
+    chosen: _Chosen = held[depth.stack]
+    x = depth.stream.gather(1, chosen.places.unsqueeze(-1).expand(-1, -1, depth.stream.shape[2]))
+    x = (x if x.dtype == torch.float64 else x.float()).masked_fill(~chosen.valid.unsqueeze(-1), 0.0)
+    return Taken(x, chosen.valid, chosen.tokens)
+
+
+def _choose(depth: Depth, batch: Batch) -> _Chosen:
+    n, device = depth.stream.shape[1], depth.stream.device
+    mask, keys, starts = depth.mask.cpu(), batch.keys.cpu(), batch.starts.cpu()
+    hashes = token_hashes(keys, starts.unsqueeze(-1) + torch.arange(n)).masked_fill(~mask, 2**63 - 1)
+    places = hashes.topk(min(TOKENS, n), dim=1, largest=False).indices.sort(1).values
+    several = mask.sum(1) >= 2
+    first = token_hashes(keys, starts.unsqueeze(-1)).squeeze(-1).masked_fill(~several, 2**63 - 1)
+    least, sequences = first.topk(min(SEQUENCES, int(several.sum())), largest=False)
+    found = (places, mask.gather(1, places), mask.sum(1).double(), sequences)
+    places, valid, tokens, sequences = (t.to(device, non_blocking=True) for t in found)
+    return _Chosen(places, valid, tokens, sequences, least)
+
+
+def _keep(depth: Depth, taken: Taken, memory: dict[str, Any]) -> None:
+    """The tokens of the sequences of least hash, in the precision of the stream, as many for each."""
+    chosen: _Chosen = memory["chosen tokens"][depth.stack]
+    held = memory.setdefault("sequences", {})
+    if depth.stack not in held:
+        held[depth.stack] = (chosen.hashes, {COUNT: chosen.valid[chosen.sequences].sum(1)})
+    x = taken.x[chosen.sequences].to(depth.stream.dtype)
+    # Tokens that are there come first; all samples have one shape.
+    order = (~chosen.valid[chosen.sequences]).int().argsort(dim=1, stable=True)
+    x = x.gather(1, order.unsqueeze(-1).expand_as(x))
+    held[depth.stack][1][depth.layer] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
+
+
+def _sums(values: Float[Tensor, "b k"], taken: Taken, batch: Batch) -> Sums:
+    """Sums over the sequences of two tokens or more: how many, the values, and how many tokens."""
+    several = (taken.tokens >= 2).unsqueeze(-1)
+    columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.tokens.unsqueeze(-1)), 1)
+    return sums_of(columns.masked_fill(~several, 0.0), batch.keys)
+
+
+def _of_logits(event: Attended, batch: Batch) -> dict[str, Any] | None:
+    """The log normalisers of each sequence, and the energy of its logits."""
+    G = event.attention.log_normalizer
+    if event.crosses or len(G) != len(batch.keys):
+        return None
+    seen = real(batch, event).unsqueeze(1) & event.attention.seen
+    n = seen.sum(-1).to(G.dtype)
+    total = G.masked_fill(~seen, 0.0).sum(-1) / n.clamp(min=1.0)
+    energy = G.masked_fill(~seen, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
+    rows = (n > 0).all(1, keepdim=True)
+    one, tokens = torch.ones_like(n[:, :1]), n.amax(1, keepdim=True)
+    columns = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
+    return {"logits": {event.layer: sums_of(columns.masked_fill(~rows, 0.0).double(), batch.keys)}}
+
+
+# Of the merged sequences ---------------------------------------------------------------------------------------------
+
+
+def _observed(sample: Sample) -> Iterator[Measured]:
+    """The mean over sequences of what their tokens show, at every depth."""
+    counts = sample.vectors[COUNT].tolist()
+    for layer, sequences in sample.vectors.items():
+        if layer == COUNT or not counts:
+            continue
+        clouds = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
+        values = {told: [OBSERVABLES[name](x, None, None) for x in clouds] for name, told in OBSERVED.items()}
+        values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in clouds]
+        for quantity, found in values.items():
+            each = torch.stack(found).double()
+            low, high = math.nan, math.nan
+            if len(each) > 1:
+                low, _, high = (float(end) for end in band_of_mean(each, level=0.95))
+            yield Measured(layer, None, quantity, float(each.mean()), low, high, sum(counts))
+
+
+def _turned(x: Float[Tensor, "m D"]) -> Float[Tensor, "m k"]:
+    """The tokens in coordinates of their own span, with the same eigenvalues: m tokens need no D x D matrix."""
+    return torch.linalg.qr(x.mT).R.mT if len(x) < x.shape[1] else x

@@ -1,0 +1,211 @@
+"""Pair energies of streams by their definition, and the verdict on models whose energy rises, falls or stays."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gradlogz.dynamics.observables import OBSERVABLES
+from gradlogz.probing.capturing import capture
+from gradlogz.probing.prediction import Probed
+from gradlogz.probing.predictions import pair_energy
+from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, NORMALIZER, OF_LOGITS, RANK, SHARE, SHARPER, TOTAL
+from gradlogz.probing.statistics import merge, sums_of
+from gradlogz.probing.texts import Batch
+from planted.energies import VOCABULARY, attending
+from planted.rows import decoder, encoder
+from pretrained import minilm
+from probing import findings_of, judged, probed, state_of, token_batches
+from scales import close
+
+
+def log_energy(x, beta):
+    """log sum_ij exp(beta <u_i, u_j>) - 2 log n, pair by pair."""
+    u = x / x.norm(dim=-1, keepdim=True)
+    return float((beta * u @ u.mT).flatten().logsumexp(0) - 2 * math.log(len(x)))
+
+
+# The numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [encoder, decoder], ids=["post-norm", "pre-norm"])
+def test_energies_and_changes_are_those_of_all_pairs(build):
+    model, batch = build(layers=2).double(), token_batches(96, rows=4, batches=1)[0]
+    known = probed(model, batch)
+    captured = capture(model, batch.inputs, layout=known.layout)
+    state = state_of(pair_energy, model, [batch], known.layout)
+    rows = {(m.layer, m.quantity): m for m in pair_energy.evaluate(state, known)}
+    lengths = batch.inputs["attention_mask"].sum(1).tolist()
+
+    def energies(x, beta=1.0):
+        return np.array([log_energy(part[:n], beta) for part, n in zip(x, lengths, strict=True)])
+
+    streams = {name: passed.stream for name, passed in captured.sublayers.items()}
+    for name, x in streams.items():
+        assert rows[name, ENERGY].value == pytest.approx(energies(x).mean(), rel=1e-9)
+        assert rows[name, SHARPER].value == pytest.approx(energies(x, math.sqrt(32)).mean(), rel=1e-9)
+        assert rows[name, ENERGY].tokens == sum(lengths)
+    first, second = known.layout.attention
+    change = energies(streams[second]) - energies(streams[first])
+    assert rows[first, CHANGE].value == pytest.approx(change.mean(), rel=1e-7)
+    assert rows[first, "sequences that rise"].value == (change > 0).mean()
+    between = list(streams)[list(streams).index(first) + 1]
+    by_attention = energies(streams[between]) - energies(streams[first])
+    assert rows[first, "change by attention"].value == pytest.approx(by_attention.mean(), rel=1e-7)
+    end = list(captured.sublayers.values())[-1].after if build is decoder else captured.output.last_hidden_state
+    assert rows["end", ENERGY].value == pytest.approx(energies(end).mean(), rel=1e-9)
+    assert rows["", TOTAL].value == pytest.approx((energies(end) - energies(streams[first])).mean(), rel=1e-7)
+
+
+def test_sums_of_log_normalizers_are_those_of_the_logits():
+    model, batch = encoder(sharpness=2.0).double(), token_batches(96, rows=3, batches=1)[0]
+    known = probed(model, batch)
+    captured = capture(model, batch.inputs, layout=known.layout)
+    rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
+        state_of(pair_energy, model, [batch], known.layout), known)}  # fmt: skip
+    lengths = batch.inputs["attention_mask"].sum(1).tolist()
+    for layer in known.layout.attention:
+        event = captured.attention[layer]
+        s = event.query @ event.key.mT / math.sqrt(8)
+        parts = [part[:, :n, :n] for part, n in zip(s, lengths, strict=True)]
+        sums = np.mean([float(p.logsumexp(-1).mean()) for p in parts])
+        pairs = np.mean([float(p.flatten(1).logsumexp(-1).mean()) - 2 * math.log(p.shape[-1]) for p in parts])
+        assert rows[layer, NORMALIZER] == pytest.approx(sums, rel=1e-9)
+        assert rows[layer, OF_LOGITS] == pytest.approx(pairs, rel=1e-9)
+
+
+def test_long_sequences_are_estimated_without_bias():
+    """200 tokens, of which 128 are compared: over many choices the mean of E is that of all pairs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator, dtype=torch.float64) + 0.7
+    picks = torch.stack([torch.randperm(200, generator=generator)[:128] for _ in range(2000)])
+    taken = pair_energy.Taken(
+        x[picks], torch.ones(2000, 128, dtype=torch.bool), torch.full((2000,), 200.0, dtype=torch.float64)
+    )
+    E = pair_energy.energies(taken).exp()
+    for column, beta in ((0, 1.0), (1, math.sqrt(6))):
+        exact = math.exp(log_energy(x, beta))
+        error = float(E[:, column].std()) / math.sqrt(2000)
+        assert abs(float(E[:, column].mean()) - exact) < 4 * error < 0.01 * exact
+
+
+def test_what_sequences_show_is_what_clouds_show():
+    model, batch = encoder().double(), token_batches(96, rows=5, batches=1)[0]
+    known = probed(model, batch)
+    rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
+        state_of(pair_energy, model, [batch], known.layout), known)}  # fmt: skip
+    lengths = batch.inputs["attention_mask"].sum(1).tolist()
+    passed = capture(model, batch.inputs, layout=known.layout).sublayers
+    for layer in known.layout.attention:
+        clouds = [x[:n] for x, n in zip(passed[layer].stream, lengths, strict=True)]
+        names = {**pair_energy.OBSERVED, "effective_rank": RANK}
+        for name, quantity in names.items():
+            expected = np.mean([float(OBSERVABLES[name](x, None, None)) for x in clouds])
+            assert rows[layer, quantity] == pytest.approx(expected, rel=1e-8), quantity
+
+
+def test_rises_in_random_order_are_counted():
+    for steps in (1, 2, 3, 5):
+        counts = np.zeros(steps + 1)
+        for order in itertools.permutations(range(steps + 1)):
+            counts[sum(b > a for a, b in itertools.pairwise(order))] += 1
+        close(torch.tensor(pair_energy.ascents(steps)), torch.tensor(counts / counts.sum(), dtype=torch.float32))
+
+
+# The verdict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0.3, "supported"), (-0.3, "refuted"), (0.0, "undecided")])
+def test_planted_models_are_judged_as_they_are(step, expected):
+    found = judged(pair_energy, attending(step), token_batches(VOCABULARY, rows=4), attending(0.0, seed=1))
+    assert found.verdict == expected, found.words
+    changes = [f for f in found.findings if f.quantity == CHANGE]
+    assert [f.call for f in changes] == [1, 2, 3, 4, 5, 6]
+    assert {f.verdict for f in changes} == {expected}
+    assert "these are." in found.words
+    assert found.quantity == SHARE
+    assert {1.0: 0.3, 0.0: -0.3}.get(found.value, 0.0) == step
+
+
+def test_layers_that_are_not_tied_are_said_to_be_so():
+    words = judged(pair_energy, encoder(layers=1), token_batches(96, rows=2, batches=2)).words
+    assert "these are not." in words
+
+
+def drawn(generator, levels, documents=40, spread=0.05):
+    """Models with these energies at each depth, up to what differs from text to text."""
+    keys = torch.from_numpy(generator.integers(0, 2**62, documents))
+    steps = {}
+    for i, (a, b) in enumerate(itertools.pairwise(levels)):
+        change = b - a + spread * generator.normal(size=documents)
+        columns = np.stack((np.ones(documents), change, change > 0, 20 * np.ones(documents)), 1)
+        steps[f"layer {i}"] = sums_of(torch.from_numpy(columns), keys)
+    return {"steps": steps}
+
+
+def ruling(state):
+    known = Probed("drawn", None, {}, 0)
+    return pair_energy.verdict(findings_of(pair_energy, state, known))
+
+
+def test_depths_in_random_order_are_seldom_supported():
+    generator = np.random.default_rng(0)
+    found = [ruling(drawn(generator, generator.normal(size=4))).verdict for _ in range(200)]
+    assert found.count("supported") <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
+    assert found.count("refuted") > 150
+
+
+def test_models_that_do_nothing_are_seldom_supported_or_refuted():
+    generator = np.random.default_rng(1)
+    found = [ruling(drawn(generator, np.zeros(7))).verdict for _ in range(100)]
+    for verdict in ("supported", "refuted"):
+        assert found.count(verdict) <= 5 + 2 * math.sqrt(100 * 0.05 * 0.95)
+
+
+def test_the_stronger_the_rise_the_more_models_are_found():
+    generator = np.random.default_rng(2)
+    power = []
+    for effect in (0.0, 0.01, 0.02, 0.06):
+        found = [ruling(drawn(generator, effect * np.arange(7))).verdict for _ in range(15)]
+        power.append(found.count("supported") / 15)
+    assert power == sorted(power), power
+    assert power[-1] > 0.9
+
+
+# The statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_shards_add_to_one_pass():
+    batches, model = token_batches(VOCABULARY, rows=3), attending(0.2, layers=3)
+    known = probed(model, batches[0])
+    whole, even, odd = (state_of(pair_energy, model, b, known.layout) for b in (batches, batches[::2], batches[1::2]))
+    one, two = (pair_energy.evaluate(state, known) for state in (whole, merge(odd, even)))
+    assert len(one) > 20
+    other = {(m.layer, m.quantity): m for m in two}
+    for a in one:
+        b = other[a.layer, a.quantity]
+        assert a.tokens == b.tokens
+        np.testing.assert_allclose(a[3:6], b[3:6], rtol=1e-9, atol=1e-10)
+
+
+def test_a_pretrained_model_is_measured():
+    model, inputs = minilm("sdpa")
+    batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
+    known = Probed("minilm", probed(model, batch).layout, {}, 0)
+    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.layout), known)
+    assert sum(m.quantity == CHANGE for m in found) == 6
+    assert all(math.isfinite(m.value) for m in found)
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    for layer, x in zip([*known.layout.attention, "end"], states, strict=True):
+        exact = np.mean([log_energy(part[:n].double(), 1.0) for part, n in zip(x, lengths, strict=True)])
+        value = next(m.value for m in found if (m.layer, m.quantity) == (layer, ENERGY))
+        assert value == pytest.approx(exact, abs=2e-5)
+
+
+def test_models_without_a_stream_are_left_out():
+    found = pair_energy.verdict([])
+    assert (found.verdict, found.findings) == ("not applicable", [])
