@@ -1,0 +1,302 @@
+"""Models and filters say what is wrong with a chain, a covariance, a shape, a gap or an input."""
+
+import math
+
+import pytest
+import torch
+from form import each_of, refused
+
+from gradlogz import (
+    KalmanModel,
+    SwitchingFilter,
+    SwitchingModel,
+    constant_velocity,
+    coordinated_turn,
+    exact,
+    gate,
+    gpb,
+    imm,
+    nees,
+    normalized_innovation,
+    singer,
+)
+
+F64 = torch.float64
+eye = torch.eye(2, dtype=F64)
+good = {
+    "transition": torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=F64),
+    "F": eye.expand(2, 2, 2),
+    "Q": eye.expand(2, 2, 2),
+    "H": torch.ones(2, 1, 2, dtype=F64),
+    "R": torch.ones(2, 1, 1, dtype=F64),
+}
+model = SwitchingModel(**good)
+start = {"mean": torch.zeros(2, dtype=F64), "covariance": eye}
+y = torch.zeros(4, 1, dtype=F64)
+nan = torch.nan * torch.ones(2, 2, 2, dtype=F64)
+driven = SwitchingModel(**good, B=torch.ones(2, 2, 3, dtype=F64))
+changing = SwitchingModel(**{**good, "F": eye.expand(5, 2, 2, 2)})
+many = SwitchingModel(**{**good, "F": eye.expand(3, 1, 2, 2, 2)})
+certain = SwitchingModel(**{**good, "Q": 0 * good["Q"], "R": 0 * good["R"]})
+
+
+def built(**changes):
+    return lambda: SwitchingModel(**{**good, **changes})
+
+
+def filtered(y=y, m=model, **options):
+    return lambda: imm(m, y, **{**start, **options})
+
+
+def velocity(dimensions=2, **changes):
+    numbers = {"dt": 1.0, "spectral_density": 1.0, "observation_variance": 1.0}
+    return lambda: constant_velocity(dimensions, **{**numbers, **changes})
+
+
+ERRORS = [
+    (
+        ValueError,
+        "SwitchingModel: F must be [*b, t, k=2, s=2, s=2] or without what comes before the modes; got shape (3, 2, 2).",
+        built(F=eye.expand(3, 2, 2)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: H must be [*b, t, k=2, o=1, s=2] or without what comes before the modes; got shape (2, 1, 3).",
+        built(H=torch.ones(2, 1, 3, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: transition must be [*b, t, k, k] or without what comes before the modes; got shape (2,).",
+        built(transition=torch.ones(2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: fields that change in time must share one number of steps; got [3, 4].",
+        built(F=eye.expand(3, 2, 2, 2), Q=eye.expand(4, 2, 2, 2)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: Q must be finite; got 8 of 8 entries that are NaN or infinite.",
+        built(Q=nan),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: transition must be nonnegative with rows that sum to one; "
+        "got a smallest entry of 0.1 and sums that miss one by 0.3.",
+        built(transition=good["transition"].mT),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: transition must be nonnegative with rows that sum to one; "
+        "got a smallest entry of -0.1 and sums that miss one by 0.",
+        built(transition=torch.tensor([[1.1, -0.1], [0.0, 1.0]], dtype=F64)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: Q must be positive semidefinite; got a smallest eigenvalue of -1.",
+        built(Q=-eye.expand(2, 2, 2)),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: Q must be symmetric; got an asymmetry of 1.",
+        built(Q=torch.tensor([[2.0, 1.0], [0.0, 2.0]], dtype=F64).expand(2, 2, 2)),
+    ),
+    (
+        TypeError,
+        "SwitchingModel: tensors must share one dtype; got transition torch.float64, F torch.float32, "
+        "Q torch.float64, H torch.float64, R torch.float64.",
+        built(F=torch.eye(2).expand(2, 2, 2)),
+    ),
+    (
+        TypeError,
+        "SwitchingModel.of: models must be one KalmanModel or more; got 0 of types [].",
+        lambda: SwitchingModel.of([], transition=eye),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.of: models must have states and observations of one size; got 4 and 2 and 6 and 2.",
+        lambda: SwitchingModel.of([velocity()(), velocity(derivatives=3)()], transition=torch.eye(2)),
+    ),
+    (
+        ValueError,
+        "imm: observations must be [*b, t, o=1] with one step or more; got shape (4, 2).",
+        filtered(torch.zeros(4, 2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: observations must be [*b, t, o=1] with one step or more; got shape (0, 1).",
+        filtered(torch.zeros(0, 1, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: observations must be finite; got 4 of 4 entries that are NaN or infinite.",
+        filtered(y + torch.inf),
+    ),
+    (
+        ValueError,
+        "imm: observations must have t=5, the steps of the model; got shape (4, 1).",
+        filtered(m=changing),
+    ),
+    (
+        ValueError,
+        "imm: F must begin with the targets (2,) of the observations, or 1 in their place; got shape (3, 1, 2, 2, 2).",
+        filtered(y.expand(2, 4, 1), m=many),
+    ),
+    (
+        ValueError,
+        "imm: mask must be bool, (4, 1) or (4,), true where something was observed; got torch.float64 of shape (4,).",
+        filtered(mask=torch.ones(4, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: lengths must be whole numbers of shape (), one for each target; got torch.int64 of shape (2,).",
+        filtered(lengths=torch.tensor([1, 2])),
+    ),
+    (
+        ValueError,
+        "imm: inputs must be given if and only if the model has B or D; got no inputs but B or D.",
+        filtered(m=driven),
+    ),
+    (
+        ValueError,
+        "imm: inputs must be given if and only if the model has B or D; got inputs but neither B nor D.",
+        filtered(inputs=torch.zeros(4, 3, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: inputs must be [*b, t=4, u=3] or [t=4, u=3]; got shape (4, 2).",
+        filtered(m=driven, inputs=torch.zeros(4, 2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: mean must be [2], [2, 2] or [7, 2, 2]; got shape (7, 2).",
+        filtered(y.expand(7, 4, 1), mean=torch.zeros(7, 2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: covariance must be positive semidefinite; got a smallest eigenvalue of -1.",
+        filtered(covariance=-eye),
+    ),
+    (
+        ValueError,
+        "imm: mean must be finite; got 2 of 2 entries that are NaN or infinite.",
+        filtered(mean=nan[0, 0]),
+    ),
+    (
+        ValueError,
+        "imm: log_mode_probability must end in k=2, the modes; got shape (1,).",
+        filtered(log_mode_probability=torch.zeros(1, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: exp(log_mode_probability) must sum to one; got a log sum of 0.693 at worst.",
+        filtered(log_mode_probability=torch.zeros(2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: log_mode_probability must be finite or -inf; got 2 of 2 entries that are NaN or +inf.",
+        filtered(log_mode_probability=nan[0, 0]),
+    ),
+    (
+        ValueError,
+        "imm: H P H^T + R must be positive definite, so that what is observed has a density; got 8 of 8 that are not.",
+        filtered(m=certain, covariance=0 * eye),
+    ),
+    (
+        ValueError,
+        'gpb: method must be "imm" or "gpb" and depth at least 1; got \'gpb\' and 0.',
+        lambda: gpb(model, y, depth=0, **start),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: time must be a step of the model, below 5; got 5.",
+        lambda: SwitchingFilter(changing).step(SwitchingFilter(changing).init(**start), y[0], time=5),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: observation must be (3, 1), as state and model are; got shape (1,).",
+        lambda: SwitchingFilter(model).step(SwitchingFilter(model).init(**start, batch_shape=(3,)), y[0]),
+    ),
+    (
+        ValueError,
+        "exact: histories must be at most 1048576, or keep at least 1; got 2^41 histories and keep=None.",
+        lambda: exact(model, y.expand(10, 4, 1).reshape(40, 1), **start),
+    ),
+    (ValueError, "constant_velocity: dimensions must be 1, 2 or 3; got 4.", velocity(4)),
+    (ValueError, "constant_velocity: derivatives must be at least 2; got 1.", velocity(derivatives=1)),
+    (ValueError, "constant_velocity: dt must be positive; got a smallest one of 0.", velocity(dt=0.0)),
+    (
+        ValueError,
+        "constant_velocity: spectral_density must be nonnegative; got a smallest one of -1.",
+        velocity(spectral_density=-1.0),
+    ),
+    (
+        ValueError,
+        "constant_velocity: dt must be a number or one for each step; got shape (2, 2).",
+        velocity(dt=torch.ones(2, 2)),
+    ),
+    (
+        ValueError,
+        "singer: correlation_time must be a number; got shape (2,).",
+        lambda: singer(1, dt=1.0, correlation_time=torch.ones(2), acceleration_variance=1.0, observation_variance=1.0),
+    ),
+    (
+        ValueError,
+        "coordinated_turn: dimensions must be 2 or 3; got 1.",
+        lambda: coordinated_turn(1, dt=1.0, rate=1.0, spectral_density=1.0, observation_variance=1.0),
+    ),
+    (
+        ValueError,
+        "normalized_innovation: level must be in (0, 1); got 95.",
+        lambda: normalized_innovation(imm(model, y, **start), level=95),
+    ),
+    (
+        ValueError,
+        "nees: truth must be (4, 2), as the mean is; got shape (4, 1).",
+        lambda: nees(imm(model, y, **start), y),
+    ),
+    (
+        ValueError,
+        "gate: covariance must end in the size of innovation (4, 1), twice; got shape (2, 2).",
+        lambda: gate(y, eye),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)
+
+
+def test_what_is_nearly_right_is_not_refused():
+    T = torch.tensor([[0.1] * 10, *[[0.1] * 10] * 9], dtype=F64)  # ten tenths do not sum to one exactly
+    SwitchingModel(T, *(torch.ones(10, 1, 1, dtype=F64) for _ in range(4)))
+    SwitchingModel(T.float(), *(torch.ones(10, 1, 1) for _ in range(4)))
+
+
+@pytest.mark.parametrize("name", ["transition", "Q", "R"])
+def test_without_validation_values_pass(name):
+    bad = {"transition": good["transition"].mT, "Q": -good["Q"], "R": -good["R"]}
+    with pytest.raises(ValueError, match=name):
+        SwitchingModel(**{**good, name: bad[name]})
+    SwitchingModel(**{**good, name: bad[name]}, validate=False)
+
+
+@pytest.mark.parametrize(
+    "filter", [imm, lambda *a, **o: gpb(*a, depth=2, **o), lambda *a, **o: exact(*a, **o).filtered]
+)
+def test_an_impossible_observation_changes_nothing_but_the_likelihood(filter):
+    """Its density is 0 in every mode, as far as numbers go: what was predicted stays."""
+    far = torch.tensor([[1.0], [1e200], [2.0]], dtype=F64)
+    gap = torch.tensor([[1.0], [math.nan], [2.0]], dtype=F64)
+    found, other = filter(model, far, **start), filter(model, gap, **start)
+    assert found.log_likelihood == -torch.inf
+    assert found.step_log_likelihood[1] == -torch.inf
+    assert (found.mode_log_likelihood[1] == -torch.inf).all()
+    for name in ("mean", "covariance", "log_mode_probability", "mode_mean", "mode_covariance"):
+        torch.testing.assert_close(getattr(found, name), getattr(other, name), rtol=0, atol=1e-13)
+
+
+def test_kalman_models_are_tuples_of_their_fields():
+    one = KalmanModel(eye, eye, eye[:1], eye[:1, :1])
+    assert SwitchingModel.of([one], transition=torch.ones(1, 1, dtype=F64)).F.shape == (1, 2, 2)
