@@ -150,7 +150,7 @@ def dynamics_gpu() -> str:
     rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics_gpu.json").read_text())["rows"]
     names = ("sphere", "layer_norm", "zca", "sphere, observed", "plain again")
     lines = [
-        "| tokens x dimension | precision | plain attention, ms | " + " | ".join(names) + " | TFLOP/s of sphere, plain |",
+        f"| tokens x dimension | precision | plain attention, ms | {' | '.join(names)} | TFLOP/s of sphere, plain |",
         "|---|---|---|" + "---|" * (len(names) + 1),
     ]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Capture leaves a model as it is, and what it gives adds up: the stream and its updates, the matrices and the queries."""
+"""Capture leaves a model as it is, and what it gives adds up: stream and updates, matrices and queries."""
 
 import pytest
 import torch
