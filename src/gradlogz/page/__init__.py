@@ -1,21 +1,40 @@
 """The one look of all HTML pages: plain data in, one offline file out.
 
 Page        title, verdict, sections, and how to make it again
-Section     a heading that folds, and parts: Text, Facts, Verdict, Table, Figure, Cloud
+Section     a heading that folds, and parts: Text, Facts, Verdict, Table, Figure, Cloud, Views
 Figure      axes with units and formulas, and marks: Line, Band, Points, Heat
+Choice      what a reader may choose, so that every part speaks of it
 render      a page as HTML; write puts a file in its place whole or not at all
+drawn       one figure, for a notebook
 
 A leaf: it knows neither torch nor the rest of the package.
 """
 
 from .marks import Axis, Band, Cloud, Figure, Heat, Line, Mark, Points
-from .parts import Cell, Chip, Column, Facts, Page, Part, Reference, Section, Table, Text, Verdict
-from .rendering import as_json, render
+from .parts import (
+    Cell,
+    Chip,
+    Choice,
+    Column,
+    Facts,
+    Link,
+    Page,
+    Part,
+    Reference,
+    Section,
+    Table,
+    Text,
+    Verdict,
+    View,
+    Views,
+)
+from .rendering import as_json, drawn, render
 from .writing import write
 
 __all__ = [
     "Page",
     "Section",
+    "Choice",
     "Part",
     "Text",
     "Facts",
@@ -24,6 +43,9 @@ __all__ = [
     "Table",
     "Column",
     "Cell",
+    "Link",
+    "Views",
+    "View",
     "Figure",
     "Cloud",
     "Axis",
@@ -34,6 +56,7 @@ __all__ = [
     "Heat",
     "Reference",
     "render",
+    "drawn",
     "as_json",
     "write",
 ]

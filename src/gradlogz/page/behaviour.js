@@ -1,7 +1,11 @@
 // What a page does: draws its figures, plays its clouds, sorts, folds, changes its theme, hands out its data.
 "use strict";
 (() => {
-  const { name, data, palettes, tones, symbols, figures, tables } = JSON.parse(document.getElementById("data").textContent);
+  const { name, data, palettes, tones, symbols, figures, tables, choices, words } = JSON.parse(document.getElementById("data").textContent);
+  // Words that are said often are there once, and numbers in their places.
+  const spelt = (text) => (Array.isArray(text) ? text.map(spelt) : words[text]);
+  for (const { traces = [] } of Object.values(figures)) for (const trace of traces) if ("text" in trace) trace.text = spelt(trace.text);
+  for (const { rows, coded } of Object.values(tables)) for (const [i, names] of Object.entries(coded)) for (const row of rows) row[i] = names[row[i]];
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const coarse = matchMedia("(pointer: coarse)").matches;
@@ -10,7 +14,7 @@
   // Colours and words ---------------------------------------------------------------------------------------------
 
   // "@blue/0.2" under a key that is about colour becomes the colour of the theme; words lose what plotly reads as markup.
-  const WORDS = new Set(["name", "text", "ticktext"]);
+  const SAID = new Set(["name", "text", "ticktext"]);
   const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("\n", "<br>");
   function colour(text, palette) {
     const found = /^@([a-z]+)(?:\/([\d.]+))?$/.exec(text);
@@ -20,7 +24,7 @@
     return found[2] ? `rgba(${parts.join(",")},${found[2]})` : hex;
   }
   function dressed(value, palette, key = "") {
-    if (typeof value === "string") return /color/i.test(key) ? colour(value, palette) : WORDS.has(key) ? safe(value) : value;
+    if (typeof value === "string") return /color/i.test(key) ? colour(value, palette) : SAID.has(key) ? safe(value) : value;
     if (Array.isArray(value)) return /^[xyz]$/.test(key) ? value : value.map((item) => dressed(item, palette, key));
     if (value && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, dressed(v, palette, k)]));
@@ -150,20 +154,68 @@
     });
   }
 
+  // The choice ------------------------------------------------------------------------------------------------------
+
+  // The key that is chosen, "" for none; a part goes with its whole, and a whole with its parts.
+  let choice = "";
+  const within = (key) => (key in choices ? choices[key].within : "");
+  const goes = (key) => !choice || !key || key === choice || within(key) === choice || within(choice) === key;
+  const stands = (key) => Boolean(key) && goes(key);
+  // Points and lines of the choice as they are, others fainter; a frame about its places on a map.
+  function marked({ traces, layout }) {
+    const keys = (trace) => (trace.customdata || []).flat();
+    if (!choice || !traces.some((trace) => keys(trace).some(stands))) return { traces, layout };
+    const shapes = [...(layout.shapes || [])];
+    const found = traces.map((trace) => {
+      if (!trace.customdata) return trace;
+      if (trace.type === "heatmap") {
+        const half = (values) => (values.length > 1 ? Math.abs(values[1] - values[0]) / 2 : 0.5);
+        trace.customdata.forEach((row, i) => row.forEach((key, j) => {
+          if (!stands(key)) return;
+          const [x, y, a, b] = [trace.x[j], trace.y[i], half(trace.x), half(trace.y)];
+          for (const [color, width] of [["@paper", 4], ["@vermilion", 2]]) {
+            shapes.push({ type: "rect", x0: x - a, x1: x + a, y0: y - b, y1: y + b, line: { color, width } });
+          }
+        }));
+        return trace;
+      }
+      if (trace.mode === "lines") {
+        const on = stands(trace.customdata[0]);
+        return { ...trace, opacity: on ? 1 : 0.15, line: { ...trace.line, width: on ? 3 : 1 } };
+      }
+      const at = trace.customdata.flatMap((key, i) => (stands(key) ? [i] : []));
+      const thin = trace.error_y && { ...trace.error_y, color: trace.error_y.color.replace(/\/.*/, "/0.2") };
+      return { ...trace, selectedpoints: at, selected: { marker: { size: 11 } }, unselected: { marker: { opacity: 0.15 } }, ...(thin && { error_y: thin }) };
+    });
+    return { traces: found, layout: { ...layout, shapes } };
+  }
+  function choose(key) {
+    choice = key in choices ? key : "";
+    const form = document.querySelector(".choice");
+    form.querySelector("select").value = choice;
+    form.querySelector("button").hidden = !choice;
+    for (const table of document.querySelectorAll("[data-table]")) if (tables[table.dataset.table].keys.length) fill(table);
+    redraw();
+  }
+
   // Figures ---------------------------------------------------------------------------------------------------------
 
-  const drawing = (id) => ("frames" in figures[id] ? cloud(id) : figures[id]);
+  const drawing = (id) => ("frames" in figures[id] ? cloud(id) : marked(figures[id]));
   const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
   function draw(box) {
     const id = box.dataset.figure, palette = palettes[theme()];
     const { traces, layout } = drawing(id);
     const done = Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
-    return done.then(() => { box.dataset.drawn = theme(); });
+    return done.then(() => {
+      if (!box.dataset.drawn) box.on("plotly_click", ({ points }) => { if (points[0].customdata) choose(points[0].customdata); });
+      box.dataset.drawn = theme();
+      box.dataset.choice = choice;
+    });
   }
   // A figure is drawn when it comes near the window, so that a page of a hundred opens as fast as one of three.
   async function drawThese(boxes) {
     for (const box of boxes) {
-      if (box.clientWidth > 0 && box.dataset.drawn !== theme()) await draw(box);
+      if (box.clientWidth > 0 && (box.dataset.drawn !== theme() || box.dataset.choice !== choice)) await draw(box);
     }
     root.dataset.ready = "yes";
   }
@@ -198,7 +250,10 @@
   async function take(button) {
     const { take: kind, of: id, as } = button.dataset;
     const file = `${name}${id ? `-${id}` : ""}.${as}`;
-    if (kind === "page") return give(JSON.stringify(data, null, 1), "application/json", file);
+    if (kind === "page") {
+      const whole = (_, value) => (value && value["@table"] in tables ? { columns: tables[value["@table"]].columns, rows: tables[value["@table"]].rows } : value);
+      return give(JSON.stringify(data, whole, 1), "application/json", file);
+    }
     if (kind === "table") {
       const { columns, rows } = tables[id];
       const objects = () => rows.map((row) => Object.fromEntries(columns.map((c, i) => [c, row[i]])));
@@ -221,21 +276,94 @@
 
   // Tables ----------------------------------------------------------------------------------------------------------
 
+  const opened = new Set(), sorted = {};
+  function shown(value) { // as page/rendering.py writes numbers
+    if (value === null) return "–";
+    if (typeof value === "boolean") return value ? "yes" : "no";
+    if (typeof value !== "number" || Number.isInteger(value)) return String(value);
+    const size = Math.abs(value), plain = size >= 1e-4 && size < 1e4;
+    return plain ? String(Number(value.toPrecision(4))) : value.toExponential(3).replace(/\.?0+e/, "e");
+  }
+  function cell(value, head, { tones: colours, links }) {
+    const box = document.createElement("td");
+    let inner = box;
+    box.dataset.head = head;
+    box.className = value === null ? "none" : typeof value === "number" ? "number" : "";
+    if (value in links) {
+      inner = box.appendChild(document.createElement("a"));
+      inner.href = `#section-${links[value]}`;
+    } else if (value in colours) {
+      inner = box.appendChild(document.createElement("span"));
+      inner.className = "chip";
+      inner.style.setProperty("--tone", `var(--${colours[value]})`);
+    }
+    inner.textContent = shown(value);
+    return box;
+  }
+  // The rows that go with the choice, in the order asked for, and no more than a first few until all are.
+  function fill(table) {
+    const id = table.dataset.table, { rows, columns, keys, shown: most } = tables[id];
+    const order = rows.map((_, i) => i).filter((i) => !keys.length || goes(keys[i]));
+    if (id in sorted) {
+      const { column, up } = sorted[id];
+      const by = (a, b) => (a === null) - (b === null) // what is missing comes last, either way
+        || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+      order.sort((a, b) => by(rows[a][column], rows[b][column]));
+    }
+    const count = opened.has(id) ? order.length : Math.min(order.length, most);
+    const names = [...table.tHead.rows[0].cells].map((head) => head.querySelector("button").firstChild.textContent.trim());
+    const lines = order.slice(0, count).map((i) => {
+      const line = document.createElement("tr");
+      line.dataset.row = i;
+      line.append(...rows[i].map((value, c) => cell(value, names[c], tables[id])));
+      return line;
+    });
+    if (!lines.length) {
+      const line = document.createElement("tr"), words = document.createElement("td");
+      line.className = "none";
+      words.colSpan = columns.length;
+      words.textContent = choice ? `Nothing about ${choices[choice].label}.` : "Nothing.";
+      line.append(words);
+      lines.push(line);
+    }
+    table.tBodies[0].replaceChildren(...lines);
+    const more = table.closest(".table").querySelector(".more");
+    more.hidden = count === rows.length;
+    more.querySelector("span").textContent = `${count} of ${rows.length} rows${choice && keys.length ? `: ${choices[choice].label}` : ""}.`;
+    more.querySelector("button").hidden = count === order.length;
+  }
   function sort(head) {
-    const table = head.closest("table"), body = table.tBodies[0], { rows } = tables[table.dataset.table];
-    const column = [...head.parentNode.children].indexOf(head);
+    const table = head.closest("table"), heads = [...head.parentNode.children];
     const up = head.getAttribute("aria-sort") !== "ascending";
-    for (const other of head.parentNode.children) other.setAttribute("aria-sort", "none");
+    for (const other of heads) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const value = (row) => rows[row.dataset.row][column];
-    const order = (a, b) => (a === null) - (b === null) // what is missing comes last, either way
-      || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
-    [...body.rows].sort((a, b) => order(value(a), value(b))).forEach((row) => body.append(row));
+    sorted[table.dataset.table] = { column: heads.indexOf(head), up };
+    fill(table);
   }
 
   // Everything together ---------------------------------------------------------------------------------------------
 
   for (const head of document.querySelectorAll("th")) head.querySelector("button").addEventListener("click", () => sort(head));
+  for (const table of document.querySelectorAll("[data-table]")) {
+    table.closest(".table").querySelector(".more button").addEventListener("click", () => { opened.add(table.dataset.table); fill(table); });
+  }
+  for (const views of document.querySelectorAll(".views")) {
+    const list = views.querySelector(":scope > label select"), each = views.querySelectorAll(":scope > .view");
+    if (list) list.addEventListener("change", () => each.forEach((view, i) => { view.hidden = i !== list.selectedIndex; }));
+  }
+  const form = document.querySelector(".choice");
+  if (form) {
+    form.querySelector("select").addEventListener("change", ({ target }) => choose(target.value));
+    form.addEventListener("reset", () => setTimeout(() => choose("")));
+    form.addEventListener("submit", (e) => e.preventDefault());
+  }
+  // A link to a section unfolds it.
+  function unfold(hash) {
+    const section = hash && document.getElementById(decodeURIComponent(hash.slice(1)));
+    if (section && section.matches("details")) section.open = true;
+  }
+  document.addEventListener("click", ({ target }) => { const link = target.closest("a[href^='#']"); if (link) unfold(link.hash); });
+  unfold(location.hash);
   for (const button of document.querySelectorAll("[data-take]")) button.addEventListener("click", () => take(button));
   for (const bar of document.querySelectorAll("[data-transport]")) {
     const id = bar.dataset.transport;

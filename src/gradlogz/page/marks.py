@@ -4,7 +4,8 @@
     Figure                          two axes and marks
     Cloud                           tokens that move, with play and scrub
 
-A colour is a name of palette.py.
+A colour is a name of palette.py. Marks may say by keys which of the page's choices they are about; the chosen one
+stands out, and a click on a mark chooses.
 
 Read next: rendering.py, where marks become traces.
 """
@@ -40,19 +41,21 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; dashed for what theory says."""
+    """A curve; dashed for what theory says. Thin ones are many, stay out of the legend, and have a key each."""
 
     name: str
     x: Numbers
     y: Numbers
     colour: str = "blue"
     dash: Literal["solid", "dash", "dot"] = "solid"
+    key: str = ""
 
     def traces(self) -> list[dict[str, Any]]:
         """As plotly draws it."""
-        width = 2 if self.dash == "solid" else 1.8
+        width = 1.0 if self.key else 2 if self.dash == "solid" else 1.8
         line = {"color": f"@{self.colour}", "dash": self.dash, "width": width}
-        return [_scatter(self.name, self.x, self.y, mode="lines", line=line)]
+        keyed = {"customdata": [self.key] * len(self.x), "showlegend": False, "opacity": 0.5} if self.key else {}
+        return [_scatter(self.name, self.x, self.y, mode="lines", line=line, **keyed)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Points:
-    """Single points, with a word for each if wanted."""
+    """Single points, with a word for each if wanted.
+
+    low, high: the ends of an interval about each.
+    """
 
     name: str
     x: Numbers
@@ -83,12 +89,23 @@ class Points:
     colour: str = "blue"
     symbol: str = "circle"
     text: Sequence[str] = ()
+    low: Numbers = ()
+    high: Numbers = ()
+    keys: Sequence[str] = ()
+    size: int = 8
 
     def traces(self) -> list[dict[str, Any]]:
         """As plotly draws it."""
-        marker = {"color": f"@{self.colour}", "symbol": self.symbol, "size": 8}
-        words = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
-        return [_scatter(self.name, self.x, self.y, mode="markers", marker=marker, **words)]
+        marker = {"color": f"@{self.colour}", "symbol": self.symbol, "size": self.size}
+        rest: dict[str, Any] = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
+        if self.keys:
+            rest["customdata"] = list(self.keys)
+        if self.low and self.high:
+            up = [_apart(end, at) for end, at in zip(self.high, self.y, strict=True)]
+            down = [_apart(at, end) for end, at in zip(self.low, self.y, strict=True)]
+            arms = {"color": f"@{self.colour}/0.6", "thickness": 1.2, "width": 0}
+            rest["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **arms}
+        return [_scatter(self.name, self.x, self.y, mode="markers", marker=marker, **rest)]
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,8 @@ class Heat:
 
     categories: names and colours of the values 0, 1, 2, ...; a scale of numbers if none are given.
     hover: what is said of each place.
+    keys: of each place.
+    range: of the colours; values outside have that of its end.
     """
 
     name: str
@@ -105,6 +124,8 @@ class Heat:
     values: Sequence[Sequence[float | None]]
     hover: Sequence[Sequence[str]]
     categories: tuple[tuple[str, str], ...] = ()
+    keys: Sequence[Sequence[str]] = ()
+    range: tuple[float, float] | None = None
 
     def traces(self) -> list[dict[str, Any]]:
         """As plotly draws it."""
@@ -114,8 +135,11 @@ class Heat:
             "text": [list(row) for row in self.hover], "hoverinfo": "text", "xgap": 1, "ygap": 1,
             "colorbar": {"title": {"text": self.name, "side": "right"}, "thickness": 12, "outlinewidth": 0},
         }  # fmt: skip
+        if self.keys:
+            trace["customdata"] = [list(row) for row in self.keys]
         if not self.categories:
-            return [{**trace, "colorscale": "Cividis"}]
+            ends = {} if self.range is None else {"zmin": self.range[0], "zmax": self.range[1]}
+            return [{**trace, "colorscale": "Cividis", **ends}]
         count = len(self.categories)
         steps = [[end, f"@{colour}"] for i, (_, colour) in enumerate(self.categories) for end in _ends(i, count)]
         bar = {**trace["colorbar"], "tickvals": list(range(count)), "ticktext": [name for name, _ in self.categories]}
@@ -165,6 +189,10 @@ class Cloud:
 
 def _scatter(name: str, x: Numbers, y: Numbers, **rest: Any) -> dict[str, Any]:
     return {"type": "scatter", "name": name, "x": list(x), "y": list(y), **rest}
+
+
+def _apart(high: float | None, low: float | None) -> float | None:
+    return None if high is None or low is None else high - low
 
 
 def _ends(index: int, count: int) -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
     Page
       verdict             what was found, in a sentence, with chips
+      choices             what a reader may choose, of which every table and figure then speaks
       sections            each a heading that folds
-        Text  Facts  Verdict  Table  Figure  Cloud
+        Text  Facts  Verdict  Table  Figure  Cloud, and Views, which show some of them at a time
       reproduce           version, seed, command line
       references          what is cited
 
@@ -30,15 +31,24 @@ class Chip:
     colour: str = "grey"
 
 
-Cell = str | float | int | bool | Chip | None
+@dataclass(frozen=True)
+class Link:
+    """Words that lead to the section of that name."""
+
+    label: str
+    to: str
+
+
+Cell = str | float | int | bool | Chip | Link | None
 
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs."""
+    """Paragraphs; those under a title fold away, and lines are kept as they are broken."""
 
     kind: ClassVar[str] = "text"
     paragraphs: tuple[str, ...]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; the reader sorts them and takes them along."""
+    """Rows of cells under columns; the reader sorts them and takes them along.
+
+    keys: of each row; those of another choice than the reader's are left out.
+    shown: how many rows there are before the reader asks for all.
+    wide: whether it takes the whole width. stacked: whether rows become lists on a narrow screen.
+    """
 
     kind: ClassVar[str] = "table"
     name: str
@@ -78,18 +93,59 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+    keys: tuple[str, ...] = ()
+    shown: int = 1000
+    wide: bool = True
+    stacked: bool = False
 
 
-Part = Text | Facts | Verdict | Table | Figure | Cloud
+@dataclass(frozen=True)
+class View:
+    """Parts that are shown together, under a name."""
+
+    label: str
+    parts: tuple[Text | Table | Figure, ...]
+
+
+@dataclass(frozen=True)
+class Views:
+    """One view at a time; the reader picks it by its label, from a list that is headed by `title`."""
+
+    kind: ClassVar[str] = "views"
+    name: str
+    title: str
+    views: tuple[View, ...]
+    wide: bool = True
+
+
+Part = Text | Facts | Verdict | Table | Figure | Cloud | Views
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and parts below it, which fold away."""
+    """A heading, and parts below it, which fold away.
+
+    name: what links lead to. chips: beside the heading.
+    """
 
     title: str
     parts: tuple[Part, ...]
     folded: bool = False
+    name: str = ""
+    chips: tuple[Chip, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something to choose, a head say; `within` is the key of the whole that it is part of.
+
+    What has the key of a part goes with the whole, and what has that of the whole with each part; an empty key goes
+    with all.
+    """
+
+    key: str
+    label: str
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +162,8 @@ class Page:
     """A whole page.
 
     name: of the files that a reader takes from it; made of letters, digits and hyphens whatever is given.
-    data: what the whole page is made from, offered as JSON.
+    data: what the whole page is made from, offered as JSON; a table of the page stands for its columns and rows.
+    chosen: what the choices are called, "head" say.
     """
 
     name: str
@@ -119,3 +176,5 @@ class Page:
     references: tuple[Reference, ...] = ()
     data: Any = None
     made_by: str = "gradlogz"
+    choices: tuple[Choice, ...] = ()
+    chosen: str = "choice"

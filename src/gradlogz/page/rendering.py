@@ -6,6 +6,7 @@ and names for the script go into a block of JSON in which no character can end i
 Read next: template.html, style.css, behaviour.js.
 """
 
+import html
 import json
 import math
 import re
@@ -16,9 +17,10 @@ from typing import Any
 
 from .marks import Axis, Cloud, Figure
 from .palette import DARK, LIGHT, STATUSES, TONES
-from .parts import Chip, Page, Table
+from .parts import Chip, Link, Page, Part, Table, Views
 
 HERE = Path(__file__).parent
+TICKS = 24  # names that an axis has room for
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon", "hexagon", "bowtie")
 
 
@@ -43,6 +45,33 @@ def render(page: Page) -> str:
         dark=DARK,
         statuses=STATUSES,
     )
+
+
+def drawn(figure: Figure) -> Any:
+    """One figure as plotly's own, in light, for notebooks. Needs plotly, the extra [report]."""
+    import plotly.graph_objects
+
+    found = _figure(figure)
+    layout = {
+        "title": {"text": figure.title}, "template": "plotly_white", "hovermode": "closest", **found["layout"],
+    }  # fmt: skip
+    dressed = _dressed({"data": found["traces"], "layout": layout})
+    return plotly.graph_objects.Figure(dressed["data"], dressed["layout"])
+
+
+def _dressed(value: Any, key: str = "") -> Any:
+    """Colours in place of their names, and text without what plotly reads as markup, as behaviour.js does."""
+    if isinstance(value, str):
+        named = re.fullmatch(r"@([a-z]+)(?:/([\d.]+))?", value) if "color" in key else None
+        if named is not None:
+            parts = ",".join(str(int(LIGHT[named[1]][i : i + 2], 16)) for i in (1, 3, 5))
+            return f"rgba({parts},{named[2] or 1})"
+        return html.escape(value, quote=False).replace("\n", "<br>") if key in ("name", "text", "ticktext") else value
+    if isinstance(value, Mapping):
+        return {name: _dressed(item, name) for name, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_dressed(item, key) for item in value]
+    return value
 
 
 def block(value: Any) -> str:
@@ -88,20 +117,45 @@ def slug(name: str) -> str:
 
 
 def _for_script(page: Page) -> dict[str, Any]:
-    parts = [part for section in page.sections for part in section.parts]
+    parts = [part for section in page.sections for part in _leaves(section.parts)]
+    words: dict[str, int] = {}
+    data = page.data
+    if isinstance(data, Mapping):
+        data = {name: {"@table": slug(v.name)} if isinstance(v, Table) else v for name, v in data.items()}
     return {
         "name": slug(page.name),
-        "data": page.data,
+        "data": data,
         "palettes": {"light": LIGHT, "dark": DARK},
         "tones": TONES,
         "symbols": SYMBOLS,
         "figures": {
-            slug(part.name): _cloud(part) if isinstance(part, Cloud) else _figure(part)
+            slug(part.name): _cloud(part) if isinstance(part, Cloud) else _numbered(_figure(part), words)
             for part in parts
             if isinstance(part, Figure | Cloud)
         },
         "tables": {slug(part.name): _table(part) for part in parts if isinstance(part, Table)},
+        "choices": {choice.key: {"label": choice.label, "within": choice.within} for choice in page.choices},
+        "words": list(words),
     }
+
+
+def _numbered(figure: dict[str, Any], words: dict[str, int]) -> dict[str, Any]:
+    """The figure with numbers for what is said of its marks: two figures of the same heads say the same."""
+
+    def number_of(text: Any) -> Any:
+        return words.setdefault(text, len(words)) if isinstance(text, str) else [number_of(each) for each in text]
+
+    traces = [{**t, "text": number_of(t["text"])} if "text" in t else t for t in figure["traces"]]
+    return {**figure, "traces": traces}
+
+
+def _leaves(parts: Sequence[Part]) -> list[Part]:
+    """The parts, those of views among them."""
+    return [
+        leaf
+        for part in parts
+        for leaf in (_leaves([p for view in part.views for p in view.parts]) if isinstance(part, Views) else [part])
+    ]
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
@@ -116,7 +170,8 @@ def _axis(axis: Axis, values: Sequence[float | None]) -> dict[str, Any]:
     if axis.range is not None:
         found["range"] = [math.log10(end) for end in axis.range] if axis.scale == "log" else list(axis.range)
     if axis.names:
-        found |= {"tickvals": list(range(len(axis.names))), "ticktext": list(axis.names)}
+        step = math.ceil(len(axis.names) / TICKS)
+        found |= {"tickvals": list(range(0, len(axis.names), step)), "ticktext": list(axis.names[::step])}
     if axis.scale == "log":
         found |= {"exponentformat": "power", "dtick": 1 if _decades(axis, values) > 1.5 else "D2"}
     return found
@@ -147,5 +202,20 @@ def _short(value: float) -> float:
 
 def _table(table: Table) -> dict[str, Any]:
     heads = [f"{c.name} [{c.unit}]" if c.unit else c.name for c in table.columns]
-    rows = [[cell.label if isinstance(cell, Chip) else cell for cell in row] for row in table.rows]
-    return {"columns": heads, "rows": rows}
+    rows = [[cell.label if isinstance(cell, Chip | Link) else cell for cell in row] for row in table.rows]
+    cells = [cell for row in table.rows for cell in row]
+    tones = {c.label: STATUSES[c.status] if c.status else c.colour for c in cells if isinstance(c, Chip)}
+    links = {c.label: slug(c.to) for c in cells if isinstance(c, Link)}
+    # Columns of few words, in many rows: each word once, and its number in the rows.
+    coded = {}
+    for i, column in enumerate(zip(*rows, strict=True)):
+        names = list(dict.fromkeys(column))
+        if len(rows) > table.shown and 4 * len(names) < len(rows) and all(isinstance(name, str) for name in names):
+            coded[i] = names
+            at = {name: place for place, name in enumerate(names)}
+            for row in rows:
+                row[i] = at[row[i]]
+    return {
+        "columns": heads, "rows": rows, "keys": table.keys, "shown": table.shown, "tones": tones, "links": links,
+        "coded": coded,
+    }  # fmt: skip

@@ -1,11 +1,8 @@
 """What was found: a row for each quantity of each head, a claim for each prediction, the tokens that stand out.
 
-    Finding    one quantity: its value and interval, the same under the null, and a verdict if it is judged
-    Claim      one prediction about one model, in words, with its verdict
-    Token      one token of interest, with the text about it
-    Findings   all of them: tables, a summary, several models together; shown by rich and by notebooks
+    Findings   rows, claims and tokens: tables, figures, a summary, several models together; shown by rich and notebooks
 
-Read next: runs.py (on disk), predictions/ (where rows come from).
+Read next: entries.py (what they are made of), runs.py (on disk), predictions/ (where rows come from).
 """
 
 import html
@@ -14,97 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .._errors import sentence
+from ..page import drawn
+from .entries import NAN, Summary
+from .entries import VERDICTS as VERDICTS
+from .entries import Claim as Claim
+from .entries import Finding as Finding
+from .entries import Token as Token
+from .figures import by_layer, head_map, labels_of
+from .maps import inline_maps
 
-# Verdicts, with the colour that each has on a terminal and on a page, where colour-blind readers tell them apart.
-VERDICTS = {
-    "supported": ("green", "#009e73"),
-    "refuted": ("red", "#d55e00"),
-    "undecided": ("yellow", "#c98a00"),
-    "not applicable": ("bright_black", "#767b84"),
-}
 WIDE = 140  # columns from which on a table has one for what was found
 NARROW = 100  # columns below which the null goes below the value, and the support into the words
-NAN = math.nan
-
-
-class Finding(NamedTuple):
-    """One quantity of one head, or of one layer where head is None, or of the model where layer is empty.
-
-    `low` and `high` end the interval of 95 %, `null_low` and `null_high` that of the control; NaN where there is none.
-    The verdict is empty where a quantity is told and not judged.
-    """
-
-    model: str
-    prediction: str
-    layer: str
-    call: int
-    head: int | None
-    quantity: str
-    value: float
-    low: float = NAN
-    high: float = NAN
-    null: float = NAN
-    null_low: float = NAN
-    null_high: float = NAN
-    tokens: int = 0
-    verdict: str = ""
-
-
-class Claim(NamedTuple):
-    """What one prediction comes to for one model: the claim in words, the quantity that is judged, the verdict, why.
-
-    The value is that of the whole model, of the middle head or what else the prediction takes for it. `note` says how
-    many heads stand after the correction of Benjamini and Hochberg.
-    """
-
-    model: str
-    prediction: str
-    claim: str
-    quantity: str
-    value: float
-    low: float
-    high: float
-    null: float
-    verdict: str
-    words: str
-    note: str = ""
-
-
-class Summary(NamedTuple):
-    """A claim and how the rows of its prediction divide: `share` is that of the supported among those judged."""
-
-    model: str
-    prediction: str
-    claim: str
-    quantity: str
-    value: float
-    low: float
-    high: float
-    null: float
-    judged: int
-    supported: int
-    refuted: int
-    share: float
-    note: str
-    verdict: str
-    words: str
-
-
-class Token(NamedTuple):
-    """A token that stands out: largest covariance, a sink, an example against a claim."""
-
-    model: str
-    kind: str
-    layer: str
-    call: int
-    head: int | None
-    value: float
-    document: str
-    position: int
-    text: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,6 +87,38 @@ class Findings:
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
         return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
+
+    def plot(
+        self,
+        prediction: str,
+        quantity: str | None = None,
+        *,
+        model: str | None = None,
+        by: Literal["layer", "head"] = "layer",
+    ) -> Any:
+        """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
+
+        The quantity is the judged one if none is named.
+        """
+        if by not in ("layer", "head"):
+            remedy = "By layer there are intervals and nulls, by head a map."
+            raise ValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
+        if (model is None and len(self.facts) > 1) or model not in (None, *self.facts):
+            remedy = f"There are: {', '.join(self.facts)}."
+            raise ValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
+        rows = [row for row in self._matching(prediction, None, None) if model in (None, row.model)]
+        judged = [s.quantity for s in self.summary() if s.prediction == prediction and model in (None, s.model)]
+        wanted = quantity or next(filter(None, judged), rows[0].quantity)
+        shown = [row for row in rows if row.quantity == wanted]
+        if not shown or (by == "head" and all(row.head is None for row in shown)):
+            fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
+            remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
+            raise ValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
+        try:
+            return drawn((head_map if by == "head" else by_layer)(shown, labels_of(rows)))
+        except ModuleNotFoundError:
+            remedy = "Install it with: pip install 'gradlogz[report]'."
+            raise ImportError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
 
     def summary(self) -> list[Summary]:
         """One row for each prediction of each model, in the order in which they were made.
@@ -262,7 +214,7 @@ class Findings:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The summary as a table for notebooks."""
+        """The summary as a table for notebooks, and below it maps of what is judged head by head."""
         tell = html.escape
         cells = ("prediction", "claim", "value", "interval", "null", "support", "what was found", "verdict")
         pieces = []
@@ -276,6 +228,7 @@ class Findings:
                 row = "".join(f"<td>{tell(text)}</td>" for text in (*texts, found))
                 pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{tell(s.verdict)}</td></tr>')
             pieces.append("</tbody></table>")
+            pieces.append(inline_maps([row for row in self.rows if row.model == model]))
         return "\n".join(pieces)
 
 

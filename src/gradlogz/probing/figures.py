@@ -1,0 +1,206 @@
+"""Rows as figures: by layer beside their nulls, and as a map of layers by heads.
+
+    by_layer     value and interval of every head or layer, in the colour of its verdict; grey: the null and its band
+    head_map     layers by heads, one colour for each value; first layers at the bottom
+    verdict_map  the same with the verdicts
+
+A figure is plain data of ../page: the report draws it with others, Findings.plot by itself.
+
+Read next: findings.py, ../page/marks.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import quantiles
+
+from ..page import Axis, Figure, Heat, Mark, Points
+from .entries import VERDICTS, Finding
+
+# The colour of a verdict, by its name on a page.
+COLOURS = {"supported": "green", "refuted": "vermilion", "undecided": "orange", "not applicable": "grey", "": "blue"}
+# Units and formulas of quantities, by prediction; a number without unit if they are not here.
+UNITS = {
+    ("identity", "error"): ("units of rounding", "|y − ∇G| / (ε (1 + max|s|) max|v|)"),
+    ("ascent", "gain"): ("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
+    ("tie", "cosine"): ("1", "cos(W_v W_o, W_k W_qᵀ)"),
+    ("tie", "weighted cosine"): ("1", "cos(W_v W_o, W_k W_qᵀ), weighted by Cov(x)"),
+    ("qk_geometry", "positive cosine"): ("1", "|B₊| / |B|"),
+    ("qk_geometry", "symmetric share"): ("1", "|B + Bᵀ|² / 4|B|²"),
+    ("gaussian_measure", "mean explained"): ("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
+    ("gaussian_measure", "information"): ("nats", "log n − H"),
+    ("linearity", "held-out R²"): ("1", "1 − |y − Ax − b|² / |y − ȳ|²"),
+    ("entropy", "entropy"): ("1", "H / log n"),
+    ("entropy", "logit variance"): ("nats²", "Σ p (s − E)²"),
+    ("entropy", "max logit"): ("nats", "max s"),
+    ("entropy", "log normalizer"): ("nats", "G"),
+    ("entropy", "sink"): ("weight", "a₀"),
+    ("entropy", "logit rank"): ("dimensions", "tr(A)² / tr(A²)"),
+}
+WIDTH = 0.7  # of a layer, over which its heads are spread
+FENCE = 3.0  # times the middle half: what lies further out would flatten all the rest
+
+
+def labels_of(rows: Sequence[Finding]) -> dict[tuple[str, int], str]:
+    """A short name for each layer and call: what is not common to the names of all modules, "3" of "layers.3.attn"."""
+    layers = list(dict.fromkeys((row.layer, row.call) for row in rows))
+    parts = {layer: layer.split(".") for layer, _ in layers if layer}
+    first = last = 0
+    if len(parts) > 1:
+        shortest = min(map(len, parts.values()))
+        while first < shortest and len({p[first] for p in parts.values()}) == 1:
+            first += 1
+        while last < shortest - first and len({p[-1 - last] for p in parts.values()}) == 1:
+            last += 1
+    names = {layer: ".".join(p[first : len(p) - last]) or layer for layer, p in parts.items()}
+    tied = any(call > 1 for _, call in layers)
+    alone = len(parts) == 1
+    return {
+        (layer, call): "" if not layer else f"{call}" if tied and alone else f"{names[layer]}#{call}" if call > 1
+        else names[layer]
+        for layer, call in layers
+    }  # fmt: skip
+
+
+def key_of(row: Finding, labels: Mapping[tuple[str, int], str]) -> str:
+    """What a reader chooses to see of this row: its head, its layer, or nothing."""
+    label = labels[row.layer, row.call]
+    return label if row.head is None else f"{label}/{row.head}"
+
+
+def told(row: Finding, label: str) -> str:
+    """What is said of a row when it is pointed at."""
+    place = "the model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
+    lines = [place, f"{row.quantity} {_number(row.value)}{_interval(row.low, row.high)}"]
+    if not math.isnan(row.null):
+        lines.append(f"null {_number(row.null)}{_interval(row.null_low, row.null_high)}")
+    return "\n".join([*lines, row.verdict] if row.verdict else lines)
+
+
+def by_layer(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
+    """The rows of one quantity, layer after layer, each beside its null."""
+    names = _names(rows, labels)
+    heads = 1 + max((row.head or 0) for row in rows)
+    place = {name: i for i, name in enumerate(names)}
+
+    def at(row: Finding) -> float:
+        spread = 0.0 if row.head is None or heads == 1 else WIDTH * (row.head / (heads - 1) - 0.5)
+        return place[labels[row.layer, row.call]] + spread
+
+    marks: list[Mark] = []
+    nulls = [row for row in rows if math.isfinite(row.null)]
+    if nulls:
+        marks.append(
+            Points(
+                "null", [at(r) for r in nulls], [r.null for r in nulls], "grey", "line-ew-open",
+                [told(r, labels[r.layer, r.call]) for r in nulls],
+                [_finite(r.null_low) for r in nulls], [_finite(r.null_high) for r in nulls],
+                [key_of(r, labels) for r in nulls], 7,
+            )
+        )  # fmt: skip
+    for verdict, colour in COLOURS.items():
+        of = [row for row in rows if row.verdict == verdict and math.isfinite(row.value)]
+        if of:
+            marks.append(
+                Points(
+                    verdict or "value", [at(r) for r in of], [r.value for r in of], colour, "circle",
+                    [told(r, labels[r.layer, r.call]) for r in of],
+                    [_finite(r.low) for r in of], [_finite(r.high) for r in of], [key_of(r, labels) for r in of], 6,
+                )
+            )  # fmt: skip
+    ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)])
+    first = rows[0]
+    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    spread = f" The {heads} heads of a layer from left to right." if heads > 1 else ""
+    bars = "Bars are intervals of 95 %, grey the null." if nulls else "Bars are intervals of 95 %."
+    return Figure(
+        f"{first.prediction} {first.quantity} by layer",
+        f"{first.quantity} by layer",
+        Axis("layer", "number", names=tuple(name or "model" for name in names)),
+        Axis(first.quantity, unit, formula, range=ends),
+        tuple(marks),
+        f"{bars}{spread}{outside}",
+    )
+
+
+def head_map(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
+    """The values of one quantity, layers by heads."""
+    first = rows[0]
+    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    ends, outside = _window([row.value for row in rows if math.isfinite(row.value)])
+    words = f"{first.quantity} [{unit}]"
+    grid = _grid(rows, labels)
+    values = [[None if row is None else _finite(row.value) for row in line] for line in grid]
+    hover, keys = _said(grid, labels)
+    heat = Heat(words, range(len(grid[0])), range(len(grid)), values, hover, keys=keys, range=ends)
+    caption = (f"{formula}." if formula else "") + outside.replace("axis leaves", "colours leave")
+    return _mapped(f"{first.prediction} {first.quantity} by head", first.quantity, rows, labels, heat, caption.strip())
+
+
+def verdict_map(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
+    """The verdicts on one quantity, layers by heads."""
+    first, order = rows[0], list(VERDICTS)
+    grid = _grid(rows, labels)
+    values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
+    categories = tuple((verdict, COLOURS[verdict]) for verdict in VERDICTS)
+    hover, keys = _said(grid, labels)
+    heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
+    return _mapped(f"{first.prediction} verdicts", first.quantity, rows, labels, heat, "")
+
+
+def _mapped(
+    name: str, title: str, rows: Sequence[Finding], labels: Mapping[tuple[str, int], str], heat: Heat, caption: str
+) -> Figure:
+    return Figure(
+        name,
+        title,
+        Axis("head", "number"),
+        Axis("layer", "number", names=tuple(_names(rows, labels))),
+        (heat,),
+        caption,
+    )
+
+
+Grid = list[list[Finding | None]]
+
+
+def _grid(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Grid:
+    names = _names([row for row in rows if row.head is not None], labels)
+    heads = 1 + max(row.head for row in rows if row.head is not None)
+    by = {(labels[row.layer, row.call], row.head): row for row in rows}
+    return [[by.get((name, head)) for head in range(heads)] for name in names]
+
+
+def _said(grid: Grid, labels: Mapping[tuple[str, int], str]) -> tuple[list[list[str]], list[list[str]]]:
+    hover = [["" if row is None else told(row, labels[row.layer, row.call]) for row in line] for line in grid]
+    return hover, [["" if row is None else key_of(row, labels) for row in line] for line in grid]
+
+
+def _names(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> list[str]:
+    return list(dict.fromkeys(labels[row.layer, row.call] for row in rows))
+
+
+def _window(values: Sequence[float]) -> tuple[tuple[float, float] | None, str]:
+    """Where nearly all values lie, if some lie so far out that they would flatten the rest; and a word about those."""
+    if len(values) < 8:
+        return None, ""
+    low, _, high = quantiles(values)
+    reach = FENCE * (high - low)
+    inside = [v for v in values if low - reach <= v <= high + reach]
+    if len(inside) == len(values) or reach == 0:
+        return None, ""
+    pad = 0.05 * (max(inside) - min(inside))
+    count, ends = len(values) - len(inside), (min(values), max(values))
+    words = f" The axis leaves {count} of {len(values)} outside; they reach from {ends[0]:.3g} to {ends[1]:.3g}."
+    return (min(inside) - pad, max(inside) + pad), words
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) or math.isnan(high) else f" ({_number(low)} to {_number(high)})"

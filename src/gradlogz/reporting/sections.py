@@ -1,0 +1,281 @@
+"""The sections of a report, from the rows of a run.
+
+Read next: pages.py (their order), ../probing/figures.py (rows, drawn).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..page import (
+    Axis,
+    Cell,
+    Choice,
+    Column,
+    Facts,
+    Figure,
+    Heat,
+    Link,
+    Part,
+    Section,
+    Table,
+    Text,
+    View,
+    Views,
+)
+from ..probing.entries import Finding, Summary, Token
+from ..probing.figures import by_layer, head_map, key_of, labels_of, verdict_map
+from .reading import Told
+from .wording import KNOWN, chip, explained, title_of
+
+SHOWN = 12  # rows of a long table before all are asked for
+
+Labels = Mapping[tuple[str, int], str]
+
+
+def sections_of(told: Told, claims: Sequence[Summary]) -> tuple[Section, ...]:
+    """All sections, those that have something to say."""
+    rows = told.findings.rows
+    of = {claim.prediction: [row for row in rows if row.prediction == claim.prediction] for claim in claims}
+    labels = {prediction: labels_of(each) for prediction, each in of.items()}
+    sections = [
+        Section("What holds", (_claims(claims),), name="claims"),
+        *_map(claims, of, labels),
+        *(_claim(claim, of[claim.prediction], labels[claim.prediction]) for claim in claims),
+        *_tokens(told.findings.tokens, rows),
+        *_data(rows, labels),
+        Section("Model and text", (Facts(_card(told)),), folded=True, name="model"),
+    ]
+    return tuple(sections)
+
+
+def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
+    """Every layer and every head, by the short names of their layers."""
+    heads: dict[str, set[int]] = {}
+    for prediction in dict.fromkeys(row.prediction for row in rows):
+        of = [row for row in rows if row.prediction == prediction]
+        labels = labels_of(of)
+        for row in of:
+            label = labels[row.layer, row.call]
+            if label:
+                heads.setdefault(label, set()).update(() if row.head is None else (row.head,))
+    return tuple(
+        choice
+        for label, numbers in heads.items()
+        for choice in (
+            Choice(label, f"layer {label}"),
+            *(Choice(f"{label}/{head}", f"layer {label}, head {head}", label) for head in sorted(numbers)),
+        )
+    )
+
+
+# The claims ----------------------------------------------------------------------------------------------------------
+
+
+def _claims(claims: Sequence[Summary]) -> Table:
+    columns = (
+        Column("claim"), Column("verdict"), Column("value"), Column("interval", "95 %"), Column("null"),
+        Column("for and against"), Column("what was found"),
+    )  # fmt: skip
+    rows = [
+        (
+            Link(claim.claim or title_of(claim.prediction), claim.prediction),
+            chip(claim.verdict),
+            None if math.isnan(claim.value) else claim.value,
+            interval(claim.low, claim.high) or None,
+            None if math.isnan(claim.null) else claim.null,
+            f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None,
+            claim.words,
+        )
+        for claim in claims
+    ]
+    caption = (
+        "The value is that of the middle head or layer unless the words say otherwise, the null the same where the "
+        "claim says nothing; for and against it are heads or layers. Each claim leads to its section."
+    )
+    return Table("claims", "Claims of the theory, and what the model says", columns, tuple(rows), caption, stacked=True)
+
+
+def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
+    """The rows that the verdict on a claim is about."""
+    return [row for row in rows if row.verdict and row.quantity == claim.quantity]
+
+
+def interval(low: float, high: float) -> str:
+    """From here to there, in words; nothing if there is none."""
+    return "" if math.isnan(low) or math.isnan(high) else f"{low:.3g} to {high:.3g}"
+
+
+def _claim(claim: Summary, rows: Sequence[Finding], labels: Labels) -> Section:
+    """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
+    known = KNOWN.get(claim.prediction)
+    words = " ".join(filter(None, (claim.words, claim.note))) or "No words about it are in the run."
+    said = {"prediction": claim.prediction}
+    if known is not None:
+        said |= {"formula": known.formula, "refuted by": known.refutes}
+    else:
+        said |= {"formula": "not known to this version of gradlogz"}
+    first = [claim.quantity] if claim.quantity else []
+    quantities = [q for q in dict.fromkeys([*first, *(row.quantity for row in rows)]) if _of(rows, q)]
+    views = tuple(View(quantity, _figures(_of(rows, quantity), labels)) for quantity in quantities)
+    parts: list[Part] = [Text((words,)), Facts(said)]
+    parts += [Views(claim.prediction, "quantity", views)] if views else []
+    found = judged(claim, rows) or _of(rows, quantities[0] if quantities else "")
+    parts += [_table(claim.prediction, f"{claim.quantity or 'Values'}, one by one", found, labels)] if found else []
+    method = explained(claim.prediction)
+    parts += [Text(method, "How it is measured")] if method else []
+    title = claim.claim or title_of(claim.prediction)
+    return Section(title, tuple(parts), folded=True, name=claim.prediction, chips=(chip(claim.verdict),))
+
+
+def _of(rows: Sequence[Finding], quantity: str) -> list[Finding]:
+    """The rows of a quantity, none if none of them is a number."""
+    found = [row for row in rows if row.quantity == quantity]
+    return found if any(math.isfinite(row.value) for row in found) else []
+
+
+def _figures(rows: Sequence[Finding], labels: Labels) -> tuple[Figure, ...]:
+    mapped = (head_map(rows, labels),) if any(row.head is not None for row in rows) else ()
+    return (*mapped, by_layer(rows, labels))
+
+
+def _table(name: str, title: str, rows: Sequence[Finding], labels: Labels) -> Table:
+    columns = (
+        Column("layer"), Column("head"), Column("value"), Column("interval", "95 %"), Column("null"),
+        Column("its band", "95 %"), Column("tokens"), Column("verdict"),
+    )  # fmt: skip
+    cells = [
+        (
+            labels[row.layer, row.call] or "model", row.head, row.value, interval(row.low, row.high), row.null,
+            interval(row.null_low, row.null_high), row.tokens, chip(row.verdict) if row.verdict else None,
+        )
+        for row in rows
+    ]  # fmt: skip
+    keys = tuple(key_of(row, labels) for row in rows)
+    return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
+
+
+# The map -------------------------------------------------------------------------------------------------------------
+
+
+def _map(
+    claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]
+) -> tuple[Section, ...]:
+    """Where claims hold: all of them together, and one by one; and beside the map what is said of each place."""
+    found = {claim.prediction: judged(claim, of[claim.prediction]) for claim in claims}
+    heads = {name: [row for row in rows if row.head is not None] for name, rows in found.items()}
+    heads = {name: rows for name, rows in heads.items() if rows}
+    if not any(found.values()):
+        return ()
+    table = _said(found, labels)
+    if not heads:
+        return (Section("Layers", (table,), name="map"),)
+    views = [View("how many claims hold", (_counts(heads, labels),))] if len(heads) > 1 else []
+    views += [View(title_of(name), (verdict_map(rows, labels[name]),)) for name, rows in heads.items()]
+    words = Text(("Choose a head here, by a click or from the list above: every section then speaks of it.",))
+    return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
+
+
+def _counts(heads: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]) -> Figure:
+    """For each head, how many of the claims that judge heads it supports."""
+    at: dict[tuple[str, int], list[Finding]] = {}
+    for name, rows in heads.items():
+        for row in rows:
+            at.setdefault((labels[name][row.layer, row.call], row.head or 0), []).append(row)
+    layers = list(dict.fromkeys(label for label, _ in at))
+    width = 1 + max(head for _, head in at)
+    places = [[at.get((layer, head)) for head in range(width)] for layer in layers]
+    values = [[None if p is None else sum(row.verdict == "supported" for row in p) for p in line] for line in places]
+    hover = [
+        [
+            "" if p is None else "\n".join([
+                f"layer {layers[i]}, head {j}",
+                *(f"{title_of(row.prediction)}: {row.verdict} ({row.value:.3g})" for row in p),
+            ])
+            for j, p in enumerate(line)
+        ]
+        for i, line in enumerate(places)
+    ]  # fmt: skip
+    keys = [["" if p is None else f"{layers[i]}/{j}" for j, p in enumerate(line)] for i, line in enumerate(places)]
+    heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys, range=(0, len(heads)))
+    return Figure(
+        "map of claims",
+        "How many claims each head supports",
+        Axis("head", "number"),
+        Axis("layer", "number", names=tuple(layers)),
+        (heat,),
+        f"Of {len(heads)} that judge heads: {', '.join(title_of(name) for name in heads)}.",
+    )
+
+
+def _said(found: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]) -> Table:
+    """All that is judged, place by place."""
+    columns = (
+        Column("layer"), Column("head"), Column("claim"), Column("verdict"), Column("value"), Column("null"),
+    )  # fmt: skip
+    rows = [(labels[name][row.layer, row.call], row) for name, of in found.items() for row in of]
+    layers = list(dict.fromkeys(label for label, _ in rows))
+    rows.sort(key=lambda each: (layers.index(each[0]), -1 if each[1].head is None else each[1].head))
+    cells = [
+        (where or "model", r.head, Link(title_of(r.prediction), r.prediction), chip(r.verdict), r.value, r.null)
+        for where, r in rows
+    ]
+    keys = [key_of(row, labels[row.prediction]) for _, row in rows]
+    return Table("places", "What is judged there", columns, tuple(cells), keys=tuple(keys), shown=SHOWN, wide=False)
+
+
+# Tokens, data, model -------------------------------------------------------------------------------------------------
+
+
+def _tokens(tokens: Sequence[Token], rows: Sequence[Finding]) -> tuple[Section, ...]:
+    """The tokens that stand out, in their text."""
+    if not tokens:
+        return ()
+    columns = (
+        Column("what"), Column("layer"), Column("head"), Column("value"), Column("text about the [token]"),
+        Column("document"), Column("position"),
+    )  # fmt: skip
+    labels = labels_of([row for row in rows if row.head is not None] or rows)
+    cells: list[tuple[Cell, ...]] = []
+    keys = []
+    for t in tokens:
+        label = labels.get((t.layer, t.call), t.layer)
+        cells.append((t.kind, label, t.head, t.value, t.text, t.document, t.position))
+        keys.append(label if t.head is None else f"{label}/{t.head}")
+    table = Table("tokens", "Tokens that stand out", columns, tuple(cells), keys=tuple(keys), shown=SHOWN)
+    return (Section("Tokens of interest", (table,), folded=True, name="tokens"),)
+
+
+def _data(rows: Sequence[Finding], labels: Mapping[str, Labels]) -> tuple[Section, ...]:
+    """Every row, to be taken along."""
+    if not rows:
+        return ()
+    columns = tuple(Column(name.replace("_", " ")) for name in Finding._fields[1:])
+    cells = tuple(tuple(row[1:]) for row in rows)
+    keys = tuple(key_of(row, labels[row.prediction]) for row in rows)
+    table = Table("rows", f"All {len(rows):,} rows", columns, cells, keys=keys, shown=SHOWN)
+    return (Section("Data", (table,), folded=True, name="data"),)
+
+
+def _card(told: Told) -> dict[str, str]:
+    """All that is known of the model and of what it read."""
+    said: dict[str, Any] = {"model": told.name, **told.facts}
+    text = told.run.get("text")
+    if isinstance(text, dict):
+        said |= {"text": text.get("source"), "tokens of a window": text.get("length")}
+    times = told.run.get("times")
+    if isinstance(times, dict):
+        said |= {f"seconds for the {name}": f"{value:.1f}" for name, value in times.items() if _is_number(value)}
+    return {name.replace("_", " "): _shown(value) for name, value in said.items() if value not in (None, "", [])}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
