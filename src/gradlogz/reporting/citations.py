@@ -9,6 +9,18 @@ REFERENCES = {
     r.key: r
     for r in (
         Reference("shim22", "Shim, A Probabilistic Interpretation of Transformers, 2022.", "arXiv 2205.01080"),
+        Reference("ramsauer20", "Ramsauer et al., Hopfield Networks is All You Need, 2020.", "arXiv 2008.02217"),
+        Reference(
+            "geshkovski23",
+            "Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on Transformers, 2023.",
+            "arXiv 2312.10794",
+        ),
+        Reference("dong21", "Dong, Cordonnier, Loukas, Attention is Not All You Need, 2021.", "arXiv 2103.03404"),
+        Reference(
+            "zhai23",
+            "Zhai et al., Stabilizing Transformer Training by Preventing Attention Entropy Collapse, 2023.",
+            "arXiv 2303.06296",
+        ),
         Reference("efron79", "Efron, Bootstrap Methods: Another Look at the Jackknife, Annals of Statistics 7, 1979."),
         Reference(
             "hanley06",

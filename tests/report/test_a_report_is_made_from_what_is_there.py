@@ -1,0 +1,148 @@
+"""A run that is incomplete, newer, damaged or lacks a prediction has a page of what is there; it says what is not."""
+
+import json
+import math
+import re
+
+import pytest
+from runs import findings
+
+from gradlogz import report
+from gradlogz.probing.runs import Run, write_run
+from gradlogz.reporting.citations import REFERENCES, cited
+from gradlogz.reporting.pages import page_of
+from gradlogz.reporting.reading import read
+from gradlogz.reporting.wording import KNOWN, explained
+
+COMMAND = "gradlogz probe planted --seed 3"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole run; tests damage it."""
+    found = findings()
+    model = {"name": "planted", **found.facts["planted"]}
+    text, counts = {"source": "a file", "length": 64}, {"tokens": 99, "documents": 2}
+    return write_run(tmp_path / "run", Run(model, text, 3, COMMAND, counts, {"model": 1.0}, {}, found))
+
+
+def changed(folder, name, change):
+    said = json.loads((folder / name).read_text())
+    change(said)
+    (folder / name).write_text(json.dumps(said))
+
+
+def missing(folder):
+    return read(folder, "report").missing
+
+
+def test_a_whole_run_lacks_nothing(folder):
+    (folder / "statistics.safetensors").unlink()  # a page needs no statistics
+    told = read(folder, "report")
+    assert told.missing == ()
+    assert told.findings.rows[0] == findings().rows[0]
+    assert len(told.findings.rows) == len(findings().rows)
+    page = page_of(told)
+    assert page.reproduce["command"] == COMMAND
+    assert page.reproduce["seed"] == "3"
+    assert page.verdict.notes[0].startswith("Not measured in this run: identity, ")
+    assert "ascent" not in page.verdict.notes[0]
+    assert COMMAND in report(folder)
+
+
+def test_a_run_that_was_stopped(folder):
+    changed(folder, "run.json", lambda run: run.update(complete=False))
+    assert missing(folder) == ("The run stopped before its end, after 99 tokens; the numbers are of that part.",)
+    assert "The run stopped before its end" in report(folder)
+
+
+def test_a_run_of_a_later_version(folder):
+    changed(folder, "run.json", lambda run: run.update(format=7, version="9.9", files={}))
+
+    def later(said):
+        said["rows"][0]["colour"] = "blue"
+        said["rows"][1]["verdict"] = "doubtful"
+        del said["claims"][2]["words"]
+        said["pictures"] = []
+
+    changed(folder, "findings.json", later)
+    told = read(folder, "report")
+    assert told.missing[0].startswith("The run is of format 7, written by gradlogz 9.9;")
+    rows = len(findings().rows)
+    assert told.missing[1:] == (
+        f"1 of {rows} rows in findings.json cannot be read; they are left out.",
+        "1 of 4 claims in findings.json cannot be read; they are left out.",
+    )
+    assert told.findings.rows[0] == findings().rows[0]
+    assert len(told.findings.rows) == rows - 1
+    assert page_of(told).verdict.chips[0].label == "incomplete"
+
+
+@pytest.mark.parametrize("damage", [None, "", "[1, 2]", '{"format": 1, "model'])
+def test_a_run_whose_description_is_lost(folder, damage):
+    (folder / "run.json").unlink()
+    if damage is not None:
+        (folder / "run.json").write_text(damage)
+    (note,) = missing(folder)
+    assert note.startswith("run.json cannot be read (")
+    assert "command" not in page_of(read(folder, "report")).reproduce
+
+
+def test_findings_that_someone_changed(folder):
+    changed(folder, "findings.json", lambda said: said["rows"][0].update(value=0.123))
+    assert missing(folder) == ("findings.json is not as it was written; its numbers may have been changed.",)
+
+
+def test_findings_with_parts_of_the_wrong_kind(folder):
+    def wrong(said):
+        said["rows"][:6] = [None, {}, {**said["rows"][2], "value": "much"}, {**said["rows"][3], "head": "first"},
+                            {**said["rows"][4], "layer": 5}, said["rows"][6]]  # fmt: skip
+        said["facts"] = ["none"]
+        del said["tokens"]
+
+    changed(folder, "findings.json", wrong)
+    told = read(folder, "report")
+    assert told.missing[1:] == (
+        f"5 of {len(findings().rows)} rows in findings.json cannot be read; they are left out.",
+        "There are no tokens in findings.json.",
+    )
+    assert len(told.findings.rows) == len(findings().rows) - 6, "and one that was there twice is there once"
+    assert page_of(told).subtitle.endswith("Nothing is known of it.")
+
+
+def test_infinities_and_gaps_are_no_obstacle(folder):
+    def odd(said):
+        for i, value in enumerate(("infinity", "-infinity", None)):
+            said["rows"][i]["value"] = value
+        for row in said["rows"]:
+            row.update(null=None, low=None)
+
+    changed(folder, "findings.json", odd)
+    told = read(folder, "report")
+    assert [row.value for row in told.findings.rows[:2]] == [math.inf, -math.inf]
+    assert "NaN" not in report(folder).rpartition('id="data">')[2].partition("</script>")[0]
+
+
+def test_rows_without_claims_and_claims_without_rows(folder):
+    changed(folder, "findings.json", lambda said: said.update(claims=[]))
+    assert page_of(read(folder, "report")).verdict.sentence.startswith("Of 4 claims")
+    changed(folder, "findings.json", lambda said: said.update(rows=[], claims=findings_as_claims()))
+    page = page_of(read(folder, "report"))
+    assert [section.name for section in page.sections] == ["claims", "entropy", "tokens", "model"]
+
+
+def findings_as_claims():
+    return [{k: None if v != v else v for k, v in findings().claims[0]._asdict().items()}]
+
+
+def test_a_model_of_twelve_layers_and_heads_fits_into_eight_megabytes():
+    whole = findings(layers=12, heads=12, more=60)
+    assert len(whole.rows) > 9000
+    assert len(report(whole).encode()) < 8e6
+
+
+def test_every_work_that_a_prediction_cites_is_listed():
+    for name in KNOWN:
+        keys = {key for text in explained(name) for key in re.findall(r"\[([a-z]+[0-9]{2})[],]", text)}
+        assert keys <= set(REFERENCES), f"{name}: put what it cites into reporting/citations.py"
+        assert {r.key for r in cited(explained(name))} == keys
