@@ -100,7 +100,7 @@ def exact(
         step = log_sum_exp((_log(T) + log_w.unsqueeze(-1) + after.log_likelihood).flatten(-2))
         told = torch.where((step > -torch.inf)[..., None, None], after.log_likelihood, 0.0)
         log_v, share = weigh(T, log_w.unsqueeze(-1) + told)
-        log_pi = log_v - log_sum_exp(log_v).unsqueeze(-1)
+        log_pi = log_v.log_softmax(-1)
         moves.append(
             Moved(
                 *collapse(share_before.mT, before.mean.movedim(-3, -2), before.covariance.movedim(-4, -3)),
@@ -115,7 +115,7 @@ def exact(
         log_likelihood = log_likelihood + step
         # One Gaussian more for each of them, or the likeliest --------------------------------------------------------
         log_w = (_log(T) + log_w.unsqueeze(-1) + told).flatten(-2)
-        log_w = log_w - log_sum_exp(log_w).unsqueeze(-1)
+        log_w = log_w.log_softmax(-1)
         n = histories.shape[-2]
         newest = torch.arange(k, device=y.device).expand(*batch, n, k).unsqueeze(-1)
         longer = histories.unsqueeze(-2).expand(*batch, n, k, -1)
@@ -126,7 +126,7 @@ def exact(
             best, rest = order[..., :keep], order[..., keep:]
             pruned.append(log_sum_exp(log_w.take_along_dim(rest, -1)))
             log_w = log_w.take_along_dim(best, -1)
-            log_w = log_w - log_sum_exp(log_w).unsqueeze(-1)
+            log_w = log_w.log_softmax(-1)
             m = m.take_along_dim(best.unsqueeze(-1), -2)
             P = P.take_along_dim(best[..., None, None], -3)
             histories = histories.take_along_dim(best.unsqueeze(-1), -2)

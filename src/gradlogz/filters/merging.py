@@ -86,4 +86,6 @@ def posterior(
     joint = log_prior + log_likelihood
     total = log_sum_exp(joint)
     possible = total > -torch.inf
-    return torch.where(possible.unsqueeze(-1), joint - total.unsqueeze(-1), log_prior), total, possible
+    # log_softmax takes the largest away first: probabilities sum to one however unlikely the observation was.
+    log_pi = joint.masked_fill(~possible.unsqueeze(-1), 0.0).log_softmax(-1)
+    return torch.where(possible.unsqueeze(-1), log_pi, log_prior), total, possible

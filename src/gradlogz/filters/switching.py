@@ -24,7 +24,6 @@ import torch
 
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.reference import log_sum_exp
 from .border import arranged, beginning, check_densities
 from .kalman import predict, update
 from .merging import Moments, collapse, mix, posterior, weigh
@@ -331,7 +330,7 @@ def _gpb(now: Parameters, state: State, y: Tensor, seen: Tensor | None, depth: i
     told = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
     oldest = k if histories * k > k ** (depth - 1) else 1
     log_w, share = weigh(_apart(T, oldest, 0), _apart(log_h + told, oldest, 0))
-    log_w = log_w - log_sum_exp(log_w).unsqueeze(-1)
+    log_w = log_w.log_softmax(-1)
     means, covariances = _apart(after.mean, oldest, 1), _apart(after.covariance, oldest, 2)
     mean, covariance = collapse(share.mT, means.movedim(-3, -2), covariances.movedim(-4, -3))
     # What each mode says, all its histories together -----------------------------------------------------------------
