@@ -6,6 +6,7 @@ import torch
 import gradlogz
 from architectures import ARCHITECTURES
 from gradlogz.attention.calls import Logits
+from gradlogz.probing.capturing import follow
 from gradlogz.probing.tracing import trace
 from gradlogz.probing.weights import weights_of
 from scales import close
@@ -159,3 +160,34 @@ def test_what_is_written_in_place_is_captured_as_it_was():
     assert first.sublayer.placement == "pre"
     for passed in (first, second):
         close(passed.stream + passed.update, passed.after, scale=1e9)
+
+
+def test_what_is_computed_of_an_event_is_no_part_of_the_model():
+    """A block that attends in its own forward: sums of the one who is told must not be counted among its own."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.maps = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (m(x).unflatten(-1, (4, 4)).transpose(1, 2) for m in self.maps[:3])
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return x + self.maps[3](o.transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    model = Attention().eval()
+    x = torch.randn(2, 5, 16)
+    layout = trace(model, {"x": x})
+    told = []
+
+    def tell(event):
+        told.append(event)
+        for _ in range(3):
+            assert (x + x).shape == x.shape
+
+    with follow(model, layout, tell):
+        y = model(x)
+    passed = told[-1]
+    assert torch.equal(passed.after, y)
+    assert torch.equal(passed.stream, x)

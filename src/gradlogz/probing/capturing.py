@@ -170,7 +170,7 @@ class _Pass(TorchFunctionMode, Receiver):
 
     def __init__(self, layout: Layout, tell: Callable[[Event], None], statistics: str) -> None:
         super().__init__()
-        self._layout, self._tell, self._statistics = layout, tell, statistics
+        self._layout, self._told, self._statistics = layout, tell, statistics
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in layout.attention}
@@ -181,6 +181,11 @@ class _Pass(TorchFunctionMode, Receiver):
         norms = [n for s in layout.sublayers for n in (s.reads, s.closes, s.follows, s.norm_of_stream) if n is not None]
         self._norms = {(norm.name, norm.call): norm for norm in norms}
         self.begin()
+
+    def _tell(self, event: Event) -> None:
+        """Hand an event over; what is computed of it is no part of the model."""
+        with torch._C.DisableTorchFunction():
+            self._told(event)
 
     # Of the watch ----------------------------------------------------------------------------------------------------
 
