@@ -30,13 +30,13 @@ from .interest import Candidates, Standing, candidates, greatest, resolved
 from .loading import describe, random_twin
 from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
 from .predictions import PREDICTIONS
-from .statistics import merge
+from .statistics import merge, token_hashes
 from .texts import Batch, Document, Report, Source, batches, documents
 from .tracing import Layout, trace, without_cache
 from .weights import weights_of
 
 TOKENS = 20_000  # read unless another number is asked for
-SHARE = 0.1  # of them the twin reads
+SHARE = 0.1  # of their windows the twin reads
 
 
 class Measurement(NamedTuple):
@@ -79,7 +79,7 @@ def probe(
         tokens: how many to read, None for all of them.
         length: of a window of tokens at most.
         predictions: names of those to measure, or files of your own (docs/adding_a_prediction.md); all by default.
-        twin: the part of the tokens that a twin with random weights reads too; 0 for none.
+        twin: the part of the windows that a twin with random weights reads too, one of each group at least; 0 for none.
         progress: show a bar on standard error.
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
@@ -127,8 +127,9 @@ def measure(
             found, others = passed(model, layout, _placed(batch, model), wanted)
             state = merge(state, found)
             standing = greatest([*standing, *others])
-            if _tokens(kept) < twin * (tokens or TOKENS):
-                kept.append(batch)
+            part = _part(batch, twin, met={each.group for each in kept})
+            if part is not None:
+                kept.append(part)
             bar.show(reading.report.tokens)
             if asked():
                 break
@@ -212,7 +213,7 @@ def passed(
             fact = f"one row of {batch.inputs['input_ids'].shape[-1]} tokens that does not"
             remedy = "Pass a smaller length=, or another device."
             raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy)) from None
-        halves = [_rows(batch, slice(0, rows // 2)), _rows(batch, slice(rows // 2, None))]
+        halves = [_rows(batch, list(range(rows // 2))), _rows(batch, list(range(rows // 2, rows)))]
         found = [passed(model, layout, half, predictions) for half in halves]
         return merge(found[0][0], found[1][0]), [*found[0][1], *found[1][1]]
     _check_numbers(faults)
@@ -276,13 +277,19 @@ def _placed(batch: Batch, model: nn.Module) -> Batch:
     )
 
 
-def _rows(batch: Batch, rows: slice) -> Batch:
+def _rows(batch: Batch, rows: list[int]) -> Batch:
     inputs = {name: t[rows] for name, t in batch.inputs.items()}
-    return Batch(inputs, batch.keys[rows], batch.group, batch.names[rows], batch.starts[rows])
+    names = [batch.names[row] for row in rows]
+    return Batch(inputs, batch.keys[rows], batch.group, names, batch.starts[rows])
 
 
-def _tokens(kept: list[Batch]) -> int:
-    return sum(batch.inputs["input_ids"].numel() for batch in kept)
+def _part(batch: Batch, share: float, met: set[int]) -> Batch | None:
+    """The rows of a batch that the twin reads, by their hash; of a group that was not met yet one at least."""
+    hashes = token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)
+    rows = (hashes.double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
+    if not rows and share > 0 and batch.group not in met:
+        rows = [0]
+    return _rows(batch, rows) if rows else None
 
 
 @contextmanager

@@ -42,13 +42,24 @@ def p_value(estimate: Estimate, null: float | Float[Tensor, "..."]) -> Float[Ten
 
 def student_quantile(freedom: Float[Tensor, "*s"], level: float = LEVEL) -> Float[Tensor, "*s"]:
     """The t with P(|T| <= t) = level, for any number of degrees of freedom from 1 on; NaN below."""
-    nu = freedom.double().clamp(max=_LARGE)
+    values, places = freedom.double().cpu().flatten().unique(return_inverse=True)
+    found = torch.tensor(_quantiles(tuple(values.tolist()), level), dtype=torch.float64)
+    return found[places].reshape(freedom.shape).to(freedom.device)
+
+
+@lru_cache(maxsize=4096)
+def _quantiles(freedom: tuple[float, ...], level: float) -> list[float]:
+    """The same for numbers, remembered: estimates share their degrees of freedom."""
+    nu = torch.tensor(freedom, dtype=torch.float64).clamp(max=_LARGE)
     t = torch.full_like(nu, math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))))
     # Newton's method: P is concave in t > 0 and the normal quantile lies to the left, so that no step goes too far.
     for _ in range(40):
         density = 2 * (_log_density(nu) - (nu + 1) / 2 * (t.square() / nu).log1p()).exp()
-        t = t + (student_p(t, nu) - (1 - level)) / density
-    return torch.where(freedom >= 1, t, torch.nan)
+        step = (student_p(t, nu) - (1 - level)) / density
+        t = t + step
+        if not bool((step.abs() > 1e-15 * t).any()):
+            break
+    return torch.where(nu >= 1, t, torch.nan).tolist()
 
 
 def student_p(t: Float[Tensor, "*s"], freedom: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
