@@ -169,7 +169,7 @@ _CHAPTERS = {
         "Passed",
         "Normed",
     ),
-    "reporting": ("report",),
+    "reporting": ("report", "compare"),
     "simulation": ("simulate", "Simulation", "sweep", "Phases"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}

@@ -1,4 +1,4 @@
-"""The command line: gradlogz probe, report, simulate, verify.
+"""The command line: gradlogz probe, report, compare, simulate, verify.
 
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
@@ -171,6 +171,20 @@ def application(typer: Any) -> Any:
         A damaged or incomplete run has a page of what can be read, which says what is missing.
         """
         raise typer.Exit(_report(run, out, open_))
+
+    @app.command()
+    def compare(
+        runs: Annotated[
+            list[str], typer.Argument(help="Folders of runs of gradlogz probe, two or more.", metavar="RUN RUN ...")
+        ],
+        out: Annotated[str, typer.Option(help="The page.")] = "compare.html",
+        open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    ) -> None:
+        """Put several runs side by side: models, or checkpoints of one training with trends over its steps.
+
+        A run has a step if its facts, its name or its folder say so, as in step1000 or checkpoint-500.
+        """
+        raise typer.Exit(_compare(runs, out, open_))
 
     @app.command()
     def simulate(
@@ -373,6 +387,12 @@ def _report(run: str, out: str | None, show: bool) -> int:
     return _page("report", lambda: report(run), Path(out) if out is not None else Path(run) / PAGE, show)
 
 
+def _compare(runs: list[str], out: str, show: bool) -> int:
+    from .reporting import compare
+
+    return _page("compare", lambda: compare(runs), Path(out), show)
+
+
 def _page(call: str, make: Callable[[], str], path: Path, show: bool) -> int:
     """Make and write a page; 2 with a sentence for what cannot be done."""
     from rich.console import Console
@@ -424,9 +444,7 @@ def _check_files(call: str, path: Path, json: str | None) -> None:
     for flag, file in (("--out", path), ("--json", None if json in (None, "-") else Path(json))):
         if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
             fact = "a folder" if file.is_dir() else "no such folder" if not file.parent.is_dir() else "no permission"
-            raise ValueError(
-                f"{call}: {flag} must name a file that can be written; got {file}, {fact}. Name another."
-            )
+            raise ValueError(f"{call}: {flag} must name a file that can be written; got {file}, {fact}. Name another.")
     if _absent():
         remedy = "Install it with: pip install 'gradlogz[report]'."
         raise ImportError(f"{call}: {_absent()} must be installed to make a page; got no {_absent()}. {remedy}")

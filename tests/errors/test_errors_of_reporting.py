@@ -9,7 +9,7 @@ from unittest import mock
 
 from form import each_of, refused
 
-from gradlogz import Finding, Findings, report
+from gradlogz import Finding, Findings, compare, report
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
 atexit.register(shutil.rmtree, HERE, ignore_errors=True)
@@ -72,6 +72,7 @@ ERRORS = [
         "report: jinja2 and plotly must be installed to make a page; got no jinja2.",
         lambda: without("jinja2", lambda: report(ONE)),
     ),
+    (ValueError, "compare: there must be two runs or more; got 1.", lambda: compare([ONE])),
     (ValueError, "Findings.plot: by must be 'layer' or 'head'; got 'depth'.", lambda: ONE.plot("entropy", by="depth")),
     (ValueError, "Findings.plot: model must name one of the models; got None.", lambda: TWO.plot("entropy")),
     (

@@ -1,0 +1,288 @@
+"""Several runs side by side: models, or checkpoints of one training with trends over its steps.
+
+A run has a step if its facts say so, or its name or folder does as those of checkpoints do ("step1000",
+"checkpoint-500"). If all runs have one, they are ordered by it and drawn over it; else they stand in the order in which
+they are given.
+
+Read next: pages.py (one run), trends.py (the figures).
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import __version__
+from .._errors import sentence
+from ..page import Cell, Chip, Choice, Column, Facts, Link, Page, Part, Section, Table, Verdict, View, Views
+from ..probing.entries import Finding, Summary
+from ..probing.figures import key_of, labels_of
+from .citations import cited
+from .pages import rendered
+from .reading import Source, Told, read
+from .sections import SHOWN, choices_of, interval, judged
+from .trends import Series, by_depth, changes, over_heads, over_runs
+from .wording import KNOWN, STATUSES, chip, explained, title_of
+
+
+class Runs(NamedTuple):
+    """What is compared: runs under names that differ, with their steps if all have one."""
+
+    told: tuple[Told, ...]
+    names: tuple[str, ...]
+    steps: tuple[float, ...] | None
+    claims: tuple[dict[str, Summary], ...]
+
+    @property
+    def predictions(self) -> list[str]:
+        """All that any run measured, in the order of the first that did."""
+        return list(dict.fromkeys(name for claims in self.claims for name in claims))
+
+    def rows(self, prediction: str, quantity: str | None = None) -> list[list[Finding]]:
+        """Of each run the rows of a prediction, and of a quantity if one is named."""
+        return [
+            [r for r in told.findings.rows if r.prediction == prediction and quantity in (None, r.quantity)]
+            for told in self.told
+        ]
+
+
+def compare(sources: Sequence[Source]) -> str:
+    """The page of several run folders, or findings, side by side; one HTML file that needs no network.
+
+    Needs jinja2 and plotly, the extra [report].
+    """
+    return rendered(page_of(read_all(sources)), "compare")
+
+
+def read_all(sources: Sequence[Source]) -> Runs:
+    """The runs, in the order of their steps if all have one."""
+    if isinstance(sources, str) or len(sources) < 2:
+        fact = "a single name" if isinstance(sources, str) else f"{len(sources)}"
+        raise ValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
+    told = [read(source, "compare") for source in sources]
+    steps = [_step(each) for each in told]
+    known = [step for step in steps if step is not None]
+    if len(set(known)) == len(told):
+        told = [each for _, each in sorted(zip(known, told, strict=True), key=lambda pair: pair[0])]
+    ordered = tuple(sorted(known)) if len(set(known)) == len(told) else None
+    claims = tuple({s.prediction: s for s in each.findings.summary()} for each in told)
+    return Runs(tuple(told), _names(told, ordered), ordered, claims)
+
+
+def _step(told: Told) -> float | None:
+    """The step of a checkpoint: what its facts say, or its name, or its folder."""
+    said = told.facts.get("step")
+    if isinstance(said, int | float) and not isinstance(said, bool):
+        return float(said)
+    for name in (told.name, told.folder):
+        found = re.search(r"(?:step|checkpoint)s?[-_ =]?(\d+)", name, re.IGNORECASE)
+        if found:
+            return float(found[1])
+    return None
+
+
+def _names(told: Sequence[Told], steps: Sequence[float] | None) -> tuple[str, ...]:
+    """Names that differ: of the models, else of the folders, else numbered."""
+    for names in ([t.name for t in told], [t.folder for t in told]):
+        if len(set(names)) == len(told) and all(names):
+            return tuple(names)
+    if steps is not None:
+        return tuple(f"{t.name}, step {step:g}" for t, step in zip(told, steps, strict=True))
+    return tuple(f"{t.name} ({i})" for i, t in enumerate(told, 1))
+
+
+def page_of(runs: Runs) -> Page:
+    """The page of what several runs say."""
+    same = [p for p in runs.predictions if len({_verdict(claims, p) for claims in runs.claims}) == 1]
+    other = [p for p in runs.predictions if p not in same]
+    chips = [Chip(f"the same in all: {', '.join(map(title_of, same))}", "silent")] if same else []
+    chips += [Chip(f"different: {', '.join(map(title_of, other))}", colour="blue")] if other else []
+    notes = [f"{name}: {note}" for name, told in zip(runs.names, runs.told, strict=True) for note in told.missing]
+    kind = "checkpoints" if runs.steps else "runs"
+    alike = _alike(runs)
+    return Page(
+        name="gradlogz-compare",
+        title=f"{len(runs.told)} {kind} side by side",
+        subtitle=", ".join(runs.names) + ".",
+        verdict=Verdict(_sentence(runs, same), tuple(chips), tuple(notes)),
+        sections=(
+            Section("What holds, run by run", (_claims(runs),), name="claims"),
+            *(_claim(runs, prediction, alike) for prediction in runs.predictions),
+            Section("Runs", (_described(runs),), name="runs"),
+        ),
+        methods=(
+            "Each run was measured by itself, as its own page says. Lines join the middle of all heads or layers of a "
+            "run, bars hold the middle half of them; nulls are the middle ones. Verdicts are those of the runs; that "
+            "two runs differ in theirs is no test of their difference.",
+            _on_steps(runs),
+        ),
+        reproduce={
+            "version": f"gradlogz {__version__}",
+            **{name: str(t.run.get("command", "not known")) for name, t in zip(runs.names, runs.told, strict=True)},
+        },
+        references=cited(text for prediction in runs.predictions for text in explained(prediction)),
+        data=_data(runs),
+        made_by="gradlogz compare",
+        choices=alike,
+        chosen="layer or head",
+    )
+
+
+def _sentence(runs: Runs, same: Sequence[str]) -> str:
+    count, total = len(same), len(runs.predictions)
+    some = "all" if count == total else f"{count} of"
+    return f"On {some} {total} claims the {len(runs.told)} runs have the same verdict."
+
+
+def _on_steps(runs: Runs) -> str:
+    if runs.steps is None:
+        return (
+            "The runs stand in the order in which they were given; not all of them say at which step they were taken."
+        )
+    return "The runs are ordered by their steps, which their facts, names or folders say."
+
+
+def _verdict(claims: dict[str, Summary], prediction: str) -> str | None:
+    return claims[prediction].verdict if prediction in claims else None
+
+
+def _alike(runs: Runs) -> tuple[Choice, ...]:
+    """The heads to choose from, if all runs have the same; none of models that are built otherwise."""
+    every = [choices_of(told.findings.rows) for told in runs.told]
+    return every[0] if all({c.key for c in each} == {c.key for c in every[0]} for each in every) else ()
+
+
+# Sections ------------------------------------------------------------------------------------------------------------
+
+
+def _claims(runs: Runs) -> Table:
+    columns = (Column("claim"), *(Column(name) for name in runs.names))
+    rows = []
+    for prediction in runs.predictions:
+        found = [claims.get(prediction) for claims in runs.claims]
+        words = next((claim.claim for claim in found if claim is not None and claim.claim), title_of(prediction))
+        rows.append((Link(words, prediction), *(_cell(claim) for claim in found)))
+    caption = "Verdict and value; a dash where a run did not measure it. Each claim leads to its section."
+    return Table("claims", "Claims of the theory, and what the runs say", columns, tuple(rows), caption, stacked=True)
+
+
+def _cell(claim: Summary | None) -> Cell:
+    if claim is None:
+        return None
+    number = "" if math.isnan(claim.value) else f" {claim.value:.3g}"
+    return Chip(f"{claim.verdict or 'not judged'}{number}", STATUSES[claim.verdict])
+
+
+def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
+    """One claim in all runs: the middle of each, the course over depth, and head by head if heads are the same."""
+    found = [claims.get(prediction) for claims in runs.claims]
+    first = next(claim for claim in found if claim is not None)
+    rows = runs.rows(prediction)
+    quantities = list(dict.fromkeys([first.quantity, *(row.quantity for each in rows for row in each)]))
+    views = []
+    for quantity in quantities:
+        series = _series(runs, prediction, quantity)
+        if len(series) > 0:
+            heads = alike and len(series) > 1 and quantity == first.quantity
+            figures = (over_runs(series), by_depth(series), *((*over_heads(series), *changes(series)) if heads else ()))
+            views.append(View(quantity, figures))
+    known = KNOWN.get(prediction)
+    parts: list[Part] = [Facts({"formula": known.formula, "refuted by": known.refutes})] if known else []
+    parts += [Views(prediction, "quantity", tuple(views))] if views else []
+    parts.append(_values(runs, prediction, found))
+    table = _heads(runs, prediction, first) if alike else None
+    parts += [table] if table is not None else []
+    verdicts = Counter(claim.verdict for claim in found if claim is not None)
+    marks = tuple(Chip(f"{count} {verdict or 'not judged'}", STATUSES[verdict]) for verdict, count in verdicts.items())
+    return Section(first.claim or title_of(prediction), tuple(parts), folded=True, name=prediction, chips=marks)
+
+
+def _series(runs: Runs, prediction: str, quantity: str) -> list[Series]:
+    """Of each run the rows of a quantity, those runs left out that have no number of it."""
+    found = []
+    every = runs.rows(prediction)
+    for i, rows in enumerate(runs.rows(prediction, quantity)):
+        numbers = tuple(row for row in rows if math.isfinite(row.value))
+        if numbers:
+            at = None if runs.steps is None else runs.steps[i]
+            found.append(Series(runs.names[i], i, at, numbers, labels_of(every[i])))
+    return found
+
+
+def _values(runs: Runs, prediction: str, found: Sequence[Summary | None]) -> Table:
+    columns = (
+        Column("run"), *((Column("step"),) if runs.steps else ()), Column("verdict"), Column("value"),
+        Column("interval", "95 %"), Column("null"), Column("for and against"), Column("what was found"),
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for i, (name, claim) in enumerate(zip(runs.names, found, strict=True)):
+        step = (runs.steps[i],) if runs.steps else ()
+        if claim is None:
+            rows.append((name, *step, Chip("not measured", "silent"), None, None, None, None, None))
+            continue
+        split = f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None
+        rows.append(
+            (name, *step, chip(claim.verdict), _known(claim.value), interval(claim.low, claim.high) or None,
+             _known(claim.null), split, claim.words)
+        )  # fmt: skip
+    return Table(f"{prediction} runs", "Run by run", columns, tuple(rows), stacked=True)
+
+
+def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
+    """The judged quantity of every head or layer, in all runs, and how far it went from first to last."""
+    every = [judged(claim, rows) for rows in runs.rows(prediction)]
+    labels = [labels_of(rows) for rows in runs.rows(prediction)]
+    at = [{key_of(row, names): row for row in rows} for rows, names in zip(every, labels, strict=True)]
+    keys = list(dict.fromkeys(key for each in at for key in each))
+    if not keys:
+        return None
+    columns = (Column("layer"), Column("head"), *(Column(name) for name in runs.names), Column("change"))
+    cells: list[tuple[Cell, ...]] = []
+    for key in keys:
+        label, _, head = key.partition("/")
+        values = [_known(each[key].value) if key in each else None for each in at]
+        first, last = values[0], values[-1]
+        change = None if first is None or last is None else last - first
+        cells.append((label or "model", int(head) if head else None, *values, change))
+    title = f"{claim.quantity}, one by one"
+    return Table(f"{prediction} heads", title, columns, tuple(cells), keys=tuple(keys), shown=SHOWN)
+
+
+def _described(runs: Runs) -> Table:
+    names = ("architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "source")
+    columns = (Column("run"), *(Column(name) for name in names), Column("seed"), Column("version"))
+    rows = [
+        (
+            name,
+            *(_plain(told.facts.get(fact)) for fact in names),
+            *(_plain(told.run.get(n)) for n in ("seed", "version")),
+        )
+        for name, told in zip(runs.names, runs.told, strict=True)
+    ]
+    return Table("runs", "What was compared", columns, tuple(rows), stacked=True)
+
+
+def _plain(value: Any) -> Cell:
+    return value if isinstance(value, str | int | float) or value is None else str(value)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _data(runs: Runs) -> dict[str, Any]:
+    """What each run says, as plain data."""
+    return {
+        "version": __version__,
+        "runs": [
+            {
+                "name": name,
+                "step": None if runs.steps is None else runs.steps[i],
+                "facts": told.facts,
+                "missing": told.missing,
+                "claims": [claim._asdict() for claim in claims.values()],
+            }
+            for i, (name, told, claims) in enumerate(zip(runs.names, runs.told, runs.claims, strict=True))
+        ],
+    }

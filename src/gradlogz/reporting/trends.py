@@ -1,0 +1,140 @@
+"""Figures of several runs: the middle of each, the course over depth, every head over training, what has changed.
+
+Read next: comparing.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from ..page import Axis, Figure, Heat, Line, Mark, Points
+from ..probing.entries import Finding
+from ..probing.figures import UNITS, key_of
+
+TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
+
+
+class Series(NamedTuple):
+    """The rows of one quantity in one run, with the place of the run among all, its step if it has one, and the short
+    names of its layers."""
+
+    name: str
+    place: int
+    step: float | None
+    rows: tuple[Finding, ...]
+    labels: Mapping[tuple[str, int], str]
+
+    @property
+    def at(self) -> float:
+        """Where the run stands on an axis of runs."""
+        return float(self.place) if self.step is None else self.step
+
+
+def over_runs(series: Sequence[Series]) -> Figure:
+    """The middle of the heads or layers of every run, with their middle half, beside the middle null."""
+    values = [[row.value for row in s.rows] for s in series]
+    middles = [median(v) for v in values]
+    lows, highs = zip(*(_half(v) for v in values), strict=True)
+    at = [s.at for s in series]
+    hover = [
+        f"{s.name}\nmiddle {m:.3g}, middle half {low:.3g} to {high:.3g}\nof {len(s.rows)}"
+        for s, m, low, high in zip(series, middles, lows, highs, strict=True)
+    ]
+    marks: list[Mark] = []
+    nulls = [(s.at, median(known)) for s in series if (known := [r.null for r in s.rows if math.isfinite(r.null)])]
+    if nulls:
+        marks.append(Line("null", [x for x, _ in nulls], [y for _, y in nulls], "grey", "dash"))
+    if series[0].step is not None:
+        marks.append(Line("middle", at, middles, "blue"))
+    marks.append(Points("middle half", at, middles, "blue", text=hover, low=lows, high=highs))
+    title = "over training" if series[0].step is not None else "run by run"
+    caption = "The middle of all heads or layers; bars hold the middle half of them."
+    return _figure(series, title, _axis_of_runs(series), tuple(marks), caption)
+
+
+def by_depth(series: Sequence[Series]) -> Figure:
+    """The middle head of every layer, from the first layer to the last, one line for each run."""
+    marks = []
+    for s in series:
+        layers: dict[tuple[str, int], list[float]] = {}
+        for row in s.rows:
+            layers.setdefault((row.layer, row.call), []).append(row.value)
+        last = max(len(layers) - 1, 1)
+        middles = [median(values) for values in layers.values()]
+        places = [i / last for i in range(len(layers))]
+        marks.append(
+            Line(s.name, places, middles, TONES[s.place % len(TONES)], "solid" if s.place < len(TONES) else "dot")
+        )
+    axis = Axis("depth", "share of layers", "i / (L − 1)", range=(-0.03, 1.03))
+    return _figure(series, "by depth", axis, tuple(marks), "The middle head of each layer.")
+
+
+def over_heads(series: Sequence[Series]) -> tuple[Figure, ...]:
+    """Every head or layer by itself, over the runs."""
+    courses: dict[str, list[tuple[float, float]]] = {}
+    for s in series:
+        for row in s.rows:
+            courses.setdefault(key_of(row, s.labels), []).append((s.at, row.value))
+    lines = tuple(
+        Line(_place(key), [x for x, _ in course], [y for _, y in course], "blue", key=key or "model")
+        for key, course in courses.items()
+    )
+    caption = "One line for each head or layer; a click on it chooses it."
+    return (_figure(series, "one by one", _axis_of_runs(series), lines, caption),)
+
+
+def changes(series: Sequence[Series]) -> tuple[Figure, ...]:
+    """How far each head went from the first run to the last, layers by heads."""
+    ends = [{key_of(row, s.labels): row for row in s.rows if row.head is not None} for s in (series[0], series[-1])]
+    both = [key for key in ends[0] if key in ends[1]]
+    if not both:
+        return ()
+    layers = list(dict.fromkeys(key.rpartition("/")[0] for key in both))
+    width = 1 + max(int(key.rpartition("/")[2]) for key in both)
+    keys = [[f"{layer}/{head}" for head in range(width)] for layer in layers]
+    found = {key: (ends[0][key].value, ends[1][key].value) for key in both}
+    values = [[found[k][1] - found[k][0] if k in found else None for k in line] for line in keys]
+    hover = [
+        [f"{_place(k)}\n{found[k][0]:.3g} to {found[k][1]:.3g}" if k in found else "" for k in line] for line in keys
+    ]
+    heat = Heat("change", range(width), range(len(layers)), values, hover, keys=keys)
+    first = series[0].rows[0]
+    return (
+        Figure(
+            f"{first.prediction} {first.quantity} changes",
+            f"{first.quantity}: change",
+            Axis("head", "number"),
+            Axis("layer", "number", names=tuple(layers)),
+            (heat,),
+            f"{series[-1].name} less {series[0].name}.",
+        ),
+    )
+
+
+def _figure(series: Sequence[Series], title: str, x: Axis, marks: tuple[Mark, ...], caption: str) -> Figure:
+    first = series[0].rows[0]
+    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    y = Axis(first.quantity, unit, formula)
+    return Figure(f"{first.prediction} {first.quantity} {title}", f"{first.quantity} {title}", x, y, marks, caption)
+
+
+def _axis_of_runs(series: Sequence[Series]) -> Axis:
+    if series[0].step is not None:
+        return Axis("step", "steps of training", "t")
+    names = [""] * (1 + max(s.place for s in series))
+    for s in series:
+        names[s.place] = s.name
+    return Axis("run", "name", names=tuple(names), range=(-0.5, len(names) - 0.5))
+
+
+def _half(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = quantiles(values, method="inclusive")
+    return low, high
+
+
+def _place(key: str) -> str:
+    layer, _, head = key.partition("/")
+    return (f"layer {layer}" if layer else "model") + (f", head {head}" if head else "")

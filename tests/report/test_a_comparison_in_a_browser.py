@@ -1,0 +1,112 @@
+"""Several runs on one page, opened by a browser: verdicts beside each other, and trends over training."""
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+from runs import HEADS, LAYERS, findings
+
+from gradlogz import compare
+from gradlogz.page import write
+from gradlogz.reporting.comparing import page_of, read_all
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    runs = [findings(f"model <b>{step}", step=step, shift=step / 1000) for step in (200, 0, 100)]
+    return write(tmp_path_factory.mktemp("compare") / "compare.html", compare(runs))
+
+
+def rows_of(one, table):
+    return one.page.locator(f"#table-{table} tbody tr").evaluate_all(
+        "rows => rows.map(r => [...r.cells].map(c => c.innerText.trim()))"
+    )
+
+
+def test_checkpoints_are_in_order_and_their_trends_are_drawn(opened, path):
+    one = opened(path)
+    heads = one.page.locator("#table-claims th").all_inner_texts()
+    assert heads == ["claim", "model <b>0", "model <b>100", "model <b>200"]
+    assert rows_of(one, "claims")[0] == ["Heads choose.", "supported 0.5", "supported 0.6", "supported 0.7"]
+    one.page.click("#table-claims a >> text=Heads choose.")
+    figures = one.page.locator("#section-entropy [data-figure]:visible")
+    assert figures.count() == 4
+    for i in range(4):
+        figures.nth(i).scroll_into_view_if_needed()
+        expect(figures.nth(i)).to_have_attribute("data-drawn", "light")
+        labels = figures.nth(i).locator(".xtitle, .ytitle").all_text_contents()
+        assert all("[" in label for label in labels if label)
+    middle = one.page.locator("#figure-entropy-entropy-over-training [data-figure]")
+    x, y = middle.evaluate("box => { const t = box.data.find(t => t.name === 'middle'); return [t.x, t.y]; }")
+    assert x == [0, 100, 200]
+    assert y[2] - y[0] == pytest.approx(0.2, abs=1e-5)
+    values = sorted(r.value for r in findings().rows if r.quantity == "entropy")
+    assert y[0] == pytest.approx((values[5] + values[6]) / 2, abs=1e-5)
+    change = one.page.locator("#figure-entropy-entropy-changes [data-figure]").evaluate("box => box.data[0].z.flat()")
+    assert change == pytest.approx([0.2] * (LAYERS * HEADS), abs=1e-5)
+    assert one.complaints == []
+    assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_a_head_is_followed_through_training(opened, path):
+    one = opened(path)
+    one.page.click("summary:has-text('Heads choose.')")
+    one.page.locator("#choice").select_option("1/2")
+    (row,) = rows_of(one, "entropy-heads")
+    assert row[:2] == ["1", "2"]
+    assert float(row[-1]) == pytest.approx(0.2)
+    figure = one.page.locator("#figure-entropy-entropy-one-by-one [data-figure]")
+    figure.scroll_into_view_if_needed()
+    expect(figure).to_have_attribute("data-choice", "1/2")
+    widths = figure.evaluate("box => box.data.map(t => [t.customdata[0], t.line.width])")
+    assert [key for key, width in widths if width > 1] == ["1/2"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_it_fits_the_screen(opened, path, width, scheme):
+    one = opened(path, width=width, scheme=scheme)
+    one.page.locator("details.section").evaluate_all("sections => sections.forEach(s => { s.open = true; })")
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_its_data_is_taken_along(opened, path):
+    whole = json.loads(opened(path).taken("nav [data-take=page]")[1])
+    assert [run["step"] for run in whole["runs"]] == [0, 100, 200]
+    assert whole["runs"][1]["claims"][0]["words"] == "They do."
+
+
+def test_models_that_are_built_otherwise_stand_in_the_order_given():
+    runs = read_all([findings("small"), findings("large", layers=5, heads=2)])
+    assert runs.steps is None
+    page = page_of(runs)
+    assert page.choices == ()
+    assert page.title == "2 runs side by side"
+    names = {part.name for section in page.sections for part in section.parts if hasattr(part, "name")}
+    assert "entropy runs" in names
+    assert "entropy heads" not in names
+
+
+def test_a_prediction_that_one_run_lacks_is_a_gap():
+    whole = findings("whole")
+    runs = read_all([whole.select("entropy"), findings("other", shift=0.1)])
+    page = page_of(runs)
+    (claims,) = page.sections[0].parts
+    gaps = {row[0].to: row[1] for row in claims.rows}
+    assert gaps["ascent"] is None
+    assert gaps["entropy"].label == "supported 0.5"
+    assert "On 1 of 5 claims" in page.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("names", "steps", "called"),
+    [
+        (["net-step1000", "net-step20"], (20.0, 1000.0), ("net-step20", "net-step1000")),
+        (["checkpoint-5", "checkpoint-30"], (5.0, 30.0), ("checkpoint-5", "checkpoint-30")),
+        (["step2", "final"], None, ("step2", "final")),
+        (["same", "same"], None, ("same (1)", "same (2)")),
+    ],
+)
+def test_steps_are_read_from_names(names, steps, called):
+    runs = read_all([findings(name) for name in names])
+    assert runs.steps == steps
+    assert runs.names == called
