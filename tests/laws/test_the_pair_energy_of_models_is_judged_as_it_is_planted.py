@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from architectures import ARCHITECTURES
 from gradlogz.dynamics.observables import OBSERVABLES
 from gradlogz.probing.capturing import capture
 from gradlogz.probing.prediction import Probed
@@ -77,12 +78,12 @@ def test_sums_of_log_normalizers_are_those_of_the_logits():
 
 
 def test_long_sequences_are_estimated_without_bias():
-    """200 tokens, of which 128 are compared: over many choices the mean of E is that of all pairs."""
+    """200 tokens, of which 64 are compared: over many choices the mean of E is that of all pairs."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator, dtype=torch.float64) + 0.7
-    picks = torch.stack([torch.randperm(200, generator=generator)[:128] for _ in range(2000)])
+    picks = torch.stack([torch.randperm(200, generator=generator)[:64] for _ in range(2000)])
     taken = pair_energy.Taken(
-        x[picks], torch.ones(2000, 128, dtype=torch.bool), torch.full((2000,), 200.0, dtype=torch.float64)
+        x[picks], torch.ones(2000, 64, dtype=torch.bool), torch.full((2000,), 200.0, dtype=torch.float64)
     )
     E = pair_energy.energies(taken).exp()
     for column, beta in ((0, 1.0), (1, math.sqrt(6))):
@@ -112,6 +113,15 @@ def test_rises_in_random_order_are_counted():
         for order in itertools.permutations(range(steps + 1)):
             counts[sum(b > a for a, b in itertools.pairwise(order))] += 1
         close(torch.tensor(pair_energy.ascents(steps)), torch.tensor(counts / counts.sum(), dtype=torch.float32))
+
+
+def test_every_stack_has_an_order_of_its_own():
+    """An encoder of one step and a decoder of two: the rises of 2 and of 3 numbers in random order, added."""
+    state = drawn(np.random.default_rng(0), [0.0, 1.0])["steps"]
+    layers = {"encoder.0.a": state["layer 0"], "decoder.0.a": state["layer 0"], "decoder.0.b": state["layer 0"]}
+    found = ruling({"steps": layers})
+    rises = [a + b for a in (0, 1) for b in (0, 1, 1, 1, 1, 2)]
+    assert f"probability {rises.count(3) / 12:.2g}." in found.words
 
 
 # The verdict ---------------------------------------------------------------------------------------------------------
@@ -204,6 +214,19 @@ def test_a_pretrained_model_is_measured():
         exact = np.mean([log_energy(part[:n].double(), 1.0) for part, n in zip(x, lengths, strict=True)])
         value = next(m.value for m in found if (m.layer, m.quantity) == (layer, ENERGY))
         assert value == pytest.approx(exact, abs=2e-5)
+
+
+def test_streams_that_are_flattened_are_those_of_their_tokens():
+    """OPT joins sequences and tokens for its feed-forward maps."""
+    model = next(a for a in ARCHITECTURES if a.name == "opt").build().double()
+    batch = token_batches(64, rows=3, batches=1, length=20)[0]
+    known = Probed("opt", probed(model, batch).layout, {}, 0)
+    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.layout), known)
+    assert sum(m.quantity == CHANGE for m in found) == 2
+    lengths = batch.inputs["attention_mask"].sum(1).tolist()
+    after = list(capture(model, batch.inputs, layout=known.layout).sublayers.values())[-1].after.reshape(3, 20, -1)
+    exact = np.mean([log_energy(part[:n], 1.0) for part, n in zip(after, lengths, strict=True)])
+    assert next(m.value for m in found if (m.layer, m.quantity) == ("end", ENERGY)) == pytest.approx(exact, rel=1e-9)
 
 
 def test_models_without_a_stream_are_left_out():

@@ -11,6 +11,8 @@ Read next: capturing.py (the events), predictions/gaussianity.py and predictions
 import re
 from typing import Any, NamedTuple
 
+import torch
+
 from .._typing import Bool, Float, Tensor
 from .capturing import Event, Normed, Passed
 from .prediction import Finished, real
@@ -42,19 +44,31 @@ def depth_of(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> D
         before, here["before"] = here.get("before"), event.stream
         here["follows"], here[END] = event.sublayer.follows, event.after
         attention, shape = event.sublayer.kind == "attention", event.stream.shape
-        if len(shape) != 3 or shape[0] != len(batch.keys):
-            return None
-        if attention:
-            stack = f"{re.split(r'[.]?[0-9]', event.sublayer.name)[0]} {shape[2]}"
+        if attention and len(shape) == 3 and shape[0] == len(batch.keys):
+            stack = f"{stack_of(event.sublayer.name)} {shape[2]}"
             if (stack, shape) != (here.get("stack"), here.get("shape")):
                 here.update(stack=stack, shape=shape, mask=real(batch, event))
-        if shape != here.get("shape") or before is event.stream:
+        stream = _shaped(event.stream, here.get("shape"))
+        if stream is None or before is event.stream:
             return None
-        return Depth(event.sublayer.name, attention, here["stack"], event.stream, here["mask"])
+        return Depth(event.sublayer.name, attention, here["stack"], stream, here["mask"])
     if isinstance(event, Normed):
         follows = here.get("follows")
         if follows is not None and (follows.name, follows.call) == (event.norm.name, event.norm.call):
             here[END] = event.result
-    elif isinstance(event, Finished) and END in here and here[END].shape == here.get("shape"):
-        return Depth(END, False, here["stack"], here[END], here["mask"])
+    elif isinstance(event, Finished) and END in here:
+        stream = _shaped(here[END], here.get("shape"))
+        return None if stream is None else Depth(END, False, here["stack"], stream, here["mask"])
     return None
+
+
+def stack_of(layer: str) -> str:
+    """What the names of the sublayers of one stack have in common: all before the first number."""
+    return re.split(r"[.]?[0-9]", layer)[0]
+
+
+def _shaped(stream: Tensor, shape: torch.Size | None) -> Tensor | None:
+    """The stream as [b, n, D], which some models flatten to [b n, D]; None if it is of other tokens."""
+    if shape is None or stream.shape not in (shape, (shape[0] * shape[1], shape[2])):
+        return None
+    return stream.reshape(shape)

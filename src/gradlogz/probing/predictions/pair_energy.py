@@ -9,7 +9,7 @@ Attention whose values are its keys never lets E fall, with or without the spher
 positive form and nothing is masked [theory 5.3]. Tied layers come nearest to that; elsewhere, and through feed-forward
 maps, falls are to be expected. Tokens are put on the sphere since streams grow with depth. beta is 1; sqrt(D), that of
 tokens of radius sqrt(D) and logits over sqrt(D), is told beside it, where tokens see little but themselves. Of a
-sequence of n tokens the m = 128 of least hash are compared: sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).
+sequence of n tokens the m = 64 of least hash are compared: sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).
 
 Beside it over depth, on 16 sequences: mean fraction, effective rank, rank-one residual and clusters of their tokens.
 
@@ -25,7 +25,8 @@ Read next: ../depths.py (where the stream is looked at), ../../dynamics/observab
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...dynamics.bands import band_of_mean
 from ...dynamics.observables import OBSERVABLES
 from ..capturing import Attended, Event
-from ..depths import Depth, depth_of
+from ..depths import Depth, depth_of, stack_of
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Ruling, Twin, real
 from ..rulings import Bounds, bootstrapped, count, judge, measured
@@ -46,7 +47,7 @@ claim = "The pair energy of the tokens of a text does not fall from layer to lay
 formula = "change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence"
 refutes = "A step whose change is clearly negative."
 
-TOKENS = 128  # of a sequence that are compared
+TOKENS = 64  # of a sequence that are compared
 SEQUENCES = 16  # kept for what has no sums
 LEAST = 0.001  # of log E: less is no change
 LEVEL = 0.05
@@ -61,27 +62,35 @@ COUNT = "tokens"
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
     """Energies of every depth and their changes, summed over sequences; some sequences themselves."""
+    columns: dict[tuple[str, str], Tensor] = memory.setdefault("columns", {})
     if isinstance(event, Attended):
-        return _of_logits(event, batch)
-    found: dict[str, Any] = {}
+        _of_logits(event, batch, columns)
+        return None
     depth = depth_of(event, batch, memory)
     if depth is not None:
         taken = _taken(depth, batch, memory)
+        block = depth.attention or isinstance(event, Finished)
         log_E = energies(taken)
-        found["energies"] = {depth.layer: _sums(log_E, taken, batch)}
+        columns["energies", depth.layer] = _columns(log_E, taken)
         before = memory.get("before")
         if before is not None and before.stack == depth.stack:
-            block = depth.attention or isinstance(event, Finished)
             change = log_E[:, :1] - before.energies[:, :1]
-            sums = _sums(torch.cat((change, (change > 0).to(change)), 1), taken, batch)
-            found["steps" if block else "attention"] = {before.layer: sums}
+            columns["steps" if block else "attention", before.layer] = _columns(
+                torch.cat((change, (change > 0).to(change)), 1), taken
+            )
         if depth.attention:
             memory["before"] = _Before(depth.layer, depth.stack, log_E)
-        if depth.attention or isinstance(event, Finished):
+        if block:
             _keep(depth, taken, memory)
-    if isinstance(event, Finished):
-        kept = memory.get("sequences", {}).items()
-        found["samples"] = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
+    if not isinstance(event, Finished) or not columns:
+        return None
+    # One sum for all: it costs as much as that of a single layer.
+    totals = sums_of(torch.stack(list(columns.values()), 1), batch.keys).totals.unbind(1)
+    found: dict[str, Any] = {}
+    for (name, layer), each in zip(columns, totals, strict=True):
+        found.setdefault(name, {})[layer] = Sums(each)
+    kept = memory.get("sequences", {}).items()
+    found["samples"] = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
     return found
 
 
@@ -117,7 +126,7 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
     """What the random twin shows, and of the share of steps that rise what a random order of depths does."""
     found = []
     if steps := len(state.get("steps", {})):
-        chance = torch.tensor(ascents(steps), dtype=torch.float64)
+        chance = torch.tensor(_ascents_of(state["steps"]), dtype=torch.float64)
         low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
         found.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
     others = [] if twin is None else evaluate(twin.state, model)
@@ -131,7 +140,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     if not c.judged:
         return Judgement(ruled, "not applicable", "No stream was recognised.")
     by = {f.quantity: f for f in ruled if not f.layer}
-    p = sum(ascents(c.judged)[c.supported :])
+    p = sum(_ascents_of(f.layer for f in ruled if f.quantity == CHANGE)[c.supported :])
     ruling: Ruling = "refuted" if c.refuted else "supported" if p <= LEVEL else "undecided"
     tied = any(f.call > 1 for f in ruled)
     random = "" if math.isnan(by[TWIN].null) else f", with random weights in {by[TWIN].null:.0%}"
@@ -164,7 +173,20 @@ def ascents(steps: int) -> list[float]:
     for n in range(2, steps + 2):
         padded = [0.0, *chance, 0.0]
         chance = [((k + 1) * padded[k + 1] + (n - k) * padded[k]) / n for k in range(n)]
-    return chance[: steps + 1]
+    return chance
+
+
+def _ascents_of(layers: Iterable[str]) -> list[float]:
+    """The same of all steps of a model, whose stacks are ordered each by itself."""
+    chance = [1.0]
+    for steps in Counter(stack_of(layer) for layer in layers).values():
+        one = ascents(steps)
+        both = [0.0] * (len(chance) + steps)
+        for i, p in enumerate(chance):
+            for k, q in enumerate(one):
+                both[i + k] += p * q
+        chance = both
+    return chance
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
@@ -229,26 +251,25 @@ def _keep(depth: Depth, taken: Taken, memory: dict[str, Any]) -> None:
     held[depth.stack][1][depth.layer] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
 
 
-def _sums(values: Float[Tensor, "b k"], taken: Taken, batch: Batch) -> Sums:
-    """Sums over the sequences of two tokens or more: how many, the values, and how many tokens."""
+def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]:
+    """Of each sequence of two tokens or more: 1, the values, and how many tokens."""
     several = (taken.tokens >= 2).unsqueeze(-1)
     columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.tokens.unsqueeze(-1)), 1)
-    return sums_of(columns.masked_fill(~several, 0.0), batch.keys)
+    return columns.masked_fill(~several, 0.0)
 
 
-def _of_logits(event: Attended, batch: Batch) -> dict[str, Any] | None:
+def _of_logits(event: Attended, batch: Batch, columns: dict[tuple[str, str], Tensor]) -> None:
     """The log normalisers of each sequence, and the energy of its logits."""
     G = event.attention.log_normalizer
     if event.crosses or len(G) != len(batch.keys):
-        return None
+        return
     seen = real(batch, event).unsqueeze(1) & event.attention.seen
     n = seen.sum(-1).to(G.dtype)
     total = G.masked_fill(~seen, 0.0).sum(-1) / n.clamp(min=1.0)
     energy = G.masked_fill(~seen, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
-    rows = (n > 0).all(1, keepdim=True)
     one, tokens = torch.ones_like(n[:, :1]), n.amax(1, keepdim=True)
-    columns = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
-    return {"logits": {event.layer: sums_of(columns.masked_fill(~rows, 0.0).double(), batch.keys)}}
+    found = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
+    columns["logits", event.layer] = found.masked_fill(~(n > 0).all(1, keepdim=True), 0.0).double()
 
 
 # Of the merged sequences ---------------------------------------------------------------------------------------------
