@@ -96,7 +96,10 @@ def chi_square_quantile(probability: float, degrees: Float[Tensor, "*b"]) -> Flo
     # In logarithms: small probabilities of few degrees have quantiles near 0, which keep their digits so.
     for _ in range(64):
         middle = (low + high) / 2
-        below = torch.special.gammainc(half, middle.exp()) < probability
+        if probability > 0.5:  # the smaller tail has the digits
+            below = torch.special.gammaincc(half, middle.exp()) > 1 - probability
+        else:
+            below = torch.special.gammainc(half, middle.exp()) < probability
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     quantile = torch.where(occurring > 0, 2 * ((low + high) / 2).exp(), 0.0)
     return quantile[index].to(degrees.dtype)

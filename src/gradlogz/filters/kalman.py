@@ -71,12 +71,13 @@ def update(
     v = v if seen is None else torch.where(seen, v, 0.0)
     HP = H @ P
     L, failure = torch.linalg.cholesky_ex(symmetric(HP @ H.mT + R))
-    z = torch.linalg.solve_triangular(L, v.unsqueeze(-1), upper=False).squeeze(-1)
+    whitened = torch.linalg.solve_triangular(L, torch.cat((HP, v.unsqueeze(-1)), -1), upper=False)
+    W, z = whitened[..., :-1], whitened[..., -1]
     square = (z * z).sum(-1)
     near = square != torch.inf
     log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     log_likelihood = torch.where(near, -(square + count * math.log(2 * math.pi)) / 2 - log_det, -torch.inf)
-    K = torch.where(near[..., None, None], torch.cholesky_solve(HP, L).mT, 0.0)
+    K = torch.where(near[..., None, None], torch.linalg.solve_triangular(L.mT, W, upper=True).mT, 0.0)
     m = m + (K @ v.unsqueeze(-1)).squeeze(-1)
     A = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - K @ H
     return Updated(m, symmetric(A @ P @ A.mT + K @ R @ K.mT), log_likelihood, failure)

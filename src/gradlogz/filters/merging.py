@@ -37,8 +37,9 @@ def weigh(weight: Float[Tensor, "*#b i #j"], logarithm: Float[Tensor, "*#b i #j"
     weight = torch.where(alive, weight, 1.0)
     logarithm = torch.where(alive | possible.any(-2, keepdim=True), logarithm, 0.0)
     top = logarithm.detach().masked_fill(weight <= 0, -torch.inf).amax(-2, keepdim=True)
-    # What has no weight may lie far above the rest: its exponential must not overflow before it is multiplied by 0.
-    highest = math.log(torch.finfo(logarithm.dtype).max) / 2
+    # What has no weight may lie far above the rest: its exponential must not overflow before it is multiplied by 0, nor
+    # may the derivatives in which it stays (1e51 is where they end, 1e6 in float32).
+    highest = math.log(torch.finfo(logarithm.dtype).max) / 6
     mass = weight * (logarithm - top).clamp(max=highest).exp()
     total = mass.sum(-2, keepdim=True)
     log_sum = torch.where(alive, top + total.log(), -torch.inf).squeeze(-2)

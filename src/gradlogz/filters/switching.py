@@ -132,7 +132,8 @@ def gpb(
 ) -> Filtered:
     """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
 
-    Cost: k^depth filters a step. Arguments as of `imm`.
+    Cost: k^depth filters a step. Arguments as of `imm`. Where a history of three modes or more is impossible, what the
+    transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
     """
     start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
     return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra)

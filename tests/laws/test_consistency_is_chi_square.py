@@ -1,0 +1,123 @@
+"""Errors of a filter that has the right model are chi-square beside their covariances, and bands hold what they say."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from gradlogz import Consistency, gate, imm, nees, normalized_innovation
+from gradlogz.filters.consistency import chi_square_quantile
+from scales import close
+from switching import F64, beginning, system
+
+
+def simulated(model, start, runs, steps, generator):
+    """States and observations of a model of one mode."""
+    F, Q, H, R, b, d = (getattr(model, n)[0] for n in ("F", "Q", "H", "R", "b", "d"))
+
+    def noise(covariance):
+        z = torch.randn(runs, len(covariance), dtype=F64, generator=generator)
+        return z @ torch.linalg.cholesky(covariance).mT
+
+    x = start["mean"] + noise(start["covariance"])
+    states, seen = [], []
+    for _ in range(steps):
+        x = x @ F.mT + b + noise(Q)
+        states.append(x)
+        seen.append(x @ H.mT + d + noise(R))
+    return torch.stack(states, 1), torch.stack(seen, 1)
+
+
+def case(runs=400, steps=10):
+    model, start = system(1, 3, 2), beginning(1, 3, shared=True)
+    start = {"mean": start["mean"], "covariance": start["covariance"]}
+    x, y = simulated(model, start, runs, steps, torch.Generator().manual_seed(0))
+    return model, start, x, y
+
+
+def test_distances_are_those_of_numpy():
+    model, start, x, y = case(3, 4)
+    found = imm(model, y, **start)
+    nis, e = normalized_innovation(found), nees(found, x)
+    for i, t in ((0, 0), (2, 3)):
+        v, S = found.innovation[i, t].numpy(), found.innovation_covariance[i, t].numpy()
+        np.testing.assert_allclose(nis.value[i, t], v @ np.linalg.inv(S) @ v, rtol=1e-10)
+        d, P = (x - found.mean)[i, t].numpy(), found.covariance[i, t].numpy()
+        np.testing.assert_allclose(e.value[i, t], d @ np.linalg.inv(P) @ d, rtol=1e-10)
+    assert (nis.degrees == 2).all()
+    assert (e.degrees == 3).all()
+
+
+def test_the_right_model_has_chi_square_distances():
+    """4000 innovations are independent, so that their law can be tested; states are not, so that one time is."""
+    model, start, x, y = case()
+    found = imm(model, y, **start)
+    nis, e = normalized_innovation(found, level=0.9), nees(found, x, level=0.9)
+    assert scipy.stats.kstest(nis.value.flatten(), scipy.stats.chi2(2).cdf).pvalue > 0.01
+    assert scipy.stats.kstest(e.value[:, -1], scipy.stats.chi2(3).cdf).pvalue > 0.01
+    assert abs(float(nis.holds.double().mean()) - 0.9) < 0.02
+    assert bool(nis.mean().holds)
+    assert nis.mean().value.shape == ()
+    assert nis.mean(0).value.shape == (10,)
+
+
+def test_a_filter_that_is_too_sure_is_seen():
+    model, start, x, y = case()
+    sure = type(model)(model.transition, model.F, model.Q / 4, model.H, model.R / 4, model.b, model.d)
+    wrong = normalized_innovation(imm(sure, y, **start)).mean()
+    assert wrong.value > wrong.high
+    unsure = type(model)(model.transition, model.F, model.Q * 4, model.H, model.R * 4, model.b, model.d)
+    wrong = nees(imm(unsure, y, **start), x).mean()
+    assert wrong.value < wrong.low
+
+
+def test_the_band_of_a_mean_is_that_of_a_sum():
+    value = torch.ones(20, 5, dtype=F64)
+    found = Consistency(value, value, value, 2 * value, 0.95).mean()
+    close(found.low, torch.tensor(scipy.stats.chi2(200).ppf(0.025) / 100), tolerance=1e-8)
+    close(found.high, torch.tensor(scipy.stats.chi2(200).ppf(0.975) / 100), tolerance=1e-8)
+    assert found.degrees == 2
+
+
+def test_gaps_have_fewer_degrees():
+    model, start, _, y = case(2, 4)
+    y[0, 1], y[1, 2, 0] = math.nan, math.nan
+    nis = normalized_innovation(imm(model, y, **start))
+    assert nis.degrees.tolist() == [[2, 0, 2, 2], [2, 2, 1, 2]]
+    assert nis.value.isnan().tolist() == [[False, True, False, False], [False] * 4]
+    assert nis.mean().degrees == 13 / 7
+    seen = imm(model, y, **start)
+    inside = gate(seen.innovation, seen.innovation_covariance, probability=1 - 1e-9)
+    assert inside.tolist() == [[True, False, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize("probability", [1e-6, 0.025, 0.5, 0.975, 0.99, 1 - 1e-9])
+def test_quantiles_are_those_of_scipy(probability):
+    degrees = torch.tensor([1.0, 2.0, 3.0, 7.0, 50.0, 1e3, 1e5], dtype=F64)
+    expected = torch.as_tensor(scipy.stats.chi2(degrees.numpy()).ppf(probability))
+    close(chi_square_quantile(probability, degrees), expected, expected, tolerance=1e-8)
+    assert chi_square_quantile(probability, torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+def test_gates_hold_what_they_say():
+    model, start, _, y = case(2000, 2)
+    found = imm(model, y, **start)
+    inside = gate(found.innovation, found.innovation_covariance, probability=0.8)
+    assert abs(float(inside.double().mean()) - 0.8) < 0.02
+    candidates = found.innovation.unsqueeze(-2) + torch.tensor([[0.0, 0.0], [1e3, 0.0]], dtype=F64)
+    many = gate(candidates, found.innovation_covariance.unsqueeze(-3), probability=0.8)
+    assert torch.equal(many[..., 0], inside)
+    assert not many[..., 1].any()
+
+
+def test_several_modes_have_the_mean_of_chi_square():
+    """The covariance of a mixture is that of its innovations, however heavy its tails: NIS averages to o."""
+    model, start = system(2, 1, 1), beginning(2, 1)
+    x = torch.linspace(-80, 80, 16_001, dtype=F64)
+    found = imm(model, x[:, None, None], **start)
+    density = found.step_log_likelihood[:, 0].exp() * (x[1] - x[0])
+    value = normalized_innovation(found).value[:, 0]
+    # IMM mixes before it predicts: the density it reports is its own, whose moments are those it reports too.
+    close((density * value).sum(), torch.ones((), dtype=F64), tolerance=1e-8)
