@@ -4,6 +4,7 @@ A test file lists its refusals: the error, the message up to the remedy, and the
 """
 
 import re
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,9 @@ Refusal = tuple[type[Exception], str, Callable[[], Any]]
 
 
 def each_of(refusals: list[Refusal]) -> pytest.MarkDecorator:
-    """Run a test over all refusals, each named by its message."""
-    return pytest.mark.parametrize("refusal", refusals, ids=[says for _, says, _ in refusals])
+    """Run a test over all refusals, each named by its message; folders of one run only are left out of the name."""
+    passing = re.escape(tempfile.gettempdir()) + r"/[^/ ]+"
+    return pytest.mark.parametrize("refusal", refusals, ids=[re.sub(passing, "...", says) for _, says, _ in refusals])
 
 
 def refused(refusal: Refusal) -> tuple[str, int]:
