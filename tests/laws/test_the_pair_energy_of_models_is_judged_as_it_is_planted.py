@@ -135,6 +135,7 @@ def test_planted_models_are_judged_as_they_are(step, expected):
     assert [f.call for f in changes] == [1, 2, 3, 4, 5, 6]
     assert {f.verdict for f in changes} == {expected}
     assert "these are." in found.words
+    assert f"raises it on average in {6 if step > 0 else 0} of 6." in found.words or step == 0
     assert found.quantity == SHARE
     assert {1.0: 0.3, 0.0: -0.3}.get(found.value, 0.0) == step
 

@@ -149,6 +149,8 @@ def verdict(findings: list[Finding]) -> Judgement:
         f"rises on average in {by[SHARE].value:.0%} of them{random}; in a random order of depths so many clear rises "
         f"have probability {p:.2g}. The theorem is about layers that are tied; these are{'' if tied else ' not'}."
     )
+    alone = [f.value > 0 for f in ruled if f.quantity == BY_ATTENTION]
+    words += f" Attention alone raises it on average in {sum(alone)} of {len(alone)}." if alone else ""
     f = by[SHARE]
     return Judgement(ruled, ruling, words, f.value, f.low, f.high, f.null, SHARE, c.note)
 
