@@ -243,6 +243,29 @@ def test_long_runs_stay_symmetric_and_positive(steps):
     assert found.log_likelihood.isfinite()
 
 
+@each
+def test_a_first_step_that_moves_nothing_is_bayes_rule(method):
+    """Beliefs about the time of the first observation, as packages have them that update first."""
+    model, start = system(3, B=torch.randn(3, 2, 1, dtype=F64)), beginning(3)
+    y, u = observed(model, 3), torch.randn(3, 1, dtype=F64)
+    m, P = (start["mean"], start["covariance"]) if method[1] > 1 else (start["mean"][0], start["covariance"][0])
+    begins = {"mean": m, "covariance": P, "log_mode_probability": start["log_mode_probability"]}
+    m, P = m.expand(3, 2), P.expand(3, 2, 2)
+    found = filter_of(model.still_first(3), method).filter(y, inputs=u, **begins)
+    S = model.H @ P @ model.H.mT + model.R
+    expected = (model.H @ m.unsqueeze(-1)).squeeze(-1) + model.d
+    log_density = torch.distributions.MultivariateNormal(expected, S).log_prob(y[0])
+    close(found.log_mode_probability[0], (begins["log_mode_probability"] + log_density).log_softmax(-1), 100.0)
+    K = P @ model.H.mT @ torch.linalg.inv(S)
+    close(found.mode_mean[0], m + (K @ (y[0] - expected).unsqueeze(-1)).squeeze(-1), 100.0)
+    # And from there on it is the filter that begins with what is known then.
+    if method[0] == "imm":
+        then = {f: getattr(found, f"mode_{f}")[0] for f in ("mean", "covariance")}
+        rest = imm(model, y[1:], inputs=u[1:], **then, log_mode_probability=found.log_mode_probability[0])
+        close(found.mean[1:], rest.mean, 100.0)
+        close(found.covariance[1:], rest.covariance, 100.0)
+
+
 def test_the_exact_filter_obeys_the_law_of_total_expectation():
     """Of two possible second observations, weighed by their density, the mean is the predicted mean: by quadrature."""
     model, start = system(2, 1, 1), beginning(2, 1)

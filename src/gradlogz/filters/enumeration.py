@@ -69,8 +69,8 @@ def exact(
     >>> modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0)]
     >>> model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     >>> found = exact(model, torch.tensor([[0.0], [9.0]]), mean=torch.zeros(1), covariance=torch.eye(1))
-    >>> found.histories[found.log_probability.argmax()]
-    tensor([0, 0, 1])
+    >>> found.histories[found.log_probability.argmax()]  # it moved all the time
+    tensor([1, 1, 1])
     """
     call, k = "exact", model.modes
     parameters, y, seen = arranged(

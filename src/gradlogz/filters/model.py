@@ -177,6 +177,25 @@ class SwitchingModel:
         found = [t.shape[-len(ENDS[n]) - 1] for n, t in self._fields().items() if t.ndim > len(ENDS[n])]
         return max(found) if found else None
 
+    def still_first(self, steps: int) -> "SwitchingModel":
+        """The model of so many steps whose first moves nothing: for beliefs that describe the first observation's time.
+
+        Filters here begin before the first transition; other packages often begin after it.
+        """
+        k, s = self.modes, self.state_size
+        still = {
+            "transition": torch.eye(k, dtype=self.F.dtype, device=self.F.device),
+            "F": torch.eye(s, dtype=self.F.dtype, device=self.F.device),
+        }
+        fields = self._fields()
+        for name in ("transition", "F", "Q", "b", "B"):
+            if name in fields:
+                t, at = fields[name], -len(ENDS[name]) - 1
+                t = t.expand(*t.shape[:at], steps, *t.shape[at + 1 :])
+                first = still.get(name, torch.zeros((), dtype=t.dtype, device=t.device)).expand_as(t.narrow(at, 0, 1))
+                fields[name] = torch.cat((first, t.narrow(at, 1, steps - 1)), at)
+        return SwitchingModel(**fields, validate=self.validate)
+
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "Parameters":
         """What a filter needs of the model; inputs become offsets that change in time."""
         offsets = []
