@@ -20,6 +20,11 @@ ERRORS = [
     (ValueError, "simulate: seeds must be an integer from 1 on; got 0.", lambda: simulate(seeds=0)),
     (
         ValueError,
+        "simulate: keys must be 0 under a causal mask; got 5.",  # some tokens would see no key at all
+        lambda: simulate(tokens=20, steps=1, keys=5, causal=True),
+    ),
+    (
+        ValueError,
         "simulate: a cloud must be [n, d] or [b, n, d] and finite; got shape (3,).",
         lambda: simulate(torch.zeros(3)),
     ),

@@ -121,6 +121,8 @@ def check(settings: Settings) -> None:
          f"It is one of {', '.join(PLACEMENTS)}."),
         (s.heads >= 1 and s.dim % max(s.heads, 1) != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
          "Each head has dim / heads coordinates."),
+        (s.causal and s.keys > 0, "keys must be 0 under a causal mask", f"{s.keys}",
+         "Frozen keys have no order among the tokens: drop --causal or --keys."),
         (s.initial == "circle" and s.dim < 2, "dim must be at least 2 for a circle", f"{s.dim}", "Add --dim 2."),
         (any(p in ("zca", "pca", "cholesky", "monge") for p in parts) and s.tokens <= s.dim,
          "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
