@@ -358,17 +358,16 @@ def _table(verdicts: "list[Verdict]", width: int) -> "Table":
 
 
 def _presets() -> int:
-    from rich.console import Console
-    from rich.table import Table
-
+    """The presets, one line each: a table of rich would fold them, and piped into grep half of a line is lost."""
     from .simulation.presets import PRESETS
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("preset", "what", "theory expects", "where"):
-        table.add_column(head, no_wrap=head == "preset", overflow="fold")
-    for p in PRESETS.values():
-        table.add_row(p.name, p.says, p.expects, p.source.replace("[", "\\["))
-    Console().print(table, highlight=False)
+    rows = [
+        ("preset", "theory expects", "where", "what"),
+        *((p.name, p.expects, p.source, p.says) for p in PRESETS.values()),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for *cells, last in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), last]))
     return 0
 
 
@@ -476,7 +475,7 @@ def _simulated(console: "Console", preset: str | None, numbers: dict[str, Any]) 
     status, words = agreement(found)
     colour = {"agrees": "green", "departs": "red", "undecided": "yellow"}.get(status, "dim")
     console.print(f"[{colour}]{escape(words[0].upper() + words[1:])}.[/]", highlight=False, soft_wrap=True)
-    console.print(_evidence(found))
+    console.print(_evidence(found, console.width))
     return text, as_json(data)
 
 
@@ -497,16 +496,25 @@ def _swept(console: "Console", text: str, preset: str | None, numbers: dict[str,
     return found.page(), as_json(data_of(found))
 
 
-def _evidence(found: "Simulation") -> "Table":
+def _evidence(found: "Simulation", width: int) -> "Table":
+    """Verdicts and their numbers, a row for each seed; where so many columns have no room, a column for each."""
     from rich.table import Table
 
     names = list(dict.fromkeys(name for v in found.verdicts for name in v.evidence))
+    columns = [["seed", *(str(found.settings.seed + i) for i in range(len(found.verdicts)))]]
+    columns.append(["verdict", *(v.kind for v in found.verdicts)])
+    for name in names:
+        numbers = [f"{v.evidence[name]:.3g}" if name in v.evidence else "" for v in found.verdicts]
+        columns.append([name.replace("_", " "), *numbers])
+    rows = list(zip(*columns, strict=True))
+    if sum(max(map(len, column)) + 2 for column in columns) > width:
+        rows = [tuple(column) for column in columns]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("seed", "verdict", *(name.replace("_", " ") for name in names)):
-        table.add_column(head, justify="left" if head == "verdict" else "right")
-    for i, v in enumerate(found.verdicts):
-        numbers = [f"{v.evidence[name]:.3g}" if name in v.evidence else "" for name in names]
-        table.add_row(str(found.settings.seed + i), v.kind, *numbers)
+    words = "verdict" if rows[0][1] == "verdict" else "seed"  # the head of the column that holds no numbers
+    for head in rows[0]:
+        table.add_column(head, justify="left" if head == words else "right")
+    for row in rows[1:]:
+        table.add_row(*row)
     return table
 
 

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from gradlogz import cli
+from gradlogz.simulation.presets import PRESETS
 
 SMALL = ["--tokens", "40", "--dim", "2", "--steps", "5", "--seeds", "2"]
 
@@ -42,6 +43,20 @@ def test_presets_are_listed_with_what_is_expected():
     assert result.exit_code == 0
     for word in ("whitening-8-0.354", "circle-20", "hopfield", "theory 10.4"):
         assert word in result.output
+
+
+def test_every_preset_is_one_line_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("--list").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["preset", *PRESETS]
+
+
+def test_no_number_is_cut_on_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    result = run("--tokens", "40", "--steps", "0", "--seeds", "2", "--out", tmp_path / "p.html")
+    assert result.exit_code == 0, result.output
+    assert "sliced wasserstein of a gaussian" in result.output
+    assert "…" not in result.output
 
 
 def test_a_sweep_makes_a_phase_diagram(tmp_path):

@@ -138,16 +138,20 @@ SINGLE = [
 ]  # fmt: skip
 
 
+def _dimensions(d: int) -> str:
+    return "1 dimension" if d == 1 else f"{d} dimensions"
+
+
 def _presets() -> list[Preset]:
     rows = []
     for (d, beta), expected in TABLE_10_1.items():
         for (word, contraction), expects in zip(CONTRACTIONS.items(), expected, strict=False):
-            says = f"{word.replace('-', ' ')} in {d} dimensions at beta {beta:g}"
+            says = f"{word.replace('-', ' ')} in {_dimensions(d)} at beta {beta:g}"
             settings = Settings(tokens=300, dim=d, beta=beta, contraction=contraction)
             rows.append(Preset(f"{word}-{d}-{beta:g}", says, settings, expects, "theory 10.1"))
     for initial, expected in TABLE_10_2.items():
         for d, expects in zip((1, 2, 8), expected, strict=True):
-            says = f"descent and whitening, {initial} start in {d} dimensions"
+            says = f"descent and whitening, {initial} start in {_dimensions(d)}"
             beta = 0.2 if d == 8 else 0.3 if initial in ("laplace", "exponential") else 0.5
             settings = Settings(tokens=768 if d == 8 else 500, dim=d, beta=beta, tau=-0.2, initial=initial)
             rows.append(Preset(f"descent-{initial}-{d}", says, settings, expects, "theory 10.2"))
