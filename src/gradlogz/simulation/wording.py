@@ -38,7 +38,8 @@ def verdict_sentence(simulation: Simulation) -> str:
     """What has become of the clouds, with the numbers that say so."""
     kinds = Counter(v.kind for v in simulation.verdicts)
     total = len(simulation.verdicts)
-    steps = f"After {simulation.trajectory.step} steps"
+    made = simulation.trajectory.step
+    steps = f"After {made} step{'' if made == 1 else 's'}"
     if total == 1:
         return f"{steps} the cloud {PHRASES[simulation.verdict.kind]}{_numbers(simulation, simulation.verdict.kind)}."
     parts = []
@@ -71,7 +72,7 @@ def _range(values: list[float], form: str) -> str:
 def agreement(simulation: Simulation) -> tuple[Status, str]:
     """Whether theory expected what was seen, as a status and in words."""
     if simulation.preset is None:
-        return "silent", "no preset: theory's curves are drawn where it has any"
+        return "silent", "theory expects nothing of just these numbers; its curves are drawn where it has any"
     met, total = sum(simulation.met), len(simulation.met)
     words = f"{simulation.preset.source} expects: {simulation.preset.expects}"
     status: Status = "agrees" if met == total else "departs" if met == 0 else "undecided"
