@@ -1,6 +1,7 @@
 """The probe measures everything in one pass, leaves the model as it was, and keeps what it has when it is stopped."""
 
 import copy
+import math
 import os
 import signal
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import gradlogz
+from architectures import ARCHITECTURES
 from gradlogz.probing import running
+from gradlogz.probing.prediction import Finished
 from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
+from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import merge, to_tensors
 from gradlogz.probing.texts import Document
 from planted.matrices import VOCABULARY, gpt2, tied
@@ -134,6 +138,54 @@ def test_an_interrupt_ends_after_the_batch(words):
     assert len(set(seen)) == 1  # one batch, of one group
     assert rows
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
+    def statistics(event, batch, memory):
+        if isinstance(event, Finished):
+            seen.append(batch.group)
+            if len(seen) == 1 + len(batches):
+                os.kill(os.getpid(), signal.SIGINT)
+        return ascent.statistics(event, batch, memory)
+
+    batches = list(running.batches(documents(), words, tokens=None))
+    seen = []
+    stopping = SimpleNamespace(**{**vars(ascent), "statistics": statistics})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "PREDICTIONS", (stopping,))
+        found = running.measure(model(), words, documents(), tokens=None, twin=1.0)
+    assert len(batches) > 1
+    assert len(seen) == len(batches) + 1
+    assert found.twin is not None
+    assert not found.complete
+    assert found.report.tokens == 12 * 30
+
+
+def test_a_single_document_is_measured_without_intervals(words):
+    """Without its only group nothing is left: what has its interval from groups has a value alone."""
+    found = gradlogz.probe(model(), words, TEXTS[:1], tokens=None)
+    assert len(found.claims) == len(PREDICTIONS)
+    rows = [f for f in found.rows if f.quantity == WHITENED]
+    assert rows
+    assert all(math.isfinite(f.value) and math.isnan(f.low) for f in rows)
+
+
+def test_the_interval_of_a_claim_is_about_its_value(words):
+    """Of an even number of layers the middle is between two of them, and so is the interval."""
+    claims = [c for c in gradlogz.probe(model(), words, TEXTS, tokens=None).claims if not math.isnan(c.low)]
+    assert {"symmetry", "tie"} <= {c.prediction for c in claims}
+    assert all(c.low - 1e-12 <= c.value <= c.high + 1e-12 for c in claims)
+
+
+def test_a_decoder_reads_what_its_encoder_does(words):
+    """T5 wants the tokens of its decoder; they are the text behind the token that it starts with."""
+    one = next(a for a in ARCHITECTURES if a.name == "t5").build(vocab_size=VOCABULARY)
+    batch = next(running.batches(documents(), words, tokens=None))
+    inputs = running._placed(batch, one).inputs
+    assert torch.equal(inputs["decoder_input_ids"], one._shift_right(batch.inputs["input_ids"]))
+    found = gradlogz.probe(one, words, TEXTS, tokens=None, predictions=["identity", "entropy"])
+    assert found.claims[0].verdict == "supported"
+    assert {f.layer.split(".")[0] for f in found.rows} == {"encoder", "decoder"}
 
 
 def test_states_of_shards_merge_to_that_of_the_whole(words):

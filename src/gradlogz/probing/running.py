@@ -8,6 +8,7 @@ A random twin of the model, of the same architecture, passes a part of the same 
 Read next: prediction.py (the five names), findings.py (what comes out), runs.py (on disk).
 """
 
+import inspect
 import math
 import signal
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from statistics import fmean
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -107,7 +109,7 @@ def measure(
 ) -> Measurement:
     """One pass of a model over documents, and of its twin over a part of them.
 
-    Ctrl-C ends the pass after the batch that is under way.
+    Ctrl-C ends the pass after the batch that is under way, and that of the twin after its first.
     """
     wanted = chosen(predictions)
     if not 0.0 <= twin <= 1.0:
@@ -133,10 +135,10 @@ def measure(
             bar.show(reading.report.tokens)
             if asked():
                 break
-    seconds = {"model": time.perf_counter() - begun}
-    begun = time.perf_counter()
-    other = None if not kept or not twin else _twin(model, kept, wanted, probed)
-    seconds["twin"] = time.perf_counter() - begun
+        seconds = {"model": time.perf_counter() - begun}
+        begun = time.perf_counter()
+        other = None if not kept or not twin else _twin(model, kept, wanted, probed, asked)
+        seconds["twin"] = time.perf_counter() - begun
     bar.close()
     said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
     stood = [each.token(probed.name, tokenizer) for each in standing]
@@ -165,12 +167,16 @@ def evaluate(measured: Measurement, *, predictions: Sequence[str | Prediction] |
 
 
 def _ends(judged: Judgement) -> tuple[float, float]:
-    """The interval of the number of a claim: its own, or that of the finding in the middle, whose value it is."""
+    """The interval of the number of a claim: its own, or that of the finding in the middle, whose value it is.
+
+    Of an even number of findings the value is the mean of two, and so are the ends.
+    """
     if not math.isnan(judged.low) or math.isnan(judged.value):
         return judged.low, judged.high
     of = [f for f in judged.findings if f.quantity == judged.quantity and f.verdict not in ("", "not applicable")]
-    middle = min(of, key=lambda f: abs(f.value - judged.value) if f.value == f.value else math.inf, default=None)
-    return (math.nan, math.nan) if middle is None else (middle.low, middle.high)
+    of = sorted((f for f in of if not math.isnan(f.value)), key=lambda f: f.value)
+    two = of[(len(of) - 1) // 2 : len(of) // 2 + 1]
+    return (fmean(f.low for f in two), fmean(f.high for f in two)) if two else (math.nan, math.nan)
 
 
 def name_of(prediction: Prediction) -> str:
@@ -230,7 +236,13 @@ def _check_numbers(faults: dict[str, Tensor]) -> None:
     raise ValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
 
 
-def _twin(model: nn.Module, kept: list[Batch], predictions: Sequence[Prediction], probed: Probed) -> Twin | None:
+def _twin(
+    model: nn.Module,
+    kept: list[Batch],
+    predictions: Sequence[Prediction],
+    probed: Probed,
+    asked: Callable[[], bool],
+) -> Twin | None:
     """The same tokens through random weights of the same architecture; None of a model that cannot be made anew."""
     if not hasattr(model, "config"):
         return None
@@ -239,6 +251,8 @@ def _twin(model: nn.Module, kept: list[Batch], predictions: Sequence[Prediction]
     state: dict[str, Any] = {}
     for batch in kept:
         state = merge(state, passed(other, layout, _placed(batch, other), predictions)[0])
+        if asked():
+            break
     weights = weights_of(other, layout, _placed(kept[0], other).inputs)
     return Twin(state, Probed(f"{probed.name} with random weights", layout, weights, probed.seed))
 
@@ -270,11 +284,17 @@ def chosen(wanted: Sequence[str | Prediction] | None) -> list[Prediction]:
 
 
 def _placed(batch: Batch, model: nn.Module) -> Batch:
-    """The batch where the model is."""
+    """The batch where the model is; a decoder beside an encoder reads the same text, shifted by its start."""
     device = next(model.parameters()).device
-    return batch._replace(
-        inputs={name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}, keys=batch.keys.to(device)
-    )
+    inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
+    config = getattr(model, "config", None)
+    asks = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    if asks and getattr(config, "is_encoder_decoder", False):
+        ids = inputs["input_ids"]
+        given = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
+        start = next((token for token in given if token is not None), 0)
+        inputs["decoder_input_ids"] = torch.cat((torch.full_like(ids[:, :1], start), ids[:, :-1]), 1)
+    return batch._replace(inputs=inputs, keys=batch.keys.to(device))
 
 
 def _rows(batch: Batch, rows: list[int]) -> Batch:

@@ -110,8 +110,10 @@ class Comoments(NamedTuple):
         return [g for g, tokens in enumerate(self.tokens.tolist()) if tokens > 0]
 
     def versions(self) -> Moments:
-        """The moments of all groups, [0], and of all but one, [1:], for each group that has tokens."""
-        return self._joined([[True] * GROUPS, *([g != left for g in range(GROUPS)] for left in self.present())])
+        """The moments of all groups, [0], and of all but one, [1:], for each that has tokens, if there are several."""
+        present = self.present()
+        several = present if len(present) > 1 else []  # without its only group nothing is left to take moments of
+        return self._joined([[True] * GROUPS, *([g != left for g in range(GROUPS)] for left in several)])
 
     def _joined(self, kept: list[list[bool]]) -> Moments:
         """The moments of v unions of groups at once: xx = sum_g xx_g + sum_g n_g (mean_g - mean)(mean_g - mean)ᵀ."""
