@@ -194,7 +194,7 @@ class Findings:
             table.add_column("verdict", no_wrap=True)
             for s in (s for s in self.summary() if s.model == model):
                 null, support = _number(s.null), _share(s)
-                found = " ".join(filter(None, (s.words, s.note, support and narrow and f"Support: {support}.")))
+                found = " ".join(filter(None, (s.words, s.note or (support and narrow and f"Support: {support}."))))
                 claim = escape(s.claim) + ("" if wide or not found else f"\n[dim]{escape(found)}[/]")
                 # The interval goes below its value: beside it, it would leave no room for the words.
                 lines = (_number(s.value), _interval(s.low, s.high), null and narrow and f"null {null}")

@@ -78,7 +78,7 @@ class Report(NamedTuple):
         if self.short:
             text += f" {self.short:,} of fewer than two tokens were left out."
         if self.left:
-            text += f" {self.left:,} were more than was asked for."
+            text += f" {self.left:,} were left out or cut short, once there were tokens enough."
         return text
 
 
