@@ -1,5 +1,7 @@
 """Capture leaves a model as it is, and what it gives adds up: stream and updates, matrices and queries."""
 
+import copy
+
 import pytest
 import torch
 
@@ -77,6 +79,25 @@ def test_the_layout_is_that_of_the_architecture(architecture):
             assert norm.centres == (
                 getattr(stored, "bias", None) is not None or architecture.name in ("cohere", "modernbert")
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3"])
+def test_matrices_in_half_precision_are_those_of_the_weights(name, dtype):
+    architecture = next(a for a in ARCHITECTURES if a.name == name)
+    model, inputs = architecture.build().to(dtype), architecture.inputs("right")
+    half, exact = (
+        weights_of(each, trace(each, inputs), inputs) for each in (model, copy.deepcopy(model).to(torch.float32))
+    )
+    for layer, w in half.items():
+        assert not isinstance(w, str), w
+        assert (w.rotary, w.normalized) == (name in ROTARY, name in NORMALIZED)
+        norm, same = w.norm, exact[layer].norm
+        assert norm[:3] == same[:3]
+        assert torch.equal(norm.gain, same.gain)
+        assert torch.equal(norm.bias, same.bias)
+        for one, other in zip(w[:7], exact[layer][:7], strict=True):
+            assert float((one - other).abs().max()) <= 4 * torch.finfo(dtype).eps * float(other.abs().max())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)

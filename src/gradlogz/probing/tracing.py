@@ -10,6 +10,7 @@ else feed-forward. A norm is a module of vectors alone whose output does not cha
 Read next: capturing.py, which looks at the same places in a batch.
 """
 
+import copy
 import inspect
 import re
 from collections import defaultdict
@@ -531,6 +532,8 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
     parameters = list(module.parameters())
     if any(p.ndim > 1 for p in parameters) or any(True for _ in module.children()):
         return None
+    if like.dtype in (torch.float16, torch.bfloat16):  # too coarse to tell p from 1 + p
+        module, like = copy.deepcopy(module).float(), like.float()
     width = like.shape[-1]
     eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many compute in float32 at any rate
     generator = torch.Generator().manual_seed(0)

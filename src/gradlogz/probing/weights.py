@@ -24,7 +24,7 @@ from ..attention.observation import LAYERS
 from .capturing import Attended, capture
 from .tracing import Layout, Norm, cut, norm_of, settled
 
-ROUNDING = 1e-3  # of half precision
+ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
 
 
 class HeadWeights(NamedTuple):
@@ -91,20 +91,21 @@ def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) 
 
     with ExitStack() as stack:
         width, rows = ask.given.shape[-1], len(ask.given)
-        matrices = _affine(answer, width, rows)
+        rounding = max(ROUNDING, UNITS * torch.finfo(ask.given.dtype).eps)
+        matrices = _affine(answer, width, rows, rounding)
         normalized = matrices is None
         if normalized:
             for module in ask.module.modules():
                 if (hook := _gain(module, ask.given)) is not None:
                     stack.callback(module.register_forward_hook(hook).remove)
-            matrices = _affine(answer, width, rows)
+            matrices = _affine(answer, width, rows, rounding)
         if matrices is None:
             return "its queries or keys are not affine in what it reads"
         h = call.query.shape[1]
         (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
         again = ask.call(ask.given, ask.source, layers=layers)
     tokens = (ask.given, ask.given if ask.source is None else ask.source)
-    rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk))
+    rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk), rounding)
     if rotary is None:
         return "its logits are not those of its matrices"
     sublayer = attended.sublayer
@@ -121,7 +122,7 @@ def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) 
     return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, scale, norm, rotary, normalized)
 
 
-def _affine(answer: Any, width: int, rows: int) -> list[tuple[Tensor, Tensor]] | None:
+def _affine(answer: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:
     """The matrices [h, D, d] and biases [h, d] of queries, keys and values; None if they are not affine."""
     origin = [t[0] for t in answer(torch.zeros(1, width))]
     unit = torch.eye(width)
@@ -131,7 +132,7 @@ def _affine(answer: Any, width: int, rows: int) -> list[tuple[Tensor, Tensor]] |
     tokens = torch.randn(4, width, generator=generator)
     for W, b, t in zip(matrices, origin, answer(tokens), strict=True):
         expected = torch.einsum("re,ehd->rhd", tokens.double(), W) + b
-        if float((t - expected).abs().max()) > ROUNDING * float(expected.abs().max()):
+        if float((t - expected).abs().max()) > rounding * float(expected.abs().max()):
             return None
     return [(W.transpose(0, 1).contiguous(), b) for W, b in zip(matrices, origin, strict=True)]
 
@@ -158,7 +159,11 @@ def _each(t: Tensor, h: int) -> Tensor:
 
 
 def _rotary(
-    call: Call, tokens: tuple[Tensor, Tensor], query: tuple[Tensor, Tensor], key: tuple[Tensor, Tensor]
+    call: Call,
+    tokens: tuple[Tensor, Tensor],
+    query: tuple[Tensor, Tensor],
+    key: tuple[Tensor, Tensor],
+    rounding: float,
 ) -> bool | None:
     """Whether queries and keys are those of the matrices only but for a rotation; None if they are not even that.
 
@@ -170,13 +175,13 @@ def _rotary(
         torch.einsum("bne,hed->bhnd", t.double().cpu(), W) + b.unsqueeze(1)
         for t, (W, b) in zip(tokens, (query, key), strict=True)
     ]
-    size = [float(t.norm(dim=-1).max()) for t in (q, k)]
-    if all(_near(mine, theirs, length) for mine, theirs, length in zip(own, (q, k), size, strict=True)):
+    errors = [rounding * float(t.norm(dim=-1).max()) for t in (q, k)]
+    if all(_near(mine, theirs, error) for mine, theirs, error in zip(own, (q, k), errors, strict=True)):
         return False
     if tokens[0] is not tokens[1] or q.shape != k.shape:
         return None
-    return True if _near((own[0] * own[1]).sum(-1), (q * k).sum(-1), size[0] * size[1]) else None
+    return True if _near((own[0] * own[1]).sum(-1), (q * k).sum(-1), errors[0] * errors[1] / rounding) else None
 
 
-def _near(a: Tensor, b: Tensor, size: float) -> bool:
-    return a.shape == b.shape and float((a - b).abs().max()) <= ROUNDING * size
+def _near(a: Tensor, b: Tensor, error: float) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= error
