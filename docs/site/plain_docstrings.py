@@ -9,7 +9,7 @@ SECTIONS = {"Args:", "Returns:", "Attributes:", "Raises:"}
 
 
 class PlainDocstrings(Extension):
-    """Escape what Markdown would read as a tag or as emphasis, outside code."""
+    """Escape what Markdown would read as a tag, as emphasis or as a link, outside code."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring and isinstance(obj, (Class, Function, Module)):
@@ -29,4 +29,4 @@ def _escaped(lines: list[str]) -> list[str]:
 
 def _part(index: int, text: str) -> str:
     """Every second part lies between backticks and is code."""
-    return text if index % 2 else re.sub(r"([*_])", r"\\\1", text.replace("<", "&lt;").replace(">", "&gt;"))
+    return text if index % 2 else re.sub(r"([*_[])", r"\\\1", text.replace("<", "&lt;").replace(">", "&gt;"))
