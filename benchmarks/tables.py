@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = tuple(ROOT / "docs" / name for name in ("attention.md", "layers.md", "models.md", "dynamics.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("attention.md", "layers.md", "models.md", "dynamics.md", "findings.md"))
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
     ("output and log normaliser", "output and entropy", "covariance_product"),
@@ -163,6 +163,21 @@ def dynamics_gpu() -> str:
     return "\n".join(lines)
 
 
+def findings() -> str:
+    """The verdicts of the probe, one column for each model."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "findings.json").read_text())["rows"]
+    lines = ["| prediction | " + " | ".join(row["name"] for row in rows) + " |", "|---|" + "---|" * len(rows)]
+    for prediction in rows[0]["claims"]:
+        cells = []
+        for row in rows:
+            claim = row["claims"][prediction]
+            counted = f", {claim['supported']} of {claim['judged']}" if claim["judged"] else ""
+            number = "" if claim["value"] is None else f" {claim['value']:.2f}{counted}"
+            cells.append(f"{claim['verdict']}{number}")
+        lines.append(f"| {prediction} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "cpu": cpu,
     "gpu": gpu,
@@ -173,6 +188,7 @@ TABLES = {
     "monitor": monitor,
     "dynamics": dynamics,
     "dynamics gpu": dynamics_gpu,
+    "findings": findings,
 }
 
 
