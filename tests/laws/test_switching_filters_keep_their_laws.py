@@ -182,6 +182,18 @@ def test_weights_are_probabilities_and_covariances_are_covariances(method):
             assert (torch.linalg.eigvalsh(P) > 0).all(), name
 
 
+@each
+def test_float32_is_float64_rounded(method):
+    model, start = system(3, 4, 2), beginning(3, 4)
+    y = observed(model, 30)
+    fields = {f: getattr(model, f).float() for f in ("transition", "F", "Q", "H", "R", "b", "d")}
+    low = filter_of(SwitchingModel(**fields), method).filter(y.float(), **{n: t.float() for n, t in start.items()})
+    high = filter_of(model, method).filter(y, **start)
+    assert low.mean.dtype == torch.float32
+    close(low.mean, high.mean.float(), 10 * high.mean.abs().amax().float())
+    close(low.log_likelihood, high.log_likelihood.float(), high.log_likelihood.abs().float())
+
+
 def test_modes_that_cannot_be_are_never_and_harm_nothing():
     """Mode 0 is left for good, mode 2 is never entered."""
     T = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], dtype=F64)

@@ -57,7 +57,7 @@ def arranged(
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
         raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     _check_targets(call, model, batch)
-    seen = _seen(call, y, mask, lengths)
+    seen = _seen(call, y, mask, lengths, validate)
     if seen is not None:
         y = torch.where(seen, y, 0.0)
     if validate:
@@ -111,10 +111,10 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         raise ValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
 
 
-def _seen(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
-    """Where there is something to see; None if everywhere, as far as can be known."""
+def _seen(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
+    """Where there is something to see; None if everywhere, as far as can be known without validation."""
     seen = None
-    if not has_values(y) or bool(torch.isnan(y).any()):
+    if not validate or not has_values(y) or bool(torch.isnan(y).any()):
         seen = ~torch.isnan(y)
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
