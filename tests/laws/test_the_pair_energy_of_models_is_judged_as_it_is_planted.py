@@ -140,6 +140,11 @@ def test_planted_models_are_judged_as_they_are(step, expected):
     assert {1.0: 0.3, 0.0: -0.3}.get(found.value, 0.0) == step
 
 
+def test_what_random_weights_show_as_well_is_no_finding():
+    found = judged(pair_energy, attending(0.3), token_batches(VOCABULARY, rows=4), attending(0.3, seed=1))
+    assert found.verdict == "undecided", found.words
+
+
 def test_layers_that_are_not_tied_are_said_to_be_so():
     words = judged(pair_energy, encoder(layers=1), token_batches(96, rows=2, batches=2)).words
     assert "these are not." in words

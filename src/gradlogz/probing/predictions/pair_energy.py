@@ -17,9 +17,10 @@ Nulls: changes have those of the random twin, in which attention without any for
 of steps that rise has a random order of depths: of L + 1 numbers in random order, the number that rise has Euler's
 distribution, L/2 on average.
 
-Verdict: a step supports the claim if the interval of its change lies above LEAST, and refutes it if below -LEAST. The
-model: refuted if any step is; supported if none is and as many steps rise as a random order shows at most in 5 %; else
-undecided, as with fewer than three layers.
+Verdict: a step supports the claim if the interval of its change lies above LEAST and above that of the same step with
+random weights, where tokens meet as well, and refutes it if below -LEAST. The model: refuted if any step is; supported
+if none is and as many steps support it as a random order has rises at most in 5 %; else undecided, as with fewer than
+three layers.
 
 Read next: ../depths.py (where the stream is looked at), ../../dynamics/observables.py.
 """
@@ -135,7 +136,11 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Step by step, and the model as the module says."""
-    ruled = judge(findings, CHANGE, lambda f: Bounds(LEAST, -LEAST))
+
+    def bounds(f: Finding) -> Bounds:
+        return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), -LEAST)
+
+    ruled = judge(findings, CHANGE, bounds)
     c = count(ruled, CHANGE)
     if not c.judged:
         return Judgement(ruled, "not applicable", "No stream was recognised.")
