@@ -94,7 +94,11 @@ def test_a_prediction_that_one_run_lacks_is_a_gap():
     gaps = {row[0].to: row[1] for row in claims.rows}
     assert gaps["ascent"] is None
     assert gaps["entropy"].label == "supported 0.5"
-    assert "On 1 of 5 claims" in page.verdict.sentence
+    assert page.verdict.sentence == "Of 1 claims that were measured in every run, 1 have the same verdict in all."
+    assert [chip.label for chip in page.verdict.chips] == [
+        "the same in all: entropy",
+        "not in all: novel, ascent, linearity, whole",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_first_screen_says_which_claims_hold(opened, path):
 def test_everything_is_drawn_in_silence_and_asks_for_nothing(opened, path):
     one = unfolded(opened(path))
     figures = one.page.locator("[data-figure]:visible")
-    assert figures.count() == 7, "the map, two for claims about heads, one for those about layers and models"
+    assert figures.count() == 6, "the map, two for claims about heads, one for those about layers"
     for i in range(figures.count()):
         figures.nth(i).scroll_into_view_if_needed()
         expect(figures.nth(i)).to_have_attribute("data-drawn", "light")

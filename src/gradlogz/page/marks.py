@@ -12,7 +12,10 @@ Read next: rendering.py, where marks become traces.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, ClassVar, Literal
+
+LONGEST = 32  # letters in a line of what is on an axis
 
 Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
 
@@ -34,9 +37,10 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """The three, the formula on a line of its own if it is long."""
+        """The three, the formula on a line of its own if it is long; names that are longer than a figure are broken."""
         gap = "\n" if len(self.formula) > 12 else "  "
-        return f"{self.name}{gap}{self.formula}  [{self.unit}]" if self.formula else f"{self.name}  [{self.unit}]"
+        name = "\n".join(wrap(self.name, LONGEST))
+        return f"{name}{gap}{self.formula}  [{self.unit}]" if self.formula else f"{name}  [{self.unit}]"
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,11 @@ class Heat:
 
     def traces(self) -> list[dict[str, Any]]:
         """As plotly draws it."""
-        rows = [list(row) for row in self.values]
+        rows, title = [list(row) for row in self.values], "\n".join(wrap(self.name, LONGEST))
         trace: dict[str, Any] = {
             "type": "heatmap", "name": self.name, "x": list(self.x), "y": list(self.y), "z": rows,
             "text": [list(row) for row in self.hover], "hoverinfo": "text", "xgap": 1, "ygap": 1,
-            "colorbar": {"title": {"text": self.name, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+            "colorbar": {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0},
         }  # fmt: skip
         if self.keys:
             trace["customdata"] = [list(row) for row in self.keys]

@@ -36,14 +36,32 @@ UNITS = {
     ("entropy", "sink"): ("weight", "a₀"),
     ("entropy", "logit rank"): ("dimensions", "tr(A)² / tr(A²)"),
 }
+Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # of a layer, over which its heads are spread
 FENCE = 3.0  # times the middle half: what lies further out would flatten all the rest
 
 
-def labels_of(rows: Sequence[Finding]) -> dict[tuple[str, int], str]:
+def labels_of(rows: Sequence[Finding]) -> Labels:
     """A short name for each layer and call: what is not common to the names of all modules, "3" of "layers.3.attn"."""
-    layers = list(dict.fromkeys((row.layer, row.call) for row in rows))
-    parts = {layer: layer.split(".") for layer, _ in layers if layer}
+    return _shortened({(row.layer, row.call): row.layer for row in rows})
+
+
+def blocks_of(rows: Sequence[Finding]) -> Labels:
+    """The same for the blocks that layers belong to, so that attention and feed-forward sublayers of one share it."""
+    return _shortened({(row.layer, row.call): _block(row.layer) for row in rows})
+
+
+def _block(layer: str) -> str:
+    """The name of a module up to its first number."""
+    parts = layer.split(".")
+    end = next((i for i, part in enumerate(parts, 1) if part.isdigit()), len(parts))
+    return ".".join(parts[:end])
+
+
+def _shortened(names: Labels) -> Labels:
+    every = {name: name.split(".") for name in names.values() if name}
+    # An embedding before numbered layers, or a norm behind them, has nothing in common with their names.
+    parts = {name: p for name, p in every.items() if any(map(str.isdigit, p))} or every
     first = last = 0
     if len(parts) > 1:
         shortest = min(map(len, parts.values()))
@@ -51,20 +69,19 @@ def labels_of(rows: Sequence[Finding]) -> dict[tuple[str, int], str]:
             first += 1
         while last < shortest - first and len({p[-1 - last] for p in parts.values()}) == 1:
             last += 1
-    names = {layer: ".".join(p[first : len(p) - last]) or layer for layer, p in parts.items()}
-    tied = any(call > 1 for _, call in layers)
-    alone = len(parts) == 1
+    short = {name: name for name in every}
+    short |= {name: ".".join(p[first : len(p) - last]) or name for name, p in parts.items()}
+    alone = len(every) == 1 and any(call > 1 for _, call in names)  # one module, called again and again
     return {
-        (layer, call): "" if not layer else f"{call}" if tied and alone else f"{names[layer]}#{call}" if call > 1
-        else names[layer]
-        for layer, call in layers
-    }  # fmt: skip
+        (layer, call): "" if not name else f"{call}" if alone else f"{short[name]}#{call}" if call > 1 else short[name]
+        for (layer, call), name in names.items()
+    }
 
 
-def key_of(row: Finding, labels: Mapping[tuple[str, int], str]) -> str:
-    """What a reader chooses to see of this row: its head, its layer, or nothing."""
-    label = labels[row.layer, row.call]
-    return label if row.head is None else f"{label}/{row.head}"
+def key_of(row: Finding, blocks: Labels) -> str:
+    """What a reader chooses to see of this row: its head, its block, or nothing."""
+    block = blocks[row.layer, row.call]
+    return block if row.head is None else f"{block}/{row.head}"
 
 
 def told(row: Finding, label: str) -> str:
@@ -76,8 +93,12 @@ def told(row: Finding, label: str) -> str:
     return "\n".join([*lines, row.verdict] if row.verdict else lines)
 
 
-def by_layer(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
-    """The rows of one quantity, layer after layer, each beside its null."""
+def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
+    """The rows of one quantity, layer after layer, each beside its null.
+
+    blocks: of which a reader may choose one.
+    """
+    blocks = blocks or labels
     names = _names(rows, labels)
     heads = 1 + max((row.head or 0) for row in rows)
     place = {name: i for i, name in enumerate(names)}
@@ -94,7 +115,7 @@ def by_layer(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> 
                 "null", [at(r) for r in nulls], [r.null for r in nulls], "grey", "line-ew-open",
                 [told(r, labels[r.layer, r.call]) for r in nulls],
                 [_finite(r.null_low) for r in nulls], [_finite(r.null_high) for r in nulls],
-                [key_of(r, labels) for r in nulls], 7,
+                [key_of(r, blocks) for r in nulls], 7,
             )
         )  # fmt: skip
     for verdict, colour in COLOURS.items():
@@ -104,7 +125,7 @@ def by_layer(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> 
                 Points(
                     verdict or "value", [at(r) for r in of], [r.value for r in of], colour, "circle",
                     [told(r, labels[r.layer, r.call]) for r in of],
-                    [_finite(r.low) for r in of], [_finite(r.high) for r in of], [key_of(r, labels) for r in of], 6,
+                    [_finite(r.low) for r in of], [_finite(r.high) for r in of], [key_of(r, blocks) for r in of], 6,
                 )
             )  # fmt: skip
     ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)])
@@ -122,7 +143,7 @@ def by_layer(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> 
     )
 
 
-def head_map(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
+def head_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
     """The values of one quantity, layers by heads."""
     first = rows[0]
     unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
@@ -130,26 +151,24 @@ def head_map(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> 
     words = f"{first.quantity} [{unit}]"
     grid = _grid(rows, labels)
     values = [[None if row is None else _finite(row.value) for row in line] for line in grid]
-    hover, keys = _said(grid, labels)
+    hover, keys = _said(grid, labels, blocks or labels)
     heat = Heat(words, range(len(grid[0])), range(len(grid)), values, hover, keys=keys, range=ends)
     caption = (f"{formula}." if formula else "") + outside.replace("axis leaves", "colours leave")
     return _mapped(f"{first.prediction} {first.quantity} by head", first.quantity, rows, labels, heat, caption.strip())
 
 
-def verdict_map(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Figure:
+def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
     """The verdicts on one quantity, layers by heads."""
     first, order = rows[0], list(VERDICTS)
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
     categories = tuple((verdict, COLOURS[verdict]) for verdict in VERDICTS)
-    hover, keys = _said(grid, labels)
+    hover, keys = _said(grid, labels, blocks or labels)
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
     return _mapped(f"{first.prediction} verdicts", first.quantity, rows, labels, heat, "")
 
 
-def _mapped(
-    name: str, title: str, rows: Sequence[Finding], labels: Mapping[tuple[str, int], str], heat: Heat, caption: str
-) -> Figure:
+def _mapped(name: str, title: str, rows: Sequence[Finding], labels: Labels, heat: Heat, caption: str) -> Figure:
     return Figure(
         name,
         title,
@@ -163,19 +182,19 @@ def _mapped(
 Grid = list[list[Finding | None]]
 
 
-def _grid(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> Grid:
+def _grid(rows: Sequence[Finding], labels: Labels) -> Grid:
     names = _names([row for row in rows if row.head is not None], labels)
     heads = 1 + max(row.head for row in rows if row.head is not None)
     by = {(labels[row.layer, row.call], row.head): row for row in rows}
     return [[by.get((name, head)) for head in range(heads)] for name in names]
 
 
-def _said(grid: Grid, labels: Mapping[tuple[str, int], str]) -> tuple[list[list[str]], list[list[str]]]:
+def _said(grid: Grid, labels: Labels, blocks: Labels) -> tuple[list[list[str]], list[list[str]]]:
     hover = [["" if row is None else told(row, labels[row.layer, row.call]) for row in line] for line in grid]
-    return hover, [["" if row is None else key_of(row, labels) for row in line] for line in grid]
+    return hover, [["" if row is None else key_of(row, blocks) for row in line] for line in grid]
 
 
-def _names(rows: Sequence[Finding], labels: Mapping[tuple[str, int], str]) -> list[str]:
+def _names(rows: Sequence[Finding], labels: Labels) -> list[str]:
     return list(dict.fromkeys(labels[row.layer, row.call] for row in rows))
 
 

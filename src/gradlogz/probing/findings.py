@@ -115,7 +115,7 @@ class Findings:
             remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
             raise ValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
         try:
-            return drawn((head_map if by == "head" else by_layer)(shown, labels_of(rows)))
+            return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown)))
         except ModuleNotFoundError:
             remedy = "Install it with: pip install 'gradlogz[report]'."
             raise ImportError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None

@@ -17,7 +17,7 @@ from .. import __version__
 from .._errors import sentence
 from ..page import Cell, Chip, Choice, Column, Facts, Link, Page, Part, Section, Table, Verdict, View, Views
 from ..probing.entries import Finding, Summary
-from ..probing.figures import key_of, labels_of
+from ..probing.figures import Labels, blocks_of, key_of, labels_of
 from .citations import cited
 from .pages import rendered
 from .reading import Source, Told, read
@@ -33,6 +33,7 @@ class Runs(NamedTuple):
     names: tuple[str, ...]
     steps: tuple[float, ...] | None
     claims: tuple[dict[str, Summary], ...]
+    blocks: tuple[Labels, ...]
 
     @property
     def predictions(self) -> list[str]:
@@ -67,7 +68,8 @@ def read_all(sources: Sequence[Source]) -> Runs:
         told = [each for _, each in sorted(zip(known, told, strict=True), key=lambda pair: pair[0])]
     ordered = tuple(sorted(known)) if len(set(known)) == len(told) else None
     claims = tuple({s.prediction: s for s in each.findings.summary()} for each in told)
-    return Runs(tuple(told), _names(told, ordered), ordered, claims)
+    blocks = tuple(blocks_of(each.findings.rows) for each in told)
+    return Runs(tuple(told), _names(told, ordered), ordered, claims, blocks)
 
 
 def _step(told: Told) -> float | None:
@@ -94,10 +96,18 @@ def _names(told: Sequence[Told], steps: Sequence[float] | None) -> tuple[str, ..
 
 def page_of(runs: Runs) -> Page:
     """The page of what several runs say."""
-    same = [p for p in runs.predictions if len({_verdict(claims, p) for claims in runs.claims}) == 1]
-    other = [p for p in runs.predictions if p not in same]
-    chips = [Chip(f"the same in all: {', '.join(map(title_of, same))}", "silent")] if same else []
-    chips += [Chip(f"different: {', '.join(map(title_of, other))}", colour="blue")] if other else []
+    common = [p for p in runs.predictions if all(p in claims for claims in runs.claims)]
+    same = [p for p in common if len({claims[p].verdict for claims in runs.claims}) == 1]
+    kinds = {
+        "different": [p for p in common if p not in same],
+        "the same in all": same,
+        "not in all": [p for p in runs.predictions if p not in common],
+    }
+    chips = [
+        Chip(f"{kind}: {', '.join(map(title_of, of))}", colour="blue" if kind == "different" else "grey")
+        for kind, of in kinds.items()
+        if of
+    ]
     notes = [f"{name}: {note}" for name, told in zip(runs.names, runs.told, strict=True) for note in told.missing]
     kind = "checkpoints" if runs.steps else "runs"
     alike = _alike(runs)
@@ -105,7 +115,7 @@ def page_of(runs: Runs) -> Page:
         name="gradlogz-compare",
         title=f"{len(runs.told)} {kind} side by side",
         subtitle=", ".join(runs.names) + ".",
-        verdict=Verdict(_sentence(runs, same), tuple(chips), tuple(notes)),
+        verdict=Verdict(_sentence(len(same), len(common)), tuple(chips), tuple(notes)),
         sections=(
             Section("What holds, run by run", (_claims(runs),), name="claims"),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
@@ -129,10 +139,10 @@ def page_of(runs: Runs) -> Page:
     )
 
 
-def _sentence(runs: Runs, same: Sequence[str]) -> str:
-    count, total = len(same), len(runs.predictions)
-    some = "all" if count == total else f"{count} of"
-    return f"On {some} {total} claims the {len(runs.told)} runs have the same verdict."
+def _sentence(same: int, common: int) -> str:
+    if not common:
+        return "No claim was measured in every run."
+    return f"Of {common} claims that were measured in every run, {same} have the same verdict in all."
 
 
 def _on_steps(runs: Runs) -> str:
@@ -141,10 +151,6 @@ def _on_steps(runs: Runs) -> str:
             "The runs stand in the order in which they were given; not all of them say at which step they were taken."
         )
     return "The runs are ordered by their steps, which their facts, names or folders say."
-
-
-def _verdict(claims: dict[str, Summary], prediction: str) -> str | None:
-    return claims[prediction].verdict if prediction in claims else None
 
 
 def _alike(runs: Runs) -> tuple[Choice, ...]:
@@ -201,12 +207,11 @@ def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
 def _series(runs: Runs, prediction: str, quantity: str) -> list[Series]:
     """Of each run the rows of a quantity, those runs left out that have no number of it."""
     found = []
-    every = runs.rows(prediction)
     for i, rows in enumerate(runs.rows(prediction, quantity)):
         numbers = tuple(row for row in rows if math.isfinite(row.value))
         if numbers:
             at = None if runs.steps is None else runs.steps[i]
-            found.append(Series(runs.names[i], i, at, numbers, labels_of(every[i])))
+            found.append(Series(runs.names[i], i, at, numbers, labels_of(rows), runs.blocks[i]))
     return found
 
 
@@ -232,21 +237,23 @@ def _values(runs: Runs, prediction: str, found: Sequence[Summary | None]) -> Tab
 def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
     """The judged quantity of every head or layer, in all runs, and how far it went from first to last."""
     every = [judged(claim, rows) for rows in runs.rows(prediction)]
-    labels = [labels_of(rows) for rows in runs.rows(prediction)]
+    quantity = next((row.quantity for rows in every for row in rows), "")
+    every = [[row for row in rows if row.quantity == quantity] for rows in every]
+    labels = [labels_of(rows) for rows in every]
     at = [{key_of(row, names): row for row in rows} for rows, names in zip(every, labels, strict=True)]
-    keys = list(dict.fromkeys(key for each in at for key in each))
-    if not keys:
+    places = {place: key_of(row, runs.blocks[i]) for i, each in enumerate(at) for place, row in each.items()}
+    if not places:
         return None
     columns = (Column("layer"), Column("head"), *(Column(name) for name in runs.names), Column("change"))
     cells: list[tuple[Cell, ...]] = []
-    for key in keys:
-        label, _, head = key.partition("/")
-        values = [_known(each[key].value) if key in each else None for each in at]
+    for place in places:
+        label, _, head = place.partition("/")
+        values = [_known(each[place].value) if place in each else None for each in at]
         first, last = values[0], values[-1]
         change = None if first is None or last is None else last - first
         cells.append((label or "model", int(head) if head else None, *values, change))
-    title = f"{claim.quantity}, one by one"
-    return Table(f"{prediction} heads", title, columns, tuple(cells), keys=tuple(keys), shown=SHOWN)
+    title = f"{quantity}, one by one"
+    return Table(f"{prediction} heads", title, columns, tuple(cells), keys=tuple(places.values()), shown=SHOWN)
 
 
 def _described(runs: Runs) -> Table:

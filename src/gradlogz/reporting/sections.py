@@ -24,41 +24,37 @@ from ..page import (
     Views,
 )
 from ..probing.entries import Finding, Summary, Token
-from ..probing.figures import by_layer, head_map, key_of, labels_of, verdict_map
+from ..probing.figures import Labels, blocks_of, by_layer, head_map, key_of, labels_of, verdict_map
 from .reading import Told
 from .wording import KNOWN, chip, explained, title_of
 
 SHOWN = 12  # rows of a long table before all are asked for
-
-Labels = Mapping[tuple[str, int], str]
 
 
 def sections_of(told: Told, claims: Sequence[Summary]) -> tuple[Section, ...]:
     """All sections, those that have something to say."""
     rows = told.findings.rows
     of = {claim.prediction: [row for row in rows if row.prediction == claim.prediction] for claim in claims}
-    labels = {prediction: labels_of(each) for prediction, each in of.items()}
+    blocks = blocks_of(rows)
     sections = [
         Section("What holds", (_claims(claims),), name="claims"),
-        *_map(claims, of, labels),
-        *(_claim(claim, of[claim.prediction], labels[claim.prediction]) for claim in claims),
-        *_tokens(told.findings.tokens, rows),
-        *_data(rows, labels),
+        *_map(claims, of, blocks),
+        *(_claim(claim, of[claim.prediction], blocks) for claim in claims),
+        *_tokens(told.findings.tokens, rows, blocks),
+        *_data(rows, blocks),
         Section("Model and text", (Facts(_card(told)),), folded=True, name="model"),
     ]
     return tuple(sections)
 
 
 def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
-    """Every layer and every head, by the short names of their layers."""
+    """Every block and every head in it, by short names."""
     heads: dict[str, set[int]] = {}
-    for prediction in dict.fromkeys(row.prediction for row in rows):
-        of = [row for row in rows if row.prediction == prediction]
-        labels = labels_of(of)
-        for row in of:
-            label = labels[row.layer, row.call]
-            if label:
-                heads.setdefault(label, set()).update(() if row.head is None else (row.head,))
+    blocks = blocks_of(rows)
+    for row in rows:
+        label = blocks[row.layer, row.call]
+        if label:
+            heads.setdefault(label, set()).update(() if row.head is None else (row.head,))
     return tuple(
         choice
         for label, numbers in heads.items()
@@ -97,8 +93,9 @@ def _claims(claims: Sequence[Summary]) -> Table:
 
 
 def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
-    """The rows that the verdict on a claim is about."""
-    return [row for row in rows if row.verdict and row.quantity == claim.quantity]
+    """The rows that the verdict on a claim is about; all that are judged where it has another quantity than they."""
+    found = [row for row in rows if row.verdict]
+    return [row for row in found if row.quantity == claim.quantity] or found
 
 
 def interval(low: float, high: float) -> str:
@@ -106,82 +103,90 @@ def interval(low: float, high: float) -> str:
     return "" if math.isnan(low) or math.isnan(high) else f"{low:.3g} to {high:.3g}"
 
 
-def _claim(claim: Summary, rows: Sequence[Finding], labels: Labels) -> Section:
+def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels) -> Section:
     """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
-    known = KNOWN.get(claim.prediction)
+    known, found = KNOWN.get(claim.prediction), judged(claim, rows)
     words = " ".join(filter(None, (claim.words, claim.note))) or "No words about it are in the run."
     said = {"prediction": claim.prediction}
     if known is not None:
         said |= {"formula": known.formula, "refuted by": known.refutes}
     else:
         said |= {"formula": "not known to this version of gradlogz"}
-    first = [claim.quantity] if claim.quantity else []
-    quantities = [q for q in dict.fromkeys([*first, *(row.quantity for row in rows)]) if _of(rows, q)]
-    views = tuple(View(quantity, _figures(_of(rows, quantity), labels)) for quantity in quantities)
+    quantities = [q for q in dict.fromkeys(row.quantity for row in (*found, *rows)) if _of(rows, q)]
+    views = tuple(View(quantity, _figures(_of(rows, quantity), blocks)) for quantity in quantities)
     parts: list[Part] = [Text((words,)), Facts(said)]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
-    found = judged(claim, rows) or _of(rows, quantities[0] if quantities else "")
-    parts += [_table(claim.prediction, f"{claim.quantity or 'Values'}, one by one", found, labels)] if found else []
+    found = found or list(rows)
+    parts += [_table(claim.prediction, found, blocks)] if found else []
     method = explained(claim.prediction)
     parts += [Text(method, "How it is measured")] if method else []
-    title = claim.claim or title_of(claim.prediction)
-    return Section(title, tuple(parts), folded=True, name=claim.prediction, chips=(chip(claim.verdict),))
+    return Section(
+        claim.claim or title_of(claim.prediction),
+        tuple(parts),
+        folded=True,
+        name=claim.prediction,
+        chips=(chip(claim.verdict),),
+    )
 
 
 def _of(rows: Sequence[Finding], quantity: str) -> list[Finding]:
-    """The rows of a quantity, none if none of them is a number."""
+    """The rows of a quantity, if there are two numbers or more to draw."""
     found = [row for row in rows if row.quantity == quantity]
-    return found if any(math.isfinite(row.value) for row in found) else []
+    return found if sum(math.isfinite(row.value) for row in found) > 1 else []
 
 
-def _figures(rows: Sequence[Finding], labels: Labels) -> tuple[Figure, ...]:
-    mapped = (head_map(rows, labels),) if any(row.head is not None for row in rows) else ()
-    return (*mapped, by_layer(rows, labels))
+def _figures(rows: Sequence[Finding], blocks: Labels) -> tuple[Figure, ...]:
+    labels = labels_of(rows)
+    mapped = (head_map(rows, labels, blocks),) if any(row.head is not None for row in rows) else ()
+    return (*mapped, by_layer(rows, labels, blocks))
 
 
-def _table(name: str, title: str, rows: Sequence[Finding], labels: Labels) -> Table:
+def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
+    labels = labels_of(rows)
+    several = len({row.quantity for row in rows}) > 1
     columns = (
-        Column("layer"), Column("head"), Column("value"), Column("interval", "95 %"), Column("null"),
+        Column("layer"), Column("head"), *((Column("quantity"),) if several else ()), Column("value"),
+        Column("interval", "95 %"), Column("null"),
         Column("its band", "95 %"), Column("tokens"), Column("verdict"),
     )  # fmt: skip
     cells = [
         (
-            labels[row.layer, row.call] or "model", row.head, row.value, interval(row.low, row.high), row.null,
+            labels[row.layer, row.call] or "model", row.head, *((row.quantity,) if several else ()),
+            row.value, interval(row.low, row.high), row.null,
             interval(row.null_low, row.null_high), row.tokens, chip(row.verdict) if row.verdict else None,
         )
         for row in rows
     ]  # fmt: skip
-    keys = tuple(key_of(row, labels) for row in rows)
+    keys = tuple(key_of(row, blocks) for row in rows)
+    title = "One by one" if several else f"{rows[0].quantity}, one by one"
     return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
 
 
 # The map -------------------------------------------------------------------------------------------------------------
 
 
-def _map(
-    claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]
-) -> tuple[Section, ...]:
+def _map(claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], blocks: Labels) -> tuple[Section, ...]:
     """Where claims hold: all of them together, and one by one; and beside the map what is said of each place."""
     found = {claim.prediction: judged(claim, of[claim.prediction]) for claim in claims}
     heads = {name: [row for row in rows if row.head is not None] for name, rows in found.items()}
     heads = {name: rows for name, rows in heads.items() if rows}
     if not any(found.values()):
         return ()
-    table = _said(found, labels)
+    table = _said(found, blocks)
     if not heads:
         return (Section("Layers", (table,), name="map"),)
-    views = [View("how many claims hold", (_counts(heads, labels),))] if len(heads) > 1 else []
-    views += [View(title_of(name), (verdict_map(rows, labels[name]),)) for name, rows in heads.items()]
+    labels = labels_of([row for rows in heads.values() for row in rows])
+    views = [View("how many claims hold", (_counts(heads, labels, blocks),))] if len(heads) > 1 else []
+    views += [View(title_of(name), (verdict_map(rows, labels, blocks),)) for name, rows in heads.items()]
     words = Text(("Choose a head here, by a click or from the list above: every section then speaks of it.",))
     return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
 
 
-def _counts(heads: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]) -> Figure:
+def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labels) -> Figure:
     """For each head, how many of the claims that judge heads it supports."""
     at: dict[tuple[str, int], list[Finding]] = {}
-    for name, rows in heads.items():
-        for row in rows:
-            at.setdefault((labels[name][row.layer, row.call], row.head or 0), []).append(row)
+    for row in (row for rows in heads.values() for row in rows):
+        at.setdefault((labels[row.layer, row.call], row.head or 0), []).append(row)
     layers = list(dict.fromkeys(label for label, _ in at))
     width = 1 + max(head for _, head in at)
     places = [[at.get((layer, head)) for head in range(width)] for layer in layers]
@@ -196,7 +201,7 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]
         ]
         for i, line in enumerate(places)
     ]  # fmt: skip
-    keys = [["" if p is None else f"{layers[i]}/{j}" for j, p in enumerate(line)] for i, line in enumerate(places)]
+    keys = [["" if p is None else key_of(p[0], blocks) for p in line] for line in places]
     heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys, range=(0, len(heads)))
     return Figure(
         "map of claims",
@@ -208,26 +213,29 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]
     )
 
 
-def _said(found: Mapping[str, Sequence[Finding]], labels: Mapping[str, Labels]) -> Table:
+def _said(found: Mapping[str, Sequence[Finding]], blocks: Labels) -> Table:
     """All that is judged, place by place."""
     columns = (
         Column("layer"), Column("head"), Column("claim"), Column("verdict"), Column("value"), Column("null"),
     )  # fmt: skip
-    rows = [(labels[name][row.layer, row.call], row) for name, of in found.items() for row in of]
-    layers = list(dict.fromkeys(label for label, _ in rows))
-    rows.sort(key=lambda each: (layers.index(each[0]), -1 if each[1].head is None else each[1].head))
+    order = {block: i for i, block in enumerate(dict.fromkeys(blocks.values()))}
+    rows = [row for of in found.values() for row in of]
+    rows.sort(key=lambda r: (order[blocks[r.layer, r.call]], -1 if r.head is None else r.head))
     cells = [
-        (where or "model", r.head, Link(title_of(r.prediction), r.prediction), chip(r.verdict), r.value, r.null)
-        for where, r in rows
-    ]
-    keys = [key_of(row, labels[row.prediction]) for _, row in rows]
+        (
+            blocks[r.layer, r.call] or "model", r.head, Link(title_of(r.prediction), r.prediction), chip(r.verdict),
+            r.value, r.null,
+        )
+        for r in rows
+    ]  # fmt: skip
+    keys = [key_of(row, blocks) for row in rows]
     return Table("places", "What is judged there", columns, tuple(cells), keys=tuple(keys), shown=SHOWN, wide=False)
 
 
 # Tokens, data, model -------------------------------------------------------------------------------------------------
 
 
-def _tokens(tokens: Sequence[Token], rows: Sequence[Finding]) -> tuple[Section, ...]:
+def _tokens(tokens: Sequence[Token], rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
     """The tokens that stand out, in their text."""
     if not tokens:
         return ()
@@ -241,18 +249,19 @@ def _tokens(tokens: Sequence[Token], rows: Sequence[Finding]) -> tuple[Section, 
     for t in tokens:
         label = labels.get((t.layer, t.call), t.layer)
         cells.append((t.kind, label, t.head, t.value, t.text, t.document, t.position))
-        keys.append(label if t.head is None else f"{label}/{t.head}")
+        block = blocks.get((t.layer, t.call), t.layer)
+        keys.append(block if t.head is None else f"{block}/{t.head}")
     table = Table("tokens", "Tokens that stand out", columns, tuple(cells), keys=tuple(keys), shown=SHOWN)
     return (Section("Tokens of interest", (table,), folded=True, name="tokens"),)
 
 
-def _data(rows: Sequence[Finding], labels: Mapping[str, Labels]) -> tuple[Section, ...]:
+def _data(rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
     """Every row, to be taken along."""
     if not rows:
         return ()
     columns = tuple(Column(name.replace("_", " ")) for name in Finding._fields[1:])
     cells = tuple(tuple(row[1:]) for row in rows)
-    keys = tuple(key_of(row, labels[row.prediction]) for row in rows)
+    keys = tuple(key_of(row, blocks) for row in rows)
     table = Table("rows", f"All {len(rows):,} rows", columns, cells, keys=keys, shown=SHOWN)
     return (Section("Data", (table,), folded=True, name="data"),)
 

@@ -4,26 +4,27 @@ Read next: comparing.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median, quantiles
 from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
 from ..probing.entries import Finding
-from ..probing.figures import UNITS, key_of
+from ..probing.figures import UNITS, Labels, key_of
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
 
 
 class Series(NamedTuple):
     """The rows of one quantity in one run, with the place of the run among all, its step if it has one, and the short
-    names of its layers."""
+    names of its layers and of their blocks."""
 
     name: str
     place: int
     step: float | None
     rows: tuple[Finding, ...]
-    labels: Mapping[tuple[str, int], str]
+    labels: Labels
+    blocks: Labels
 
     @property
     def at(self) -> float:
@@ -43,12 +44,14 @@ def over_runs(series: Sequence[Series]) -> Figure:
     ]
     marks: list[Mark] = []
     nulls = [(s.at, median(known)) for s in series if (known := [r.null for r in s.rows if math.isfinite(r.null)])]
+    x, y = [x for x, _ in nulls], [y for _, y in nulls]
+    trained = series[0].step is not None
     if nulls:
-        marks.append(Line("null", [x for x, _ in nulls], [y for _, y in nulls], "grey", "dash"))
-    if series[0].step is not None:
+        marks.append(Line("null", x, y, "grey", "dash") if trained else Points("null", x, y, "grey", "line-ew-open"))
+    if trained:
         marks.append(Line("middle", at, middles, "blue"))
     marks.append(Points("middle half", at, middles, "blue", text=hover, low=lows, high=highs))
-    title = "over training" if series[0].step is not None else "run by run"
+    title = "over training" if trained else "run by run"
     caption = "The middle of all heads or layers; bars hold the middle half of them."
     return _figure(series, title, _axis_of_runs(series), tuple(marks), caption)
 
@@ -72,13 +75,13 @@ def by_depth(series: Sequence[Series]) -> Figure:
 
 def over_heads(series: Sequence[Series]) -> tuple[Figure, ...]:
     """Every head or layer by itself, over the runs."""
-    courses: dict[str, list[tuple[float, float]]] = {}
+    courses: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for s in series:
         for row in s.rows:
-            courses.setdefault(key_of(row, s.labels), []).append((s.at, row.value))
+            courses.setdefault((key_of(row, s.labels), key_of(row, s.blocks)), []).append((s.at, row.value))
     lines = tuple(
-        Line(_place(key), [x for x, _ in course], [y for _, y in course], "blue", key=key or "model")
-        for key, course in courses.items()
+        Line(_place(name), [x for x, _ in course], [y for _, y in course], "blue", key=key or "model")
+        for (name, key), course in courses.items()
     )
     caption = "One line for each head or layer; a click on it chooses it."
     return (_figure(series, "one by one", _axis_of_runs(series), lines, caption),)
@@ -92,12 +95,13 @@ def changes(series: Sequence[Series]) -> tuple[Figure, ...]:
         return ()
     layers = list(dict.fromkeys(key.rpartition("/")[0] for key in both))
     width = 1 + max(int(key.rpartition("/")[2]) for key in both)
-    keys = [[f"{layer}/{head}" for head in range(width)] for layer in layers]
+    places = [[f"{layer}/{head}" for head in range(width)] for layer in layers]
     found = {key: (ends[0][key].value, ends[1][key].value) for key in both}
-    values = [[found[k][1] - found[k][0] if k in found else None for k in line] for line in keys]
+    values = [[found[p][1] - found[p][0] if p in found else None for p in line] for line in places]
     hover = [
-        [f"{_place(k)}\n{found[k][0]:.3g} to {found[k][1]:.3g}" if k in found else "" for k in line] for line in keys
+        [f"{_place(p)}\n{found[p][0]:.3g} to {found[p][1]:.3g}" if p in found else "" for p in line] for line in places
     ]
+    keys = [[key_of(ends[0][p], series[0].blocks) if p in found else "" for p in line] for line in places]
     heat = Heat("change", range(width), range(len(layers)), values, hover, keys=keys)
     first = series[0].rows[0]
     return (
