@@ -93,7 +93,7 @@ def application(typer: Any) -> Any:
                 show_default=False,
             ),
         ] = None,
-        tokens: Annotated[int, typer.Option(help="How many tokens to read; 0 reads all.")] = 20_000,
+        tokens: Annotated[int, typer.Option(min=0, help="About how many tokens to read; 0 reads all.")] = 20_000,
         length: Annotated[
             Optional[int],  # noqa: UP045
             typer.Option(help="Tokens of a window at most; by default 1024, or the context.", show_default=False),

@@ -19,6 +19,7 @@ from .runs import Run, as_json, check_place, write_run
 from .texts import documents
 
 LARGE = 16 * 2**20  # bytes of the statistics of a prediction that are written only if they are asked for
+SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # read by default
 RUNS = "runs"  # where runs are written unless another folder is named
 INTERRUPTED = 130  # what a shell expects of a command that was
 
@@ -119,7 +120,7 @@ def _run(measured: Measurement, findings: Findings, seed: int, text: str | None,
     counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}
     return Run(
         model={"name": measured.probed.name, **measured.facts},
-        text={"source": text or f"{measured.facts['reads']} by default", "length": report.length},
+        text={"source": text or SOURCES.get(measured.facts["reads"], ""), "length": report.length},
         seed=seed,
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
         counts=counts,

@@ -132,11 +132,14 @@ def _write_files(folder: Path, run: Run) -> None:
 
     tensors, layout = to_tensors(run.statistics)
     save_file(tensors, folder / STATISTICS, metadata={"layout": json.dumps(layout)})
+    (folder / RUN).touch()
+    shutil.copymode(folder / RUN, folder / STATISTICS)  # safetensors would keep it to the user alone
     if run.findings is not None:
         write_findings(folder / FINDINGS, run.findings)
         if find_spec("polars") is not None:
             run.findings.frame().write_parquet(folder / PARQUET)
-    files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in sorted(folder.iterdir())}
+    others = sorted(path for path in folder.iterdir() if path.name != RUN)
+    files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
     plain = {name: value for name, value in run._asdict().items() if name not in ("statistics", "findings")}
     said = {"format": FORMAT, **plain, "files": files}
     (folder / RUN).write_text(json.dumps(said, indent=1, allow_nan=False) + "\n", encoding="utf-8")
