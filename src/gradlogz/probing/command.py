@@ -52,6 +52,7 @@ def probe_command(
     place = Path(out) if out is not None else Path(RUNS) / _label(name)
     with _Refusals() as refusals:
         check_place(place)
+        _check_file(json)
         chosen(only)
         with console.status(f"Loading {name}"):
             loaded = load(
@@ -106,6 +107,13 @@ class _Refusals:
 def _label(name: str) -> str:
     """What a model is called in tables and folders: the last part of a path or of a name of the hub."""
     return Path(name).name or name
+
+
+def _check_file(json: str | None) -> None:
+    """Refuse, before anything is computed, what could not be written after it."""
+    if json not in (None, "-") and not Path(json).absolute().parent.is_dir():
+        remedy = "Make the folder first."
+        raise ValueError(sentence("probe", "--json must name a file in a folder that exists", f"{json}", remedy))
 
 
 def _check_reading(loaded: Loaded) -> None:

@@ -8,7 +8,7 @@ good as the gradient of the same length. G is convex in the query, so that its r
 counts is the gain beyond that of the update of another token of the same text (permuted). The reversed update and a
 random direction are told beside it. The log normaliser of rows that see one key is linear; they are kept.
 
-Measured on one batch in four, chosen by hash. A layer supports the claim if its gain lies above 0.05 and
+Measured on one row in four, chosen by hash. A layer supports the claim if its gain lies above 0.05 and
 above that of permuted updates; it refutes it if it lies below 0 or below those.
 
 Read next: tie.py (the weights that would make it exact), ../asking.py (how moved tokens are read).
@@ -34,7 +34,7 @@ claim = "An attention sublayer moves tokens up the log normaliser of its keys."
 formula = "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
 refutes = "A gain that is not above that of the update of another token, or is negative."
 
-PART = 4  # one batch in so many
+PART = 4  # one row in so many
 LEAST = 0.05  # of the best gain: what is worth calling an ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
@@ -57,9 +57,9 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
 
 
 def _chosen(batch: Batch) -> list[int]:
-    """All rows of one batch in four, by the hash of its first row."""
-    first = token_hashes(batch.keys[:1].cpu(), batch.starts[:1].cpu().unsqueeze(-1))
-    return list(range(len(batch.keys))) if int(first) % PART == 0 else []
+    """One row in four, by the hash of its document and its place in it: the same in whatever batch it comes."""
+    hashes = token_hashes(batch.keys.cpu(), batch.starts.cpu().unsqueeze(-1)).squeeze(-1)
+    return (hashes % PART == 0).nonzero().squeeze(-1).tolist()
 
 
 def _rows(call: Call, rows: list[int]) -> Call:
