@@ -9,7 +9,8 @@ from pathlib import Path
 
 from form import PACKAGE, refused
 
-CHAPTERS = ["_errors.py", "kernels", "measures", "attention", "dynamics", "filters", "simulation", "reporting", "probing"]
+CHAPTERS = ["_errors.py", "kernels", "measures"]
+CHAPTERS += ["attention", "dynamics", "filters", "simulation", "reporting", "probing"]
 
 
 def sources():
