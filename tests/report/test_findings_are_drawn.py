@@ -65,6 +65,7 @@ def test_a_notebook_shows_a_map_of_every_prediction_that_judges_heads():
     [
         (["model.layers.0.self_attn", "model.layers.11.self_attn"], ["0", "11"]),
         (["h.0.attn#1", "h.0.attn#2"], ["1", "2"]),
+        (["start", "h.0.attn#1", "h.0.attn#2", "end"], ["start", "1", "2", "end"]),
         (["only.attn"], ["only.attn"]),
         (["encoder.0.attn", "decoder.0.cross"], ["encoder.0.attn", "decoder.0.cross"]),
         (["a.0.x", "a.0.y"], ["x", "y"]),

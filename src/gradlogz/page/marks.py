@@ -196,7 +196,8 @@ def _scatter(name: str, x: Numbers, y: Numbers, **rest: Any) -> dict[str, Any]:
 
 
 def _apart(high: float | None, low: float | None) -> float | None:
-    return None if high is None or low is None else high - low
+    """The length of an arm, to three digits: more than a screen has places."""
+    return None if high is None or low is None else float(f"{high - low:.3g}")
 
 
 def _ends(index: int, count: int) -> tuple[float, float]:

@@ -71,9 +71,10 @@ def _shortened(names: Labels) -> Labels:
             last += 1
     short = {name: name for name in every}
     short |= {name: ".".join(p[first : len(p) - last]) or name for name, p in parts.items()}
-    alone = len(every) == 1 and any(call > 1 for _, call in names)  # one module, called again and again
+    tied = any(call > 1 and name in parts for (_, call), name in names.items())
+    alone = set(parts) if tied and len(parts) == 1 else set()  # one module, called again and again
     return {
-        (layer, call): "" if not name else f"{call}" if alone else f"{short[name]}#{call}" if call > 1 else short[name]
+        (layer, call): f"{call}" if name in alone else f"{short[name]}#{call}" if call > 1 else short.get(name, "")
         for (layer, call), name in names.items()
     }
 
