@@ -70,7 +70,6 @@ def probe_command(
         write_run(place, run)
         if json is not None:
             _write_json(json, findings)
-        last = None if finish is None else finish(place)
     if refusals.met:
         return 2
     console.print(findings)
@@ -81,8 +80,8 @@ def probe_command(
         words = f"Too large to keep without --matrices: the statistics of {', '.join(run.left_out)}."
         console.print(words, style="dim", highlight=False)
     console.print(f"Run: {place}", highlight=False, soft_wrap=True)
-    if last is not None:
-        console.print(last, highlight=False, soft_wrap=True, markup=False)
+    if finish is not None:
+        console.print(finish(place), highlight=False, soft_wrap=True, markup=False)
     return 0 if measured.complete else INTERRUPTED
 
 
