@@ -93,7 +93,7 @@ def verdict(findings: list[Finding]) -> Judgement:
             f"Not exact in {len(wrong)} of {len(checked)} heads, first in {layers[0]}: what is said of them is void."
         )
         return Judgement(ruled, "refuted", words, worst, quantity="error")
-    words = f"Exact in {len(checked)} heads, to {worst:.3g} units of rounding."
+    words = f"Exact in {len(checked)} heads, to {worst:.3g} unit{'s' * (worst != 1)} of rounding."
     return Judgement(ruled, "supported", words, worst, quantity="error")
 
 
