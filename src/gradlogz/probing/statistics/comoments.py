@@ -175,8 +175,8 @@ def jackknife(function: Callable[[Moments], Tensor], comoments: Comoments) -> Es
     The function is called once, on the moments of all groups and of all but one: [1 + G, ...] to [1 + G, *e].
     """
     found = function(comoments.versions())
-    n = comoments.tokens[comoments.present()]
-    return jackknifed(found[0], found[1:], n)
+    present = comoments.present()
+    return jackknifed(found[0], found[1:], comoments.tokens[present if len(present) > 1 else []])
 
 
 def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: Float[Tensor, " g"]) -> Estimate:
@@ -184,7 +184,7 @@ def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: 
     G = len(tokens)
     if G < 2:
         nothing = torch.full_like(value, torch.nan)
-        return Estimate(value, nothing, nothing, torch.full_like(value, G - 1))
+        return Estimate(value, nothing, nothing, torch.zeros_like(value))
     h = (tokens.sum() / tokens).to(value.dtype).reshape(G, *(1,) * value.ndim)
     pseudo = h * value - (h - 1) * left
     centre = G * value - ((1 - 1 / h) * left).sum(0)
