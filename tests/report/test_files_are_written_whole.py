@@ -11,8 +11,9 @@ import pytest
 from gradlogz.page import write
 
 SLOW = """
-import sys
+import signal, sys
 from gradlogz.page import writing
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have told its children to ignore
 def slow(handle):
     print("written", flush=True)
     import time
