@@ -207,7 +207,7 @@ def test_states_of_shards_merge_to_that_of_the_whole(words):
 
 
 def test_a_real_model_is_probed():
-    """MiniLM on a few paragraphs: every prediction has a verdict and finite values."""
+    """MiniLM on a few paragraphs: every head is exact, and whatever is judged is a number with tokens behind it."""
     from gradlogz.probing.loading import load
 
     loaded = load("minilm")
@@ -215,5 +215,11 @@ def test_a_real_model_is_probed():
         (f"{i}", f"Paragraph {i}. " + "The river ran uphill and nobody found that strange. " * 3) for i in range(12)
     ]
     found = gradlogz.probe(loaded.model, loaded.tokenizer, texts, name="minilm", tokens=None)
-    assert {s.prediction: s.verdict for s in found.summary()}["identity"] == "supported"
-    assert all(c.verdict in ("supported", "refuted", "undecided", "not applicable") for c in found.claims)
+    verdicts = {c.prediction: c.verdict for c in found.claims}
+    assert list(verdicts) == [running.name_of(p) for p in PREDICTIONS]
+    assert verdicts["identity"] == "supported"
+    assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
+    judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]
+    assert all(math.isfinite(row.value) for row in judged)
+    assert {row.prediction for row in judged if not row.tokens} == {"symmetry"}  # of the weights alone
+    assert len(found.table("identity", quantity="error")) == len(found.table("entropy", quantity="entropy")) == 6 * 12
