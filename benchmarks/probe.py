@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from gradlogz.probing import running
+from gradlogz.probing.passes import without_cache
 from gradlogz.probing.statistics import GROUPS, merge
 from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace, without_cache
+from gradlogz.probing.tracing import trace
 from timing import compare
 
 

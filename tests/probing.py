@@ -4,10 +4,11 @@ import torch
 
 from gradlogz.probing.capturing import follow
 from gradlogz.probing.findings import Finding
+from gradlogz.probing.passes import without_cache
 from gradlogz.probing.prediction import Finished, Probed, Twin, split
 from gradlogz.probing.statistics import GROUPS, merge
 from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace, without_cache
+from gradlogz.probing.tracing import trace
 from gradlogz.probing.weights import weights_of
 
 

@@ -25,7 +25,9 @@ from ..attention.observation import LAYERS, numbered
 from ..attention.result import Attention
 from ..attention.watching import Met, Receiver, Watch, names_of
 from .asking import Ask, ask_of
-from .tracing import Layout, Norm, Place, Running, Sublayer, operands, settled, trace, watched, without_cache, writes
+from .layout import Layout, Norm, Place, Sublayer
+from .passes import Running, operands, settled, watched, without_cache, writes
+from .tracing import trace
 
 
 class Attended(NamedTuple):

@@ -19,8 +19,8 @@ import torch
 from .._typing import Bool, Tensor
 from .capturing import Attended, Event, Normed, Passed
 from .findings import Finding
+from .layout import Layout
 from .texts import Batch
-from .tracing import Layout
 from .weights import HeadWeights
 
 Ruling = Literal["supported", "refuted", "undecided", "not applicable"]

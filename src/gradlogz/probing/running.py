@@ -29,12 +29,14 @@ from .._typing import Tensor
 from .capturing import Attended, Event, follow
 from .findings import Claim, Finding, Findings, Token
 from .interest import Candidates, Standing, candidates, greatest, resolved
+from .layout import Layout
 from .loading import describe, random_twin
+from .passes import without_cache
 from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
 from .predictions import PREDICTIONS
 from .statistics import merge, token_hashes
 from .texts import Batch, Document, Report, Source, batches, documents
-from .tracing import Layout, trace, without_cache
+from .tracing import trace
 from .weights import weights_of
 
 TOKENS = 20_000  # read unless another number is asked for

@@ -10,12 +10,8 @@ else feed-forward. A norm is a module of vectors alone whose output does not cha
 Read next: capturing.py, which looks at the same places in a batch.
 """
 
-import copy
-import inspect
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,78 +19,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .._errors import sentence
-from .._typing import Float, Tensor
+from .._typing import Tensor
 from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS, numbered
 from ..attention.result import Attention
 from ..attention.watching import Met, Receiver, Watch
+from .layout import Layout, Norm, Place, Sublayer
+from .norms import norm_of
+from .passes import Running, operands, settled, tensors, watched, without_cache, writes
 
-SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 ROWS, TOKENS = 64, 3  # of the traced batch: rows enough to find a matrix in few passes, tokens enough for a mask
-
-
-class Place(NamedTuple):
-    """A sum inside a pass: the innermost module that runs, which call of it, and which of its sums of that width."""
-
-    module: str
-    call: int
-    sum: int
-
-
-class Norm(NamedTuple):
-    """A normalisation of tokens, gain * x / |x| + bias, the mean of the features taken off first if it `centres`."""
-
-    name: str
-    call: int
-    centres: bool
-    gain: Float[Tensor, " d"]
-    bias: Float[Tensor, " d"]
-
-
-class Sublayer(NamedTuple):
-    """One residual branch of a model.
-
-    name: of the attention layer, or of the smallest module that holds the matrices of a feed-forward map; numbered from
-        the second call on, as in `observe`.
-    reads: the norm before it; closes: the norm of its update; follows: the norm after the sum.
-    sum, stream: where the sum is made, and which operand is the stream.
-    update: where the update is found: an operand of that sum, or of one before it where branches are parallel.
-    norm_of_stream: of a post-norm model, the norm whose output the stream is.
-    """
-
-    name: str
-    kind: Literal["attention", "feed_forward"]
-    reads: Norm | None
-    closes: Norm | None
-    follows: Norm | None
-    sum: Place
-    stream: int
-    update: tuple[Place, int]
-    norm_of_stream: Norm | None
-
-    @property
-    def placement(self) -> str:
-        """Where the norms are: "pre", "post", "sandwich" (before and after the map) or "none"."""
-        if self.closes is not None:
-            return "sandwich" if self.reads is not None else "inner"
-        return "pre" if self.reads is not None else "post" if self.follows is not None else "none"
-
-
-class Layout(NamedTuple):
-    """The sublayers of a model in the order of computation, and the width of its stream.
-
-    attention: the layers of attention in the order of computation, whether or not their branch was recognised.
-    outputs: of each layer the module that takes the heads' outputs side by side and returns vectors of the stream.
-    """
-
-    sublayers: tuple[Sublayer, ...]
-    width: int
-    attention: tuple[str, ...]
-    outputs: dict[str, str]
-
-    def of(self, layer: str) -> Sublayer | None:
-        """The branch of an attention layer; None if it is not one of a residual stream."""
-        return next((s for s in self.sublayers if s.kind == "attention" and s.name == layer), None)
 
 
 def trace(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) -> Layout:
@@ -134,65 +68,7 @@ def cut(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def without_cache(model: nn.Module) -> dict[str, Any]:
-    """The option by which a model computes its keys anew, where it has one."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-
-
-@contextmanager
-def settled(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, and as it was afterwards."""
-    training = [m for m in model.modules() if m.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 # The graph of one pass -----------------------------------------------------------------------------------------------
-
-
-class Running:
-    """Which modules run, and how often each ran in this pass."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[str, int]] = []
-        self.times: dict[str, int] = defaultdict(int)
-        self.sums: dict[tuple[str, int], int] = defaultdict(int)
-
-    def clear(self) -> None:
-        """Begin a pass."""
-        self.stack.clear()
-        self.times.clear()
-        self.sums.clear()
-
-    def enter(self, name: str) -> None:
-        """A module begins."""
-        self.times[name] += 1
-        self.stack.append((name, self.times[name]))
-
-    def leave(self, name: str) -> tuple[str, int]:
-        """A module has ended; its name and which call of it that was."""
-        while self.stack and self.stack[-1][0] != name:
-            self.stack.pop()  # left by an error that was caught
-        return self.stack.pop()
-
-    def summed(self) -> Place:
-        """The place of the sum that is made now."""
-        here = self.stack[-1] if self.stack else ("", 1)
-        self.sums[here] += 1
-        return Place(*here, self.sums[here])
-
-
-def operands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
-    """The two tensors of a sum of tensors of one shape."""
-    if func not in SUMS or len(args) < 2:
-        return None
-    a, b = args[:2]
-    whole = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.ndim >= 2
-    return (a, b) if whole and a.is_floating_point() else None
 
 
 class _Sum(NamedTuple):
@@ -229,7 +105,7 @@ class _Graph(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors((args, kwargs)))
         weights = [t for t in given if isinstance(t, nn.Parameter) or id(t) in self.weights]
         before = [self.of(t) for t in given if not isinstance(t, nn.Parameter)]
         summed = operands(func, args)
@@ -238,7 +114,7 @@ class _Graph(TorchFunctionMode):
         if written:
             self._keep(given[0])
         result = func(*args, **kwargs)
-        made = [args[0]] if func is Tensor.__setitem__ else list(_tensors(result))
+        made = [args[0]] if func is Tensor.__setitem__ else list(tensors(result))
         for t in made:
             self._make(t, before, any(w.ndim >= 2 for w in weights), written=written)
             if weights and len(weights) == len(given):
@@ -315,46 +191,6 @@ class _Graph(TorchFunctionMode):
 
 def _storage(t: Tensor) -> int:
     return t.untyped_storage().data_ptr() if t.layout == torch.strided and t.numel() else id(t)
-
-
-def writes(func: Any) -> bool:
-    """Whether a function writes into its first argument, by torch's way of naming."""
-    return (
-        re.fullmatch(r"__setitem__|__i(add|sub|mul|truediv|pow|and|or)__|.*[a-z]_", getattr(func, "__name__", ""))
-        is not None
-    )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-
-
-@contextmanager
-def watched(model: nn.Module, follower: Any) -> Iterator[None]:
-    """Tell `follower` when each module of a model begins, with its arguments, and when it ends, with its result."""
-    hooks = []
-    for name, module in model.named_modules():  # a tied module has the name under which it comes first
-
-        def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            follower.enter(name, m, args, kwargs)
-
-        def leave(m: nn.Module, args: Any, kwargs: Any, result: Any, name: str = name) -> None:
-            follower.leave(name, m, next(_tensors((args, kwargs)), None), next(_tensors(result), None))
-
-        hooks.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-        hooks.append(module.register_forward_hook(leave, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Calls(Receiver):
@@ -521,46 +357,3 @@ def _norm(ran: _Ran, graph: _Graph, width: int) -> Norm | None:
         return None
     found = norm_of(ran.module, x)
     return None if found is None else Norm(ran.name, ran.call, *found)
-
-
-def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | None:
-    """Whether a norm centres, its gain and its bias; None if a module is no norm.
-
-    It is one if it has no matrices and no parts, does not change when its input is made longer, and is a multiple of
-    the token divided by its length, feature by feature.
-    """
-    parameters = list(module.parameters())
-    if any(p.ndim > 1 for p in parameters) or any(True for _ in module.children()):
-        return None
-    if like.dtype in (torch.float16, torch.bfloat16):  # too coarse to tell p from 1 + p
-        module, like = copy.deepcopy(module).float(), like.float()
-    width = like.shape[-1]
-    eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many compute in float32 at any rate
-    generator = torch.Generator().manual_seed(0)
-    size = 0.03 / eps**0.5  # at which what a norm adds to the variance is lost in rounding
-    tokens = size * torch.randn(4 * ROWS, width, generator=generator, dtype=torch.float64)
-
-    def out(z: Tensor) -> Tensor:
-        return module(z.to(like)).double().cpu()
-
-    with torch.no_grad():
-        once, longer, moved, turned = out(tokens), out(4.0 * tokens), out(tokens + 8.0 * size), out(-tokens)
-    error = 64 * eps * float(once.abs().max())
-    if float((once - longer).abs().max()) > error or float((once - turned).abs().max()) <= error:
-        return None
-    centres = float((once - moved).abs().max()) <= 10 * error
-    z = tokens.to(like.dtype).double()
-    z = z - z.mean(-1, keepdim=True) if centres else z
-    z = z / z.square().mean(-1, keepdim=True).sqrt()
-    about = z - z.mean(0)
-    gain = (about * once).sum(0) / about.square().sum(0)
-    bias = once.mean(0) - gain * z.mean(0)
-    if float((gain * z + bias - once).abs().max()) > 8 * error:
-        return None  # it divides by another length than that of the token
-    for p in parameters:  # exactly what is stored, where it is stored
-        for exact in (p.detach().double().cpu(), 1.0 + p.detach().double().cpu()):
-            if exact.shape == gain.shape and float((exact - gain).abs().max()) <= 8 * error:
-                gain = exact
-            elif exact.shape == bias.shape and float((exact - bias).abs().max()) <= 8 * error:
-                bias = exact
-    return centres, gain, torch.where(bias.abs() <= 8 * error, 0.0, bias)

@@ -22,7 +22,10 @@ from .._typing import Float, Tensor
 from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS
 from .capturing import Attended, capture
-from .tracing import Layout, Norm, cut, norm_of, settled
+from .layout import Layout, Norm
+from .norms import norm_of
+from .passes import settled
+from .tracing import cut
 
 ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
 
