@@ -3,27 +3,17 @@
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
 
-import importlib.util
-import os
 import sys
 import warnings
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 from . import __version__
-from .page import as_json, write
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from .simulation import Simulation
-    from .verification.program import Verdict
+from .page import check_drawing, check_file, missing, write
 
 PAGE = "report.html"  # in the folder of a run
-WIDE = 140  # columns from which on a table may have six of them
 INSTALL = (
     "gradlogz: the command line must have typer and rich; got neither. Install them with: pip install 'gradlogz[cli]'"
 )
@@ -78,7 +68,9 @@ def application(typer: Any) -> Any:
 
         Exits with 1 if a corrected statement fails.
         """
-        raise typer.Exit(_verify(json, only))
+        from .verification.command import verify_command
+
+        raise typer.Exit(verify_command(json, only))
 
     @app.command()
     def probe(
@@ -279,101 +271,18 @@ def application(typer: Any) -> Any:
             "placement": placement, "initial": initial, "causal": causal, "residual": residual, "heads": heads,
             "keys": keys, "seeds": seeds, "seed": seed, "every": every,
         }  # fmt: skip
+        from .simulation.command import presets_command, simulate_command
+
         if list_:
-            raise typer.Exit(_presets())
-        raise typer.Exit(_simulate(preset, numbers, sweep, out, json, open_))
+            raise typer.Exit(presets_command())
+        raise typer.Exit(simulate_command(preset, numbers, sweep, out, json, open_))
 
     return app
 
 
-def _verify(json: str | None, only: str | None) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from .verification.program import as_json as verdicts_as_json
-    from .verification.program import statements, verify
-
-    console = Console(stderr=json == "-")
-    if json not in (None, "-") and not Path(json).parent.is_dir():
-        console.print(f"verify: --json must name a file in a folder that exists; got {json}. Make the folder first.")
-        return 2
-    selected = statements(only)
-    if not selected:
-        console.print(f"verify: --only must match a statement; got {only!r}. Without it all are checked.")
-        return 2
-    verdicts = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Checking the theory", total=len(selected))
-        for verdict in verify(selected):
-            verdicts.append(verdict)
-            progress.advance(task)
-    console.print(_table(verdicts, console.width))
-    failed = [v for v in verdicts if not v.holds]
-    for v in failed:
-        console.print(
-            f"[bold red]fails[/] {v.statement.key}: {v.error or f'residual {v.residual:.1e}'}", highlight=False
-        )
-    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in verdicts)
-    console.print(
-        f"{len(verdicts) - len(failed)} of {len(verdicts)} corrected statements hold; "
-        f"{wrong} are false as printed, off by the size shown.",
-        highlight=False,
-    )
-    console.print(
-        "Keys are those of the paper, of docs/errata.md (E...) and of docs/theory.md; residuals are relative to the "
-        "scale of the statement.",
-        style="dim",
-        highlight=False,
-    )
-    if json == "-":
-        print(verdicts_as_json(verdicts))
-    elif json is not None:
-        write(json, f"{verdicts_as_json(verdicts)}\n")
-    return 1 if failed else 0
-
-
-def _table(verdicts: "list[Verdict]", width: int) -> "Table":
-    """The verdicts; on a narrow terminal the printed formula goes below the corrected one instead of beside it."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    wide = width >= WIDE
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("statement", no_wrap=True)
-    if wide:
-        table.add_column("as printed", overflow="fold", ratio=2)
-        table.add_column("off by", justify="right", no_wrap=True)
-    table.add_column("as corrected" if wide else "as corrected (and as printed)", overflow="fold", ratio=3)
-    table.add_column("residual", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for v in verdicts:
-        printed, corrected = escape(v.statement.printed or ""), escape(v.statement.corrected)
-        off = "" if v.printed is None else f"[yellow]{v.printed:.2g}[/]"
-        if not wide and off:
-            corrected += f"\n[dim]printed: {printed}[/] [yellow]off by {v.printed:.2g}[/]"
-        beside = [printed, off] if wide else []
-        verdict = "[green]holds[/]" if v.holds else "[bold red]fails[/]"
-        table.add_row(escape(v.statement.key), *beside, corrected, f"{v.residual:.0e}", verdict)
-    return table
-
-
-def _presets() -> int:
-    """The presets, one line each: a table of rich would fold them, and piped into grep half of a line is lost."""
-    from .simulation.presets import PRESETS
-
-    rows = [
-        ("preset", "theory expects", "where", "what"),
-        *((p.name, p.expects, p.source, p.says) for p in PRESETS.values()),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    for *cells, last in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), last]))
-    return 0
-
-
 def _page_of_run(run: Path) -> str:
     """Write the page of a run into its folder; a line that says where it is, or how to get one."""
-    if _absent():
+    if missing():
         return "Page: none; pip install 'gradlogz[report]', then gradlogz report."
     from .reporting import report
 
@@ -399,7 +308,8 @@ def _page(call: str, make: Callable[[], str], path: Path, show: bool) -> int:
 
     try:
         text = make()
-        _check_files(call, path, None)
+        check_file(call, "--out", path)
+        check_drawing(call)
     except (ValueError, ImportError) as refusal:
         Console(stderr=True, soft_wrap=True).print(escape(str(refusal)), highlight=False)
         return 2
@@ -408,114 +318,6 @@ def _page(call: str, make: Callable[[], str], path: Path, show: bool) -> int:
     if show:
         webbrowser.open(path.resolve().as_uri())
     return 0
-
-
-def _simulate(
-    preset: str | None, numbers: dict[str, Any], sweep: str | None, out: str | None, json: str | None, show: bool
-) -> int:
-    """Run, print and write; 2 with a sentence for what cannot be done."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(stderr=json == "-")
-    path = Path(out or f"{'phases' if sweep else preset or 'simulation'}.html")
-    try:
-        _check_files("simulate", path, json)
-        text, data = (
-            _swept(console, sweep, preset, numbers) if sweep is not None else _simulated(console, preset, numbers)
-        )
-    except (ValueError, TypeError, ImportError) as refusal:
-        Console(stderr=True, soft_wrap=True).print(escape(str(refusal)), highlight=False)
-        return 2
-    write(path, text)
-    if json == "-":
-        print(data)
-    elif json is not None:
-        write(json, f"{data}\n")
-    console.print(f"page: {escape(str(path))} ({len(text) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
-    if show:
-        webbrowser.open(path.resolve().as_uri())
-    return 0
-
-
-def _check_files(call: str, path: Path, json: str | None) -> None:
-    """Refuse, before anything is computed, what could not be written or drawn after it."""
-    for flag, file in (("--out", path), ("--json", None if json in (None, "-") else Path(json))):
-        if file is not None and (file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK)):
-            fact = "a folder" if file.is_dir() else "no such folder" if not file.parent.is_dir() else "no permission"
-            raise ValueError(f"{call}: {flag} must name a file that can be written; got {file}, {fact}. Name another.")
-    if _absent():
-        remedy = "Install it with: pip install 'gradlogz[report]'."
-        raise ImportError(f"{call}: {_absent()} must be installed to make a page; got no {_absent()}. {remedy}")
-
-
-def _absent() -> str | None:
-    """What pages need and is not installed."""
-    return next((name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None), None)
-
-
-def _simulated(console: "Console", preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
-    """The page and the data of one simulation, printed in short."""
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    from .simulation import simulate
-    from .simulation.presets import DEFAULT, preset_of
-    from .simulation.reporting import data_of
-    from .simulation.settings import changed
-    from .simulation.wording import agreement, verdict_sentence
-
-    total = changed(preset_of(preset or DEFAULT).settings, numbers).steps
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Steps", total=total)
-        found = simulate(preset or DEFAULT, progress=lambda at: progress.update(task, completed=at), **numbers)
-        progress.update(task, description="Page")
-        text, data = found.page(), data_of(found)
-    console.print(f"[bold]{escape(verdict_sentence(found))}[/]", highlight=False, soft_wrap=True)
-    status, words = agreement(found)
-    colour = {"agrees": "green", "departs": "red", "undecided": "yellow"}.get(status, "dim")
-    console.print(f"[{colour}]{escape(words[0].upper() + words[1:])}.[/]", highlight=False, soft_wrap=True)
-    console.print(_evidence(found, console.width))
-    return text, as_json(data)
-
-
-def _swept(console: "Console", text: str, preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
-    """The page and the data of a phase diagram, printed in short."""
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    from .simulation import sweep
-    from .simulation.phases import data_of, page_of
-
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Places of the grid", total=None)
-        found = sweep(
-            text, preset=preset, progress=lambda at, all_: progress.update(task, completed=at, total=all_), **numbers
-        )
-    console.print(f"[bold]{escape(page_of(found).verdict.sentence)}[/]", highlight=False, soft_wrap=True)
-    return found.page(), as_json(data_of(found))
-
-
-def _evidence(found: "Simulation", width: int) -> "Table":
-    """Verdicts and their numbers, a row for each seed; where so many columns have no room, a column for each."""
-    from rich.table import Table
-
-    names = list(dict.fromkeys(name for v in found.verdicts for name in v.evidence))
-    columns = [["seed", *(str(found.settings.seed + i) for i in range(len(found.verdicts)))]]
-    columns.append(["verdict", *(v.kind for v in found.verdicts)])
-    for name in names:
-        numbers = [f"{v.evidence[name]:.3g}" if name in v.evidence else "" for v in found.verdicts]
-        columns.append([name.replace("_", " "), *numbers])
-    rows = list(zip(*columns, strict=True))
-    if sum(max(map(len, column)) + 2 for column in columns) > width:
-        rows = [tuple(column) for column in columns]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    words = "verdict" if rows[0][1] == "verdict" else "seed"  # the head of the column that holds no numbers
-    for head in rows[0]:
-        table.add_column(head, justify="left" if head == words else "right")
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table
 
 
 if __name__ == "__main__":

@@ -96,11 +96,6 @@ ERRORS = [
     ),
     (
         ValueError,
-        "probe: --json must name a file in a folder that exists; got no such folder/findings.json.",
-        lambda: command._check_file("no such folder/findings.json"),
-    ),
-    (
-        ValueError,
         "probe: the model must read text; got one without a tokenizer.",
         lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "images", {})),
     ),

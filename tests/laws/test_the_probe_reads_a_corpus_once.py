@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import typer
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 import gradlogz
 from architectures import ARCHITECTURES
+from gradlogz import cli
 from gradlogz.probing import running
 from gradlogz.probing.prediction import Finished
 from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
@@ -223,3 +226,22 @@ def test_a_real_model_is_probed():
     assert all(math.isfinite(row.value) for row in judged)
     assert {row.prediction for row in judged if not row.tokens} == {"symmetry"}  # of the weights alone
     assert len(found.table("identity", quantity="error")) == len(found.table("entropy", quantity="entropy")) == 6 * 12
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--json", "no/such/findings.json"], "probe: --json must name a file that can be written; got no/such"),
+        (["--only", "luck"], "probe: predictions must be names of predictions; got 'luck'"),
+        (["no such model"], "load: "),
+        (["--text", "no such file", "--only", "symmetry"], "documents: source must be a file or a folder that exists"),
+    ],
+    ids=["file", "prediction", "model", "text"],
+)
+def test_the_command_refuses_in_one_sentence(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.application(typer), ["probe", *words])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(says)
+    assert result.stdout == ""
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))

@@ -1,5 +1,6 @@
 """`gradlogz simulate` prints, writes and refuses."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -90,8 +91,8 @@ def test_what_cannot_be_done_is_said_in_a_sentence_and_exits_with_2(arguments, s
 
 
 def test_without_its_extra_it_says_how_to_install_it(monkeypatch, tmp_path):
-    find = cli.importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
     result = run(*SMALL, "--out", tmp_path / "p.html")
     assert result.exit_code == 2
     assert "pip install 'gradlogz[report]'" in result.output.replace("\n", " ")

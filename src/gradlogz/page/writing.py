@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and what can be known before they are made."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -20,3 +21,23 @@ def write(path: Path | str, text: str) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def check_file(call: str, flag: str, path: Path | str) -> None:
+    """Refuse, before anything is computed, a file that could not be written after it."""
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        fact = "a folder" if path.is_dir() else "no such folder" if not path.parent.is_dir() else "no permission"
+        raise ValueError(f"{call}: {flag} must name a file that can be written; got {path}, {fact}. Name another.")
+
+
+def check_drawing(call: str) -> None:
+    """Refuse to begin with a page that could not be drawn."""
+    if (name := missing()) is not None:
+        remedy = "Install it with: pip install 'gradlogz[report]'."
+        raise ImportError(f"{call}: {name} must be installed to make a page; got no {name}. {remedy}")
+
+
+def missing() -> str | None:
+    """What pages need and is not installed."""
+    return next((name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None), None)

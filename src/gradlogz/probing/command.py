@@ -12,6 +12,7 @@ from typing import Any
 
 from .._errors import sentence
 from .._typing import Tensor
+from ..page import check_file, write
 from .findings import Findings
 from .loading import Loaded, load
 from .running import Measurement, chosen, evaluate, measure
@@ -52,7 +53,8 @@ def probe_command(
     place = Path(out) if out is not None else Path(RUNS) / _label(name)
     with _Refusals() as refusals:
         check_place(place)
-        _check_file(json)
+        if json not in (None, "-"):
+            check_file("probe", "--json", json)
         chosen(only)
         with console.status(f"Loading {name}"):
             loaded = load(
@@ -68,8 +70,10 @@ def probe_command(
             findings = evaluate(measured, predictions=only)
         run = _run(measured, findings, seed, text, matrices)
         write_run(place, run)
-        if json is not None:
-            _write_json(json, findings)
+        if json == "-":
+            print(as_json(findings))
+        elif json is not None:
+            write(json, f"{as_json(findings)}\n")
     if refusals.met:
         return 2
     console.print(findings)
@@ -108,13 +112,6 @@ def _label(name: str) -> str:
     return Path(name).name or name
 
 
-def _check_file(json: str | None) -> None:
-    """Refuse, before anything is computed, what could not be written after it."""
-    if json not in (None, "-") and not Path(json).absolute().parent.is_dir():
-        remedy = "Make the folder first."
-        raise ValueError(sentence("probe", "--json must name a file in a folder that exists", f"{json}", remedy))
-
-
 def _check_reading(loaded: Loaded) -> None:
     if loaded.tokenizer is None:
         fact, remedy = "one without a tokenizer", "Use gradlogz.capture for models of other inputs."
@@ -149,12 +146,3 @@ def _sizes(state: Any) -> dict[str, int]:
         return sum(size(one) for one in each)
 
     return {name: size(part) for name, part in state.items()}
-
-
-def _write_json(where: str, findings: Findings) -> None:
-    if where == "-":
-        print(as_json(findings))
-        return
-    part = Path(where).with_name(Path(where).name + ".part")
-    part.write_text(as_json(findings) + "\n", encoding="utf-8")
-    part.replace(where)
