@@ -43,6 +43,11 @@ ERRORS = [
         lambda: run(ascent=Ascent(keys=torch.zeros(4, 2, dtype=F64))),
     ),
     (
+        ValueError,
+        "evolve: keys must be None under a causal mask; got shape (4, 3).",
+        lambda: run(ascent=Ascent(keys=torch.zeros(4, 3, dtype=F64), causal=True)),
+    ),
+    (
         TypeError,
         "evolve: precision must be a floating dtype; got torch.int8.",
         lambda: run(ascent=Ascent(precision=torch.int8)),

@@ -71,6 +71,8 @@ def test_a_cloud_of_ones_own_is_taken_as_it_is():
     assert torch.equal(found.start, cloud)
     assert (found.settings.seeds, found.settings.tokens, found.settings.dim) == (2, 50, 3)
     assert agreement(found)[0] == "silent"
+    assert "given start" in page_of(found).subtitle
+    assert found.command == "gradlogz.simulate(cloud, contraction='rms_norm', steps=4)"
 
 
 def test_expectations_belong_to_the_settings_of_the_preset():
@@ -126,6 +128,23 @@ def test_weights_and_slopes_follow_their_laws_at_the_start():
         found = simulate(name, seeds=1, steps=0)
         for observable, curve in curves.weights(found).items():
             assert float(found.trajectory.observed[observable][0, 0]) == pytest.approx(curve.values[0], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "drawn"),
+    [
+        ("whitening-2-1", {}, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
+        ("rms-8-0.1", {}, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
+        ("rms-2-1", {}, set()),  # a circle from the first step on
+        ("self-weight-64", {}, {"self_weight", "slope"}),  # a sphere on which logits are Gaussian
+        ("scalar-8-0.354", {"initial": "circle"}, set()),
+        ("circle-5", {}, set()),
+        ("heads", {}, set()),
+    ],
+)
+def test_gaussian_clouds_are_spoken_of_where_there_may_be_one(name, options, drawn):
+    found = simulate(name, seeds=1, steps=1, **options)
+    assert set(curves.moments(found)) | set(curves.weights(found)) == drawn
 
 
 def test_the_hull_shrinks_within_its_bound():

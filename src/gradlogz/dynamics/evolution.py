@@ -39,7 +39,7 @@ class Ascent:
         B: the form in the logits [d, d], or [h, d, d] for heads, whose outputs are averaged; the identity by default.
         W_v: what is done to the average of the keys; B by default, so that the step is a gradient.
         keys: frozen keys [*b, k, d]; by default the tokens are the keys.
-        causal: a token sees those before it and itself.
+        causal: a token sees those before it and itself; not with frozen keys, which have no order among the tokens.
         residual: whether the token itself is added; without it the step is tau times attention.
         feed_forward: a map of tokens that is added after attention, as a residual.
         precision: the dtype in which tokens meet keys, torch.bfloat16 for the speed of a GPU; the cloud keeps its own.
@@ -268,6 +268,11 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
         if t.ndim < 2 or t.shape[-1] != d or (square and t.shape[-2] != d):
             condition = f"{name} must {'be [d, d] or [h, d, d]' if square else 'end in d'} with d={d} of the cloud"
             raise ValueError(sentence("evolve", condition, f"shape {shape_of(t)}", "Project one of them first."))
+    if ascent.causal and ascent.keys is not None:
+        remedy = "Frozen keys have no order among the tokens: drop causal or keys."
+        raise ValueError(
+            sentence("evolve", "keys must be None under a causal mask", f"shape {shape_of(ascent.keys)}", remedy)
+        )
     if ascent.precision not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         condition, remedy = "precision must be a floating dtype", "torch.bfloat16 is the usual one."
         raise TypeError(sentence("evolve", condition, f"{ascent.precision!r}", remedy))

@@ -24,7 +24,7 @@ def presets_command() -> int:
     """The presets, one line each: a table of rich would fold them, and piped into grep half of a line is lost."""
     rows = [
         ("preset", "theory expects", "where", "what"),
-        *((p.name, p.expects, p.source, p.says) for p in PRESETS.values()),
+        *((p.name, p.expects or "nothing", p.source, p.says) for p in PRESETS.values()),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     for *cells, last in rows:

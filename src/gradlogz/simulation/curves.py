@@ -22,10 +22,12 @@ from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
 from ..dynamics.nulls import mardia_band, null_band
 from .running import Simulation
-from .settings import ascent_of
+from .settings import Settings, ascent_of
 
+ROUND = ("sphere", "circle")
 OF_TOKENS = ("sphere", "rms_norm", "layer_norm")
 WHITENINGS = ("zca", "pca", "cholesky", "monge")
+FEW = 3  # dimensions up to which tokens on a circle or sphere are nothing like Gaussian ones
 
 
 class Curve(NamedTuple):
@@ -38,10 +40,11 @@ class Curve(NamedTuple):
 def moments(simulation: Simulation) -> dict[str, Curve]:
     """Radius, mean fraction and effective rank of a Gaussian cloud with the moments of the start; the median of seeds.
 
-    Nothing where theory has no closed form: under a mask, several heads, frozen keys, another placement.
+    Nothing where theory has no closed form: under a mask, several heads, frozen keys, another placement, or where the
+    cloud starts on a circle or sphere, or is put on one of few dimensions.
     """
     s = simulation.settings
-    if s.causal or s.heads > 1 or s.keys or s.placement != "post":
+    if s.causal or s.heads > 1 or s.keys or s.placement != "post" or s.initial in ROUND or _round(s):
         return {}
     ascent = ascent_of(s)
     law = GaussianCloud(*moments_of(simulation.start))
@@ -57,7 +60,8 @@ def moments(simulation: Simulation) -> dict[str, Curve]:
         except ValueError:  # a covariance that is no longer one, in this precision: the curve ends here
             break
     found = zip(*((float(a), float(b), float(c)) for a, b, c in rows), strict=True)
-    says = "of a Gaussian cloud with the moments of the start, in closed form; holds while the cloud is Gaussian"
+    closed = "by the moment closure" if s.contraction.split("+")[-1] in OF_TOKENS else "in closed form"
+    says = f"of a Gaussian cloud with the moments of the start, {closed}; holds while the cloud is Gaussian"
     return dict(zip(("radius", "mean_fraction", "effective_rank"), (Curve(list(v), says) for v in found), strict=True))
 
 
@@ -93,9 +97,12 @@ def growth(simulation: Simulation) -> tuple[str, Curve] | None:
 
 
 def weights(simulation: Simulation) -> dict[str, Curve]:
-    """Self weight and slope that the law of many tokens gives for the radius and the variance seen at each time."""
+    """Self weight and slope that the law of many tokens gives for the radius and the variance seen at each time.
+
+    Logits are taken to be Gaussian, as they are of Gaussian tokens, and on spheres of many dimensions.
+    """
     s, seen = simulation.settings, simulation.trajectory.observed
-    if s.causal or s.heads > 1:
+    if s.causal or s.heads > 1 or _round(s):
         return {}
     squared = seen["radius"].square().median(-1).values.tolist()
     means = seen["mean_fraction"].median(-1).values.tolist()
@@ -148,6 +155,12 @@ def rising(simulation: Simulation) -> bool:
     s = simulation.settings
     plain = not (s.causal or s.keys or s.heads > 1) and s.residual and s.placement == "post"
     return plain and s.tau > 0 and s.beta > 0 and s.contraction in ("none", "sphere", "rms_norm")
+
+
+def _round(settings: Settings) -> bool:
+    """Whether tokens lie on a circle, or on a sphere of few dimensions."""
+    on = settings.initial in ROUND or settings.contraction.split("+")[-1] in OF_TOKENS
+    return settings.initial == "circle" or (on and settings.dim <= FEW)
 
 
 def _rank(covariance: Float[Tensor, "*b d d"]) -> Tensor:

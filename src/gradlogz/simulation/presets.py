@@ -3,7 +3,7 @@
 The tables are those of theory 10 as they stand there: 10.1 (contractions), 10.2 (descent), 10.3 (few tokens in many
 dimensions), 10.4 (the circle); after them single runs that are worth seeing. An expectation is read as it is written:
 "clusters 2-4", "collapsed", "clusters 2-3 or collapsed", "displacement 0-0.01" (an observable at the end), "start slope
-0.28-0.30" (at the start).
+0.28-0.30" (at the start). Where theory expects nothing it is empty.
 
 Tests: tests/simulation/test_presets_end_as_theory_expects.py.
 """
@@ -132,8 +132,8 @@ SINGLE = [
         "clusters 3-12", "[karagodin24]",
     ),
     Preset(
-        "heads", "two heads of four coordinates each, whitened",
-        Settings(heads=2, steps=600), "clusters 2-100", "theory 3.9",
+        "heads", "two heads of four coordinates each, whitened: how many clusters they make theory leaves open",
+        Settings(heads=2, steps=600), "", "theory 3.9",
     ),
 ]  # fmt: skip
 

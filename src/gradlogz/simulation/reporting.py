@@ -133,7 +133,7 @@ def data_of(simulation: Simulation) -> dict[str, Any]:
         "command": simulation.command,
         "settings": asdict(simulation.settings),
         "preset": None if simulation.preset is None else simulation.preset.name,
-        "expects": None if simulation.preset is None else simulation.preset.expects,
+        "expects": None if simulation.preset is None else simulation.preset.expects or None,
         "agreement": agreement(simulation)[0],
         "sentence": verdict_sentence(simulation),
         "verdicts": [{"kind": v.kind, "evidence": dict(v.evidence)} for v in simulation.verdicts],

@@ -7,7 +7,7 @@ Read next: curves.py (what theory says of each curve), reporting.py (the page).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..dynamics.growth import fastest_degree
 from ..dynamics.modes import harmonic_mode
 from ..dynamics.verdict import Verdict
 from .presets import DEFAULT, Preset, meets, preset_of
-from .settings import Settings, ascent_of, changed, flags, starts
+from .settings import OWN, Settings, ascent_of, changed, flags, starts
 
 OBSERVED = (
     "radius", "mean_fraction", "effective_rank", "log_pair_energy", "entropy", "self_weight", "displacement",
@@ -60,7 +60,7 @@ class Simulation:
     @cached_property
     def met(self) -> list[bool]:
         """Whether each cloud did what theory expects; none if it expects nothing."""
-        if self.preset is None:
+        if self.preset is None or not self.preset.expects:
             return []
         expects, seen = self.preset.expects, self.trajectory.observed
         return [
@@ -73,7 +73,11 @@ class Simulation:
 
     @property
     def command(self) -> str:
-        """The command line that makes the same page again."""
+        """The command line that makes the same page again; the call, of a cloud that no command knows."""
+        if self.settings.initial == OWN:
+            own = replace(Settings(), initial=OWN, **{n: getattr(self.settings, n) for n in ("tokens", "dim", "seeds")})
+            options = {n: v for n, v in asdict(self.settings).items() if v != getattr(own, n)}
+            return f"gradlogz.simulate({', '.join(['cloud', *(f'{n}={v!r}' for n, v in options.items())])})"
         base = Settings() if self.preset is None else self.preset.settings
         name = [] if self.preset is None else [self.preset.name]
         return " ".join(["gradlogz simulate", *name, *flags(self.settings, base)])
@@ -121,7 +125,7 @@ def simulate(
             raise ValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
         cloud = what.double().reshape(-1, *what.shape[-2:])
         b, n, d = cloud.shape
-        settings = changed(Settings(), {**options, "tokens": n, "dim": d, "seeds": b})
+        settings = replace(changed(Settings(), {**options, "tokens": n, "dim": d, "seeds": b}), initial=OWN)
     else:
         preset = preset_of(what)
         settings = changed(preset.settings, options)

@@ -24,6 +24,7 @@ from ..dynamics.evolution import Ascent
 
 CONTRACTIONS = (*NAMES, "resolvent")
 PLACEMENTS = ("post", "pre", "peri")
+OWN = "given"  # the start of a cloud of the user's own, whose law is not known
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _range(values: list[float], form: str) -> str:
 
 def agreement(simulation: Simulation) -> tuple[Status, str]:
     """Whether theory expected what was seen, as a status and in words."""
-    if simulation.preset is None:
+    if simulation.preset is None or not simulation.preset.expects:
         return "silent", "theory expects nothing of just these numbers; its curves are drawn where it has any"
     met, total = sum(simulation.met), len(simulation.met)
     words = f"{simulation.preset.source} expects: {simulation.preset.expects}"
