@@ -16,7 +16,6 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
 from .border import arranged, beginning, check_densities
-from .kalman import predict, update
 from .merging import collapse, weigh
 from .model import SwitchingModel
 from .result import Filtered, Moved, combined
@@ -90,11 +89,11 @@ def exact(
     for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
         # Every history by every mode ---------------------------------------------------------------------------------
         T = now.transition.expand(*batch, k, k).take_along_dim(histories[..., -1:], -2)  # [*b, n, k]
-        F, Q, H, R = (t.unsqueeze(-4) for t in (now.F, now.Q, now.H, now.R))
-        b, d = (None if t is None else t.unsqueeze(-3) for t in (now.b, now.d))
-        before = predict(m.unsqueeze(-2), P.unsqueeze(-3), F=F, Q=Q, b=b)
-        look_wide = None if look is None else look[..., None, None, :]
-        after = update(*before, observation[..., None, None, :], H=H, R=R, d=d, seen=look_wide)
+        wide = now.by_history()
+        before = wide.predict(m.unsqueeze(-2), P.unsqueeze(-3))
+        after = wide.update(
+            *before, observation[..., None, None, :], None if look is None else look[..., None, None, :]
+        )
         # Their probabilities, before and after the observation ------------------------------------------------------
         log_c, share_before = weigh(T, log_w.unsqueeze(-1))
         step = log_sum_exp((_log(T) + log_w.unsqueeze(-1) + after.log_likelihood).flatten(-2))

@@ -42,6 +42,19 @@ def predict(
     return Moments(moved if b is None else moved + b, symmetric(F @ covariance @ F.mT + Q))
 
 
+def expect(
+    mean: Float[Tensor, "*#b s"],
+    covariance: Float[Tensor, "*#b s s"],
+    *,
+    H: Float[Tensor, "*#b o s"],
+    R: Float[Tensor, "*#b o o"],
+    d: Float[Tensor, "*#b o"] | None = None,
+) -> Moments:
+    """N(H m + d, H P H^T + R), the law of what will be observed."""
+    seen = (H @ mean.unsqueeze(-1)).squeeze(-1)
+    return Moments(seen if d is None else seen + d, symmetric(H @ covariance @ H.mT + R))
+
+
 def update(
     mean: Float[Tensor, "*#b s"],
     covariance: Float[Tensor, "*#b s s"],

@@ -24,9 +24,11 @@ from .._errors import (
     sentence,
     shape_of,
 )
-from .._typing import Float, Tensor
+from .._typing import Bool, Float, Tensor
 from ..measures.measure import measure as record  # frozen, final, a pytree: what serves measures serves models
 from ..measures.measure import static
+from .kalman import Updated, expect, predict, update
+from .merging import Moments
 
 # The dimensions of one step of each field; what stands before them is time, and targets before time.
 ENDS = {
@@ -79,6 +81,32 @@ class Parameters(NamedTuple):
             else:
                 fields.append(t.expand(*t.shape[: -ending - 1], steps, *t.shape[-ending:]).unbind(-ending - 1))
         return itertools.starmap(Parameters, zip(*fields, strict=True))
+
+    def by_history(self) -> "Parameters":
+        """Those of one step for states [*b, h, k, s]: every history by every mode."""
+        F, Q, H, R = (t.unsqueeze(-4) for t in (self.F, self.Q, self.H, self.R))
+        b, d = (None if t is None else t.unsqueeze(-3) for t in (self.b, self.d))
+        return Parameters(self.transition, F, Q, H, R, b, d)
+
+    # What a filter asks of one step, mode by mode --------------------------------------------------------------------
+
+    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+        """The law of the state one step on."""
+        return predict(mean, covariance, F=self.F, Q=self.Q, b=self.b)
+
+    def update(
+        self,
+        mean: Float[Tensor, "*#b k s"],
+        covariance: Float[Tensor, "*#b k s s"],
+        observation: Float[Tensor, "*#b #k o"],
+        seen: Bool[Tensor, "*#b #k o"] | None,
+    ) -> Updated:
+        """The law of the state given an observation, and how likely that was."""
+        return update(mean, covariance, observation, H=self.H, R=self.R, d=self.d, seen=seen)
+
+    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+        """The law of what will be observed."""
+        return expect(mean, covariance, H=self.H, R=self.R, d=self.d)
 
 
 @record

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Bool, Float, Int, Tensor
-from .merging import collapse, symmetric
+from .merging import collapse
 from .model import Parameters
 
 
@@ -99,13 +99,10 @@ def combined(
     log_likelihood: Float[Tensor, "*c"],
 ) -> Filtered:
     """All that is reported, from what each mode says; for one step, or for all steps of a series at once."""
-    H, R, d = parameters.H, parameters.R, parameters.d  # Shorthand
     before, after = moved.predicted_log_probability.exp(), moved.log_probability.exp()
     mean, covariance = collapse(after, moved.mean, moved.covariance)
     predicted_mean, predicted_covariance = collapse(before, moved.predicted_mean, moved.predicted_covariance)
-    expected = (H @ moved.predicted_mean.unsqueeze(-1)).squeeze(-1)
-    expected = expected if d is None else expected + d
-    S = symmetric(H @ moved.predicted_covariance @ H.mT + R)
+    expected, S = parameters.expect(moved.predicted_mean, moved.predicted_covariance)
     overall, overall_S = collapse(before, expected, S)
     y = observation if seen is None else observation.masked_fill(~seen, torch.nan)
     return Filtered(

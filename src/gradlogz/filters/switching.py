@@ -25,7 +25,6 @@ import torch
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from .border import arranged, beginning, check_densities
-from .kalman import predict, update
 from .merging import Moments, collapse, mix, posterior, weigh
 from .model import Parameters, SwitchingModel
 from .result import Filtered, Moved, State, combined
@@ -288,8 +287,8 @@ def _imm(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple
     log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
     mixed = mix(share.mT, state.mean, state.covariance)
     # Predict and update: mode by mode --------------------------------------------------------------------------------
-    before = predict(*mixed, F=now.F, Q=now.Q, b=now.b)
-    after = update(*before, y.unsqueeze(-2), H=now.H, R=now.R, d=now.d, seen=_per_mode(seen))
+    before = now.predict(*mixed)
+    after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: nothing -----------------------------------------------------------------------------------------------
     moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
@@ -301,8 +300,8 @@ def _gpb1(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tupl
     # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
     log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
     # Predict and update: mode by mode --------------------------------------------------------------------------------
-    before = predict(state.mean, state.covariance, F=now.F, Q=now.Q, b=now.b)
-    after = update(*before, y.unsqueeze(-2), H=now.H, R=now.R, d=now.d, seen=_per_mode(seen))
+    before = now.predict(state.mean, state.covariance)
+    after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: all modes to one --------------------------------------------------------------------------------------
     one = _to_one(log_pi, after.mean, after.covariance)
@@ -318,13 +317,11 @@ def _gpb(now: Parameters, state: State, y: Tensor, seen: Tensor | None, depth: i
     # Mix: nothing; the mixture is what the modes predict together, and is reported -----------------------------------
     log_c, share = weigh(T, log_h)
     mixed = mix(share.mT, state.mean, state.covariance)
-    reported = predict(*mixed, F=now.F, Q=now.Q, b=now.b)
+    reported = now.predict(*mixed)
     # Predict and update: every history by every mode -----------------------------------------------------------------
-    F, Q, H, R = (t.unsqueeze(-4) for t in (now.F, now.Q, now.H, now.R))
-    b, d = (None if t is None else t.unsqueeze(-3) for t in (now.b, now.d))
-    before = predict(state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3), F=F, Q=Q, b=b)
-    look = None if seen is None else seen[..., None, None, :]
-    after = update(*before, y[..., None, None, :], H=H, R=R, d=d, seen=look)
+    wide = now.by_history()
+    before = wide.predict(state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3))
+    after = wide.update(*before, y[..., None, None, :], None if seen is None else seen[..., None, None, :])
     mode_likelihood = weigh(share, after.log_likelihood).log_sum
     log_pi, step, possible = posterior(log_c, mode_likelihood)
     # Collapse: the oldest mode of each history, by the weights that the observation gave it --------------------------
