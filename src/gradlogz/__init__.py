@@ -143,6 +143,7 @@ _CHAPTERS = {
         "singer",
         "coordinated_turn",
         "discretize",
+        "discretize_chain",
         "gpb1",
         "gpb2",
         "imm",

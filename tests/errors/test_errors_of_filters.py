@@ -114,7 +114,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "SwitchingModel.of: models must have states and observations of one size; got 4 and 2 and 6 and 2.",
+        "SwitchingModel.of: models must have states of one size, or components; got 4 and 6.",
         lambda: SwitchingModel.of([velocity()(), velocity(derivatives=3)()], transition=torch.eye(2)),
     ),
     (

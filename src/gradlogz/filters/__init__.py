@@ -9,9 +9,10 @@ normalized_innovation   whether a filter is what it claims; nees, gate, Consiste
 """
 
 from .consistency import Consistency, gate, nees, normalized_innovation
+from .discretization import discretize, discretize_chain
 from .enumeration import Exact, exact
 from .model import KalmanModel, SwitchingModel
-from .motion import constant_acceleration, constant_velocity, coordinated_turn, discretize, random_walk, singer
+from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
 from .result import Filtered, State
 from .switching import SwitchingFilter, gpb, gpb1, gpb2, imm
 
@@ -24,6 +25,7 @@ __all__ = [
     "singer",
     "coordinated_turn",
     "discretize",
+    "discretize_chain",
     "gpb1",
     "gpb2",
     "imm",

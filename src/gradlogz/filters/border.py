@@ -42,11 +42,12 @@ def arranged(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
     validate: bool = True,
 ) -> Series:
     """Check a series against its model, and find out what of it was seen."""
     y, o = observations, model.observation_size
-    check_floats(call, observations=y, model=model.F, **present(inputs=inputs))
+    check_floats(call, observations=y, model=model.R, **present(inputs=inputs, times=times))
     if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
         condition = f"observations must be [*b, t, o={o}] with one step or more"
         remedy = "One series of numbers is [t, 1]; targets come first."
@@ -57,12 +58,13 @@ def arranged(
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
         raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     _check_targets(call, model, batch)
-    seen = _seen(call, y, mask, lengths, validate)
+    seen = seen_of(call, y, mask, lengths, validate)
     if seen is not None:
         y = torch.where(seen, y, 0.0)
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
     _check_inputs(call, model, batch, steps, inputs)
+    model = _of_steps(call, model, y, times, lengths, validate)
     return Series(model.parameters(inputs), y, seen)
 
 
@@ -78,7 +80,7 @@ def beginning(
     """What is believed at time 0, for every target and every mode."""
     k, s = model.modes, model.state_size
     check_floats(
-        call, mean=mean, covariance=covariance, model=model.F, **present(log_mode_probability=log_mode_probability)
+        call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_mode_probability)
     )
     if model.validate:
         check_finite(call, mean=mean, covariance=covariance)
@@ -86,6 +88,8 @@ def beginning(
     P = _spread(call, "covariance", covariance, batch, k, (s, s))
     if model.validate:
         check_positive_semidefinite(call, "covariance", covariance)
+    if (has := model.has) is not None:
+        m, P = m * has, P * (has.unsqueeze(-1) & has.unsqueeze(-2))
     if log_mode_probability is None:
         log_pi = m.new_full((*batch, k), -math.log(k))
     else:
@@ -111,7 +115,7 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         raise ValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
 
 
-def _seen(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
+def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
     """Where there is something to see; None if everywhere, as far as can be known without validation."""
     seen = None
     if not validate or not has_values(y) or bool(torch.isnan(y).any()):
@@ -134,14 +138,44 @@ def _seen(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, val
     return seen
 
 
+def _of_steps(
+    call: str,
+    model: SwitchingModel,
+    y: Tensor,
+    times: Tensor | None,
+    lengths: Tensor | None,
+    validate: bool,
+) -> SwitchingModel:
+    """The model of the steps from one observation to the next, the first from time 0."""
+    if (times is None) != (model.rate is None):
+        fact = "times but transition" if model.rate is None else "rate but no times"
+        condition = "times must be given if and only if the model has rate"
+        remedy = "A model of continuous time has rate= in place of transition=, and is looked at at the times given."
+        raise ValueError(sentence(call, condition, fact, remedy))
+    if times is None:
+        return model
+    if times.shape not in (y.shape[:-1], y.shape[-2:-1]):
+        condition = f"times must be {tuple(y.shape[:-1])} or {tuple(y.shape[-2:-1])}, one for each observation"
+        raise ValueError(sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0."))
+    dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
+    if lengths is not None:  # times of what does not count need not be any
+        dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
+    if validate:
+        check_finite(call, times=dt)
+        if has_values(dt) and bool((dt < 0).any()):
+            fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
+            remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
+            raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
+    return model.at(dt)
+
+
 def _check_inputs(call: str, model: SwitchingModel, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
     """A model that has inputs is given them, one for each step."""
-    matrices = [m for m in (model.B, model.D) if m is not None]
-    if (inputs is None) != (not matrices):
+    u = model.input_size
+    if (inputs is None) != (u is None):
         fact = "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
         condition = "inputs must be given if and only if the model has B or D"
         raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u."))
-    u = matrices[0].shape[-1] if matrices else 0
     if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
         condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
         remedy = "Pass one input for each observation."
@@ -150,7 +184,7 @@ def _check_inputs(call: str, model: SwitchingModel, batch: torch.Size, steps: in
 
 def _check_targets(call: str, model: SwitchingModel, batch: torch.Size) -> None:
     """Fields of a model that differ from target to target have the targets of the observations."""
-    for name, t in model._fields().items():
+    for name, t in model.fields().items():
         own = t.shape[: -len(ENDS[name]) - 1]
         if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
             condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"

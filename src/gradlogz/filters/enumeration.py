@@ -53,6 +53,7 @@ def exact(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
     keep: int | None = None,
 ) -> Exact:
     """The law of the state by enumeration of mode histories. Arguments as of `imm`.
@@ -73,8 +74,12 @@ def exact(
     """
     call, k = "exact", model.modes
     parameters, y, seen = arranged(
-        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, validate=model.validate
+        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
     )
+    if parameters.has is not None:
+        remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
+        fact = 'components and fill="modes"'
+        raise ValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
     if (keep is None and k ** (steps + 1) > MOST) or (keep is not None and keep < 1):
         condition = f"histories must be at most {MOST}, or keep at least 1"

@@ -63,13 +63,69 @@ def collapse(
 
 
 def mix(
-    share: Float[Tensor, "*b j i"], mean: Float[Tensor, "*b i s"], covariance: Float[Tensor, "*b i s s"]
+    share: Float[Tensor, "*b j i"],
+    mean: Float[Tensor, "*b i s"],
+    covariance: Float[Tensor, "*b i s s"],
+    has: Bool[Tensor, "i s"] | None = None,
 ) -> Moments:
-    """The collapse of the same Gaussians i by several sets j of shares, without a copy of them for each set."""
+    """The collapse of the same Gaussians i by several sets j of shares, without a copy of them for each set.
+
+    Where Gaussians lack components, each set fills them first.
+    """
+    if has is not None:
+        return collapse(share, *fill(share, mean, covariance, has))
     m = share @ mean
     inside = (share @ covariance.flatten(-2)).unflatten(-1, covariance.shape[-2:])
     alike = mean.unsqueeze(-3).expand(*share.shape, -1)
     return Moments(m, symmetric(inside + gated_spread(share, alike, m)))
+
+
+def fill(
+    share: Float[Tensor, "*b j i"],
+    mean: Float[Tensor, "*b i s"],
+    covariance: Float[Tensor, "*b i s s"],
+    has: Bool[Tensor, "i s"],
+) -> Moments:
+    """Gaussians i of which some lack components, each with those filled in from the others, for sets j of shares r.
+
+        W_c    = sum_i r_i,    f_c = sum_i r_i m_ic / W_c                                          over i that have c
+        Phi_cd = sum_i r_i (P_icd + (m_ic - f_c)(m_id - f_d)) / sqrt(W_c W_d)                  over i that have c, d
+        i with what it lacks:  N((m_i, f), diag(P_i, Phi))
+
+    What is filled in is independent of what was there. It is a covariance however the components overlap, and where
+    one mode alone has a component, the unbiased mixing of [yuan12]: its own mean and covariance. Where none that has
+    it has a share, all that have it count alike.
+    """
+    r, own = share.unsqueeze(-1), has.to(mean.dtype)
+    W = (r * own).sum(-2)  # [*b, j, s]
+    alive = W > torch.finfo(W.dtype).tiny ** 0.5
+    some = torch.where(alive, W, 1.0).unsqueeze(-2)
+    part = torch.where(alive.unsqueeze(-2), r / some, 1 / own.sum(-2)) * own  # [*b, j, i, s]
+    f = (part * mean.unsqueeze(-3)).sum(-2, keepdim=True)
+    away = (mean.unsqueeze(-3) - f) * own
+    both = own.unsqueeze(-1) * own.unsqueeze(-2)
+    second = (covariance * both).unsqueeze(-4) + away.unsqueeze(-1) * away.unsqueeze(-2)  # [*b, j, i, s, s]
+    # Components that have shares by these, the others by equal ones; between the two kinds there is no covariance.
+    D = torch.where(alive, some.squeeze(-2).rsqrt(), 0.0)
+    D_alike = torch.where(alive, 0.0, own.sum(-2).rsqrt())
+    Phi = (r.unsqueeze(-1) * second).sum(-3) * (D.unsqueeze(-1) * D.unsqueeze(-2))
+    Phi = Phi + second.sum(-3) * (D_alike.unsqueeze(-1) * D_alike.unsqueeze(-2))
+    lacks = 1 - own
+    filled = covariance * both + Phi.unsqueeze(-3) * (lacks.unsqueeze(-1) * lacks.unsqueeze(-2))
+    return Moments(mean.unsqueeze(-3) * own + f * lacks, filled)
+
+
+def to_one(
+    share: Float[Tensor, "*b i"],
+    mean: Float[Tensor, "*b i s"],
+    covariance: Float[Tensor, "*b i s s"],
+    has: Bool[Tensor, "i s"] | None = None,
+) -> Moments:
+    """The collapse of Gaussians of which some may lack components."""
+    if has is None:
+        return collapse(share, mean, covariance)
+    m, P = mix(share.unsqueeze(-2), mean, covariance, has)
+    return Moments(m.squeeze(-2), P.squeeze(-3))
 
 
 def symmetric(matrix: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:

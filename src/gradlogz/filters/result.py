@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Bool, Float, Int, Tensor
-from .merging import collapse
+from .merging import collapse, to_one
 from .model import Parameters
 
 
@@ -100,8 +100,10 @@ def combined(
 ) -> Filtered:
     """All that is reported, from what each mode says; for one step, or for all steps of a series at once."""
     before, after = moved.predicted_log_probability.exp(), moved.log_probability.exp()
-    mean, covariance = collapse(after, moved.mean, moved.covariance)
-    predicted_mean, predicted_covariance = collapse(before, moved.predicted_mean, moved.predicted_covariance)
+    mean, covariance = to_one(after, moved.mean, moved.covariance, parameters.has)
+    predicted_mean, predicted_covariance = to_one(
+        before, moved.predicted_mean, moved.predicted_covariance, parameters.has
+    )
     expected, S = parameters.expect(moved.predicted_mean, moved.predicted_covariance)
     overall, overall_S = collapse(before, expected, S)
     y = observation if seen is None else observation.masked_fill(~seen, torch.nan)

@@ -25,7 +25,7 @@ import torch
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from .border import arranged, beginning, check_densities
-from .merging import Moments, collapse, mix, posterior, weigh
+from .merging import Moments, collapse, fill, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
 from .result import Filtered, Moved, State, combined
 
@@ -40,6 +40,7 @@ def gpb1(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
 ) -> Filtered:
     """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
 
@@ -48,7 +49,7 @@ def gpb1(
 
     Exact for one step from a single Gaussian. Arguments as of `imm`.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
     return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, start, extra)
 
 
@@ -62,6 +63,7 @@ def gpb2(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
 
@@ -70,7 +72,7 @@ def gpb2(
 
     Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
     return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, start, extra)
 
 
@@ -84,6 +86,7 @@ def imm(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
 
@@ -102,6 +105,7 @@ def imm(
         inputs: u of models with B or D.
         mask: true where there is an observation, beside NaN.
         lengths: how many steps of each target count; what comes after them is not observed but predicted.
+        times: of the observations, of models with rate; beliefs are of time 0, and none may come before the last.
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -113,7 +117,7 @@ def imm(
     >>> found.log_mode_probability.argmax(-1)
     tensor([0, 0, 1])
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
     return _run("imm", SwitchingFilter(model, "imm"), observations, start, extra)
 
 
@@ -128,13 +132,14 @@ def gpb(
     inputs: Float[Tensor, "*#c t u"] | None = None,
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
 ) -> Filtered:
     """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
 
     Cost: k^depth filters a step. Arguments as of `imm`. Where a history of three modes or more is impossible, what the
     transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
     return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra)
 
 
@@ -183,8 +188,11 @@ class SwitchingFilter(NamedTuple):
         inputs: Float[Tensor, "*#c u"] | None = None,
         mask: Bool[Tensor, "*b"] | Bool[Tensor, "*b o"] | None = None,
         time: int = 0,
+        dt: float | Float[Tensor, "*#b"] | None = None,
     ) -> tuple[State, Filtered]:
         """One transition and one observation; `time` counts the steps of a model that changes, from 0.
+
+        A model with rate is told dt, the time that has passed, of all targets or of each.
 
         The series of steps is `filter`: tests/laws/test_switching_filters_keep_their_laws.py.
         """
@@ -204,6 +212,7 @@ class SwitchingFilter(NamedTuple):
             observation.unsqueeze(-2),
             inputs=None if inputs is None else inputs.unsqueeze(-2),
             mask=None if mask is None else mask.unsqueeze(len(batch)),
+            times=None if dt is None else torch.as_tensor(dt).to(observation).unsqueeze(-1),
             validate=self.model.validate,
         )
         with torch.autocast(y.device.type, enabled=False):
@@ -224,23 +233,24 @@ class SwitchingFilter(NamedTuple):
         inputs: Float[Tensor, "*#c t u"] | None = None,
         mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
         lengths: Int[Tensor, "*b"] | None = None,
+        times: Float[Tensor, "*#c t"] | None = None,
     ) -> Filtered:
         """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
-        start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths)
+        start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
         return _run("SwitchingFilter.filter", self, observations, start, extra)
 
 
 Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_probability
-Extra = tuple[Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths
+Extra = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths, times
 
 
 def _run(call: str, chosen: SwitchingFilter, observations: Tensor, start: Start, extra: Extra) -> Filtered:
     """A series, step by step; what is reported is computed once for all steps."""
     model = chosen.model
-    inputs, mask, lengths = extra
+    inputs, mask, lengths, times = extra
     validate = model.validate
     parameters, y, seen = arranged(
-        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, validate=validate
+        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=validate
     )
     steps = y.shape[-2]
     state = _begin(call, chosen, y.shape[:-2], start)
@@ -265,7 +275,8 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) 
     mean, covariance, log_pi = start
     state = beginning(call, chosen.model, batch, mean=mean, covariance=covariance, log_mode_probability=log_pi)
     if chosen.method == "gpb" and chosen.depth == 1:
-        return state._replace(**_to_one(state.log_probability, state.mean, state.covariance))
+        has = chosen.model.has if chosen.model.fill == "modes" else None
+        return state._replace(**_to_one(state.log_probability, state.mean, state.covariance, has))
     return state
 
 
@@ -285,7 +296,7 @@ def _imm(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple
     """[theory 7.3]"""
     # Mix: each mode j begins with the states i that may have come to it ----------------------------------------------
     log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
-    mixed = mix(share.mT, state.mean, state.covariance)
+    mixed = mix(share.mT, state.mean, state.covariance, now.has)
     # Predict and update: mode by mode --------------------------------------------------------------------------------
     before = now.predict(*mixed)
     after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
@@ -304,7 +315,7 @@ def _gpb1(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tupl
     after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: all modes to one --------------------------------------------------------------------------------------
-    one = _to_one(log_pi, after.mean, after.covariance)
+    one = _to_one(log_pi, after.mean, after.covariance, now.has)
     moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
     return State(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
 
@@ -316,11 +327,17 @@ def _gpb(now: Parameters, state: State, y: Tensor, seen: Tensor | None, depth: i
     T = now.transition.repeat(*[1] * (now.transition.ndim - 2), histories // k, 1)  # by the newest mode of a history
     # Mix: nothing; the mixture is what the modes predict together, and is reported -----------------------------------
     log_c, share = weigh(T, log_h)
-    mixed = mix(share.mT, state.mean, state.covariance)
+    m, P = state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3)
+    if now.has is None:
+        mixed = mix(share.mT, state.mean, state.covariance)
+    else:  # what a history lacks and a mode has is filled in, for each pair of them
+        filled = fill(share.mT, state.mean, state.covariance, now.has.repeat(histories // k, 1))
+        mixed = collapse(share.mT, *filled)
+        m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
     reported = now.predict(*mixed)
     # Predict and update: every history by every mode -----------------------------------------------------------------
     wide = now.by_history()
-    before = wide.predict(state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3))
+    before = wide.predict(m, P)
     after = wide.update(*before, y[..., None, None, :], None if seen is None else seen[..., None, None, :])
     mode_likelihood = weigh(share, after.log_likelihood).log_sum
     log_pi, step, possible = posterior(log_c, mode_likelihood)
@@ -347,9 +364,9 @@ def _per_mode(seen: Tensor | None) -> Tensor | None:
     return None if seen is None else seen.unsqueeze(-2)
 
 
-def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor) -> dict[str, Tensor]:
+def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor, has: Tensor | None) -> dict[str, Tensor]:
     """All modes as one Gaussian."""
-    m, P = collapse(log_pi.exp(), mean, covariance)
+    m, P = to_one(log_pi.exp(), mean, covariance, has)
     return {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
 
 

@@ -1,0 +1,168 @@
+"""Models of continuous time and of unequal sizes say what is wrong with rates, times and components."""
+
+import pytest
+import torch
+from form import each_of, refused
+
+from gradlogz import (
+    KalmanModel,
+    SwitchingFilter,
+    SwitchingModel,
+    constant_acceleration,
+    constant_velocity,
+    exact,
+    imm,
+)
+
+F64 = torch.float64
+NOISE = {"spectral_density": 1.0, "observation_variance": 1.0, "dtype": F64}
+stay = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=F64)
+rate = torch.tensor([[-0.1, 0.1], [0.4, -0.4]], dtype=F64)
+flowing = constant_velocity(1, **NOISE)
+stepping = constant_velocity(1, dt=1.0, **NOISE)
+continuous = SwitchingModel.of([flowing, flowing], rate=rate)
+discrete = SwitchingModel.of([stepping, stepping], transition=stay)
+start = {"mean": torch.zeros(2, dtype=F64), "covariance": torch.eye(2, dtype=F64)}
+y, times = torch.zeros(4, 1, dtype=F64), torch.tensor([0.0, 1.0, 1.0, 4.0], dtype=F64)
+pair = [constant_velocity(1, dt=1.0, **NOISE), constant_acceleration(1, dt=1.0, **NOISE)]
+unequal = SwitchingModel.of(pair, transition=stay, components=[(0, 1), (0, 1, 2)])
+fields = {name: getattr(discrete, name) for name in ("F", "Q", "H", "R")}
+wide = KalmanModel(*stepping[:2], torch.eye(2, dtype=F64), torch.eye(2, dtype=F64))
+
+
+def filtered(model=continuous, **options):
+    return lambda: imm(model, y, **start, **options)
+
+
+ERRORS = [
+    (
+        ValueError,
+        "SwitchingModel: one of transition and rate must be given; got neither.",
+        lambda: SwitchingModel(**fields),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: one of transition and rate must be given; got both.",
+        lambda: SwitchingModel(stay, rate=rate, **fields),
+    ),
+    (TypeError, "SwitchingModel: F must be a tensor; got NoneType.", lambda: SwitchingModel(stay)),
+    (
+        ValueError,
+        "SwitchingModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
+        "got a smallest rate of 0 and sums that miss zero by 1.",
+        lambda: SwitchingModel(rate=stay, **fields),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
+        "got a smallest rate of -0.4 and sums that miss zero by 0.",
+        lambda: SwitchingModel(rate=-rate, **fields),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.of: models must be of steps with transition; got 1 of 2 that are continuous.",
+        lambda: SwitchingModel.of([stepping, flowing], transition=stay),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.of: models must be continuous with rate; got 0 of 2 that are continuous.",
+        lambda: SwitchingModel.of([stepping, stepping], rate=rate),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.of: models must have observations of one size; got 1 and 2.",
+        lambda: SwitchingModel.of([stepping, wide], transition=stay),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.of: components must be as many as each model has, [2, 3]; got [2, 2].",
+        lambda: SwitchingModel.of(pair, transition=stay, components=[(0, 1), (0, 1)]),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: components must name some of 0 ... 3 for each of 2 modes, and leave out none; "
+        "got ((0, 1), (0, 1, 3)).",
+        lambda: SwitchingModel.of(pair, transition=stay, components=[(0, 1), (0, 1, 3)]),
+    ),
+    (
+        ValueError,
+        "SwitchingModel: components must name some of 0 ... 1 for each of 2 modes, and leave out none; "
+        "got ((0, 0), (0, 1)).",
+        lambda: SwitchingModel(stay, **fields, components=((0, 0), (0, 1))),
+    ),
+    (
+        ValueError,
+        'SwitchingModel: fill must be "modes" or "zero"; got \'mean\'.',
+        lambda: SwitchingModel(stay, **fields, fill="mean"),
+    ),
+    (ValueError, "SwitchingModel.at: the model must have rate; got transition.", lambda: discrete.at(times)),
+    (
+        ValueError,
+        "SwitchingModel.still_first: the model must have transition; got rate.",
+        lambda: continuous.still_first(4),
+    ),
+    (
+        ValueError,
+        "constant_velocity: derivatives must be 2 without dt; got 3.",
+        lambda: constant_velocity(1, derivatives=3, **NOISE),
+    ),
+    (
+        ValueError,
+        "imm: times must be given if and only if the model has rate; got rate but no times.",
+        filtered(),
+    ),
+    (
+        ValueError,
+        "imm: times must be given if and only if the model has rate; got times but transition.",
+        filtered(discrete, times=times),
+    ),
+    (
+        ValueError,
+        "imm: times must be (4,) or (4,), one for each observation; got shape (3,).",
+        filtered(times=times[:3]),
+    ),
+    (
+        ValueError,
+        "imm: times must not go backwards; got 2 of 4 that are before the one before, or before 0.",
+        filtered(times=torch.tensor([-1.0, 2.0, 1.0, 3.0], dtype=F64)),
+    ),
+    (
+        ValueError,
+        "imm: times must be finite; got 2 of 4 entries that are NaN or infinite.",
+        filtered(times=torch.tensor([0.0, torch.nan, 1.0, 3.0], dtype=F64)),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: times must not go backwards; got 1 of 1 that are before the one before, or before 0.",
+        lambda: SwitchingFilter(continuous).step(SwitchingFilter(continuous).init(**start), y[0], dt=-1.0),
+    ),
+    (
+        ValueError,
+        'exact: model must say what a component is that a mode lacks; got components and fill="modes".',
+        lambda: exact(unequal, y, mean=torch.zeros(3, dtype=F64), covariance=torch.eye(3, dtype=F64)),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)
+
+
+def test_times_of_what_does_not_count_need_not_be_any():
+    """Ragged series: after its length a target has neither observations nor times."""
+    garbage = torch.tensor([[1.0, 2.0, torch.nan, 0.0], [0.5, 0.6, 0.7, 5.0]], dtype=F64)
+    found = imm(continuous, y.expand(2, 4, 1), times=garbage, lengths=torch.tensor([2, 4]), **start)
+    assert found.mean.isfinite().all()
+    alone = imm(continuous, y[:2], times=garbage[0, :2], **start)
+    torch.testing.assert_close(found.mean[0, :2], alone.mean, rtol=0, atol=1e-13)
+
+
+def test_without_validation_times_and_rates_pass():
+    loose = SwitchingModel(rate=stay, **fields, validate=False)
+    assert loose.rate is stay
+    backwards = torch.tensor([1.0, 0.5, 0.6, 0.7], dtype=F64)
+    with pytest.raises(ValueError, match="times"):
+        imm(continuous, y, times=backwards, **start)
+    unchecked = SwitchingModel(rate=rate, **{n: getattr(continuous, n) for n in ("F", "Q", "H", "R")}, validate=False)
+    assert imm(unchecked, y, times=backwards, **start).mean.shape == (4, 2)
