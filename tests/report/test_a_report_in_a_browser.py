@@ -33,16 +33,31 @@ def rows_of(one, table):
 
 def test_the_first_screen_says_which_claims_hold(opened, path):
     one = opened(path)
-    seen = one.page.locator(".head .chip").all_inner_texts()
-    assert seen == ["supported: entropy", "refuted: ascent", "undecided: novel, whole", "not applicable: linearity"]
+    seen = one.page.locator(".head .group").all_inner_texts()
+    assert [" ".join(text.split()) for text in seen] == [
+        "1 supported entropy Heads choose.",
+        "1 refuted ascent Layers climb.",
+        "2 undecided novel News. whole",
+        "1 not applicable linearity Layers are affine.",
+    ]
+    assert all(box["y"] + box["height"] < 900 for box in map(_box, one.page.locator(".head .group").all()))
     assert one.page.locator(".head .sentence").inner_text() == (
         "Of 4 claims that could be judged for planted, 1 holds, 1 does not, and 2 are undecided."
     )
     table = rows_of(one, "claims")
     assert [row[1] for row in table] == ["supported", "undecided", "refuted", "not applicable", "undecided"]
-    assert table[0] == ["Heads choose.", "supported", "0.5", "0.4 to 0.6", "0.9", "4 and 4 of 12", "They do."]
-    top = one.page.locator("#table-claims tbody tr").first.bounding_box()["y"]
-    assert top < 900, "without scrolling"
+    measured = ["entropy [share of log n]", "0.5", "0.4 to 0.6", "0.9", "4 and 4 of 12"]
+    assert table[0] == ["Heads choose.", "supported", *measured, "They do."]
+
+
+def _box(element):
+    return element.bounding_box()
+
+
+def test_a_name_on_the_first_screen_leads_to_its_section(opened, path):
+    one = opened(path)
+    one.page.click(".group a >> text=ascent")
+    assert one.page.locator("#section-ascent").evaluate("d => d.open")
 
 
 def test_everything_is_drawn_in_silence_and_asks_for_nothing(opened, path):

@@ -2,7 +2,7 @@
 
 Page        title, verdict, sections, and how to make it again
 Section     a heading that folds, and parts: Text, Facts, Verdict, Table, Figure, Cloud, Views
-Figure      axes with units and formulas, and marks: Line, Band, Points, Heat
+Figure      axes with units and formulas, and marks: Line, Band, Points, Outlines, Heat
 Choice      what a reader may choose, so that every part speaks of it
 render      a page as HTML; write puts a file in its place whole or not at all, check_file and check_drawing ask before
 drawn       one figure, for a notebook
@@ -10,13 +10,14 @@ drawn       one figure, for a notebook
 A leaf: it knows neither torch nor the rest of the package.
 """
 
-from .marks import Axis, Band, Cloud, Figure, Heat, Line, Mark, Points
+from .marks import Axis, Band, Cloud, Figure, Heat, Line, Mark, Outlines, Points
 from .parts import (
     Cell,
     Chip,
     Choice,
     Column,
     Facts,
+    Group,
     Link,
     Page,
     Part,
@@ -39,6 +40,7 @@ __all__ = [
     "Text",
     "Facts",
     "Chip",
+    "Group",
     "Verdict",
     "Table",
     "Column",
@@ -53,6 +55,7 @@ __all__ = [
     "Line",
     "Band",
     "Points",
+    "Outlines",
     "Heat",
     "Reference",
     "render",

@@ -1,7 +1,28 @@
 // What a page does: draws its figures, plays its clouds, sorts, folds, changes its theme, hands out its data.
 "use strict";
-(() => {
-  const { name, data, palettes, tones, symbols, figures, tables, choices, words } = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  if (typeof DecompressionStream === "undefined") {
+    document.getElementById("old").hidden = false;
+    return;
+  }
+  // A block of the page, as rendering.py packed it.
+  function unpacked(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  }
+  // Plotly, once: most of the page, which is read long before its figures are.
+  let asked = null;
+  function plotly() {
+    asked ??= unpacked("plotly").then((source) => {
+      const script = document.createElement("script");
+      script.textContent = source;
+      document.head.append(script);
+      script.remove();
+      return window.Plotly;
+    });
+    return asked;
+  }
+  const { name, data, palettes, tones, symbols, figures, tables, choices, words } = JSON.parse(await unpacked("data"));
   // Words that are said often are there once, and numbers in their places.
   const spelt = (text) => (Array.isArray(text) ? text.map(spelt) : words[text]);
   for (const { traces = [] } of Object.values(figures)) for (const trace of traces) if ("text" in trace) trace.text = spelt(trace.text);
@@ -202,15 +223,14 @@
 
   const drawing = (id) => ("frames" in figures[id] ? cloud(id) : marked(figures[id]));
   const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-  function draw(box) {
+  async function draw(box) {
+    const Plotly = await plotly();
     const id = box.dataset.figure, palette = palettes[theme()];
     const { traces, layout } = drawing(id);
-    const done = Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
-    return done.then(() => {
-      if (!box.dataset.drawn) box.on("plotly_click", ({ points }) => { if (points[0].customdata) choose(points[0].customdata); });
-      box.dataset.drawn = theme();
-      box.dataset.choice = choice;
-    });
+    await Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
+    if (!box.dataset.drawn) box.on("plotly_click", ({ points }) => { if (points[0].customdata) choose(points[0].customdata); });
+    box.dataset.drawn = theme();
+    box.dataset.choice = choice;
   }
   // A figure is drawn when it comes near the window, so that a page of a hundred opens as fast as one of three.
   async function drawThese(boxes) {
@@ -269,6 +289,7 @@
     whole.margin = { l: 12, r: 16, t: 72, b: 12 };
     whole.paper_bgcolor = palette.paper;
     whole.font.family = "Helvetica, Arial, sans-serif";
+    const Plotly = await plotly();
     const url = await Plotly.toImage({ data: dressed(traces, palette), layout: whole }, { format: "svg", ...size });
     give(decodeURIComponent(url.slice(url.indexOf(",") + 1)), "image/svg+xml", file);
     box.dataset.taken = as;
@@ -389,4 +410,5 @@
   addEventListener("beforeprint", () => drawThese(boxes));
   boxes.forEach((box) => near.observe(box));
   if (boxes.length === 0) root.dataset.ready = "yes";
+  else setTimeout(plotly, 300); // before it is asked for, after the text is there
 })();

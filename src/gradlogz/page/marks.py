@@ -1,8 +1,8 @@
 """Figures, as plain data: axes that say what is on them, and what is drawn between them.
 
-    Line  Band  Points  Heat        marks
-    Figure                          two axes and marks
-    Cloud                           tokens that move, with play and scrub
+    Line  Band  Points  Outlines  Heat      marks
+    Figure                                  two axes and marks
+    Cloud                                   tokens that move, with play and scrub
 
 A colour is a name of palette.py. Marks may say by keys which of the page's choices they are about; the chosen one
 stands out, and a click on a mark chooses.
@@ -45,7 +45,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; dashed for what theory says. Thin ones are many, stay out of the legend, and have a key each."""
+    """A curve; dashed for what theory says. Thin ones are many, stay out of the legend, and have a key each.
+
+    text: what is said of each point; its coordinates if none is given.
+    """
 
     name: str
     x: Numbers
@@ -53,13 +56,16 @@ class Line:
     colour: str = "blue"
     dash: Literal["solid", "dash", "dot"] = "solid"
     key: str = ""
+    text: Sequence[str] = ()
 
     def traces(self) -> list[dict[str, Any]]:
         """As plotly draws it."""
         width = 1.0 if self.key else 2 if self.dash == "solid" else 1.8
         line = {"color": f"@{self.colour}", "dash": self.dash, "width": width}
-        keyed = {"customdata": [self.key] * len(self.x), "showlegend": False, "opacity": 0.5} if self.key else {}
-        return [_scatter(self.name, self.x, self.y, mode="lines", line=line, **keyed)]
+        rest: dict[str, Any] = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
+        if self.key:
+            rest |= {"customdata": [self.key] * len(self.x), "showlegend": False, "opacity": 0.5}
+        return [_scatter(self.name, self.x, self.y, mode="lines", line=line, **rest)]
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,22 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Outlines:
+    """Closed curves with a light filling, ellipses of covariance say; each a pair of coordinates x and y."""
+
+    name: str
+    curves: Sequence[tuple[Numbers, Numbers]]
+    colour: str = "blue"
+
+    def traces(self) -> list[dict[str, Any]]:
+        """As plotly draws it: one line with gaps."""
+        x = [at for each, _ in self.curves for at in (*each, *each[:1], None)][:-1]
+        y = [at for _, each in self.curves for at in (*each, *each[:1], None)][:-1]
+        look = {"line": {"width": 1, "color": f"@{self.colour}"}, "fillcolor": f"@{self.colour}/0.1"}
+        return [_scatter(self.name, x, y, mode="lines", fill="toself", hoverinfo="skip", **look)]
+
+
+@dataclass(frozen=True)
 class Heat:
     """A number, or one of some categories, at each place of a grid; values[row][column], rows along y.
 
@@ -150,7 +172,7 @@ class Heat:
         return [{**trace, "zmin": -0.5, "zmax": count - 0.5, "colorscale": steps, "colorbar": bar}]
 
 
-Mark = Line | Band | Points | Heat
+Mark = Line | Band | Points | Outlines | Heat
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,7 @@ class Figure:
     """Marks between two axes.
 
     name: unique on its page; of the files it is exported to.
-    wide: whether it takes the whole width.
+    wide: whether it takes the whole width. equal: whether a unit has the same length on both axes, as in a plane.
     """
 
     kind: ClassVar[str] = "figure"
@@ -169,6 +191,7 @@ class Figure:
     marks: tuple[Mark, ...]
     caption: str = ""
     wide: bool = False
+    equal: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a page is made of: plain data, nothing drawn yet.
 
     Page
-      verdict             what was found, in a sentence, with chips
+      verdict             what was found, in a sentence, with chips and groups
       choices             what a reader may choose, of which every table and figure then speaks
       sections            each a heading that folds
         Text  Facts  Verdict  Table  Figure  Cloud, and Views, which show some of them at a time
@@ -60,13 +60,22 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Group:
+    """What shares a chip: names that lead to sections, each with a sentence."""
+
+    chip: Chip
+    entries: tuple[tuple[Link, str], ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What was found, in a sentence, and what stands beside it."""
+    """What was found, in a sentence, and what stands beside it; groups tell it one by one."""
 
     kind: ClassVar[str] = "verdict"
     sentence: str
     chips: tuple[Chip, ...] = ()
     notes: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True)

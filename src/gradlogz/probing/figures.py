@@ -15,27 +15,10 @@ from statistics import quantiles
 
 from ..page import Axis, Figure, Heat, Mark, Points
 from .entries import VERDICTS, Finding
+from .quantities import unit_and_formula
 
 # The colour of a verdict, by its name on a page.
 COLOURS = {"supported": "green", "refuted": "vermilion", "undecided": "orange", "not applicable": "grey", "": "blue"}
-# Units and formulas of quantities, by prediction; a number without unit if they are not here.
-UNITS = {
-    ("identity", "error"): ("units of rounding", "|y − ∇G| / (ε (1 + max|s|) max|v|)"),
-    ("ascent", "gain"): ("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
-    ("tie", "cosine"): ("1", "cos(W_v W_o, W_k W_qᵀ)"),
-    ("tie", "weighted cosine"): ("1", "cos(W_v W_o, W_k W_qᵀ), weighted by Cov(x)"),
-    ("qk_geometry", "positive cosine"): ("1", "|B₊| / |B|"),
-    ("qk_geometry", "symmetric share"): ("1", "|B + Bᵀ|² / 4|B|²"),
-    ("gaussian_measure", "mean explained"): ("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
-    ("gaussian_measure", "information"): ("nats", "log n − H"),
-    ("linearity", "held-out R²"): ("1", "1 − |y − Ax − b|² / |y − ȳ|²"),
-    ("entropy", "entropy"): ("1", "H / log n"),
-    ("entropy", "logit variance"): ("nats²", "Σ p (s − E)²"),
-    ("entropy", "max logit"): ("nats", "max s"),
-    ("entropy", "log normalizer"): ("nats", "G"),
-    ("entropy", "sink"): ("weight", "a₀"),
-    ("entropy", "logit rank"): ("dimensions", "tr(A)² / tr(A²)"),
-}
 Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # of a layer, over which its heads are spread
 FENCE = 3.0  # times the middle half: what lies further out would flatten all the rest
@@ -88,10 +71,24 @@ def key_of(row: Finding, blocks: Labels) -> str:
 def told(row: Finding, label: str) -> str:
     """What is said of a row when it is pointed at."""
     place = "the model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
-    lines = [place, f"{row.quantity} {_number(row.value)}{_interval(row.low, row.high)}"]
-    if not math.isnan(row.null):
-        lines.append(f"null {_number(row.null)}{_interval(row.null_low, row.null_high)}")
+    lines = [place, f"{row.quantity} {numbers(row)}", null_of(row)]
     return "\n".join([*lines, row.verdict] if row.verdict else lines)
+
+
+def numbers(row: Finding) -> str:
+    """A value with its interval."""
+    return f"{_number(row.value)} ({interval(row.low, row.high) or 'no interval'})"
+
+
+def null_of(row: Finding) -> str:
+    """The null with its band."""
+    band = interval(row.null_low, row.null_high)
+    return "no null" if math.isnan(row.null) else f"null {_number(row.null)}" + (f" ({band})" if band else "")
+
+
+def interval(low: float, high: float) -> str:
+    """From here to there; nothing if there is none, as of what is known from weights alone, or never varied."""
+    return "" if math.isnan(low) or math.isnan(high) or low == high else f"{_number(low)} to {_number(high)}"
 
 
 def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
@@ -131,9 +128,10 @@ def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = No
             )  # fmt: skip
     ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)])
     first = rows[0]
-    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    unit, formula = unit_and_formula(first.prediction, first.quantity)
     spread = f" The {heads} heads of a layer from left to right." if heads > 1 else ""
-    bars = "Bars are intervals of 95 %, grey the null." if nulls else "Bars are intervals of 95 %."
+    bars = "Bars are intervals of 95 %." if any(interval(r.low, r.high) for r in rows) else "There are no intervals."
+    bars += " Grey is the null." if nulls else ""
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
         f"{first.quantity} by layer",
@@ -147,7 +145,7 @@ def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = No
 def head_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
     """The values of one quantity, layers by heads."""
     first = rows[0]
-    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    unit, formula = unit_and_formula(first.prediction, first.quantity)
     ends, outside = _window([row.value for row in rows if math.isfinite(row.value)])
     words = f"{first.quantity} [{unit}]"
     grid = _grid(rows, labels)
@@ -220,7 +218,3 @@ def _finite(value: float) -> float | None:
 
 def _number(value: float) -> str:
     return f"{value:.3g}"
-
-
-def _interval(low: float, high: float) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f" ({_number(low)} to {_number(high)})"

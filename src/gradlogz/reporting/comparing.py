@@ -17,11 +17,11 @@ from .. import __version__
 from .._errors import sentence
 from ..page import Cell, Chip, Choice, Column, Facts, Link, Page, Part, Section, Table, Verdict, View, Views
 from ..probing.entries import Finding, Summary
-from ..probing.figures import Labels, blocks_of, key_of, labels_of
+from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
 from .citations import cited
 from .pages import rendered
 from .reading import Source, Told, read
-from .sections import SHOWN, choices_of, interval, judged
+from .sections import SHOWN, choices_of, judged, measured
 from .trends import Series, by_depth, changes, over_heads, over_runs
 from .wording import KNOWN, STATUSES, chip, explained, title_of
 
@@ -217,19 +217,20 @@ def _series(runs: Runs, prediction: str, quantity: str) -> list[Series]:
 
 def _values(runs: Runs, prediction: str, found: Sequence[Summary | None]) -> Table:
     columns = (
-        Column("run"), *((Column("step"),) if runs.steps else ()), Column("verdict"), Column("value"),
-        Column("interval", "95 %"), Column("null"), Column("for and against"), Column("what was found"),
+        Column("run"), *((Column("step"),) if runs.steps else ()), Column("verdict"), Column("measured", "unit"),
+        Column("value"), Column("interval", "95 %"), Column("null"), Column("for and against"),
+        Column("what was found"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for i, (name, claim) in enumerate(zip(runs.names, found, strict=True)):
         step = (runs.steps[i],) if runs.steps else ()
         if claim is None:
-            rows.append((name, *step, Chip("not measured", "silent"), None, None, None, None, None))
+            rows.append((name, *step, Chip("not measured", "silent"), *[None] * 6))
             continue
         split = f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None
         rows.append(
-            (name, *step, chip(claim.verdict), _known(claim.value), interval(claim.low, claim.high) or None,
-             _known(claim.null), split, claim.words)
+            (name, *step, chip(claim.verdict), measured(claim), _known(claim.value),
+             interval(claim.low, claim.high) or None, _known(claim.null), split, claim.words)
         )  # fmt: skip
     return Table(f"{prediction} runs", "Run by run", columns, tuple(rows), stacked=True)
 

@@ -17,7 +17,7 @@ from ..page import Chip, Page, Section, Table, Verdict, render
 from .citations import cited
 from .reading import Source, Told, read
 from .sections import choices_of, sections_of
-from .wording import KNOWN, chips, described, explained, title_of, verdict_sentence
+from .wording import KNOWN, described, explained, groups, title_of, verdict_sentence
 
 ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
 
@@ -52,7 +52,7 @@ def page_of(told: Told) -> Page:
         name=f"gradlogz-{told.name}",
         title=told.name,
         subtitle=f"{ABOUT} {described(told.facts)}",
-        verdict=Verdict(verdict_sentence(told.name, claims), (*warned, *chips(claims)), notes),
+        verdict=Verdict(verdict_sentence(told.name, claims), warned, notes, groups(claims)),
         sections=sections,
         methods=methods,
         reproduce=reproduced(told),

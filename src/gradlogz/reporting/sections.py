@@ -24,7 +24,19 @@ from ..page import (
     Views,
 )
 from ..probing.entries import Finding, Summary, Token
-from ..probing.figures import Labels, blocks_of, by_layer, head_map, key_of, labels_of, verdict_map
+from ..probing.figures import (
+    Labels,
+    blocks_of,
+    by_layer,
+    head_map,
+    interval,
+    key_of,
+    labels_of,
+    null_of,
+    numbers,
+    verdict_map,
+)
+from ..probing.quantities import unit_and_formula
 from .reading import Told
 from .wording import KNOWN, chip, explained, title_of
 
@@ -70,13 +82,14 @@ def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
 
 def _claims(claims: Sequence[Summary]) -> Table:
     columns = (
-        Column("claim"), Column("verdict"), Column("value"), Column("interval", "95 %"), Column("null"),
-        Column("for and against"), Column("what was found"),
+        Column("claim"), Column("verdict"), Column("measured", "unit"), Column("value"), Column("interval", "95 %"),
+        Column("null"), Column("for and against"), Column("what was found"),
     )  # fmt: skip
     rows = [
         (
             Link(claim.claim or title_of(claim.prediction), claim.prediction),
             chip(claim.verdict),
+            measured(claim),
             None if math.isnan(claim.value) else claim.value,
             interval(claim.low, claim.high) or None,
             None if math.isnan(claim.null) else claim.null,
@@ -87,7 +100,8 @@ def _claims(claims: Sequence[Summary]) -> Table:
     ]
     caption = (
         "The value is that of the middle head or layer unless the words say otherwise, the null the same where the "
-        "claim says nothing; for and against it are heads or layers. Each claim leads to its section."
+        "claim says nothing; for and against it are heads or layers. A dash: there is none, as there is no interval of "
+        "what weights alone decide. Each claim leads to its section."
     )
     return Table("claims", "Claims of the theory, and what the model says", columns, tuple(rows), caption, stacked=True)
 
@@ -98,9 +112,10 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
     return [row for row in found if row.quantity == claim.quantity] or found
 
 
-def interval(low: float, high: float) -> str:
-    """From here to there, in words; nothing if there is none."""
-    return "" if math.isnan(low) or math.isnan(high) else f"{low:.3g} to {high:.3g}"
+def measured(claim: Summary) -> str | None:
+    """The quantity that was measured, with its unit."""
+    unit, _ = unit_and_formula(claim.prediction, claim.quantity)
+    return f"{claim.quantity} [{unit}]" if claim.quantity else None
 
 
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels) -> Section:
@@ -152,8 +167,8 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     cells = [
         (
             labels[row.layer, row.call] or "model", row.head, *((row.quantity,) if several else ()),
-            row.value, interval(row.low, row.high), row.null,
-            interval(row.null_low, row.null_high), row.tokens, chip(row.verdict) if row.verdict else None,
+            row.value, interval(row.low, row.high) or None, row.null,
+            interval(row.null_low, row.null_high) or None, row.tokens, chip(row.verdict) if row.verdict else None,
         )
         for row in rows
     ]  # fmt: skip
@@ -195,7 +210,7 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labe
         [
             "" if p is None else "\n".join([
                 f"layer {layers[i]}, head {j}",
-                *(f"{title_of(row.prediction)}: {row.verdict} ({row.value:.3g})" for row in p),
+                *(f"{title_of(row.prediction)}: {row.verdict}, {numbers(row)}, {null_of(row)}" for row in p),
             ])
             for j, p in enumerate(line)
         ]

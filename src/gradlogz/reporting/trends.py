@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
 from ..probing.entries import Finding
-from ..probing.figures import UNITS, Labels, key_of
+from ..probing.figures import Labels, key_of, null_of, numbers, told
+from ..probing.quantities import unit_and_formula
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
 
@@ -47,7 +48,9 @@ def over_runs(series: Sequence[Series]) -> Figure:
     x, y = [x for x, _ in nulls], [y for _, y in nulls]
     trained = series[0].step is not None
     if nulls:
-        marks.append(Line("null", x, y, "grey", "dash") if trained else Points("null", x, y, "grey", "line-ew-open"))
+        words = [f"null\nmiddle {null:.3g}" for null in y]
+        course = Line("null", x, y, "grey", "dash", text=words)
+        marks.append(course if trained else Points("null", x, y, "grey", "line-ew-open", words))
     if trained:
         marks.append(Line("middle", at, middles, "blue"))
     marks.append(Points("middle half", at, middles, "blue", text=hover, low=lows, high=highs))
@@ -66,25 +69,29 @@ def by_depth(series: Sequence[Series]) -> Figure:
         last = max(len(layers) - 1, 1)
         middles = [median(values) for values in layers.values()]
         places = [i / last for i in range(len(layers))]
-        marks.append(
-            Line(s.name, places, middles, TONES[s.place % len(TONES)], "solid" if s.place < len(TONES) else "dot")
-        )
+        said = [
+            f"{s.name}\nlayer {s.labels[at] or 'of the model'}\nmiddle {middle:.3g} of {len(values)}"
+            for (at, values), middle in zip(layers.items(), middles, strict=True)
+        ]
+        tone = TONES[s.place % len(TONES)]
+        marks.append(Line(s.name, places, middles, tone, "solid" if s.place < len(TONES) else "dot", text=said))
     axis = Axis("depth", "share of layers", "i / (L − 1)", range=(-0.03, 1.03))
     return _figure(series, "by depth", axis, tuple(marks), "The middle head of each layer.")
 
 
 def over_heads(series: Sequence[Series]) -> tuple[Figure, ...]:
     """Every head or layer by itself, over the runs."""
-    courses: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    courses: dict[tuple[str, str], list[tuple[Series, Finding]]] = {}
     for s in series:
         for row in s.rows:
-            courses.setdefault((key_of(row, s.labels), key_of(row, s.blocks)), []).append((s.at, row.value))
-    lines = tuple(
-        Line(_place(name), [x for x, _ in course], [y for _, y in course], "blue", key=key or "model")
-        for (name, key), course in courses.items()
-    )
+            courses.setdefault((key_of(row, s.labels), key_of(row, s.blocks)), []).append((s, row))
+    lines = []
+    for (name, key), course in courses.items():
+        x, y = [s.at for s, _ in course], [row.value for _, row in course]
+        said = [f"{s.name}\n{told(row, s.labels[row.layer, row.call])}" for s, row in course]
+        lines.append(Line(_place(name), x, y, "blue", key=key or "model", text=said))
     caption = "One line for each head or layer; a click on it chooses it."
-    return (_figure(series, "one by one", _axis_of_runs(series), lines, caption),)
+    return (_figure(series, "one by one", _axis_of_runs(series), tuple(lines), caption),)
 
 
 def changes(series: Sequence[Series]) -> tuple[Figure, ...]:
@@ -96,13 +103,17 @@ def changes(series: Sequence[Series]) -> tuple[Figure, ...]:
     layers = list(dict.fromkeys(key.rpartition("/")[0] for key in both))
     width = 1 + max(int(key.rpartition("/")[2]) for key in both)
     places = [[f"{layer}/{head}" for head in range(width)] for layer in layers]
-    found = {key: (ends[0][key].value, ends[1][key].value) for key in both}
-    values = [[found[p][1] - found[p][0] if p in found else None for p in line] for line in places]
-    hover = [
-        [f"{_place(p)}\n{found[p][0]:.3g} to {found[p][1]:.3g}" if p in found else "" for p in line] for line in places
-    ]
+    found = {key: (ends[0][key], ends[1][key]) for key in both}
+    values = [[found[p][1].value - found[p][0].value if p in found else None for p in line] for line in places]
+    said = {
+        key: f"{_place(key)}\nchange {last.value - first.value:.3g}\n"
+        f"{series[0].name}: {numbers(first)}, {null_of(first)}\n{series[-1].name}: {numbers(last)}, {null_of(last)}"
+        for key, (first, last) in found.items()
+    }
+    hover = [[said.get(p, "") for p in line] for line in places]
     keys = [[key_of(ends[0][p], series[0].blocks) if p in found else "" for p in line] for line in places]
-    heat = Heat("change", range(width), range(len(layers)), values, hover, keys=keys)
+    unit, formula = unit_and_formula(series[0].rows[0].prediction, series[0].rows[0].quantity)
+    heat = Heat(f"change [{unit}]", range(width), range(len(layers)), values, hover, keys=keys)
     first = series[0].rows[0]
     return (
         Figure(
@@ -111,14 +122,14 @@ def changes(series: Sequence[Series]) -> tuple[Figure, ...]:
             Axis("head", "number"),
             Axis("layer", "number", names=tuple(layers)),
             (heat,),
-            f"{series[-1].name} less {series[0].name}.",
+            f"{series[-1].name} less {series[0].name}." + (f" {formula}." if formula else ""),
         ),
     )
 
 
 def _figure(series: Sequence[Series], title: str, x: Axis, marks: tuple[Mark, ...], caption: str) -> Figure:
     first = series[0].rows[0]
-    unit, formula = UNITS.get((first.prediction, first.quantity), ("1", ""))
+    unit, formula = unit_and_formula(first.prediction, first.quantity)
     y = Axis(first.quantity, unit, formula)
     return Figure(f"{first.prediction} {first.quantity} {title}", f"{first.quantity} {title}", x, y, marks, caption)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..page import Chip
+from ..page import Chip, Group, Link
 from ..probing.entries import VERDICTS, Summary
 from ..probing.prediction import Prediction
 from ..probing.predictions import PREDICTIONS
@@ -44,13 +44,17 @@ def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
     )
 
 
-def chips(claims: Sequence[Summary]) -> tuple[Chip, ...]:
-    """The verdicts, each with the predictions that have it."""
+def groups(claims: Sequence[Summary]) -> tuple[Group, ...]:
+    """The claims under their verdicts, each by its name and in its words."""
     found = []
     for verdict in (*VERDICTS, ""):
-        names = [title_of(claim.prediction) for claim in claims if claim.verdict == verdict]
-        if names:
-            found.append(Chip(f"{verdict or 'not judged'}: {', '.join(names)}", STATUSES[verdict]))
+        entries = tuple(
+            (Link(title_of(claim.prediction), claim.prediction), claim.claim)
+            for claim in claims
+            if claim.verdict == verdict
+        )
+        if entries:
+            found.append(Group(Chip(f"{len(entries)} {verdict or 'not judged'}", STATUSES[verdict]), entries))
     return tuple(found)
 
 
