@@ -6,9 +6,11 @@
 A layer is run again on tokens that are the unit vectors, at the first position, where rotary embeddings turn nothing;
 what arrives as queries, keys and values are the rows of the matrices. So fused projections, shared heads, low ranks and
 layouts are all alike. Norms of queries and keys inside a layer are replaced by their gains, and `normalized` says so.
-The answer is checked on the tokens of the traced batch: a token's logit with itself, which no rotation changes.
+The answer is checked on the tokens of the traced batch: a token's logit with itself, which no rotation changes. How a
+layer with rotary embeddings turns is asked for in a window of the length that the model reads.
 
-Read next: predictions/tie.py and predictions/qk_geometry.py, which compare them.
+Read next: rotations.py (how queries and keys turn), predictions/tie.py and predictions/qk_geometry.py, which compare
+the matrices.
 """
 
 from collections.abc import Mapping
@@ -21,10 +23,12 @@ from torch import nn
 from .._typing import Float, Tensor
 from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS
-from .capturing import Attended, capture
+from .asking import Ask
+from .capturing import Attended, Event, capture, follow
 from .layout import Layout, Norm
 from .norms import norm_of
-from .passes import settled
+from .passes import settled, without_cache
+from .rotations import Turning, turning_of
 from .tracing import cut
 
 ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
@@ -36,6 +40,7 @@ class HeadWeights(NamedTuple):
     norm: the norm whose output the layer reads, None if it reads the stream as it is.
     rotary: whether queries and keys are turned by their positions.
     normalized: whether they are divided by their lengths, so that the matrices give their directions alone.
+    turning: by which angles, if rotary, or the reason why there are none; None if not rotary.
     """
 
     query: Float[Tensor, "h D d"]
@@ -49,6 +54,7 @@ class HeadWeights(NamedTuple):
     norm: Norm | None
     rotary: bool
     normalized: bool
+    turning: Turning | str | None = None
 
     @property
     def folded(self) -> "HeadWeights":
@@ -73,7 +79,36 @@ def weights_of(
     """The matrices of every attention layer, or the reason why it has none."""
     found = capture(model, cut(inputs), layout=layout, statistics="none", layers=layers)
     with torch.no_grad(), settled(model):
-        return {layer: _weights(model, layout, attended, layers) for layer, attended in found.attention.items()}
+        weights = {layer: _weights(model, layout, attended, layers) for layer, attended in found.attention.items()}
+        turned = {
+            layer: attended.ask
+            for layer, attended in found.attention.items()
+            if isinstance(w := weights[layer], HeadWeights) and w.rotary and attended.ask is not None
+        }
+        for layer, turning in _turnings(model, layout, inputs, turned, layers).items():
+            weights[layer] = weights[layer]._replace(turning=turning)  # type: ignore[union-attr]
+    return weights
+
+
+def _turnings(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], small: Mapping[str, Ask], layers: str
+) -> dict[str, Turning | str]:
+    """How layers turn queries and keys: asked in a window of the inputs, checked in the small one."""
+    asks: dict[str, Ask] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Attended) and event.layer in small and event.ask is not None:
+            asks[event.layer] = event.ask
+
+    if small:
+        row = {name: t[:1] if isinstance(t, Tensor) and t.ndim else t for name, t in inputs.items()}
+        with follow(model, layout, keep, statistics="none", layers=layers):
+            model(**row, **without_cache(model))
+    return {layer: turning_of(ask, small[layer], layers=layers, rounding=_rounding(ask)) for layer, ask in asks.items()}
+
+
+def _rounding(ask: Ask) -> float:
+    return max(ROUNDING, UNITS * torch.finfo(ask.given.dtype).eps)
 
 
 def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) -> HeadWeights | str:
@@ -94,7 +129,7 @@ def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) 
 
     with ExitStack() as stack:
         width, rows = ask.given.shape[-1], len(ask.given)
-        rounding = max(ROUNDING, UNITS * torch.finfo(ask.given.dtype).eps)
+        rounding = _rounding(ask)
         matrices = _affine(answer, width, rows, rounding)
         normalized = matrices is None
         if normalized:

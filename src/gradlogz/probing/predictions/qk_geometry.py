@@ -20,7 +20,9 @@ Nulls: random rotations between queries and keys for what B is by itself, the fi
 deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which tell alignment from size:
 mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), B_0 and T_0 without trace,
 since symmetric matrices of trace 0 are an irreducible space of rotations. With rotary embeddings B is the form of a
-token with itself; where queries and keys are normalised it is that of their directions.
+token with itself, and "over distances" W_q R̄ W_kᵀ, turned as on the average over the keys that the head attends to;
+where a part of the coordinates stays, its share of the squared norm is told. Where queries and keys are normalised B is
+that of their directions.
 
 Verdict: by the positive cosine, which the weights fix. Supported above 0.9, refuted below sqrt(1/2), where less than
 half of the form is symmetric and positive. The cosines are told beside their nulls.
@@ -37,12 +39,14 @@ import torch
 from ..._typing import Tensor
 from ..capturing import Attended, Event, Passed
 from ..clouds import cloud, on_cpu
+from ..distances import kept, mean_rotations, told_over
 from ..findings import Finding
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rotations import OVER, STILL, Turning, still_share
 from ..rows import applies, rows_of
 from ..rulings import Bounds, absent, count, judge, measured, middle
-from ..statistics import GROUPS, Comoments, Moments, jackknife, student_quantile
+from ..statistics import GROUPS, Comoments, Moments, jackknife, jackknifed, student_quantile
 from ..texts import Batch
 from ..weights import HeadWeights
 
@@ -59,13 +63,13 @@ DRAWS = 20  # of random rotations
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
-    """The covariance of what each layer of self-attention reads, and the mean covariance of attended keys."""
+    """The covariance of what each layer of self-attention reads, that of attended keys, and how far heads look."""
     if isinstance(event, Attended):
-        if event.crosses:
-            memory[event.layer] = True
+        memory[event.layer] = event.crosses
         fisher = None if event.crosses or not applies(event, batch) else _fisher(event, batch, memory)
-        return None if fisher is None else {event.layer: {"fisher": fisher}}
-    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or event.sublayer.name in memory:
+        far = kept(event, batch, memory)
+        return far if fisher is None else {event.layer: {"fisher": fisher}, **far}
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or memory.get(event.sublayer.name):
         return None
     return {event.sublayer.name: {"read": cloud(event.given, batch=batch, mask=real(batch, event))}}
 
@@ -87,6 +91,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         for quantity, function in _TARGETS.items():
             estimate = jackknife(lambda m, f=function: _cosine(*f(M, _covariance(m, weights, E))), found["read"])  # type: ignore[misc]  # noqa: B023
             rows += measured(layer, quantity, estimate, tokens)
+        rows += _over_distances(state, layer, weights, found["read"], E) if weights.rotary else []
         if "fisher" in found and not weights.rotary:
             form = _symmetric(V.mT @ U, V.mT @ V)
             estimate = jackknife(lambda m: _cosine(form, m.covariance), found["fisher"])  # noqa: B023
@@ -102,20 +107,23 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
         if not isinstance(weights, HeadWeights) or "read" not in found:
             continue
         U, V = forms(weights)
-        generator = torch.Generator().manual_seed(model.seed + number)
-        draws = [_alone(_gram(U, V, turned)) for turned in _rotations(U.shape[-2:], generator)]
-        for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
-            each = torch.stack(values)
-            arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
-            rows += _rows(layer, quantity, each.mean(0), arm)
         E = _components(found["read"], weights)
-        M, C = _symmetric(E.mT @ U, E.mT @ V), _covariance(found["read"].total(), weights, E)
-        for quantity, function in _TARGETS.items():
-            B, T = function(M, C)
-            if quantity in (WITH_I, WHITENED):  # the same for every rotation of the form as a whole
-                rows += [Measured(layer, h, quantity, *band(0.0, math.sqrt(2) / E.shape[-1])) for h in range(len(M))]
-            else:
-                rows += [Measured(layer, h, quantity, *band(*each)) for h, each in enumerate(_turned(B, T))]
+        C = _covariance(found["read"].total(), weights, E)
+        R = mean_rotations(state, layer, weights)
+        for name, form in (("", U), *(() if R is None else ((OVER, U @ R[0]),))):
+            generator = torch.Generator().manual_seed(model.seed + number)
+            draws = [_alone(_gram(form, V, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
+                each = torch.stack(values)
+                arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
+                rows += _rows(layer, quantity + name, each.mean(0), arm)
+            M = _symmetric(E.mT @ form, E.mT @ V)
+            for quantity, function in _TARGETS.items():
+                if quantity in (WITH_I, WHITENED):  # the same for every rotation of the form as a whole
+                    pairs = [(0.0, math.sqrt(2) / E.shape[-1])] * len(M)
+                else:
+                    pairs = _turned(*function(M, C))
+                rows += [Measured(layer, h, quantity + name, *band(*each)) for h, each in enumerate(pairs)]
         if "fisher" in found and not weights.rotary:
             pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), found["fisher"].total().covariance)
             rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
@@ -134,11 +142,11 @@ def verdict(findings: list[Finding]) -> Judgement:
         of = [f for f in findings if f.quantity == quantity]
         if of:
             above = sum(stands and f.value > f.null for f, stands in zip(of, outside(of), strict=True))
-            told.append(f"{quantity.removeprefix('cosine with the ')} {middle(f.value for f in of):.2f} ({above})")
+            told.append(f"{quantity.removeprefix('cosine with the ')} {middle(f.value for f in of):z.2f} ({above})")
     words = (
-        f"The middle cosine with a positive form is {found.value:.2f} ({found.null:.2f} if keys are rotated). Middle "
+        f"The middle cosine with a positive form is {found.value:z.2f} ({found.null:z.2f} if keys are rotated). Middle "
         f"cosines, and how many heads are above rotations: {', '.join(told)}."
-    )
+    ) + told_over(findings, POSITIVE + OVER, "the middle cosine with a positive form")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
     )  # fmt: skip
@@ -147,6 +155,29 @@ def verdict(findings: list[Finding]) -> Judgement:
 def _found(state: Mapping[str, Any], layer: str) -> dict[str, Comoments]:
     parts = {name: on_cpu(part) for name, part in state.get(layer, {}).items()}
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def _over_distances(
+    state: Mapping[str, Any], layer: str, weights: HeadWeights, read: Comoments, E: Tensor
+) -> list[Measured]:
+    """The same values of forms with the average rotation between queries and keys."""
+    groups = read.present()
+    R = mean_rotations(state, layer, weights, groups)
+    if R is None or not isinstance(weights.turning, Turning):
+        return [absent(layer, POSITIVE + OVER)]
+    U, V = forms(weights)
+    tokens, left = read.tokens.sum(), read.tokens[groups if len(groups) > 1 else []]
+    M = _symmetric((E.mT @ U) @ R, E.mT @ V)
+    C = _covariance(read.versions(), weights, E)
+    values = dict(zip((POSITIVE, SYMMETRIC, SHARE), _alone(_turned_gram(_gram(U, V), R)), strict=True))
+    values |= {quantity: _cosine(*function(M, C)) for quantity, function in _TARGETS.items()}
+    rows = []
+    for quantity, found in values.items():
+        rows += measured(layer, quantity + OVER, jackknifed(found[0], found[1:], left), tokens)
+    share = still_share(weights.turning, U, V)
+    if share is not None:
+        rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+    return rows
 
 
 # Forms ---------------------------------------------------------------------------------------------------------------
@@ -165,12 +196,20 @@ def _gram(U: Tensor, V: Tensor, turned: Tensor | None = None) -> Tensor:
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
+def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
+    """The products of the columns of U R and V from those of U and V."""
+    d = R.shape[-1]
+    both = torch.eye(2 * d, dtype=gram.dtype).repeat(*R.shape[:-2], 1, 1)
+    both[..., :d, :d] = R
+    return both.mT @ gram @ both
+
+
 def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The positive cosine, symmetric share and positive share of U Vᵀ from the products of their columns."""
     d = gram.shape[-1] // 2
     size = (gram[..., :d, :d] * gram[..., d:, d:]).sum((-2, -1))  # |U Vᵀ|²
     root = _root(gram)
-    half = torch.zeros_like(gram[0])
+    half = torch.zeros(2 * d, 2 * d, dtype=gram.dtype)
     half[:d, d:] = half[d:, :d] = torch.eye(d, dtype=gram.dtype) / 2
     # The eigenvalues of [U V] half [U V]ᵀ that are not 0.
     eigenvalues = torch.linalg.eigvalsh(root @ half @ root)

@@ -5,8 +5,10 @@
     directionality  = (r - c) / (r + c)                                                    negative: columns stand out
     r               = sum over rows of how far their norm exceeds mean + 2 standard deviations;  c likewise of columns
 
-As in the published tables the matrices are those of the checkpoint: without gains of norms and without rotations; the
-average of W_q R W_kᵀ over rotary distances is not measured. Shared heads are counted with each of their queries.
+As in the published tables the matrices are those of the checkpoint: without gains of norms and without rotations.
+"Over distances" they are W_q R̄ W_kᵀ, with the rotations of rotary embeddings averaged over the keys that each head
+attends to; where a part of the coordinates stays, its share of the squared norm is told. Shared heads are counted with
+each of their queries.
 Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72
 albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, .00
 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, decoders
@@ -28,11 +30,14 @@ from typing import Any
 import torch
 
 from ..._typing import Float, Tensor
-from ..capturing import Event
+from ..capturing import Attended, Event
+from ..distances import kept, looked, mean_rotations, told_over
 from ..findings import Finding
 from ..nulls import band, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rulings import absent, count, middle
+from ..rotations import OVER, STILL, Turning, still_share
+from ..rulings import absent, count, measured, middle
+from ..statistics import GROUPS, jackknifed
 from ..texts import Batch
 from ..weights import HeadWeights
 
@@ -47,12 +52,12 @@ DEVIATIONS = 2.0  # above the mean, for a row to stand out
 DRAWS = 200
 
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
-    """Nothing: the scores are those of weights."""
-    return None
+def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    """How far heads look, for the average over rotations; all else is of weights."""
+    return kept(event, batch, memory) if isinstance(event, Attended) else None
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     """The scores of each layer, and of each head alone."""
     rows = []
     for layer in model.layout.attention:
@@ -65,6 +70,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa
         rows += [Measured(layer, None, SYMMETRY, s, s, s), Measured(layer, None, DIRECTIONALITY, d, d, d)]
         each = symmetry(weights.query, weights.key).tolist()
         rows += [Measured(layer, h, OF_HEAD, v, v, v) for h, v in enumerate(each)]
+        rows += _over_distances(state, layer, weights) if weights.rotary else []
     return rows
 
 
@@ -85,6 +91,9 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
         draws = directionality(torch.where(swap, row, column), torch.where(swap, column, row))
         ends = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
         rows.append(Measured(layer, None, DIRECTIONALITY, 0.0, *ends))
+        if weights.rotary:  # rotations of the stream know nothing of those of queries
+            rows.append(Measured(layer, None, SYMMETRY + OVER, *rotated))
+            rows += [Measured(layer, h, OF_HEAD + OVER, *rotated) for h in range(len(weights.query))]
     return rows
 
 
@@ -107,9 +116,9 @@ def verdict(findings: list[Finding]) -> Judgement:
         return Judgement(findings, "not applicable", "No layer has matrices of queries and keys.", quantity=SYMMETRY)
     direction = middle(f.value for f in findings if f.quantity == DIRECTIONALITY)
     words = (
-        f"The middle symmetry of {found.judged} layers is {found.value:.2f}, directionality {direction:.2f}; published "
-        "are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
-    )
+        f"The middle symmetry of {found.judged} layers is {found.value:z.2f}, directionality {direction:z.2f}; "
+        "published are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
+    ) + told_over(findings, SYMMETRY + OVER, "the middle symmetry")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
     )  # fmt: skip
@@ -137,6 +146,31 @@ def _norms(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     return ((U @ (V.mT @ V)) * U).sum(-1).sqrt(), ((V @ (U.mT @ U)) * V).sum(-1).sqrt()
 
 
+def _over_distances(state: Mapping[str, Any], layer: str, weights: HeadWeights) -> list[Measured]:
+    """The scores of forms with the average rotation between queries and keys."""
+    found = looked(state, layer)
+    rows_of_groups = torch.zeros(GROUPS) if found is None else found[:, 0, 0]
+    groups = rows_of_groups.nonzero().squeeze(-1).tolist()
+    R = mean_rotations(state, layer, weights, groups)
+    if R is None or not isinstance(weights.turning, Turning):
+        return [absent(layer, SYMMETRY + OVER)]
+    left = rows_of_groups[groups if len(groups) > 1 else []]
+    U, V = weights.query @ R, weights.key
+    sides = _side(U), _side(V)
+    scores = {SYMMETRY: symmetry(*sides), DIRECTIONALITY: directionality(*_norms(*sides)), OF_HEAD: symmetry(U, V)}
+    rows = []
+    for quantity, values in scores.items():
+        rows += measured(layer, quantity + OVER, jackknifed(values[0], values[1:], left), rows_of_groups.sum())
+    share = still_share(weights.turning, weights.query, weights.key)
+    if share is not None:
+        rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+    return rows
+
+
 def _sides(weights: HeadWeights) -> tuple[Tensor, Tensor]:
     """W_q and W_k of all heads side by side, [D, h d]."""
-    return weights.query.transpose(0, 1).flatten(1), weights.key.transpose(0, 1).flatten(1)
+    return _side(weights.query), _side(weights.key)
+
+
+def _side(W: Float[Tensor, "*v h D d"]) -> Float[Tensor, "*v D hd"]:
+    return W.transpose(-3, -2).flatten(-2)

@@ -10,7 +10,8 @@ Tokens enter through the norm that makes them, whose gain is part of W_k and W_v
 that the layer reads, whose gain is part of W_q, and the update through the one that closes the sublayer. What a norm
 that centres cannot see is left out on both sides [theory E13]. No matrix of D x D is made of weights: inner products
 are those of the d x d products of their factors. With rotary embeddings these are the products without rotation, those
-of a token with itself.
+of a token with itself; "over distances" W_q is W_q R̄, turned as on the average over the keys that the head attends to,
+and where a part of the coordinates stays, its share of the squared norm is told.
 
 Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance
 |AᵀB|² / (D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.
@@ -30,11 +31,13 @@ import torch
 from ..._typing import Float, Tensor
 from ..capturing import Attended, Event, Passed
 from ..clouds import cloud, on_cpu
+from ..distances import kept, mean_rotations, told_over
 from ..findings import Finding
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rotations import OVER, STILL, Turning, still_share
 from ..rulings import Bounds, absent, count, judge, measured
-from ..statistics import Comoments, jackknife
+from ..statistics import Comoments, jackknife, jackknifed
 from ..texts import Batch
 from ..weights import HeadWeights
 
@@ -60,10 +63,11 @@ class Factors(NamedTuple):
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
-    """The covariance of what each layer of self-attention reads."""
-    if isinstance(event, Attended) and event.crosses:
-        memory[event.layer] = True
-    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or event.sublayer.name in memory:
+    """The covariance of what each layer of self-attention reads, and how far its heads look."""
+    if isinstance(event, Attended):
+        memory[event.layer] = event.crosses
+        return kept(event, batch, memory)
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or memory.get(event.sublayer.name):
         return None
     return {event.sublayer.name: cloud(event.given, batch=batch, mask=real(batch, event))}
 
@@ -83,6 +87,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         rows.append(Measured(layer, None, LAYER, whole, whole, whole))
         found = jackknife(lambda m, f=factors: _cosine(*_products(f, m.covariance)), read)  # type: ignore[misc]
         rows += measured(layer, WEIGHTED, found, read.tokens.sum())
+        rows += _over_distances(state, model, layer, read)
     return rows
 
 
@@ -96,6 +101,12 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
         spread = _rotated(_folded(factors, model, layer))
         rows += [Measured(layer, h, COSINE, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
         rows += [Measured(layer, h, WEIGHTED, *each) for h, each in enumerate(_permuted(factors, read))]
+        R = mean_rotations(state, layer, model.weights[layer])  # type: ignore[arg-type]
+        if R is not None:
+            spread = _rotated(_folded(factors, model, layer), R[0])
+            rows += [Measured(layer, h, COSINE + OVER, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
+            each = _permuted(factors, read, R[0])
+            rows += [Measured(layer, h, WEIGHTED + OVER, *ends) for h, ends in enumerate(each)]
         other = None if twin is None else _factors(twin.model, layer)
         if twin is not None and other is not None:
             rows.append(
@@ -115,10 +126,10 @@ def verdict(findings: list[Finding]) -> Judgement:
     apart = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
     toward = sum(f.value > 0 for f in apart)
     words = (
-        f"The middle cosine is {found.value:.2f} ({found.null:.2f} with the value maps of other heads). More than "
+        f"The middle cosine is {found.value:z.2f} ({found.null:z.2f} with the value maps of other heads). More than "
         f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
         "from it."
-    )
+    ) + told_over(findings, WEIGHTED + OVER, "the middle cosine")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
     )  # fmt: skip
@@ -161,14 +172,46 @@ def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
     return factors._replace(value=value, key=key)
 
 
-def _products(f: Factors, covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None."""
+def _over_distances(state: Mapping[str, Any], model: Probed, layer: str, read: Comoments) -> list[Measured]:
+    """The cosines with the average rotation between queries and keys; nothing of layers that do not turn them."""
+    weights, factors = model.weights[layer], _factors(model, layer)
+    if not isinstance(weights, HeadWeights) or factors is None or not weights.rotary:
+        return []
+    groups = read.present()
+    R = mean_rotations(state, layer, weights, groups)
+    if R is None or not isinstance(weights.turning, Turning):
+        return [absent(layer, WEIGHTED + OVER)]
+    folded = _folded(factors, model, layer)
+    tokens = read.tokens[groups if len(groups) > 1 else []]
+    rows = []
+    for quantity, products in (
+        (COSINE, _products(folded, turned=R)),
+        (WEIGHTED, _products(factors, read.versions().covariance, turned=R)),
+    ):
+        found = _cosine(*products)
+        rows += measured(layer, quantity + OVER, jackknifed(found[0], found[1:], tokens), read.tokens.sum())
+    share = still_share(weights.turning, folded.query, folded.key)
+    if share is not None:
+        rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+    return rows
+
+
+def _products(
+    f: Factors, covariance: Tensor | None = None, *, turned: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None.
+
+    turned: what the query is multiplied with from the right, [..., h, d, d].
+    """
     value, key = f.value, f.key
     if covariance is not None:
         value, key = (covariance.unsqueeze(-3) @ W for W in (f.value, f.key))
-    inner = (f.value.mT @ key) * (f.output @ f.query)
+    across, square = f.output @ f.query, f.query.mT @ f.query
+    if turned is not None:
+        across, square = across @ turned, turned.mT @ square @ turned
+    inner = (f.value.mT @ key) * across
     own = (f.value.mT @ value) * (f.output @ f.output.mT)
-    gradient = (f.key.mT @ key) * (f.query.mT @ f.query)
+    gradient = (f.key.mT @ key) * square
     return inner.sum((-2, -1)), own.sum((-2, -1)), gradient.sum((-2, -1))
 
 
@@ -181,22 +224,25 @@ def _layer_cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
     return _cosine(inner.sum(-1), own.sum(-1), gradient.sum(-1))
 
 
-def _rotated(f: Factors) -> Tensor:
+def _rotated(f: Factors, turned: Tensor | None = None) -> Tensor:
     """The standard deviation of the cosine under random rotations R of the updates: <AR, B> = <R, AᵀB>."""
-    _, own, gradient = _products(f)
-    M = f.value.mT @ f.key
-    squared = (M * (f.output @ f.output.mT @ M @ (f.query.mT @ f.query))).sum((-2, -1))
+    _, own, gradient = _products(f, turned=turned)
+    M, square = f.value.mT @ f.key, f.query.mT @ f.query
+    square = square if turned is None else turned.mT @ square @ turned
+    squared = (M * (f.output @ f.output.mT @ M @ square)).sum((-2, -1))
     return (squared / (f.width * own * gradient)).sqrt()
 
 
-def _permuted(f: Factors, read: Comoments) -> list[tuple[float, float, float]]:
+def _permuted(f: Factors, read: Comoments, turned: Tensor | None = None) -> list[tuple[float, float, float]]:
     """For each head the cosines of its gradient with the value maps of all others: their mean and band."""
     h = len(f.value)
     if h < 3:
         return []
     C = read.total().covariance
-    _, own, gradient = _products(f, C)
-    M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * torch.einsum("gvD,hDd->ghvd", f.output, f.query)
+    _, own, gradient = _products(f, C, turned=turned)
+    across = torch.einsum("gvD,hDd->ghvd", f.output, f.query)
+    across = across if turned is None else across @ turned
+    M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * across
     cosines = M.sum((-2, -1)) / (own.unsqueeze(1) * gradient).sqrt()
     others = cosines.mT[~torch.eye(h, dtype=torch.bool)].reshape(h, h - 1)
     return [band(*pair) for pair in zip(others.mean(1).tolist(), others.std(1).tolist(), strict=True)]
