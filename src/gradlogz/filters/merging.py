@@ -111,7 +111,7 @@ def fill(
     Phi = (r.unsqueeze(-1) * second).sum(-3) * (D.unsqueeze(-1) * D.unsqueeze(-2))
     Phi = Phi + second.sum(-3) * (D_alike.unsqueeze(-1) * D_alike.unsqueeze(-2))
     lacks = 1 - own
-    filled = covariance * both + Phi.unsqueeze(-3) * (lacks.unsqueeze(-1) * lacks.unsqueeze(-2))
+    filled = (covariance * both).unsqueeze(-4) + Phi.unsqueeze(-3) * (lacks.unsqueeze(-1) * lacks.unsqueeze(-2))
     return Moments(mean.unsqueeze(-3) * own + f * lacks, filled)
 
 
