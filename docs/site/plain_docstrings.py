@@ -9,7 +9,10 @@ SECTIONS = {"Args:", "Returns:", "Attributes:", "Raises:"}
 
 
 class PlainDocstrings(Extension):
-    """Escape what Markdown would read as a tag, as emphasis or as a link, outside code."""
+    """Escape what Markdown would read as a tag, as emphasis or as a link, outside code; examples are code.
+
+    To Markdown >>> is a quote in a quote in a quote, so that examples are fenced.
+    """
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring and isinstance(obj, (Class, Function, Module)):
@@ -17,11 +20,17 @@ class PlainDocstrings(Extension):
 
 
 def _escaped(lines: list[str]) -> list[str]:
-    out, in_section = [], False
-    for line in lines:
+    out, in_section, in_example = [], False, False
+    for line in [*lines, ""]:
+        if line.startswith(">>>") and not in_example:
+            in_example = True
+            out += ["", "```pycon"]
+        elif in_example and not line:
+            in_example = False
+            out.append("```")
         if line and not line.startswith(" "):
             in_section = line in SECTIONS
-        code = line.startswith((">>>", "...")) or (line.startswith("    ") and not in_section)
+        code = in_example or (line.startswith("    ") and not in_section)
         name, text = re.match(r"((?:    \w+: )?)(.*)", line).groups()  # the name of a parameter is no text
         out.append(line if code else name + "`".join(_part(i, p) for i, p in enumerate(text.split("`"))))
     return out
