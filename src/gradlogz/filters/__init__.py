@@ -2,18 +2,35 @@
 
 SwitchingModel      k linear Gaussian systems and the chain that switches them; KalmanModel, one of them
 constant_velocity   the usual models of motion; random_walk, constant_acceleration, singer, coordinated_turn
+NonlinearModel      the same with functions, by EKF or UKF; NonlinearMode, unknown_turn, range_bearing, wrap_angles
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb, its relatives; Filtered, what they find
 SwitchingFilter     the same one observation at a time; State, what is carried on
 exact               every history of modes; Exact
+smooth              what later observations say of earlier states; Smoothed
+ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
 normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
 """
 
+from .closure import Closure, Discount, LinearMotion, Reset, closed
+from .conjugate import ConjugateFilter, ConjugateFiltered, ConjugateState
 from .consistency import Consistency, gate, nees, normalized_innovation
 from .discretization import discretize, discretize_chain
 from .enumeration import Exact, exact
+from .families import (
+    BetaBinomial,
+    ConjugateFamily,
+    DirichletMultinomial,
+    GammaExponential,
+    GammaPoisson,
+    InverseWishartNormal,
+    LinearGaussian,
+)
 from .model import KalmanModel, SwitchingModel
 from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
+from .nonlinear import NonlinearMode, NonlinearModel
+from .nonlinear_motion import range_bearing, unknown_turn, wrap_angles
 from .result import Filtered, State
+from .smoother import Smoothed, smooth
 from .switching import SwitchingFilter, gpb, gpb1, gpb2, imm
 
 __all__ = [
@@ -26,6 +43,11 @@ __all__ = [
     "coordinated_turn",
     "discretize",
     "discretize_chain",
+    "NonlinearModel",
+    "NonlinearMode",
+    "unknown_turn",
+    "range_bearing",
+    "wrap_angles",
     "gpb1",
     "gpb2",
     "imm",
@@ -35,6 +57,23 @@ __all__ = [
     "State",
     "exact",
     "Exact",
+    "smooth",
+    "Smoothed",
+    "ConjugateFilter",
+    "ConjugateFiltered",
+    "ConjugateState",
+    "ConjugateFamily",
+    "GammaPoisson",
+    "GammaExponential",
+    "BetaBinomial",
+    "DirichletMultinomial",
+    "InverseWishartNormal",
+    "LinearGaussian",
+    "Discount",
+    "Reset",
+    "LinearMotion",
+    "closed",
+    "Closure",
     "normalized_innovation",
     "nees",
     "gate",
