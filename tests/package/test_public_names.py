@@ -7,6 +7,7 @@ import pkgutil
 
 import gradlogz
 import gradlogz.attention
+import gradlogz.contrastive
 import gradlogz.dynamics
 import gradlogz.filters
 import gradlogz.measures
@@ -34,6 +35,7 @@ def test_the_root_exports_what_its_chapters_export():
         *gradlogz.attention.__all__,
         *gradlogz.dynamics.__all__,
         *gradlogz.filters.__all__,
+        *gradlogz.contrastive.__all__,
         *gradlogz.reporting.__all__,
         *gradlogz.simulation.__all__,
         *gradlogz.probing.__all__,

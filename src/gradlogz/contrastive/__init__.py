@@ -1,0 +1,39 @@
+"""Contrastive losses: likelihoods of one exponential family, exact at any temperature, in linear memory."""
+
+from .likelihood import Likelihood
+from .losses import (
+    Contrastive,
+    alignment,
+    bernoulli,
+    clip,
+    info_nce,
+    n_pair,
+    nca,
+    nce,
+    nt_xent,
+    proxy,
+    ranking_nce,
+    skip_gram,
+    supervised_contrastive,
+    triplet,
+    uniformity,
+)
+
+__all__ = [
+    "Likelihood",
+    "info_nce",
+    "n_pair",
+    "clip",
+    "nt_xent",
+    "supervised_contrastive",
+    "nca",
+    "skip_gram",
+    "nce",
+    "ranking_nce",
+    "bernoulli",
+    "proxy",
+    "triplet",
+    "alignment",
+    "uniformity",
+    "Contrastive",
+]
