@@ -1,4 +1,4 @@
-"""Models of continuous time and of unequal sizes say what is wrong with rates, times and components."""
+"""Models of continuous time, of unequal sizes and of functions say what is wrong with them."""
 
 import pytest
 import torch
@@ -6,12 +6,14 @@ from form import each_of, refused
 
 from gradlogz import (
     KalmanModel,
+    NonlinearModel,
     SwitchingFilter,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
     exact,
     imm,
+    unknown_turn,
 )
 
 F64 = torch.float64
@@ -28,6 +30,15 @@ pair = [constant_velocity(1, dt=1.0, **NOISE), constant_acceleration(1, dt=1.0, 
 unequal = SwitchingModel.of(pair, transition=stay, components=[(0, 1), (0, 1, 2)])
 fields = {name: getattr(discrete, name) for name in ("F", "Q", "H", "R")}
 wide = KalmanModel(*stepping[:2], torch.eye(2, dtype=F64), torch.eye(2, dtype=F64))
+
+noise = torch.ones(2, 1, 1, dtype=F64)
+TURN = {"dt": 1.0, "spectral_density": 1.0, "rate_density": 1.0, "observation_variance": 1.0}
+
+
+def bent(**changes):
+    """A model of functions, with something wrong."""
+    parts = {"transition": stay, "move": torch.sin, "Q": noise, "observe": torch.cos, "R": noise}
+    return lambda: NonlinearModel(**{**parts, **changes})
 
 
 def filtered(model=continuous, **options):
@@ -140,6 +151,81 @@ ERRORS = [
         ValueError,
         'exact: model must say what a component is that a mode lacks; got components and fill="modes".',
         lambda: exact(unequal, y, mean=torch.zeros(3, dtype=F64), covariance=torch.eye(3, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: move must be a function for each of k=2 modes, or one for all; "
+        "got 1, of which 1 can be called.",
+        bent(move=[torch.sin]),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: observe must be a function for each of k=2 modes, or one for all; "
+        "got 2, of which 1 can be called.",
+        bent(observe=[torch.sin, 3]),
+    ),
+    (
+        ValueError,
+        'NonlinearModel: method must be "ekf" or "ukf", and alpha² (s + kappa) positive; '
+        "got 'ukf', alpha=1.0, kappa=-1.",
+        bent(method="ukf", kappa=-1),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: observe must take a state [1] to [1]; got shape (2,).",
+        bent(observe=lambda x: torch.cat((x, x))),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: transition must be nonnegative with rows that sum to one; "
+        "got a smallest entry of 0.1 and sums that miss one by 0.3.",
+        bent(transition=stay.mT),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: Q must be positive semidefinite; got a smallest eigenvalue of -1.",
+        bent(Q=-noise),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: R must be finite; got 2 of 2 entries that are NaN or infinite.",
+        bent(R=torch.nan * noise),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: R must be [*b, t, k=2, o=1, o=1] or without what comes before the modes; got shape (3, 1, 1).",
+        bent(R=torch.ones(3, 1, 1, dtype=F64)),
+    ),
+    (
+        TypeError,
+        "NonlinearModel.of: models must be one NonlinearMode or KalmanModel or more; "
+        "got 1 of types ['SwitchingModel'].",
+        lambda: NonlinearModel.of([discrete], transition=stay),
+    ),
+    (
+        ValueError,
+        "NonlinearModel.of: observe and R must be given together; got R alone.",
+        lambda: NonlinearModel.of([stepping, stepping], transition=stay, R=noise[0]),
+    ),
+    (
+        ValueError,
+        "NonlinearModel.of: linear models must be of steps, and not change from one to the next; got a continuous one.",
+        lambda: NonlinearModel.of([stepping, flowing], transition=stay),
+    ),
+    (
+        ValueError,
+        "unknown_turn: spectral_density must be a number, not negative; got -1.",
+        lambda: unknown_turn(**{**TURN, "spectral_density": -1.0}),
+    ),
+    (
+        ValueError,
+        "unknown_turn: dt must be a number, not negative; got shape (2,).",
+        lambda: unknown_turn(**{**TURN, "dt": torch.ones(2)}),
+    ),
+    (
+        ValueError,
+        "imm: inputs must be given if and only if the model has input_size; got inputs and none.",
+        lambda: imm(bent()(), y, mean=noise[0, 0], covariance=noise[0], inputs=y),
     ),
 ]
 

@@ -6,7 +6,7 @@ Targets b broadcast against size 1 only. Values are looked at once for a whole s
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,21 +22,24 @@ from .._errors import (
     shape_of,
 )
 from .._typing import Bool, Float, Int, Tensor
-from .model import ENDS, Parameters, SwitchingModel
+from .model import ENDS, SwitchingModel
+from .nonlinear import NonlinearModel
 from .result import State
+
+Model = SwitchingModel | NonlinearModel
 
 
 class Series(NamedTuple):
     """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
 
-    parameters: Parameters
+    parameters: Any  # Parameters, or NonlinearParameters of such a model
     observations: Float[Tensor, "*b t o"]
     seen: Bool[Tensor, "*b t o"] | None
 
 
 def arranged(
     call: str,
-    model: SwitchingModel,
+    model: Model,
     observations: Float[Tensor, "*b t o"],
     *,
     inputs: Float[Tensor, "*#c t u"] | None = None,
@@ -70,7 +73,7 @@ def arranged(
 
 def beginning(
     call: str,
-    model: SwitchingModel,
+    model: Model,
     batch: torch.Size,
     *,
     mean: Float[Tensor, "*#m s"],
@@ -140,12 +143,12 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
 
 def _of_steps(
     call: str,
-    model: SwitchingModel,
+    model: Model,
     y: Tensor,
     times: Tensor | None,
     lengths: Tensor | None,
     validate: bool,
-) -> SwitchingModel:
+) -> Model:
     """The model of the steps from one observation to the next, the first from time 0."""
     if (times is None) != (model.rate is None):
         fact = "times but transition" if model.rate is None else "rate but no times"
@@ -166,23 +169,27 @@ def _of_steps(
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
             remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
             raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
+    assert isinstance(model, SwitchingModel)  # no other has rate
     return model.at(dt)
 
 
-def _check_inputs(call: str, model: SwitchingModel, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
+def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
     """A model that has inputs is given them, one for each step."""
     u = model.input_size
     if (inputs is None) != (u is None):
-        fact = "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
-        condition = "inputs must be given if and only if the model has B or D"
-        raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u."))
+        if isinstance(model, NonlinearModel):
+            name, fact = "input_size", f"no inputs and {u}" if inputs is None else "inputs and none"
+        else:
+            name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
+        condition = f"inputs must be given if and only if the model has {name}"
+        raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
     if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
         condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
         remedy = "Pass one input for each observation."
         raise ValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
 
 
-def _check_targets(call: str, model: SwitchingModel, batch: torch.Size) -> None:
+def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
     """Fields of a model that differ from target to target have the targets of the observations."""
     for name, t in model.fields().items():
         own = t.shape[: -len(ENDS[name]) - 1]

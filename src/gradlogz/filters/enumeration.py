@@ -18,6 +18,7 @@ from ..kernels.reference import log_sum_exp
 from .border import arranged, beginning, check_densities
 from .merging import collapse, weigh
 from .model import SwitchingModel
+from .nonlinear import NonlinearModel
 from .result import Filtered, Moved, combined
 
 MOST = 1 << 20  # histories that are written down
@@ -44,7 +45,7 @@ class Exact(NamedTuple):
 
 
 def exact(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     mean: Float[Tensor, "*#m s"],

@@ -72,16 +72,28 @@ def update(
 
     An observation so far away that its squared distance overflows has the log density -inf and changes nothing.
     """
-    m, P, o = mean, covariance, observation.shape[-1]
+    v = observation - (H @ mean.unsqueeze(-1)).squeeze(-1)
+    return correct(mean, covariance, v if d is None else v - d, H=H, R=R, seen=seen)
+
+
+def correct(
+    mean: Float[Tensor, "*#b s"],
+    covariance: Float[Tensor, "*#b s s"],
+    innovation: Float[Tensor, "*#b o"],
+    *,
+    H: Float[Tensor, "*#b o s"],
+    R: Float[Tensor, "*#b o o"],
+    seen: Bool[Tensor, "*#b o"] | None = None,
+) -> Updated:
+    """`update` by an innovation v, what an observation differs by from what was expected of it."""
+    m, P, v, o = mean, covariance, innovation, innovation.shape[-1]
     count: Tensor | int = o
     if seen is not None:
         H = H * seen.unsqueeze(-1)
         both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
         R = torch.where(both, R, torch.eye(o, dtype=R.dtype, device=R.device))
         count = seen.sum(-1).to(m.dtype)  # whole numbers times log 2 pi would be float32
-    v = observation - (H @ m.unsqueeze(-1)).squeeze(-1)
-    v = v if d is None else v - d
-    v = v if seen is None else torch.where(seen, v, 0.0)
+        v = torch.where(seen, v, 0.0)
     HP = H @ P
     L, failure = torch.linalg.cholesky_ex(symmetric(HP @ H.mT + R))
     whitened = torch.linalg.solve_triangular(L, torch.cat((HP, v.unsqueeze(-1)), -1), upper=False)

@@ -53,6 +53,7 @@ ENDS = {
     "B": "ksu",
     "D": "kou",
     "has": "ks",
+    "u": "1u",
 }
 NEEDED: Any = None  # fields without which there is no model, though what stands before them may be left out
 
@@ -88,14 +89,7 @@ class Parameters(NamedTuple):
 
     def each(self, steps: int) -> "Iterator[Parameters]":
         """Those of every step, without time."""
-        fields: list[Any] = []
-        for name, t in zip(self._fields, self, strict=True):
-            ending = len(ENDS[name])
-            if t is None or t.ndim == ending:
-                fields.append(itertools.repeat(t, steps))
-            else:
-                fields.append(t.expand(*t.shape[: -ending - 1], steps, *t.shape[-ending:]).unbind(-ending - 1))
-        return itertools.starmap(Parameters, zip(*fields, strict=True))
+        return (self._replace(**now) for now in each_step(self._asdict(), steps))
 
     def by_history(self) -> "Parameters":
         """Those of one step for states [*b, h, k, s]: every history by every mode."""
@@ -122,6 +116,10 @@ class Parameters(NamedTuple):
     def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of what will be observed."""
         return expect(mean, covariance, H=self.H, R=self.R, d=self.d)
+
+    def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
+        """What lies between two observations."""
+        return left - right
 
 
 @record
@@ -176,21 +174,7 @@ class SwitchingModel:
             raise ValueError(sentence("SwitchingModel", "one of transition and rate must be given", fact, remedy))
         fields = self.fields()
         check_floats("SwitchingModel", **fields | {name: getattr(self, name) for name in "FQHR"})
-        sizes: dict[str, int] = {}
-        for name, t in fields.items():
-            ending = ENDS[name]
-            found = t.shape[t.ndim - len(ending) :] if t.ndim >= len(ending) else ()
-            for letter, size in zip(ending, found, strict=False):
-                sizes.setdefault(letter, size)
-            if tuple(found) != tuple(sizes.get(letter, 0) for letter in ending) or 0 in found:
-                wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
-                condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
-                remedy = "Stack over modes: k first, then what each mode has."
-                raise ValueError(sentence("SwitchingModel", condition, f"shape {shape_of(t)}", remedy))
-        lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
-        if len(lengths) > 1:
-            condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
-            raise ValueError(sentence("SwitchingModel", condition, fact, "Expand or cut one of them."))
+        check_fields("SwitchingModel", fields)
         check_components("SwitchingModel", self.components, self.fill, self.modes, self.state_size)
         if self.validate:
             check_finite("SwitchingModel", **fields)
@@ -342,10 +326,41 @@ class SwitchingModel:
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors that it is made of, by name."""
-        return present(**{name: getattr(self, name) for name in ENDS if name != "has"})
+        return present(**{name: getattr(self, name) for name in ENDS if name not in ("has", "u")})
 
 
 # What models of any kind have in common -------------------------------------------------------------------------------
+
+
+def check_fields(call: str, fields: dict[str, Tensor]) -> None:
+    """Fields are stacked over modes and agree in their sizes."""
+    sizes: dict[str, int] = {}
+    for name, t in fields.items():
+        ending = ENDS[name]
+        found = t.shape[t.ndim - len(ending) :] if t.ndim >= len(ending) else ()
+        for letter, size in zip(ending, found, strict=False):
+            sizes.setdefault(letter, size)
+        if tuple(found) != tuple(sizes.get(letter, 0) for letter in ending) or 0 in found:
+            wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
+            condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
+            remedy = "Stack over modes: k first, then what each mode has."
+            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+    lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
+    if len(lengths) > 1:
+        condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
+        raise ValueError(sentence(call, condition, fact, "Expand or cut one of them."))
+
+
+def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str, Any]]:
+    """Fields of every step, without time."""
+    apart: list[Any] = []
+    for name, t in fields.items():
+        ending = len(ENDS[name])
+        if t is None or t.ndim == ending:
+            apart.append(itertools.repeat(t, steps))
+        else:
+            apart.append(t.expand(*t.shape[: -ending - 1], steps, *t.shape[-ending:]).unbind(-ending - 1))
+    return (dict(zip(fields, now, strict=True)) for now in zip(*apart, strict=True))
 
 
 def steps_of(fields: dict[str, Tensor]) -> int | None:

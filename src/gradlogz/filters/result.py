@@ -14,6 +14,7 @@ import torch
 from .._typing import Bool, Float, Int, Tensor
 from .merging import collapse, to_one
 from .model import Parameters
+from .nonlinear import NonlinearParameters
 
 
 class State(NamedTuple):
@@ -93,7 +94,7 @@ class Moved(NamedTuple):
 
 def combined(
     moved: Moved,
-    parameters: Parameters,
+    parameters: Parameters | NonlinearParameters,
     observation: Float[Tensor, "*b o"],
     seen: Bool[Tensor, "*b o"] | None,
     log_likelihood: Float[Tensor, "*c"],
@@ -118,9 +119,9 @@ def combined(
         moved.predicted_mean,
         moved.predicted_covariance,
         moved.predicted_log_probability,
-        y - overall,
+        parameters.difference(y, overall),
         overall_S,
-        y.unsqueeze(-2) - expected,
+        parameters.difference(y.unsqueeze(-2), expected),
         S,
         moved.mode_log_likelihood,
         moved.step_log_likelihood,

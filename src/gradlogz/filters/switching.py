@@ -27,11 +27,12 @@ from .._typing import Bool, Float, Int, Tensor
 from .border import arranged, beginning, check_densities
 from .merging import Moments, collapse, fill, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
+from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered, Moved, State, combined
 
 
 def gpb1(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     mean: Float[Tensor, "*#m s"],
@@ -54,7 +55,7 @@ def gpb1(
 
 
 def gpb2(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     mean: Float[Tensor, "*#m s"],
@@ -77,7 +78,7 @@ def gpb2(
 
 
 def imm(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     mean: Float[Tensor, "*#m s"],
@@ -122,7 +123,7 @@ def imm(
 
 
 def gpb(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     depth: int,
@@ -164,7 +165,7 @@ class SwitchingFilter(NamedTuple):
     True
     """
 
-    model: SwitchingModel
+    model: SwitchingModel | NonlinearModel
     method: Literal["imm", "gpb"] = "imm"
     depth: int = 2
 
@@ -281,7 +282,7 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) 
 
 
 def _advance(
-    chosen: SwitchingFilter, now: Parameters, state: State, y: Tensor, seen: Tensor | None
+    chosen: SwitchingFilter, now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None
 ) -> tuple[State, Moved]:
     """One transition and one observation."""
     if chosen.method == "imm":
@@ -292,7 +293,7 @@ def _advance(
 # The steps of the filters, on facing pages: mix, predict, update, collapse. ------------------------------------------
 
 
-def _imm(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+def _imm(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
     """[theory 7.3]"""
     # Mix: each mode j begins with the states i that may have come to it ----------------------------------------------
     log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
@@ -306,7 +307,7 @@ def _imm(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple
     return State(after.mean, after.covariance, log_pi, state.log_likelihood + step), moved
 
 
-def _gpb1(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+def _gpb1(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
     """[theory 7.1]"""
     # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
     log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
@@ -320,7 +321,9 @@ def _gpb1(now: Parameters, state: State, y: Tensor, seen: Tensor | None) -> tupl
     return State(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
 
 
-def _gpb(now: Parameters, state: State, y: Tensor, seen: Tensor | None, depth: int) -> tuple[State, Moved]:
+def _gpb(
+    now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None, depth: int
+) -> tuple[State, Moved]:
     """[theory 7.2] for histories of any depth; those of depth 2 are modes."""
     log_h, k = state.log_probability.unsqueeze(-1), now.transition.shape[-1]
     histories = log_h.shape[-2]

@@ -1,0 +1,441 @@
+"""Systems that switch between modes and need not be linear: the extended and the unscented Kalman filter.
+
+    p(x_t | x_{t-1}, s_t = j) = N(f_j(x_{t-1}), Q_j),        p(y_t | x_t, s_t = j) = N(h_j(x_t), R_j)
+
+A Gaussian N(m, P) with P = L L^T goes through a function f as if that were linear: f(m + L z) ≈ m' + G z + N(0, W).
+
+    "ekf"   the tangent        m' = f(m),   G = f'(m) L,   W = 0                        f' by forward differentiation
+    "ukf"   sigma points       m ± c L_i,   c² = alpha² (n + kappa)                                  [julier04; wan00]
+            m'  = f(m) + sum_i (f_i+ + f_i- - 2 f(m)) / 2 c²,           f_i± = f(m ± c L_i)
+            G_i = (f_i+ - f_i-) / 2 c                                                       differences of first order
+            W   = sum_i e_i e_i^T / c² + (2 - n / c² - alpha² + beta) e_0 e_0^T             what curvature adds
+            e_i = (f_i+ + f_i-) / 2 - m',   e_0 = f(m) - m'
+
+These are the usual weighted sums over 2 n + 1 points, sorted into what is odd and what is even: linear functions have
+W = 0 and give the Kalman filter, and a covariance is a sum of squares. The rest is that filter in the coordinates z. L
+is Cholesky's root, of singular covariances too. With alpha = 1, kappa = 0, beta = 2 all weights are nonnegative.
+
+Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), switching.py (the filters).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, sentence, shape_of
+from .._typing import Bool, Float, Tensor
+from ..measures.measure import measure as record
+from ..measures.measure import static
+from .kalman import Updated, correct
+from .merging import Moments, symmetric
+from .model import (
+    ENDS,
+    KalmanModel,
+    belonging,
+    check_chain,
+    check_components,
+    check_fields,
+    each_step,
+    lifted,
+    narrowed,
+    stack_modes,
+    steps_of,
+)
+
+Function = Callable[..., Tensor]  # of one state [s], or of a state and an input [u]
+Mapped = Callable[..., tuple[Tensor, ...]]
+Residual = Callable[[Tensor, Tensor], Tensor]  # what lies between two observations [o]
+
+
+class NonlinearMode(NamedTuple):
+    """One mode: x' = move(x) + N(0, Q), y = observe(x) + N(0, R). Functions are of one state [s], in torch."""
+
+    move: Function
+    Q: Float[Tensor, "*#t s s"]
+    observe: Function
+    R: Float[Tensor, "*#t o o"]
+
+
+@record
+class NonlinearModel:
+    """k systems of one state that need not be linear, and the chain that says which of them moves it.
+
+        P(s_t = j | s_{t-1} = i)    = transition_ij
+        p(x_t | x_{t-1}, s_t = j)   = N(move_j(x_{t-1}, u_t), Q_j)
+        p(y_t | x_t, s_t = j)       = N(observe_j(x_t, u_t), R_j)
+
+    Every filter takes it where it takes a SwitchingModel. Fields may change in time, as those do; functions are told
+    of time by their inputs, which they have as a second argument if input_size is given.
+
+    Attributes:
+        move: a function of one state [s], for all modes or one for each; it is mapped over targets (torch.func.vmap).
+        observe: likewise, [s] to [o].
+        method: "ekf" or "ukf".
+        residual: what lies between two observations, such as wrap_angles(1); None is their difference.
+        input_size: u, of functions that are given inputs.
+        alpha, beta, kappa: of the sigma points.
+        components, fill: as of a SwitchingModel; functions are of the whole state.
+
+    >>> import torch
+    >>> from gradlogz import imm
+    >>> model = NonlinearModel(
+    ...     transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]),
+    ...     move=(torch.sin, torch.cos),
+    ...     Q=0.1 * torch.ones(2, 1, 1),
+    ...     observe=lambda x: x**3,
+    ...     R=0.1 * torch.ones(2, 1, 1),
+    ... )
+    >>> found = imm(model, torch.tensor([[1.0], [0.2]]), mean=torch.zeros(1), covariance=torch.eye(1))
+    >>> found.log_mode_probability.argmax(-1)
+    tensor([1, 1])
+    """
+
+    transition: Float[Tensor, "*#t k k"]
+    move: tuple[Function, ...] = static()
+    Q: Float[Tensor, "*#t k s s"]
+    observe: tuple[Function, ...] = static()
+    R: Float[Tensor, "*#t k o o"]
+    method: Literal["ekf", "ukf"] = static(default="ekf", kw_only=True)
+    residual: Residual | None = static(default=None, kw_only=True)
+    input_size: int | None = static(default=None, kw_only=True)
+    alpha: float = static(default=1.0, kw_only=True)
+    beta: float = static(default=2.0, kw_only=True)
+    kappa: float = static(default=0.0, kw_only=True)
+    components: tuple[tuple[int, ...], ...] | None = static(default=None, kw_only=True)
+    fill: Literal["modes", "zero"] = static(default="modes", kw_only=True)
+    validate: bool = static(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        call, fields = "NonlinearModel", self.fields()
+        check_floats(call, **fields)
+        check_fields(call, fields)
+        for name in ("move", "observe"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) * self.modes if callable(given) else tuple(given))
+            functions = getattr(self, name)
+            if len(functions) != self.modes or not all(callable(f) for f in functions):
+                fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} can be called"
+                condition = f"{name} must be a function for each of k={self.modes} modes, or one for all"
+                raise ValueError(sentence(call, condition, fact, "Pass a list in the order of the modes."))
+        if self.method not in ("ekf", "ukf") or not self.alpha**2 * (self.state_size + self.kappa) > 0:
+            condition = 'method must be "ekf" or "ukf", and alpha² (s + kappa) positive'
+            fact = f"{self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
+            raise ValueError(sentence(call, condition, fact, "kappa must be above -s, the size of the state."))
+        check_components(call, self.components, self.fill, self.modes, self.state_size)
+        if self.validate:
+            check_finite(call, **fields)
+            check_chain(call, self.transition, None)
+            check_positive_semidefinite(call, "Q", self.Q)
+            check_positive_semidefinite(call, "R", self.R)
+            self._check_functions(call)
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[NonlinearMode | KalmanModel],
+        *,
+        transition: Float[Tensor, "*#t k k"],
+        observe: Function | None = None,
+        R: Float[Tensor, "*#t o o"] | None = None,
+        components: Sequence[Sequence[int]] | None = None,
+        fill: Literal["modes", "zero"] = "modes",
+        **options: Any,
+    ) -> "NonlinearModel":
+        """Modes of one state, linear or not, assembled in this order.
+
+        Args:
+            observe: of the whole state, in place of what each mode observes; with R.
+            components: which components of the whole state each mode has, in its order; None if each has all.
+            options: those of NonlinearModel.
+        """
+        call = "NonlinearModel.of"
+        if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
+            fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
+            condition = "models must be one NonlinearMode or KalmanModel or more"
+            raise TypeError(sentence(call, condition, fact, "Pass a list such as [unknown_turn(...)]."))
+        if (observe is None) != (R is None):
+            fact = "R alone" if observe is None else "observe alone"
+            remedy = "R is the covariance of the noise in what is observed."
+            raise ValueError(sentence(call, "observe and R must be given together", fact, remedy))
+        modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
+        if R is not None:
+            modes = [m._replace(R=R) for m in modes]
+        own = tuple(tuple(c) for c in components) if components is not None else None
+        lifts = lifted(call, [(m.Q, m.R.shape[-1]) for m in modes], own)
+        if own is not None and lifts is not None:
+            modes = [_whole(m, E, list(c)) for m, E, c in zip(modes, lifts, own, strict=True)]
+        Q, R = (stack_modes([getattr(m, name) for m in modes], 2) for name in ("Q", "R"))
+        assert Q is not None
+        assert R is not None
+        seen = tuple(m.observe for m in modes) if observe is None else (observe,) * len(modes)
+        return cls(
+            transition=transition,
+            move=tuple(m.move for m in modes),
+            Q=Q,
+            observe=seen,
+            R=R,
+            components=own,
+            fill=fill,
+            **options,
+        )
+
+    @property
+    def modes(self) -> int:
+        """k."""
+        return self.transition.shape[-1]
+
+    @property
+    def state_size(self) -> int:
+        """s."""
+        return self.Q.shape[-1]
+
+    @property
+    def observation_size(self) -> int:
+        """o."""
+        return self.R.shape[-1]
+
+    @property
+    def rate(self) -> None:
+        """None: time goes in steps, of which functions are told by their inputs."""
+        return None
+
+    @property
+    def has(self) -> Bool[Tensor, "k s"] | None:
+        """Which components of the state each mode has; None if every mode has all."""
+        return belonging(self.components, self.R.device)
+
+    @property
+    def steps(self) -> int | None:
+        """t, the number of steps for which a model that changes in time is given; None where it does not change."""
+        return steps_of(self.fields())
+
+    def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
+        """What a filter needs of the model."""
+        has, Q = self.has, self.Q
+        if has is not None:
+            Q = Q * (has.unsqueeze(-1) & has.unsqueeze(-2))
+        u = None if inputs is None else inputs.unsqueeze(-2)
+        return NonlinearParameters(self.transition, Q, self.R, u, has if self.fill == "modes" else None, self.has, self)
+
+    def narrow(self, time: int) -> "NonlinearModel":
+        """The model of one step, its time dimension kept with size 1."""
+        fields: dict[str, Any] = {name: narrowed(t, len(ENDS[name]), time) for name, t in self.fields().items()}
+        return self if self.steps in (None, 1) else dataclasses.replace(self, **fields, validate=False)
+
+    def fields(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by name."""
+        return {"transition": self.transition, "Q": self.Q, "R": self.R}
+
+    def _check_functions(self, call: str) -> None:
+        """Functions take a state and give what they should; they are tried at 0."""
+        if not has_values(self.Q):
+            return
+        arguments = [self.Q.new_zeros(self.state_size)]
+        if self.input_size is not None:
+            arguments.append(self.Q.new_zeros(self.input_size))
+        for name, size in (("move", self.state_size), ("observe", self.observation_size)):
+            for f in getattr(self, name):
+                found = f(*arguments)
+                if found.shape != (size,):
+                    condition = f"{name} must take a state [{self.state_size}] to [{size}]"
+                    remedy = "Functions are written for one state; targets are mapped over."
+                    raise ValueError(sentence(call, condition, f"shape {shape_of(found)}", remedy))
+
+
+class NonlinearParameters(NamedTuple):
+    """The fields of a model with its inputs, of all steps or of one."""
+
+    transition: Float[Tensor, "*#t k k"]
+    Q: Float[Tensor, "*#t k s s"]
+    R: Float[Tensor, "*#t k o o"]
+    u: Float[Tensor, "*#t 1 u"] | None
+    has: Bool[Tensor, "k s"] | None
+    own: Bool[Tensor, "k s"] | None
+    model: NonlinearModel
+
+    def each(self, steps: int) -> "Iterator[NonlinearParameters]":
+        """Those of every step, without time."""
+        tensors = {name: getattr(self, name) for name in ("transition", "Q", "R", "u")}
+        return (self._replace(**now) for now in each_step(tensors, steps))
+
+    def by_history(self) -> "NonlinearParameters":
+        """Those of one step for states [*b, h, k, s]: every history by every mode."""
+        u = None if self.u is None else self.u.unsqueeze(-3)
+        return self._replace(Q=self.Q.unsqueeze(-4), R=self.R.unsqueeze(-4), u=u)
+
+    # What a filter asks of one step, mode by mode --------------------------------------------------------------------
+
+    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+        """The law of the state one step on, as a Gaussian."""
+        through = self._through(self.model.move, mean, covariance, None)
+        m, P = through.mean, symmetric(through.spread(covariance) + self.Q)
+        return Moments(m, P) if self.own is None else Moments(m * self.own, P)
+
+    def update(
+        self,
+        mean: Float[Tensor, "*#b k s"],
+        covariance: Float[Tensor, "*#b k s s"],
+        observation: Float[Tensor, "*#b #k o"],
+        seen: Bool[Tensor, "*#b #k o"] | None,
+    ) -> Updated:
+        """The law of the state given an observation, as a Gaussian, and how likely that was."""
+        through = self._through(self.model.observe, mean, covariance, self.model.residual)
+        v = self.difference(observation, through.mean)
+        if through.root is None:
+            return correct(mean, covariance, v, H=through.slope, R=self.R, seen=seen)
+        L, eye = through.root, torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        z = correct(torch.zeros_like(mean), eye, v, H=through.slope, R=self.R + through.curvature, seen=seen)
+        m = mean + (L @ z.mean.unsqueeze(-1)).squeeze(-1)
+        return z._replace(mean=m, covariance=symmetric(L @ z.covariance @ L.mT))
+
+    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+        """The law of what will be observed; where angles are, those of all modes on one side of the circle."""
+        through = self._through(self.model.observe, mean, covariance, self.model.residual)
+        first = through.mean[..., :1, :]
+        alike = first + self.difference(through.mean, first) if self.model.residual else through.mean
+        return Moments(alike, symmetric(through.spread(covariance) + self.R))
+
+    def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
+        """What lies between two observations."""
+        return _between(self.model.residual, left, right)
+
+    def _through(
+        self, functions: tuple[Function, ...], mean: Tensor, covariance: Tensor, residual: Residual | None
+    ) -> "Through":
+        """A Gaussian through a function of each mode."""
+        k = len(functions)
+        m = mean.expand(*mean.shape[:-2], k, -1)
+        if self.model.method == "ekf":
+            return _tangent(functions, m, self.u)
+        P = covariance.expand(*m.shape, -1)
+        return _sigma_points(functions, m, P, self.u, residual, self.model)
+
+
+class Through(NamedTuple):
+    """f(m + e) as if it were linear: mean + slope e, or mean + slope z + N(0, curvature) where e = root z."""
+
+    mean: Float[Tensor, "*b k o"]
+    slope: Float[Tensor, "*b k o s"]
+    root: Float[Tensor, "*b k s s"] | None = None
+    curvature: Float[Tensor, "*b k o o"] | float = 0.0
+
+    def spread(self, covariance: Tensor) -> Tensor:
+        """The covariance of f."""
+        if self.root is None:
+            return self.slope @ covariance @ self.slope.mT
+        return self.slope @ self.slope.mT + self.curvature
+
+
+def _tangent(functions: tuple[Function, ...], m: Tensor, u: Tensor | None) -> Through:
+    """f and f' at the mean, in one forward pass."""
+
+    def twice(f: Function) -> Mapped:
+        return torch.func.jacfwd(lambda *x: (f(*x),) * 2, has_aux=True)  # type: ignore[no-any-return]
+
+    slope, value = _each_mode(functions, twice, m, u)
+    return Through(value, slope)
+
+
+def _sigma_points(
+    functions: tuple[Function, ...],
+    m: Tensor,
+    P: Tensor,
+    u: Tensor | None,
+    residual: Residual | None,
+    model: NonlinearModel,
+) -> Through:
+    """f at m and at m ± c L_i."""
+    n = m.shape[-1]
+    square = model.alpha**2 * (n + model.kappa)
+    L = root(P)
+    away = square**0.5 * L.mT  # row i is c L_i
+    points = torch.cat((m.unsqueeze(-2), m.unsqueeze(-2) + away, m.unsqueeze(-2) - away), -2)  # [*b, k, 2n + 1, s]
+
+    def everywhere(f: Function) -> Mapped:
+        return lambda x, *more: (torch.func.vmap(lambda point: f(point, *more))(x),)
+
+    (f,) = _each_mode(functions, everywhere, points, u, inner=1)
+    center = f[..., :1, :]
+    if residual is not None:  # all points on the side of the circle on which the first one is
+        f = torch.cat((center, center + _between(residual, f[..., 1:, :], center)), -2)
+    plus, minus = f[..., 1 : n + 1, :], f[..., n + 1 :, :]
+    mean = center + ((plus - center) + (minus - center)).sum(-2, keepdim=True) / (2 * square)
+    even, first = (plus + minus) / 2 - mean, center - mean
+    weight = 2 - n / square - model.alpha**2 + model.beta
+    W = even.mT @ even / square + weight * (first.mT @ first)
+    return Through(mean.squeeze(-2), ((plus - minus) / (2 * square**0.5)).mT, L, W)
+
+
+def root(P: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
+    """Cholesky's L with L L^T = P, column by column; a covariance may be singular, and then has columns of 0."""
+    rest, columns = P, []
+    least = 8 * P.shape[-1] * torch.finfo(P.dtype).eps * P.diagonal(dim1=-2, dim2=-1)
+    for i in range(P.shape[-1]):
+        pivot = rest[..., i, i]
+        alive = (pivot > least[..., i]) & (pivot > 0)
+        length = torch.where(alive, pivot, 1.0).sqrt().unsqueeze(-1)
+        column = torch.where(alive.unsqueeze(-1), rest[..., :, i] / length, 0.0)
+        columns.append(column)
+        rest = rest - column.unsqueeze(-1) * column.unsqueeze(-2)
+    return torch.stack(columns, -1).tril()
+
+
+def _each_mode(
+    functions: tuple[Function, ...],
+    change: Callable[[Function], Mapped],
+    x: Tensor,
+    u: Tensor | None,
+    inner: int = 0,
+) -> list[Tensor]:
+    """Function j of x [*b, k, ..., s] at mode j, mapped over the rest; one call for all modes that share a function."""
+    lead = x.shape[: x.ndim - 1 - inner]
+    more = () if u is None else (u.expand(*lead, u.shape[-1]),)
+
+    def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
+        before = arguments[0].shape[: arguments[0].ndim - 1 - inner]
+        flat = [a.reshape(-1, *a.shape[len(before) :]) for a in arguments]
+        return tuple(r.reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
+
+    if all(f is functions[0] for f in functions):
+        return list(mapped(functions[0], x, *more))
+    at = len(lead) - 1
+    found = [mapped(f, *(a.select(at, j) for a in (x, *more))) for j, f in enumerate(functions)]
+    return [torch.stack(parts, at) for parts in zip(*found, strict=True)]
+
+
+def _between(residual: Residual | None, left: Tensor, right: Tensor) -> Tensor:
+    """left - right, or what stands for it."""
+    if residual is None:
+        return left - right
+    left, right = torch.broadcast_tensors(left, right)
+    flat = torch.func.vmap(residual)(left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1]))
+    return flat.reshape(left.shape)
+
+
+def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
+    """A linear system as two functions."""
+    if model.continuous or any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
+        fact = "a continuous one" if model.continuous else "one that changes in time"
+        condition = "linear models must be of steps, and not change from one to the next"
+        raise ValueError(sentence(call, condition, fact, "Write a function of state and input."))
+
+    def linear(matrix: Tensor, offset: Tensor | None, driven: Tensor | None) -> Function:
+        def through(x: Tensor, *u: Tensor) -> Tensor:
+            y = matrix @ x if offset is None else matrix @ x + offset
+            return y if driven is None else y + driven @ u[0]
+
+        return through
+
+    return NonlinearMode(linear(model.F, model.b, model.B), model.Q, linear(model.H, model.d, model.D), model.R)
+
+
+def _whole(mode: NonlinearMode, E: Tensor, own: list[int]) -> NonlinearMode:
+    """A mode of some components as one of the whole state, which moves nothing else."""
+    return NonlinearMode(
+        lambda x, *u: E @ mode.move(x[own], *u),
+        E @ mode.Q @ E.mT,
+        lambda x, *u: mode.observe(x[own], *u),
+        mode.R,
+    )

@@ -1,0 +1,121 @@
+"""Motion and sensors that are not linear: turns of unknown rate, ranges and bearings, angles that wrap.
+
+    a turn of rate w, in the plane:   x' and y' turn by w dt,   x += (sin(w dt) x' - (1 - cos(w dt)) y') / w,   ...
+    range and bearing:                |p - origin|,   atan2(y - origin_y, x - origin_x)
+
+Read next: nonlinear.py (the filters' side of it).
+"""
+
+import math
+
+import torch
+
+from .._errors import has_values, sentence
+from .._typing import Tensor
+from .discretization import discretize
+from .nonlinear import Function, NonlinearMode, Residual
+
+
+def unknown_turn(
+    *,
+    dt: float | Tensor,
+    spectral_density: float | Tensor,
+    rate_density: float | Tensor,
+    observation_variance: float | Tensor,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> NonlinearMode:
+    """Velocities that turn in the plane at a rate that is part of the state: x, x', y, y', w. Positions are observed.
+
+    The turn is exact for the w of its beginning; velocities diffuse as those of constant_velocity do, and w with
+    rate_density. With w = 0 for certain it is constant_velocity.
+
+    >>> import torch
+    >>> mode = unknown_turn(dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
+    >>> quarter = torch.tensor([0.0, 1.0, 0.0, 0.0, torch.pi / 2])  # to the left
+    >>> torch.allclose(mode.move(quarter)[[1, 3]], torch.tensor([0.0, 1.0]), atol=1e-6)
+    True
+    """
+    numbers = {
+        "dt": dt,
+        "spectral_density": spectral_density,
+        "rate_density": rate_density,
+        "observation_variance": observation_variance,
+    }
+    given = [n for n in numbers.values() if isinstance(n, Tensor)]
+    dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
+    device = device or (given[0].device if given else None)
+    tensors = {name: torch.as_tensor(n, dtype=dtype, device=device) for name, n in numbers.items()}
+    for name, t in tensors.items():
+        if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
+            fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
+            remedy = "Functions of other steps take dt as an input."
+            raise ValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
+    step, q, q_rate, r = tensors.values()
+    shift = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=dtype, device=device)
+    corner = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=dtype, device=device)
+    _, Q = discretize(shift, q * corner, step)
+    return NonlinearMode(
+        lambda x: turned(x, step),
+        torch.block_diag(Q, Q, (q_rate * step).reshape(1, 1)),
+        lambda x: x[[0, 2]],
+        r * torch.eye(2, dtype=dtype, device=device),
+    )
+
+
+def turned(state: Tensor, dt: Tensor) -> Tensor:
+    """x, x', y, y', w a time dt later, on the arc of a circle.
+
+    Written so that it has all derivatives at w = 0: sin(z) / z is a series there.
+    """
+    x, vx, y, vy, w = state.unbind(-1)
+    z = w * dt
+    forward = dt * _sinc(z)  # sin(z) / w
+    aside = dt * (z / 2) * _sinc(z / 2) ** 2  # (1 - cos(z)) / w
+    cos, sin = torch.cos(z), torch.sin(z)
+    return torch.stack(
+        (x + forward * vx - aside * vy, cos * vx - sin * vy, y + aside * vx + forward * vy, sin * vx + cos * vy, w), -1
+    )
+
+
+def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float] = (0.0, 0.0)) -> Function:
+    """How far away and in which direction a sensor sees two components of the state: sqrt(x² + y²), atan2(y, x).
+
+    Bearings are angles: filters need residual=wrap_angles(1) beside them.
+
+    >>> import torch
+    >>> range_bearing()(torch.tensor([3.0, 0.0, 4.0, 0.0]))
+    tensor([5.0000, 0.9273])
+    """
+
+    def seen(state: Tensor, *_: Tensor) -> Tensor:
+        x, y = state[first] - origin[0], state[second] - origin[1]
+        return torch.stack((torch.hypot(x, y), torch.atan2(y, x)), -1)
+
+    return seen
+
+
+def wrap_angles(*components: int) -> Residual:
+    """The difference of two observations of which some components are angles in radians: these in [-pi, pi).
+
+    >>> import torch
+    >>> wrap_angles(1)(torch.tensor([5.0, 3.1]), torch.tensor([4.0, -3.1]))  # a small angle, not a full turn
+    tensor([ 1.0000, -0.0832])
+    """
+
+    def residual(left: Tensor, right: Tensor) -> Tensor:
+        away = left - right
+        parts = list(away.unbind(-1))
+        for c in components:
+            parts[c] = torch.remainder(parts[c] + math.pi, 2 * math.pi) - math.pi
+        return torch.stack(parts, -1)
+
+    return residual
+
+
+def _sinc(z: Tensor) -> Tensor:
+    """sin(z) / z."""
+    near = z.abs() < 0.1
+    small = torch.where(near, z, 0.0) ** 2
+    series = 1 - small / 6 * (1 - small / 20 * (1 - small / 42 * (1 - small / 72)))
+    return torch.where(near, series, torch.sin(z) / torch.where(near, 1.0, z))
