@@ -15,6 +15,7 @@ import torch
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from .result import Filtered
+from .smoother import Smoothed
 
 
 class Consistency(NamedTuple):
@@ -52,7 +53,7 @@ def normalized_innovation(filtered: Filtered, *, level: float = 0.95) -> Consist
     return _consistency("normalized_innovation", filtered.innovation, filtered.innovation_covariance, level, gaps=True)
 
 
-def nees(filtered: Filtered, truth: Float[Tensor, "*b s"], *, level: float = 0.95) -> Consistency:
+def nees(filtered: Filtered | Smoothed, truth: Float[Tensor, "*b s"], *, level: float = 0.95) -> Consistency:
     """NEES: the squared distance of the true state from the estimated one, (x - m)^T P^-1 (x - m)."""
     check_floats("nees", truth=truth, mean=filtered.mean)
     if truth.shape != filtered.mean.shape:

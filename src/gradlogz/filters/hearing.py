@@ -1,0 +1,228 @@
+"""What later observations say to a state and a mode: the step of a smoother.
+
+    f_j(m) = log ∫ N(x; m, P_j) p(y_t+1 ... y_T | x_t = x, s_t = j) dx      what comes later, as N(m_j, P_j) hears it
+    g = ∇f_j,   L = -∇²f_j  at m_j                                         its score and its information
+    P(s_t = j | all) ∝ pi_j exp f_j                                        the mode
+    m_j + P_j g,   P_j - P_j L P_j                                         the state: the gradient of a log normaliser
+
+A filter takes what came before for a Gaussian in each mode; a smoother takes what comes later for the exponential of a
+quadratic function in each mode, the one that gives N(m_j, P_j) the mean and covariance that the k modes of the next
+step give it together. Nothing is inverted that may be singular: with one mode this is the smoother of Bryson and
+Frazier [bierman73], whose numbers are those of Rauch, Tung and Striebel [rauch65].
+
+What comes later is kept as heard by the Gaussian of mode j, and has to be heard by the state of each pair of modes,
+that which went from i to j:
+
+    log ∫ N(m + d, P - D) exp(quadratic) = f + <g, d> - <d, L d>/2 - <r, D A^-1 r>/2 - log|A|/2,   A = I - L D
+    its score A^-1 r,   its information A^-1 L,   r = g - L d
+
+Read next: smoother.py (the steps in their order), switching.py (the filters).
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from .._typing import Bool, Float, Tensor
+from ..kernels.reference import log_sum_exp
+from ..measures.gating import gated_mean, gated_spread
+from .kalman import update
+from .merging import Moments, collapse, fill, symmetric, weigh
+from .model import Parameters
+
+Hearing = Literal["quotient", "kim"]
+
+
+class Known(NamedTuple):
+    """A Gaussian for each mode and its probability, given what came before and now."""
+
+    mean: Float[Tensor, "*b k s"]
+    covariance: Float[Tensor, "*b k s s"]
+    log_probability: Float[Tensor, "*b k"]
+
+
+class Later(NamedTuple):
+    """f, ∇f and -∇²f of each mode at its mean; and the average of -∇²f over the next modes, which is positive.
+
+    f is up to a number that all modes share: pi_j exp f_j sum to one.
+    """
+
+    log_evidence: Float[Tensor, "*b k"]
+    score: Float[Tensor, "*b k s"]
+    information: Float[Tensor, "*b k s s"]
+    average: Float[Tensor, "*b k s s"]
+
+
+class Steps(NamedTuple):
+    """One step, or all of them: what moves the state, what was observed, and whether any mode could have caused it."""
+
+    parameters: Parameters
+    observations: Float[Tensor, "*b o"]
+    seen: Bool[Tensor, "*b o"] | None
+    possible: Bool[Tensor, "*b"]
+
+
+class Pairs(NamedTuple):
+    """s_{t-1} = i and s_t = j: the law of x_t before y_t, that of (x_t, x_{t-1}) after it, and what y_t says."""
+
+    predicted: Moments
+    joint: Moments
+    log_likelihood: Float[Tensor, "*b i j"]
+    score: Float[Tensor, "*b i j s"]
+    information: Float[Tensor, "*b i j s s"]
+
+
+class Heard(NamedTuple):
+    """What comes after y_t, as heard by x_t of each pair; log_evidence with y_t itself."""
+
+    log_evidence: Float[Tensor, "*b i j"]
+    score: Float[Tensor, "*b i j s"]
+    information: Float[Tensor, "*b i j s s"]
+
+
+def pair(step: Steps, before: Known) -> Pairs:
+    """Every mode i moved by every mode j, and both times together after the observation."""
+    now, m, P = step.parameters, before.mean.unsqueeze(-2), before.covariance.unsqueeze(-3)
+    if now.has is not None:  # what mode i lacks and j has
+        share = weigh(now.transition, before.log_probability.unsqueeze(-1)).shares
+        filled = fill(share.mT, before.mean, before.covariance, now.has)
+        m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
+    now = now.by_history()
+    predicted = now.predict(m, P)
+    m, P = m.expand_as(predicted.mean), P.expand_as(predicted.covariance)
+    y, seen = step.observations[..., None, None, :], None if step.seen is None else step.seen[..., None, None, :]
+    lag = now.F @ P
+    above, below = torch.cat((predicted.covariance, lag), -1), torch.cat((lag.mT, P), -1)
+    H = torch.cat((now.H, torch.zeros_like(now.H)), -1)
+    mean, covariance, log_likelihood, _ = update(
+        torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), y, H=H, R=now.R, d=now.d, seen=seen
+    )
+    # What no mode can produce says nothing about them.
+    told = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
+    return Pairs(predicted, Moments(mean, covariance), told, *_told(now, predicted, y, seen))
+
+
+def hear(method: Hearing, step: Steps, before: Known, pairs: Pairs, after: Known, later: Later) -> Heard:
+    """What comes after y_t, kept as heard by the Gaussian of j, as heard by each pair i, j."""
+    s = after.mean.shape[-1]
+    m, P = pairs.joint.mean[..., :s], pairs.joint.covariance[..., :s, :s]
+    if method == "kim":
+        return _kim(step, before, Moments(m, P), after, later)
+    later = _proper(later, after)
+    gain, score, information = _elsewhere(
+        later.score.unsqueeze(-3),
+        later.information.unsqueeze(-4),
+        m - after.mean.unsqueeze(-3),
+        after.covariance.unsqueeze(-4) - P,
+    )
+    return Heard(pairs.log_likelihood + later.log_evidence.unsqueeze(-2) + gain, score, information)
+
+
+def pass_on(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Later:
+    """What mode i hears of all that comes after it, from what its pairs j hear.
+
+    before y_t:   g' = H^T S^-1 v + A g,   L' = H^T S^-1 H + A L A^T,   A = (I - K H)^T
+    at x_{t-1}:   F^T g',   F^T L' F
+    """
+    now, P = step.parameters, pairs.predicted.covariance
+    A = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - pairs.information @ P
+    F = now.by_history().F
+    score = _times(F.mT, pairs.score + _times(A, heard.score))
+    information = F.mT @ (pairs.information + A @ heard.information @ A.mT) @ F
+    log_evidence, share = weigh(now.transition.mT, heard.log_evidence.mT)
+    total = log_sum_exp(before.log_probability + log_evidence).unsqueeze(-1)
+    g = gated_mean(share.mT, score)
+    average = symmetric(gated_mean(share.mT, information.flatten(-2)).unflatten(-1, information.shape[-2:]))
+    spread = gated_spread(share.mT, score, g)
+    return Later(log_evidence - total, g, symmetric(average - spread), average)
+
+
+class Row(NamedTuple):
+    """What is reported of a time, mode by mode: the law of (x_t, x_{t-1}) given s_t."""
+
+    mean: Float[Tensor, "*b k s2"]
+    covariance: Float[Tensor, "*b k s2 s2"]
+    log_probability: Float[Tensor, "*b k"]
+    log_pair: Float[Tensor, "*b k k"]
+
+
+def read(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Row:
+    """The pairs i, j as one Gaussian of both times for each j."""
+    T = step.parameters.transition
+    logs = before.log_probability.unsqueeze(-1) + heard.log_evidence
+    log_sum, share = weigh(T, logs)
+    total = log_sum_exp(log_sum)[..., None]
+    positive = T > 0
+    log_T = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf)
+    m, P = pairs.joint
+    C = P[..., : P.shape[-1] // 2]
+    mean, covariance = m + _times(C, heard.score), P - C @ heard.information @ C.mT
+    collapsed = collapse(share.mT, mean.movedim(-3, -2), covariance.movedim(-4, -3))
+    return Row(*collapsed, (log_sum - total).log_softmax(-1), log_T + logs - total.unsqueeze(-1))
+
+
+def moved_by(later: Later, mean: Float[Tensor, "*b k s"], covariance: Float[Tensor, "*b k s s"]) -> Moments:
+    """m + P g and P - P L P."""
+    m, P = mean, covariance  # Shorthand
+    return Moments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
+
+
+def nothing(known: Known) -> Later:
+    """What is heard where nothing comes after."""
+    zero = torch.zeros_like(known.covariance)
+    return Later(torch.zeros_like(known.log_probability), torch.zeros_like(known.mean), zero, zero)
+
+
+def _kim(step: Steps, before: Known, own: Moments, after: Known, later: Later) -> Heard:
+    """P(i | j, all) = P(i | j, past), and x_t as smoothed for j whatever i was: the published step.   [kim94]"""
+    mean, covariance = moved_by(later, after.mean, after.covariance)
+    log_c = weigh(step.parameters.transition, before.log_probability.unsqueeze(-1)).log_sum
+    log_probability = after.log_probability + later.log_evidence
+    log_evidence = torch.where(log_c > -torch.inf, log_probability - log_c, -torch.inf).unsqueeze(-2)
+    inverse = torch.linalg.pinv(own.covariance, hermitian=True)  # where nothing can move, nothing is asked
+    score = _times(inverse, mean.unsqueeze(-3) - own.mean)
+    information = symmetric(inverse @ (own.covariance - covariance.unsqueeze(-4)) @ inverse)
+    return Heard(log_evidence.expand_as(score[..., 0]), score, information)
+
+
+def _elsewhere(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tensor) -> Heard:
+    """What N(m, P) hears as g and L, heard by N(m + d, P - D); the evidence is what it gains by being there."""
+    g, L, d, D = score, information, moved, narrowed  # Shorthand
+    A = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device) - L @ D
+    r = g - _times(L, d)
+    solved = torch.linalg.solve(A, torch.cat((L.expand_as(A), r.unsqueeze(-1)), -1))
+    there = solved[..., -1]
+    square = (g * d).sum(-1) - (d * _times(L, d)).sum(-1) / 2 - (r * _times(D, there)).sum(-1) / 2
+    return Heard(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
+
+
+def _proper(later: Later, known: Known) -> Later:
+    """The average in place of an information that would leave a mode less certain than it is: P L P not positive."""
+    with torch.no_grad():
+        P = known.covariance
+        size = P.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(P.dtype).tiny).rsqrt()
+        gain = symmetric(P @ later.information @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
+        tolerance = torch.finfo(P.dtype).eps ** 0.5 * torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+        positive = torch.linalg.cholesky_ex(gain + tolerance).info == 0
+    return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
+
+
+def _told(now: Parameters, predicted: Moments, y: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What an observation says to the state before it: H^T S^-1 v and H^T S^-1 H."""
+    expected, S = now.expect(*predicted)
+    v, H = y - expected, now.H
+    if seen is not None:
+        v, H = torch.where(seen, v, 0.0), H * seen.unsqueeze(-1)
+        both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+        S = torch.where(both, S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
+    root = torch.linalg.cholesky_ex(S).L
+    wide = torch.cat((H.expand(*S.shape[:-1], H.shape[-1]), v.unsqueeze(-1)), -1)
+    whitened = torch.linalg.solve_triangular(root, wide, upper=False)
+    W, z = whitened[..., :-1], whitened[..., -1]
+    near = (z * z).sum(-1) != torch.inf  # what is too far to have a density says nothing, as in the filter
+    W = torch.where(near[..., None, None], W, 0.0)
+    return _times(W.mT, z), W.mT @ W
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
