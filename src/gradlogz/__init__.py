@@ -161,6 +161,8 @@ _CHAPTERS = {
         "Exact",
         "smooth",
         "Smoothed",
+        "rao_blackwell",
+        "Sampled",
         "ConjugateFilter",
         "ConjugateFiltered",
         "ConjugateState",

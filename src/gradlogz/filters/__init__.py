@@ -6,6 +6,7 @@ NonlinearModel      the same with functions, by EKF or UKF; NonlinearMode, unkno
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb, its relatives; Filtered, what they find
 SwitchingFilter     the same one observation at a time; State, what is carried on
 exact               every history of modes; Exact
+rao_blackwell       histories that are drawn; Sampled
 smooth              what later observations say of earlier states; Smoothed
 ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
 normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
@@ -29,6 +30,7 @@ from .model import KalmanModel, SwitchingModel
 from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
 from .nonlinear import NonlinearMode, NonlinearModel
 from .nonlinear_motion import range_bearing, unknown_turn, wrap_angles
+from .particle import Sampled, rao_blackwell
 from .result import Filtered, State
 from .smoother import Smoothed, smooth
 from .switching import SwitchingFilter, gpb, gpb1, gpb2, imm
@@ -59,6 +61,8 @@ __all__ = [
     "Exact",
     "smooth",
     "Smoothed",
+    "rao_blackwell",
+    "Sampled",
     "ConjugateFilter",
     "ConjugateFiltered",
     "ConjugateState",

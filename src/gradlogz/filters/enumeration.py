@@ -5,7 +5,7 @@
 There are k^(t+1) of them, which is why switching.py exists; for short series this is what it is measured by. Keeping
 only the likeliest histories makes longer series possible, and says how much was thrown away.
 
-Read next: switching.py (Gaussians that are merged instead).
+Read next: switching.py (Gaussians that are merged instead), particle.py (histories that are drawn).
 """
 
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
 from .border import arranged, beginning, check_densities
 from .merging import collapse, weigh
-from .model import SwitchingModel
-from .nonlinear import NonlinearModel
+from .model import Parameters, SwitchingModel
+from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered, Moved, combined
 
 MOST = 1 << 20  # histories that are written down
@@ -93,39 +93,16 @@ def exact(
     moves, pruned = [], []
     looks = [None] * steps if seen is None else seen.unbind(-2)
     for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
-        # Every history by every mode ---------------------------------------------------------------------------------
-        T = now.transition.expand(*batch, k, k).take_along_dim(histories[..., -1:], -2)  # [*b, n, k]
-        wide = now.by_history()
-        before = wide.predict(m.unsqueeze(-2), P.unsqueeze(-3))
-        after = wide.update(
-            *before, observation[..., None, None, :], None if look is None else look[..., None, None, :]
-        )
-        # Their probabilities, before and after the observation ------------------------------------------------------
-        log_c, share_before = weigh(T, log_w.unsqueeze(-1))
-        step = log_sum_exp((_log(T) + log_w.unsqueeze(-1) + after.log_likelihood).flatten(-2))
-        told = torch.where((step > -torch.inf)[..., None, None], after.log_likelihood, 0.0)
-        log_v, share = weigh(T, log_w.unsqueeze(-1) + told)
-        log_pi = log_v.log_softmax(-1)
-        moves.append(
-            Moved(
-                *collapse(share_before.mT, before.mean.movedim(-3, -2), before.covariance.movedim(-4, -3)),
-                log_c,
-                *collapse(share.mT, after.mean.movedim(-3, -2), after.covariance.movedim(-4, -3)),
-                log_pi,
-                weigh(share_before, after.log_likelihood).log_sum,
-                step,
-                after.failure.amax(-2),
-            )
-        )
-        log_likelihood = log_likelihood + step
+        branches = branch(now, histories[..., -1], m, P, log_w, observation, look)
+        moves.append(branches.moved)
+        log_likelihood = log_likelihood + branches.moved.step_log_likelihood
         # One Gaussian more for each of them, or the likeliest --------------------------------------------------------
-        log_w = (_log(T) + log_w.unsqueeze(-1) + told).flatten(-2)
-        log_w = log_w.log_softmax(-1)
+        log_w = branches.log_weight.flatten(-2).log_softmax(-1)
         n = histories.shape[-2]
         newest = torch.arange(k, device=y.device).expand(*batch, n, k).unsqueeze(-1)
         longer = histories.unsqueeze(-2).expand(*batch, n, k, -1)
         histories = torch.cat((longer, newest), -1).flatten(-3, -2)
-        m, P = after.mean.flatten(-3, -2), after.covariance.flatten(-4, -3)
+        m, P = branches.mean.flatten(-3, -2), branches.covariance.flatten(-4, -3)
         if keep is not None and n * k > keep:
             order = log_w.detach().argsort(-1, descending=True)
             best, rest = order[..., :keep], order[..., keep:]
@@ -136,12 +113,53 @@ def exact(
             P = P.take_along_dim(best[..., None, None], -3)
             histories = histories.take_along_dim(best.unsqueeze(-1), -2)
         else:
-            pruned.append(torch.full_like(step, -torch.inf))
+            pruned.append(torch.full_like(log_likelihood, -torch.inf))
     whole = Moved.joined(moves)
     if model.validate:
         check_densities(call, whole.failure)
     filtered = combined(whole, parameters, y, seen, log_likelihood)
     return Exact(filtered, histories, log_w, m, P, torch.stack(pruned, -1))
+
+
+class Branches(NamedTuple):
+    """Histories n, each gone on by every mode: Gaussians and log weights that need not sum to one; modes together."""
+
+    log_weight: Float[Tensor, "*b n k"]
+    mean: Float[Tensor, "*b n k s"]
+    covariance: Float[Tensor, "*b n k s s"]
+    moved: Moved
+
+
+def branch(
+    now: Parameters | NonlinearParameters,
+    mode: Int[Tensor, "*b n"],
+    mean: Float[Tensor, "*b n s"],
+    covariance: Float[Tensor, "*b n s s"],
+    log_weight: Float[Tensor, "*b n"],
+    observation: Float[Tensor, "*b o"],
+    seen: Bool[Tensor, "*b o"] | None,
+) -> Branches:
+    """One transition and one observation of every history, whose last mode is given, by every mode."""
+    k = now.transition.shape[-1]
+    T = now.transition.expand(*mode.shape[:-1], k, k).take_along_dim(mode.unsqueeze(-1), -2)  # [*b, n, k]
+    wide, log_w = now.by_history(), log_weight.unsqueeze(-1)
+    before = wide.predict(mean.unsqueeze(-2), covariance.unsqueeze(-3))
+    after = wide.update(*before, observation[..., None, None, :], None if seen is None else seen[..., None, None, :])
+    # Probabilities before and after the observation ------------------------------------------------------------------
+    log_c, share_before = weigh(T, log_w)
+    step = log_sum_exp((_log(T) + log_w + after.log_likelihood).flatten(-2))
+    told = torch.where((step > -torch.inf)[..., None, None], after.log_likelihood, 0.0)
+    log_v, share = weigh(T, log_w + told)
+    moved = Moved(
+        *collapse(share_before.mT, before.mean.movedim(-3, -2), before.covariance.movedim(-4, -3)),
+        log_c,
+        *collapse(share.mT, after.mean.movedim(-3, -2), after.covariance.movedim(-4, -3)),
+        log_v.log_softmax(-1),
+        weigh(share_before, after.log_likelihood).log_sum,
+        step,
+        after.failure.amax(-2),
+    )
+    return Branches(_log(T) + log_w + told, after.mean, after.covariance, moved)
 
 
 def _log(probability: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
