@@ -1,20 +1,26 @@
-"""Conjugate filters say what is wrong with a family, a motion, a prior or a count."""
+"""Conjugate and attention filters say what is wrong with a family, a motion, a prior, a count or a slot."""
 
 import torch
 from form import each_of, refused
 
 from gradlogz import (
+    AttentionFilter,
     BetaBinomial,
     ConjugateFilter,
     DirichletMultinomial,
     Discount,
     GammaExponential,
     GammaPoisson,
+    Gaussian,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
     Reset,
+    Slots,
+    SwitchingModel,
+    attentive_imm,
     closed,
+    linear_link,
 )
 
 F64 = torch.float64
@@ -31,6 +37,15 @@ prior = counts.prior(one, one)
 good = ConjugateFilter(counts, transition=T, dynamics=[Discount(0.9), Reset(prior)])
 votes = ConjugateFilter(shares, transition=torch.ones(1, 1, dtype=F64), dynamics=[Discount(0.9)])
 y = torch.zeros(4, 1, dtype=F64)
+points = number([[1.0, 0.0], [0.0, 3.0], [-1.0, 1.0]])
+fields = {
+    "F": eye.expand(2, 2, 2),
+    "Q": eye.expand(2, 2, 2),
+    "H": torch.ones(2, 1, 2, dtype=F64),
+    "R": torch.ones(2, 1, 1, dtype=F64),
+}
+switching = SwitchingModel(transition=T, **fields)
+flowing = SwitchingModel(rate=number([[-1.0, 1.0], [1.0, -1.0]]), **fields)
 
 
 def built(family=counts, dynamics=(Discount(0.9), Reset(prior)), transition=T, **options):
@@ -184,6 +199,66 @@ ERRORS = [
         ValueError,
         "ConjugateFilter.step: observation must have the targets (3,) of the state; got shape (2, 1).",
         lambda: good.step(good.init(prior=prior, batch_shape=(3,)), torch.zeros(2, 1, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "AttentionFilter: keep must be one of mean, covariance; got 'all'.",
+        lambda: AttentionFilter(keep="all"),
+    ),
+    (
+        ValueError,
+        'AttentionFilter: noise must come with covariances; got keep="mean".',
+        lambda: AttentionFilter(noise=eye),
+    ),
+    (
+        ValueError,
+        'AttentionFilter: sinkhorn must have coupling="mean"; got coupling="state".',
+        lambda: AttentionFilter(weights="sinkhorn", coupling="state"),
+    ),
+    (
+        ValueError,
+        "AttentionFilter: Sinkhorn's method must settle within 1 rounds; got marginals that are off by",
+        lambda: AttentionFilter(weights="sinkhorn", max_rounds=1).step(Slots(points), points),
+    ),
+    (
+        ValueError,
+        "AttentionFilter.step: slots.mean must be [*b, n, d] and eta [*b, m, d]; got shapes (3, 2) and (3, 1).",
+        lambda: AttentionFilter().step(Slots(points), points[:, :1]),
+    ),
+    (
+        ValueError,
+        "AttentionFilter.step: value must be [d=2, e]; got shape (3, 3).",
+        lambda: AttentionFilter(value=torch.eye(3, dtype=F64)).step(Slots(points), points),
+    ),
+    (
+        ValueError,
+        "AttentionFilter.dropped: slots.covariance must be (3, 2, 2); got shape (2, 2).",
+        lambda: AttentionFilter().dropped(Slots(points, eye), points),
+    ),
+    (
+        ValueError,
+        "AttentionFilter.chain: slots.log_probability must be (3,); got shape (2,).",
+        lambda: AttentionFilter().chain(Slots(points, None, one.expand(2)), points),
+    ),
+    (
+        ValueError,
+        "attentive_imm: the model must have a transition; got a rate.",
+        lambda: attentive_imm(flowing, y, eta=eye, mean=points[0], covariance=eye),
+    ),
+    (
+        ValueError,
+        "attentive_imm: eta must be [k=2, s=2], one for each mode; got shape (3, 2).",
+        lambda: attentive_imm(switching, y, eta=points, mean=points[0], covariance=eye),
+    ),
+    (
+        ValueError,
+        "attentive_imm: observations must be [*b, t, o] with one step or more; got shape (0, 1).",
+        lambda: attentive_imm(switching, y[:0], eta=eye, mean=points[0], covariance=eye),
+    ),
+    (
+        ValueError,
+        "linear_link: eta must be [m, d=2] with more than d + 1 rows; got shape (3, 2).",
+        lambda: linear_link(Gaussian(points[0], eye), points),
     ),
 ]
 

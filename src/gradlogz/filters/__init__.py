@@ -9,9 +9,11 @@ exact               every history of modes; Exact
 rao_blackwell       histories that are drawn; Sampled
 smooth              what later observations say of earlier states; Smoothed
 ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
+AttentionFilter     softmax attention as one of them, with the covariance it drops; Slots, attentive_imm, linear_link
 normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
 """
 
+from .attention_filter import AttentionFilter, Collapsed, Coupling, LinearLink, Slots, attentive_imm, linear_link
 from .closure import Closure, Discount, LinearMotion, Reset, closed
 from .conjugate import ConjugateFilter, ConjugateFiltered, ConjugateState
 from .consistency import Consistency, gate, nees, normalized_innovation
@@ -78,6 +80,13 @@ __all__ = [
     "LinearMotion",
     "closed",
     "Closure",
+    "AttentionFilter",
+    "Slots",
+    "Collapsed",
+    "Coupling",
+    "attentive_imm",
+    "linear_link",
+    "LinearLink",
     "normalized_innovation",
     "nees",
     "gate",
