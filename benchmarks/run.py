@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import attention_cpu
+import contrastive
 import dynamics
 import import_time
 import layers
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "layers": layers.rows,
     "models": models.rows,
     "dynamics": dynamics.rows,
+    "contrastive": contrastive.rows,
     "probe": probe.rows,
 }
 RESULTS = Path(__file__).parent / "results"

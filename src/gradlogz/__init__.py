@@ -207,6 +207,10 @@ _CHAPTERS = {
         "alignment",
         "uniformity",
         "Contrastive",
+        "Queue",
+        "gather_candidates",
+        "Gathered",
+        "ring_info_nce",
     ),
     "probing": (
         "probe",

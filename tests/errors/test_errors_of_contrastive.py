@@ -164,6 +164,32 @@ ERRORS = [
         'supervised_contrastive: denominator must be "all" where inside=True; got "pair".',
         lambda: gz.supervised_contrastive(a, y, inside=True, denominator="pair"),
     ),
+    # other places
+    (
+        ValueError,
+        "Queue: size and dim must be at least 1; got size=0, dim=3.",
+        lambda: gz.Queue(0, 3),
+    ),
+    (
+        ValueError,
+        "Queue.put: vectors must be [m, 3]; got shape (4, 2).",
+        lambda: gz.Queue(8, 3).put(a[:, :2]),
+    ),
+    (
+        ValueError,
+        "Queue.put: labels must have shape (4,); got shape (2,).",
+        lambda: gz.Queue(8, 3).put(a, y[:2]),
+    ),
+    (
+        RuntimeError,
+        "ring_info_nce: processes must have been joined; got no process group.",
+        lambda: gz.ring_info_nce(a, b),
+    ),
+    (
+        RuntimeError,
+        "gather_candidates: processes must have been joined; got no process group.",
+        lambda: gz.gather_candidates(a),
+    ),
     # nothing to compare
     (
         ValueError,

@@ -1,5 +1,6 @@
 """Contrastive losses: likelihoods of one exponential family, exact at any temperature, in linear memory."""
 
+from .distributed import Gathered, gather_candidates, ring_info_nce
 from .likelihood import Likelihood
 from .losses import (
     Contrastive,
@@ -18,6 +19,7 @@ from .losses import (
     triplet,
     uniformity,
 )
+from .memory import Queue
 
 __all__ = [
     "Likelihood",
@@ -36,4 +38,8 @@ __all__ = [
     "alignment",
     "uniformity",
     "Contrastive",
+    "Queue",
+    "gather_candidates",
+    "Gathered",
+    "ring_info_nce",
 ]

@@ -1,0 +1,57 @@
+"""Losses over several processes are those of the whole batch: by gathering and around a ring, values and gradients."""
+
+import socket
+
+import pytest
+import torch
+
+import gradlogz as gz
+from ranks import SIZES, batch, contrastive_rank, encoder
+from scales import close
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(contrastive_rank, (port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def whole(a, b, **options):
+    return gz.info_nce(a, b, temperature=0.1, **options)
+
+
+@pytest.mark.parametrize("way", ["gather", "ring"])
+def test_the_loss_and_its_gradient_are_those_of_the_whole_batch(found, way):
+    model = encoder()
+    x, y = batch()
+    loss = whole(model(x), model(y), reduction="sum")
+    (expected,) = torch.autograd.grad(loss, model.weight)
+    close(sum(f[way][0] for f in found), loss.detach(), 1000.0)
+    for f in found:
+        close(f[way][1], expected, 1e4)
+
+
+def test_averaged_gradients_are_those_of_the_mean(found):
+    model = encoder()
+    x, y = (torch.cat([t[:3], t[SIZES[0] : SIZES[0] + 3]]) for t in batch())
+    loss = whole(model(x), model(y), normalize=True)
+    (expected,) = torch.autograd.grad(loss, model.weight)
+    for f in found:
+        close(f["averaged"], expected, 1000.0)
+
+
+def test_gathering_can_be_differentiated_twice(found):
+    """The squared gradients of all, with respect to each: processes help each other in the second pass too."""
+    x, y = batch()
+    b = encoder()(y).detach().requires_grad_()
+    parts = [
+        gz.info_nce(x[r, :3], b, positive=torch.zeros(len(x[r]), dtype=torch.long))
+        for r in (slice(0, SIZES[0]), slice(SIZES[0], None))
+    ]
+    (slope,) = torch.autograd.grad(sum(parts), b, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.square().sum(), b)
+    close(torch.cat([f["twice"] for f in found]), expected, 1000.0)
