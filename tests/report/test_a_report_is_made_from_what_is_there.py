@@ -95,6 +95,43 @@ def test_findings_that_someone_changed(folder):
     assert missing(folder) == ("findings.json is not as it was written; its numbers may have been changed.",)
 
 
+@pytest.mark.parametrize("damage", [None, "", "[" * 100_000, '{"facts": {"planted', "[]"])
+def test_findings_that_are_lost_are_read_from_their_table(folder, damage):
+    (folder / "findings.json").unlink()
+    if damage is not None:
+        (folder / "findings.json").write_text(damage)
+    told = read(folder, "report")
+    assert "rows are those of findings.parquet" in told.missing[-1]
+    rows = [row for row in told.findings.rows if not math.isnan(row.value)]
+    assert [row[:7] for row in rows] == [row[:7] for row in findings().rows if not math.isnan(row.value)]
+    assert told.facts["parameters"] == 12345678
+    page = page_of(told)
+    names = {link.label: says for group in page.verdict.groups for link, says in group.entries}
+    assert names["entropy"] == KNOWN["entropy"].claim, "the words of the prediction, where those of the run are lost"
+    assert names["novel"] == "novel"
+
+
+def test_findings_that_are_lost_with_their_table(folder):
+    (folder / "findings.json").unlink()
+    (folder / "findings.parquet").write_bytes((folder / "findings.parquet").read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"findings\.json must be readable; got no such file"):
+        read(folder, "report")
+
+
+def test_files_that_a_page_does_not_need(folder):
+    with (folder / "statistics.safetensors").open("ab") as file:
+        file.write(b"more")
+    assert missing(folder) == (
+        "statistics.safetensors has another size than it was written with; this page does not need it.",
+    )
+
+
+@pytest.mark.parametrize("head", [-1, 10**9, True])
+def test_heads_that_no_layer_has(folder, head):
+    changed(folder, "findings.json", lambda said: said["rows"][0].update(head=head))
+    assert f"1 of {len(findings().rows)} rows in findings.json cannot be read" in missing(folder)[-1]
+
+
 def test_findings_with_parts_of_the_wrong_kind(folder):
     def wrong(said):
         said["rows"][:6] = [None, {}, {**said["rows"][2], "value": "much"}, {**said["rows"][3], "head": "first"},

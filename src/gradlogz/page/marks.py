@@ -16,6 +16,8 @@ from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
 LONGEST = 32  # letters in a line of what is on an axis
+CROWD = 100  # points whose intervals would hide each other
+LEVELS = 12  # counts that have a number each on a scale of colours
 
 Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
 
@@ -37,10 +39,14 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """The three, the formula on a line of its own if it is long; names that are longer than a figure are broken."""
-        gap = "\n" if len(self.formula) > 12 else "  "
-        name = "\n".join(wrap(self.name, LONGEST))
-        return f"{name}{gap}{self.formula}  [{self.unit}]" if self.formula else f"{name}  [{self.unit}]"
+        """The three; in lines where they are longer than a figure is high."""
+        what = f"{self.formula}  [{self.unit}]" if self.formula else f"[{self.unit}]"
+        if len(self.name) + len(what) + 2 <= LONGEST:
+            return f"{self.name}  {what}"
+        lines = (
+            [*wrap(self.name, LONGEST), *wrap(what, LONGEST)] if self.formula else wrap(f"{self.name}  {what}", LONGEST)
+        )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Points:
         if self.low and self.high:
             up = [_apart(end, at) for end, at in zip(self.high, self.y, strict=True)]
             down = [_apart(at, end) for end, at in zip(self.low, self.y, strict=True)]
-            arms = {"color": f"@{self.colour}/0.6", "thickness": 1.2, "width": 0}
+            arms = {"color": f"@{self.colour}/{0.6 if len(self.x) <= CROWD else 0.3}", "thickness": 1.2, "width": 0}
             rest["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **arms}
         return [_scatter(self.name, self.x, self.y, mode="markers", marker=marker, **rest)]
 
@@ -165,6 +171,9 @@ class Heat:
             trace["customdata"] = [list(row) for row in self.keys]
         if not self.categories:
             ends = {} if self.range is None else {"zmin": self.range[0], "zmax": self.range[1]}
+            numbers = {value for row in self.values for value in row if value is not None}
+            if len(numbers) <= LEVELS and all(isinstance(value, int) for value in numbers):
+                trace["colorbar"]["dtick"] = 1  # there is nothing between counts
             return [{**trace, "colorscale": "Cividis", **ends}]
         count = len(self.categories)
         steps = [[end, f"@{colour}"] for i, (_, colour) in enumerate(self.categories) for end in _ends(i, count)]

@@ -21,7 +21,8 @@ from .quantities import unit_and_formula
 COLOURS = {"supported": "green", "refuted": "vermilion", "undecided": "orange", "not applicable": "grey", "": "blue"}
 Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # of a layer, over which its heads are spread
-FENCE = 3.0  # times the middle half: what lies further out would flatten all the rest
+FENCE = 1.5  # times the middle eight tenths, on either side of them: what lies further out would flatten all the rest
+MANY = 100  # rows for which half of a page is too narrow
 
 
 def labels_of(rows: Sequence[Finding]) -> Labels:
@@ -139,6 +140,7 @@ def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = No
         Axis(first.quantity, unit, formula, range=ends),
         tuple(marks),
         f"{bars}{spread}{outside}",
+        wide=len(rows) > MANY,
     )
 
 
@@ -201,7 +203,7 @@ def _window(values: Sequence[float]) -> tuple[tuple[float, float] | None, str]:
     """Where nearly all values lie, if some lie so far out that they would flatten the rest; and a word about those."""
     if len(values) < 8:
         return None, ""
-    low, _, high = quantiles(values)
+    low, *_, high = quantiles(values, n=10, method="inclusive")
     reach = FENCE * (high - low)
     inside = [v for v in values if low - reach <= v <= high + reach]
     if len(inside) == len(values) or reach == 0:

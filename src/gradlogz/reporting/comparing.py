@@ -23,7 +23,7 @@ from .pages import rendered
 from .reading import Source, Told, read
 from .sections import SHOWN, choices_of, judged, measured
 from .trends import Series, by_depth, changes, over_heads, over_runs
-from .wording import KNOWN, STATUSES, chip, explained, title_of
+from .wording import KNOWN, STATUSES, chip, claim_of, explained, title_of
 
 
 class Runs(NamedTuple):
@@ -167,7 +167,7 @@ def _claims(runs: Runs) -> Table:
     rows = []
     for prediction in runs.predictions:
         found = [claims.get(prediction) for claims in runs.claims]
-        words = next((claim.claim for claim in found if claim is not None and claim.claim), title_of(prediction))
+        words = claim_of(next(claim for claim in found if claim is not None))
         rows.append((Link(words, prediction), *(_cell(claim) for claim in found)))
     caption = "Verdict and value; a dash where a run did not measure it. Each claim leads to its section."
     return Table("claims", "Claims of the theory, and what the runs say", columns, tuple(rows), caption, stacked=True)
@@ -201,7 +201,7 @@ def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
     parts += [table] if table is not None else []
     verdicts = Counter(claim.verdict for claim in found if claim is not None)
     marks = tuple(Chip(f"{count} {verdict or 'not judged'}", STATUSES[verdict]) for verdict, count in verdicts.items())
-    return Section(first.claim or title_of(prediction), tuple(parts), folded=True, name=prediction, chips=marks)
+    return Section(claim_of(first), tuple(parts), folded=True, name=prediction, chips=marks)
 
 
 def _series(runs: Runs, prediction: str, quantity: str) -> list[Series]:

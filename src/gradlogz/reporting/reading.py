@@ -11,15 +11,17 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import sentence
 from ..probing.entries import VERDICTS, Claim, Finding, Token
 from ..probing.findings import Findings
-from ..probing.runs import FINDINGS, FORMAT, RUN
+from ..probing.runs import FINDINGS, FORMAT, PARQUET, RUN
 
 Source = str | os.PathLike[str] | Findings
+HEADS = 4096  # more than any layer has; a map of them would fill the memory
 
 
 class Told(NamedTuple):
@@ -46,18 +48,30 @@ def read(source: Source, call: str) -> Told:
     models = list(findings.facts)
     if len(models) != 1 or not (findings.rows or findings.claims):
         fact = f"{len(models)} models" if len(models) != 1 else f"neither rows nor claims of {models[0]}"
-        raise ValueError(sentence(call, "a page must have findings of one model", fact, "Compare several as several."))
+        remedy = "Compare several as several." if len(models) != 1 else "Make the run again; this one measured nothing."
+        raise ValueError(sentence(call, "a page must have findings of one model", fact, remedy))
     return Told(models[0], findings, run, tuple(missing), folder)
 
 
 def _folder(source: str | os.PathLike[str], call: str) -> tuple[Findings, dict[str, Any], list[str], str]:
     place = Path(source).expanduser().absolute()
-    if not (place / RUN).is_file() and not (place / FINDINGS).is_file():
+    if not any((place / name).is_file() for name in (RUN, FINDINGS, PARQUET)):
         fact = f"{place}, " + ("which holds neither" if place.is_dir() else "which is no folder")
         remedy = "gradlogz probe MODEL --out FOLDER writes one."
         raise ValueError(sentence(call, f"a run must be a folder with {RUN} and {FINDINGS}", fact, remedy))
     run, missing = _run(place)
     said = _object(place / FINDINGS)
+    if isinstance(said, str) and (rows := _rows(place / PARQUET)):
+        missing.append(
+            f"{FINDINGS} cannot be read ({said}): rows are those of {PARQUET}. The verdicts on whole claims are lost; "
+            "here a claim is undecided where its heads or layers differ."
+        )
+        said = {
+            "facts": {run.get("model", {}).get("name"): run.get("model", {})},
+            "rows": rows,
+            "claims": [],
+            "tokens": [],
+        }
     if isinstance(said, str):
         remedy = "Make the run again; its statistics may be whole, but judging them needs the model."
         raise ValueError(sentence(call, f"{FINDINGS} must be readable", said, remedy))
@@ -85,6 +99,14 @@ def _run(place: Path) -> tuple[dict[str, Any], list[str]]:
     kept = files.get(FINDINGS) if isinstance(files, dict) else None
     if isinstance(kept, dict) and (place / FINDINGS).is_file() and _checksum(place / FINDINGS) != kept.get("blake2b"):
         missing.append(f"{FINDINGS} is not as it was written; its numbers may have been changed.")
+    missing += [
+        f"{name} has another size than it was written with; this page does not need it."
+        for name, written in (files.items() if isinstance(files, dict) else ())
+        if name != FINDINGS
+        and isinstance(written, dict)
+        and (place / str(name)).is_file()
+        and (place / str(name)).stat().st_size != written.get("bytes")
+    ]
     if not isinstance(run.get("model"), dict):
         run = {**run, "model": {}}
     return run, missing
@@ -96,9 +118,21 @@ def _object(path: Path) -> dict[str, Any] | str:
         said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "no such file"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"damaged, {type(error).__name__}"
     return said if isinstance(said, dict) else f"damaged, {type(said).__name__}"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table, which findings.json has too; none where it is gone, damaged or cannot be read here."""
+    if not path.is_file() or find_spec("polars") is None:
+        return []
+    import polars
+
+    try:
+        return polars.read_parquet(path).to_dicts()
+    except (OSError, ValueError, polars.exceptions.PolarsError):
+        return []
 
 
 def _lenient(said: dict[str, Any], name: str) -> tuple[Findings, list[str]]:
@@ -142,7 +176,10 @@ def _entry(kind: Any, said: Any) -> Any:
                 return None
             if annotation in (str, int) and not isinstance(value, annotation):
                 return None
-    if fields.get("verdict", "") not in ("", *VERDICTS) or not isinstance(fields.get("head"), int | None):
+    head = fields.get("head")
+    if fields.get("verdict", "") not in ("", *VERDICTS) or isinstance(head, bool) or not isinstance(head, int | None):
+        return None
+    if head is not None and not 0 <= head < HEADS:
         return None
     try:
         return kind(**fields)

@@ -5,6 +5,7 @@ Read next: pages.py (their order), ../probing/figures.py (rows, drawn).
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..page import (
@@ -38,7 +39,7 @@ from ..probing.figures import (
 )
 from ..probing.quantities import unit_and_formula
 from .reading import Told
-from .wording import KNOWN, chip, explained, title_of
+from .wording import KNOWN, chip, claim_of, explained, title_of
 
 SHOWN = 12  # rows of a long table before all are asked for
 
@@ -87,7 +88,7 @@ def _claims(claims: Sequence[Summary]) -> Table:
     )  # fmt: skip
     rows = [
         (
-            Link(claim.claim or title_of(claim.prediction), claim.prediction),
+            Link(claim_of(claim), claim.prediction),
             chip(claim.verdict),
             measured(claim),
             None if math.isnan(claim.value) else claim.value,
@@ -115,14 +116,14 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
 def measured(claim: Summary) -> str | None:
     """The quantity that was measured, with its unit."""
     unit, _ = unit_and_formula(claim.prediction, claim.quantity)
-    return f"{claim.quantity} [{unit}]" if claim.quantity else None
+    return f"{claim.quantity} [{unit}]" if claim.quantity and unit != "1" else claim.quantity or None
 
 
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels) -> Section:
     """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
     known, found = KNOWN.get(claim.prediction), judged(claim, rows)
     words = " ".join(filter(None, (claim.words, claim.note))) or "No words about it are in the run."
-    said = {"prediction": claim.prediction}
+    said = {"name": title_of(claim.prediction)}
     if known is not None:
         said |= {"formula": known.formula, "refuted by": known.refutes}
     else:
@@ -136,7 +137,7 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels) -> Section:
     method = explained(claim.prediction)
     parts += [Text(method, "How it is measured")] if method else []
     return Section(
-        claim.claim or title_of(claim.prediction),
+        claim_of(claim),
         tuple(parts),
         folded=True,
         name=claim.prediction,
@@ -152,8 +153,10 @@ def _of(rows: Sequence[Finding], quantity: str) -> list[Finding]:
 
 def _figures(rows: Sequence[Finding], blocks: Labels) -> tuple[Figure, ...]:
     labels = labels_of(rows)
-    mapped = (head_map(rows, labels, blocks),) if any(row.head is not None for row in rows) else ()
-    return (*mapped, by_layer(rows, labels, blocks))
+    drawn = by_layer(rows, labels, blocks)
+    if all(row.head is None for row in rows):
+        return (replace(drawn, wide=True),)
+    return (head_map(rows, labels, blocks), drawn)
 
 
 def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
@@ -217,7 +220,7 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labe
         for i, line in enumerate(places)
     ]  # fmt: skip
     keys = [["" if p is None else key_of(p[0], blocks) for p in line] for line in places]
-    heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys, range=(0, len(heads)))
+    heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys)
     return Figure(
         "map of claims",
         "How many claims each head supports",

@@ -31,6 +31,12 @@ def title_of(prediction: str) -> str:
     return prediction.replace("_", " ")
 
 
+def claim_of(claim: Summary) -> str:
+    """A claim in its own words, else in those of the prediction, else by its name."""
+    known = KNOWN.get(claim.prediction)
+    return claim.claim or (title_of(claim.prediction) if known is None else known.claim)
+
+
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
     """How many claims hold for the model, and how many do not."""
     counts = Counter(claim.verdict for claim in claims)
@@ -49,7 +55,7 @@ def groups(claims: Sequence[Summary]) -> tuple[Group, ...]:
     found = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
-            (Link(title_of(claim.prediction), claim.prediction), claim.claim)
+            (Link(title_of(claim.prediction), claim.prediction), claim_of(claim))
             for claim in claims
             if claim.verdict == verdict
         )
