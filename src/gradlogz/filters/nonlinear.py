@@ -335,7 +335,7 @@ def _tangent(functions: tuple[Function, ...], m: Tensor, u: Tensor | None) -> Th
         return torch.func.jacfwd(lambda *x: (f(*x),) * 2, has_aux=True)  # type: ignore[no-any-return]
 
     slope, value = _each_mode(functions, twice, m, u)
-    return Through(value, slope)
+    return Through(value, slope.to(m.dtype))  # torch's tangents of single numbers times floats are float64
 
 
 def _sigma_points(
@@ -382,6 +382,7 @@ def root(P: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
     return torch.stack(columns, -1).tril()
 
 
+@torch.compiler.disable(reason="maps of derivatives inside compiled graphs")  # type: ignore[untyped-decorator]
 def _each_mode(
     functions: tuple[Function, ...],
     change: Callable[[Function], Mapped],
@@ -395,7 +396,7 @@ def _each_mode(
 
     def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
         before = arguments[0].shape[: arguments[0].ndim - 1 - inner]
-        flat = [a.reshape(-1, *a.shape[len(before) :]) for a in arguments]
+        flat = [a.reshape(-1, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
         return tuple(r.reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
 
     if all(f is functions[0] for f in functions):
