@@ -60,6 +60,7 @@ WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with t
 SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
 VARIANCE = 0.9  # held by the leading components
 DRAWS = 20  # of random rotations
+DEFECT = 1e-12  # of the squared length, by which products of columns are kept positive where columns depend
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
@@ -87,11 +88,8 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
             rows += [Measured(layer, h, quantity, v, v, v, tokens) for h, v in enumerate(values.tolist())]
         E = _components(found["read"], weights)
-        M = _symmetric(E.mT @ U, E.mT @ V)
-        for quantity, function in _TARGETS.items():
-            estimate = jackknife(lambda m, f=function: _cosine(*f(M, _covariance(m, weights, E))), found["read"])  # type: ignore[misc]  # noqa: B023
-            rows += measured(layer, quantity, estimate, tokens)
-        rows += _over_distances(state, layer, weights, found["read"], E) if weights.rotary else []
+        R = mean_rotations(state, layer, weights, found["read"].present()) if weights.rotary else None
+        rows += _compared(layer, weights, found["read"], E, R)
         if "fisher" in found and not weights.rotary:
             form = _symmetric(V.mT @ U, V.mT @ V)
             estimate = jackknife(lambda m: _cosine(form, m.covariance), found["fisher"])  # noqa: B023
@@ -112,7 +110,10 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
         R = mean_rotations(state, layer, weights)
         for name, form in (("", U), *(() if R is None else ((OVER, U @ R[0]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            draws = [_alone(_gram(form, V, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            gram = _gram(form, V)
+            d = U.shape[-1]
+            sides = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
+            draws = [_alone(_rotated(gram, *sides, turned)) for turned in _rotations(U.shape[-2:], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
                 each = torch.stack(values)
                 arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
@@ -157,26 +158,29 @@ def _found(state: Mapping[str, Any], layer: str) -> dict[str, Comoments]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _over_distances(
-    state: Mapping[str, Any], layer: str, weights: HeadWeights, read: Comoments, E: Tensor
-) -> list[Measured]:
-    """The same values of forms with the average rotation between queries and keys."""
-    groups = read.present()
-    R = mean_rotations(state, layer, weights, groups)
-    if R is None or not isinstance(weights.turning, Turning):
-        return [absent(layer, POSITIVE + OVER)]
+def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
+    """The cosines with all targets, and with the rotations R between queries and keys all values once more."""
     U, V = forms(weights)
-    tokens, left = read.tokens.sum(), read.tokens[groups if len(groups) > 1 else []]
-    M = _symmetric((E.mT @ U) @ R, E.mT @ V)
     C = _covariance(read.versions(), weights, E)
-    values = dict(zip((POSITIVE, SYMMETRIC, SHARE), _alone(_turned_gram(_gram(U, V), R)), strict=True))
-    values |= {quantity: _cosine(*function(M, C)) for quantity, function in _TARGETS.items()}
+    groups = read.present()
+    left, tokens = read.tokens[groups if len(groups) > 1 else []], read.tokens.sum()
+    values = {
+        quantity: _cosine(*function(_symmetric(E.mT @ U, E.mT @ V), C)).expand(len(C), -1)
+        for quantity, function in _TARGETS.items()
+    }
+    if R is not None and isinstance(weights.turning, Turning):
+        alone = _alone(_turned_gram(_gram(U, V), R))
+        values |= {q + OVER: v for q, v in zip((POSITIVE, SYMMETRIC, SHARE), alone, strict=True)}
+        M = _symmetric((E.mT @ U) @ R, E.mT @ V)
+        values |= {q + OVER: _cosine(*function(M, C)) for q, function in _TARGETS.items()}
     rows = []
     for quantity, found in values.items():
-        rows += measured(layer, quantity + OVER, jackknifed(found[0], found[1:], left), tokens)
-    share = still_share(weights.turning, U, V)
-    if share is not None:
-        rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+        rows += measured(layer, quantity, jackknifed(found[0], found[1:], left), tokens)
+    if R is not None and isinstance(weights.turning, Turning):
+        share = still_share(weights.turning, U, V)
+        rows += [] if share is None else [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+    elif weights.rotary:
+        rows.append(absent(layer, POSITIVE + OVER))
     return rows
 
 
@@ -190,10 +194,19 @@ def forms(weights: HeadWeights) -> tuple[Tensor, Tensor]:
     return (centred(U, -2), centred(V, -2)) if norm is not None and norm.centres else (U, V)
 
 
-def _gram(U: Tensor, V: Tensor, turned: Tensor | None = None) -> Tensor:
-    """The products of the columns of U and V, [h, 2d, 2d]; of V after a rotation that makes UᵀV the block `turned`."""
-    across = U.mT @ V if turned is None else _root(U.mT @ U) @ turned @ _root(V.mT @ V)
+def _gram(U: Tensor, V: Tensor) -> Tensor:
+    """The products of the columns of U and V, [h, 2d, 2d]."""
+    across = U.mT @ V
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
+
+
+def _rotated(gram: Tensor, left: Tensor, right: Tensor, turned: Tensor) -> Tensor:
+    """The same after a rotation of V that makes UᵀV the block `turned` between the roots of UᵀU and VᵀV."""
+    d = turned.shape[-1]
+    found = gram.clone()
+    found[..., :d, d:] = left @ turned @ right
+    found[..., d:, :d] = found[..., :d, d:].mT
+    return found
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
@@ -207,12 +220,16 @@ def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
 def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The positive cosine, symmetric share and positive share of U Vᵀ from the products of their columns."""
     d = gram.shape[-1] // 2
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    lengths = torch.stack((diagonal[..., :d].sum(-1), diagonal[..., d:].sum(-1)), -1).sqrt().repeat_interleave(d, -1)
+    lengths = lengths.clamp(min=torch.finfo(gram.dtype).tiny ** 0.25)  # of a head without weights
+    gram = gram / (lengths.unsqueeze(-1) * lengths.unsqueeze(-2))  # nothing here knows the lengths of U and V
     size = (gram[..., :d, :d] * gram[..., d:, d:]).sum((-2, -1))  # |U Vᵀ|²
-    root = _root(gram)
+    L = torch.linalg.cholesky(gram + DEFECT * torch.eye(2 * d, dtype=gram.dtype))
     half = torch.zeros(2 * d, 2 * d, dtype=gram.dtype)
     half[:d, d:] = half[d:, :d] = torch.eye(d, dtype=gram.dtype) / 2
     # The eigenvalues of [U V] half [U V]ᵀ that are not 0.
-    eigenvalues = torch.linalg.eigvalsh(root @ half @ root)
+    eigenvalues = torch.linalg.eigvalsh(L.mT @ half @ L)
     positive = eigenvalues.clamp(min=0.0)
     symmetric = eigenvalues.square().sum(-1) / size
     return (positive.square().sum(-1) / size).sqrt(), symmetric, positive.sum(-1) / eigenvalues.abs().sum(-1)

@@ -126,8 +126,23 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 def symmetry(U: Float[Tensor, "*b D d"], V: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b"]:
     """tr M² / tr M Mᵀ of M = U Vᵀ, from the products of the columns of its factors."""
-    across = V.mT @ U
-    return (across * across.mT).sum((-2, -1)) / ((U.mT @ U) * (V.mT @ V)).sum((-2, -1))
+    return _scored(V.mT @ U, U.mT @ U, V.mT @ V)
+
+
+def _scored(across: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The same from VᵀU, UᵀU and VᵀV."""
+    return (across * across.mT).sum((-2, -1)) / (query * key).sum((-2, -1))
+
+
+def _turned_symmetry(U: Float[Tensor, "D hd"], V: Float[Tensor, "D hd"], R: Float[Tensor, "v h d d"]) -> Tensor:
+    """The same of heads side by side, with R between queries and keys of each: from the products of the columns."""
+    h, d = R.shape[1:3]
+
+    def turn(products: Tensor) -> Tensor:
+        """Products of columns, [*, hd, hd], times the rotations of the heads in their blocks."""
+        return (products.unflatten(-1, (h, d)).transpose(-3, -2) @ R).transpose(-3, -2).flatten(-2)
+
+    return _scored(turn(V.mT @ U), turn(turn(U.mT @ U).mT), V.mT @ V)
 
 
 def directionality(rows: Float[Tensor, "*b D"], columns: Float[Tensor, "*b D"]) -> Float[Tensor, "*b"]:
@@ -155,12 +170,13 @@ def _over_distances(state: Mapping[str, Any], layer: str, weights: HeadWeights) 
     if R is None or not isinstance(weights.turning, Turning):
         return [absent(layer, SYMMETRY + OVER)]
     left = rows_of_groups[groups if len(groups) > 1 else []]
-    U, V = weights.query @ R, weights.key
-    sides = _side(U), _side(V)
-    scores = {SYMMETRY: symmetry(*sides), DIRECTIONALITY: directionality(*_norms(*sides)), OF_HEAD: symmetry(U, V)}
+    U, V = weights.query, weights.key
     rows = []
-    for quantity, values in scores.items():
+    heads = _scored((V.mT @ U) @ R, R.mT @ (U.mT @ U) @ R, V.mT @ V)
+    for quantity, values in ((SYMMETRY, _turned_symmetry(_side(U), _side(V), R)), (OF_HEAD, heads)):
         rows += measured(layer, quantity + OVER, jackknifed(values[0], values[1:], left), rows_of_groups.sum())
+    direction = float(directionality(*_norms(_side(U @ R[0]), _side(V))))
+    rows.append(Measured(layer, None, DIRECTIONALITY + OVER, direction, tokens=int(rows_of_groups.sum())))
     share = still_share(weights.turning, weights.query, weights.key)
     if share is not None:
         rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]

@@ -37,7 +37,7 @@ from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rotations import OVER, STILL, Turning, still_share
 from ..rulings import Bounds, absent, count, judge, measured
-from ..statistics import Comoments, jackknife, jackknifed
+from ..statistics import Comoments, jackknifed
 from ..texts import Batch
 from ..weights import HeadWeights
 
@@ -80,14 +80,23 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         if factors is None or read is None:
             rows.append(absent(layer, WEIGHTED))
             continue
-        products = _products(_folded(factors, model, layer))
+        folded = _folded(factors, model, layer)
+        products = _products(folded)
         # Matrices have no sampling error: their intervals are points.
         rows += [Measured(layer, h, COSINE, c, c, c) for h, c in enumerate(_cosine(*products).tolist())]
         whole = float(_layer_cosine(*products))
         rows.append(Measured(layer, None, LAYER, whole, whole, whole))
-        found = jackknife(lambda m, f=factors: _cosine(*_products(f, m.covariance)), read)  # type: ignore[misc]
-        rows += measured(layer, WEIGHTED, found, read.tokens.sum())
-        rows += _over_distances(state, model, layer, read)
+        weights, groups = model.weights[layer], read.present()
+        R = mean_rotations(state, layer, weights, groups)  # type: ignore[arg-type]
+        on_tokens = _on_tokens(factors, read.versions().covariance)
+        values = {WEIGHTED: _cosine(*_products(factors, on_tokens))}
+        if R is not None:
+            values[COSINE + OVER] = _cosine(*_products(folded, turned=R))
+            values[WEIGHTED + OVER] = _cosine(*_products(factors, on_tokens, turned=R))
+        left = read.tokens[groups if len(groups) > 1 else []]
+        for quantity, found in values.items():
+            rows += measured(layer, quantity, jackknifed(found[0], found[1:], left), read.tokens.sum())
+        rows += _of_parts(layer, weights, folded, R)  # type: ignore[arg-type]
     return rows
 
 
@@ -172,47 +181,35 @@ def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
     return factors._replace(value=value, key=key)
 
 
-def _over_distances(state: Mapping[str, Any], model: Probed, layer: str, read: Comoments) -> list[Measured]:
-    """The cosines with the average rotation between queries and keys; nothing of layers that do not turn them."""
-    weights, factors = model.weights[layer], _factors(model, layer)
-    if not isinstance(weights, HeadWeights) or factors is None or not weights.rotary:
-        return []
-    groups = read.present()
-    R = mean_rotations(state, layer, weights, groups)
+def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) -> list[Measured]:
+    """The share of the form that does not turn, where a part does; a row without value where the average is unknown."""
     if R is None or not isinstance(weights.turning, Turning):
-        return [absent(layer, WEIGHTED + OVER)]
-    folded = _folded(factors, model, layer)
-    tokens = read.tokens[groups if len(groups) > 1 else []]
-    rows = []
-    for quantity, products in (
-        (COSINE, _products(folded, turned=R)),
-        (WEIGHTED, _products(factors, read.versions().covariance, turned=R)),
-    ):
-        found = _cosine(*products)
-        rows += measured(layer, quantity + OVER, jackknifed(found[0], found[1:], tokens), read.tokens.sum())
-    share = still_share(weights.turning, folded.query, folded.key)
-    if share is not None:
-        rows += [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
-    return rows
+        return [absent(layer, WEIGHTED + OVER)] if weights.rotary else []
+    share = still_share(weights.turning, f.query, f.key)
+    return [] if share is None else [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+
+
+def _on_tokens(f: Factors, covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """valueᵀ C key, valueᵀ C value, keyᵀ C key, [..., h, ...]: the inner products of tokens; C = I if None."""
+    value, key = f.value, f.key
+    if covariance is not None:
+        value, key = (covariance.unsqueeze(-3) @ W for W in (f.value, f.key))
+    return f.value.mT @ key, f.value.mT @ value, f.key.mT @ key
 
 
 def _products(
-    f: Factors, covariance: Tensor | None = None, *, turned: Tensor | None = None
+    f: Factors, on_tokens: tuple[Tensor, Tensor, Tensor] | None = None, *, turned: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None.
 
     turned: what the query is multiplied with from the right, [..., h, d, d].
     """
-    value, key = f.value, f.key
-    if covariance is not None:
-        value, key = (covariance.unsqueeze(-3) @ W for W in (f.value, f.key))
+    inner, own, gradient = _on_tokens(f) if on_tokens is None else on_tokens
     across, square = f.output @ f.query, f.query.mT @ f.query
     if turned is not None:
         across, square = across @ turned, turned.mT @ square @ turned
-    inner = (f.value.mT @ key) * across
-    own = (f.value.mT @ value) * (f.output @ f.output.mT)
-    gradient = (f.key.mT @ key) * square
-    return inner.sum((-2, -1)), own.sum((-2, -1)), gradient.sum((-2, -1))
+    parts = (inner * across, own * (f.output @ f.output.mT), gradient * square)
+    return parts[0].sum((-2, -1)), parts[1].sum((-2, -1)), parts[2].sum((-2, -1))
 
 
 def _cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
@@ -239,7 +236,7 @@ def _permuted(f: Factors, read: Comoments, turned: Tensor | None = None) -> list
     if h < 3:
         return []
     C = read.total().covariance
-    _, own, gradient = _products(f, C, turned=turned)
+    _, own, gradient = _products(f, _on_tokens(f, C), turned=turned)
     across = torch.einsum("gvD,hDd->ghvd", f.output, f.query)
     across = across if turned is None else across @ turned
     M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * across
