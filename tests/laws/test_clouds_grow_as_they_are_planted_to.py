@@ -16,6 +16,11 @@ BATCHES = token_batches(matrices.VOCABULARY, rows=4, length=32)
 JUDGED = expansion.REST["attention"]
 
 
+@pytest.fixture(autouse=True)
+def _every_token(monkeypatch):
+    monkeypatch.setattr(expansion, "PART", 1)
+
+
 def planted(step, seed=0):
     return matrices.gpt2(seed, lambda generator, gain: matrices.spreading(generator, gain, step))
 

@@ -195,3 +195,36 @@ def test_half_of_a_symmetric_matrix_is_stored():
     assert tensors["groups/2/xx"].shape == (21,)
     assert tensors["groups/2/yy"].shape == (10,)
     assert tensors["groups/2/xy"].shape == (6, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [127, 128, 200, 577])
+def test_wide_matrices_keep_little_more_than_half(p, dtype):
+    """Blocks on and above the diagonal: the products of the definition, symmetric to the last bit."""
+    s = Source(p, dtype)
+    x, y = s.normal(3, 700, p) + 10, s.normal(3, 700, 5)
+    seen = s.normal(3, 700) > -1
+    parts = [comoments_of(x[i], y[i], group=i % 2, weights=seen[i]) for i in range(3)]
+    found = functools.reduce(merge, parts)
+    wide = torch.cat([x[i][seen[i]] for i in range(3)]).double()
+    centred = wide - wide.mean(0)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    close(found.total().xx, centred.mT @ centred, scale=float((centred.mT @ centred).abs().max()), tolerance=tolerance)
+    assert torch.equal(found.total().xx, found.total().xx.mT)
+    alone = torch.cat([x[i][seen[i]] for i in (0, 2)]).double()
+    alone = alone - alone.mean(0)
+    close(found.groups[0].covariance, alone.mT @ alone / len(alone), scale=10.0, tolerance=tolerance)
+    kept = found.groups[0].xx.numel() / p**2
+    assert kept == 1 if p < 128 else kept < {128: 0.76, 200: 0.68, 577: 0.57}[p]
+    whole = Comoments(tuple(None if group is None else group.whole for group in parts[2].groups))
+    close(merge(parts[0], whole).total().xx, merge(parts[0], parts[2]).total().xx, scale=1e3)
+
+
+def test_what_two_predictions_share_is_kept_once():
+    s = Source(0)
+    batches = [comoments_of(s.normal(30, 4), group=0) for _ in range(3)]
+    state = functools.reduce(merge, ({"one": {"layer": each}, "two": {"again": each}} for each in batches))
+    assert state["one"]["layer"] is state["two"]["again"]
+    close(state["one"]["layer"].total().xx, functools.reduce(merge, batches).total().xx)
+    other = merge(state, {"one": {"layer": batches[0]}})
+    assert other["one"]["layer"] is not other["two"]["again"]

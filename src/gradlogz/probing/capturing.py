@@ -207,8 +207,9 @@ class _Pass(TorchFunctionMode, Receiver):
         self._calls[name] = None
         sublayer = self._layout.of(name)
         ask = ask_of(*self._arguments[layer], len(found.log_normalizer)) if layer in self._arguments else None
-        if ask is not None and sublayer is not None and sublayer.reads is not None:
-            ask = ask._replace(norm=self._modules[sublayer.reads.name])
+        if ask is not None:
+            norm = None if sublayer is None or sublayer.reads is None else self._modules[sublayer.reads.name]
+            ask = ask._replace(norm=norm, parted=name in self._layout.parted)
         self._tell(Attended(name, sublayer, met.call, found, met.crosses, ask))
         return found
 

@@ -63,12 +63,14 @@ class Layout(NamedTuple):
 
     attention: the layers of attention in the order of computation, whether or not their branch was recognised.
     outputs: of each layer the module that takes the heads' outputs side by side and returns vectors of the stream.
+    parted: the layers that can be asked about some of their tokens alone.
     """
 
     sublayers: tuple[Sublayer, ...]
     width: int
     attention: tuple[str, ...]
     outputs: dict[str, str]
+    parted: frozenset[str]
 
     def of(self, layer: str) -> Sublayer | None:
         """The branch of an attention layer; None if it is not one of a residual stream."""

@@ -2,9 +2,11 @@
 
     s_mn = u_mn + w_mn              u: scale <q_m, k_n>, soft-capped;  w: the log weight, bias or -inf where n is hidden
 
-Statistics of every row come with the call. What needs all logits of a row is computed for the rows whose token has a
-hash under SHARE of all hashes, and moments of queries and keys for those under OF_MOMENTS: the same tokens in every
-layer, and however the corpus is cut. What layers share is looked at once: `memory` lasts for a batch.
+Statistics of every row come with the call. What needs all logits of a row is computed for one token of each 1 / SHARE
+that follow each other in a sequence, and moments of queries and keys for one of each 1 / OF_MOMENTS. Which one of them
+is said by a hash, so that a token is chosen with the same probability wherever it is, and is the same in every layer
+and however the corpus is cut; sequences of one length have as many. What layers share is looked at once: `memory` lasts
+for a batch, and predictions that ask for the same rows get the same ones.
 
 Read next: predictions/identity.py, predictions/gaussian_measure.py and predictions/hopfield.py, which use them.
 """
@@ -12,18 +14,20 @@ Read next: predictions/identity.py, predictions/gaussian_measure.py and predicti
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .._typing import Bool, Float, Int, Tensor
 from ..attention import masks
 from ..attention.calls import HIDDEN, Call, visible
 from ..kernels.scoring import Scoring, Sight, grouped, logits
-from .capturing import Attended
+from .capturing import Attended, Normed, Passed
 from .prediction import real
-from .statistics import token_hashes
+from .statistics import Comoments, comoments_of, token_hashes
 from .texts import Batch
 
 SHARE, OF_MOMENTS = 1 / 32, 1 / 4
-_GREATEST = 2**63 - 1
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key, the queries of a call
 
 
 class Rows(NamedTuple):
@@ -72,28 +76,60 @@ def applies(event: Attended, batch: Batch) -> bool:
 
 
 def rows_of(event: Attended, batch: Batch, memory: dict[str, Any], *, part: float = 1.0) -> Rows | None:
-    """The chosen rows of a call to which this `applies`, or a part of them; None if no token of the batch is chosen."""
-    index, valid = _chosen(event, batch, memory, part * SHARE)
-    if index.shape[1] == 0:
-        return None
-    call = event._call()
-    sight, scoring = _sight(call)
-    wide = event.attention.log_normalizer.dtype
-    b, h, _, d = call.query.shape
-    q = call.query.gather(2, index[:, None, :, None].expand(b, h, -1, d)).to(wide)
-    k = call.key.to(wide)
-    w = _log_weights(call, sight, scoring, index)
-    return Rows(index, valid, q * scoring.scale, k, logits(q, k, None, None, scoring), w.to(wide).expand(b, -1, -1, -1))
+    """The chosen rows of a call to which this `applies`, or a part of them; None of a call without queries."""
+    call, share = event._call(), part * SHARE
+    found: dict[Any, Any] = _known.setdefault(call.query, {})
+    if share not in found:
+        index, valid = chosen(event, batch, memory, share)
+        sight, scoring = _sight(call)
+        wide = event.attention.log_normalizer.dtype
+        q = at(call.query, index).to(wide)
+        k = call.key.to(wide)
+        w = _log_weights(call, sight, scoring, index).to(wide).expand(len(q), -1, -1, -1)
+        found[share] = Rows(index, valid, q * scoring.scale, k, logits(q, k, None, None, scoring), w)
+    rows: Rows = found[share]
+    return rows if rows.places.shape[1] else None
+
+
+def chosen(
+    event: Attended | Passed | Normed, batch: Batch, memory: dict[str, Any], share: float
+) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
+    """One token of each 1 / share that follow each other, and whether it is one: padding and the end are not.
+
+    Computed where the batch is; nothing waits for a GPU, since as many are chosen whatever the hashes are.
+    """
+    known = real(batch, event)
+    m, every = known.shape[1], max(round(1 / share), 1)
+    held: dict[tuple[int, int], tuple[Tensor, Tensor]] = memory.setdefault("chosen", {})
+    if (m, every) not in held:
+        first = torch.arange(0, m, every, device=known.device)
+        starts = batch.starts.to(known.device, non_blocking=True).unsqueeze(-1)
+        place = first + token_hashes(batch.keys.to(known.device), starts + first) % every
+        valid = (place < m) & known.gather(1, place.clamp(max=m - 1))
+        # What stands in for tokens that are none is one, so that it sees keys.
+        held[m, every] = torch.where(valid, place, known.int().argmax(-1, keepdim=True)), valid
+    return held[m, every]
+
+
+def at(t: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"]) -> Float[Tensor, "b h r d"]:
+    """Of every head the rows at these places of each sequence; rows that lie together in memory are read together."""
+    b, h, m, d = t.shape
+    first = torch.arange(b, device=t.device).unsqueeze(-1)
+    beside = t.transpose(1, 2)
+    if beside.is_contiguous():  # as models have it: all heads of a token side by side
+        places = (first * m + index).flatten()
+        return beside.reshape(b * m, h * d).index_select(0, places).reshape(b, -1, h, d).transpose(1, 2)
+    head = torch.arange(h, device=t.device).reshape(1, h, 1)
+    places = ((first.unsqueeze(-1) * h + head) * m + index.unsqueeze(1)).flatten()
+    return t.reshape(b * h * m, d).index_select(0, places).reshape(b, h, -1, d)
 
 
 def some(
     event: Attended, batch: Batch, memory: dict[str, Any], *tensors: Float[Tensor, "b _ n _"]
 ) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "_ t _"]]]:
     """Queries, or what else there is for each token of a call, of the tokens chosen for moments; and which count."""
-    index, valid = _chosen(event, batch, memory, OF_MOMENTS)
-    at = index[:, None, :, None]
-    taken = [t.gather(2, at.expand(-1, t.shape[1], -1, t.shape[3])).transpose(0, 1).flatten(1, 2) for t in tensors]
-    return valid.flatten(), taken
+    index, valid = chosen(event, batch, memory, OF_MOMENTS)
+    return valid.flatten(), [at(t, index).transpose(0, 1).flatten(1, 2) for t in tensors]
 
 
 def some_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -105,6 +141,40 @@ def some_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Te
         return seen.flatten(), call.key.transpose(0, 1).flatten(1, 2)
     valid, (keys, shown) = some(event, batch, memory, call.key, seen[:, None, :, None].to(call.key.dtype))
     return valid & (shown.flatten() > 0), keys
+
+
+def moments_of_queries(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments:
+    """Of scaled queries, beside the attended means of keys where they are known, [h, d]: once for all who ask."""
+    call, mean = event._call(), event.attention.key_mean
+    found: dict[Any, Any] = _known.setdefault(call.query, {})
+    if "queries" not in found:
+        scale = call.options.get("scale")
+        tokens, taken = some(event, batch, memory, *(t for t in (call.query, mean) if t is not None))
+        q = taken[0].to(event.attention.log_normalizer.dtype)
+        q = q * (q.shape[-1] ** -0.5 if scale is None else float(scale))
+        found["queries"] = comoments_of(q, *taken[1:], group=batch.group, weights=tokens, yy="trace")
+    moments: Comoments = found["queries"]
+    return moments
+
+
+def moments_of_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments:
+    """Of keys, [hk, d]: once for all who ask."""
+    found: dict[Any, Any] = _known.setdefault(event._call().query, {})
+    if "keys" not in found:
+        seen, k = some_keys(event, batch, memory)
+        found["keys"] = comoments_of(k, group=batch.group, weights=seen)
+    moments: Comoments = found["keys"]
+    return moments
+
+
+def log_weights_of(event: Attended, index: Int[Tensor, "b r"]) -> Tensor | None:
+    """Bias and mask of some rows of a call [b, #h, r, n], bool if there is no bias; None if they see all keys alike."""
+    call = event._call()
+    sight, scoring = _sight(call)
+    if all(each is None for each in (*sight, scoring.left, scoring.right)):
+        return None
+    w = _log_weights(call, sight, scoring, index).expand(len(index), -1, -1, -1)
+    return w > -torch.inf if sight.bias is None else w
 
 
 def keys_seen(event: Attended, memory: dict[str, Any]) -> Float[Tensor, "#b #h #m"]:
@@ -146,19 +216,6 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
-
-
-def _chosen(event: Attended, batch: Batch, memory: dict[str, Any], share: float) -> tuple[Tensor, Tensor]:
-    """The tokens with small hashes, [b, r], and whether each is one: found once for a batch, on the CPU."""
-    m = event.query.shape[2]
-    held: dict[tuple[int, float], tuple[Tensor, Tensor]] = memory.setdefault("chosen", {})
-    if (m, share) not in held:
-        valid = real(batch, event)
-        positions = batch.starts.cpu().unsqueeze(-1) + torch.arange(m)
-        small = (token_hashes(batch.keys.cpu(), positions) <= min(int(share * _GREATEST), _GREATEST)) & valid.cpu()
-        index = small.int().argsort(dim=-1, descending=True, stable=True)[:, : int(small.sum(-1).max())]
-        held[m, share] = index.to(valid.device), small.gather(1, index).to(valid.device)
-    return held[m, share]
 
 
 def _sight(call: Call) -> tuple[Sight, Scoring]:

@@ -24,6 +24,7 @@ from ..attention.calls import Call, Logits
 from ..attention.observation import LAYERS, numbered
 from ..attention.result import Attention
 from ..attention.watching import Met, Receiver, Watch
+from .asking import Ask, ask_of
 from .layout import Layout, Norm, Place, Sublayer
 from .norms import norm_of
 from .passes import Running, operands, settled, tensors, watched, without_cache, writes
@@ -36,12 +37,14 @@ def trace(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) 
     small = cut(inputs)
     graph = _Graph()
     receiver = _Calls(graph)
-    with torch.no_grad(), settled(model), watched(model, graph), graph, Watch(model, receiver, layers=layers):
-        model(**small, **without_cache(model))
+    with torch.no_grad(), settled(model):
+        with watched(model, graph), graph, Watch(model, receiver, layers=layers):
+            model(**small, **without_cache(model))
+        parted = frozenset(name for name, asked in receiver.asked.items() if _parted(*asked, layers))
     if not receiver.calls:
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
         raise RuntimeError(sentence("trace", "the model must compute attention", "a pass without any", remedy))
-    return _layout(graph, receiver)
+    return _layout(graph, receiver)._replace(parted=parted)
 
 
 def cut(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class _Graph(TorchFunctionMode):
         self.written: dict[int, int] = {}  # the last node that wrote into a storage
         self.sums: list[_Sum] = []
         self.ran: list[_Ran] = []
+        self.arguments: dict[str, tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]] = {}  # of the last call
         self.running = Running()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,6 +181,7 @@ class _Graph(TorchFunctionMode):
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module begins."""
         self.running.enter(name)
+        self.arguments[name] = (module, args, kwargs)
 
     def leave(self, name: str, module: nn.Module, given: Tensor | None, result: Tensor | None) -> None:
         """A module has ended; what it computed out of sight has its argument for parent."""
@@ -200,6 +205,7 @@ class _Calls(Receiver):
         self.graph = graph
         self.calls: dict[str, set[int]] = {}
         self.outputs: dict[str, Tensor] = {}  # of the heads, side by side
+        self.asked: dict[str, tuple[Ask, Tensor]] = {}  # the layers with their arguments, and the queries they made
 
     def begin(self) -> bool:
         """Every pass is looked at."""
@@ -213,6 +219,9 @@ class _Calls(Receiver):
         if isinstance(met.call, Call):
             with torch._C.DisableTorchFunction():
                 self.outputs[name] = met.call.attend("none").output.transpose(1, 2).flatten(2)
+            ask = ask_of(*self.graph.arguments[layer], len(met.call.query)) if layer in self.graph.arguments else None
+            if ask is not None:
+                self.asked[name] = (ask, met.call.query)
         return None
 
     def unfused(self, layer: str) -> None:
@@ -274,7 +283,14 @@ def _layout(graph: _Graph, receiver: _Calls) -> Layout:
         )
         found.append(sublayer)
     outputs = {layer: home for layer, o in receiver.outputs.items() if (home := _taker(graph, o, width)) is not None}
-    return Layout(tuple(found), width, tuple(receiver.calls), outputs)
+    return Layout(tuple(found), width, tuple(receiver.calls), outputs, frozenset())
+
+
+def _parted(ask: Ask, query: Tensor, layers: str) -> bool:
+    """Whether a layer can be asked about tokens alone: it makes the queries of two of each sequence, of any places."""
+    b, n = ask.given.shape[:2]
+    index = (torch.arange(b, device=query.device).unsqueeze(-1) + torch.arange(2, device=query.device)) % n
+    return query.shape[2] == n and ask.answers(query, index, layers=layers)
 
 
 def _taker(graph: _Graph, heads: Tensor, width: int) -> str | None:

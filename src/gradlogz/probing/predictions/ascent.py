@@ -8,110 +8,145 @@ good as the gradient of the same length. G is convex in the query, so that its r
 counts is the gain beyond that of the update of another token of the same text (permuted). The reversed update and a
 random direction are told beside it. The log normaliser of rows that see one key is linear; they are kept.
 
-Measured on one row in four, chosen by hash. A layer supports the claim if its gain lies above 0.05 and
-above that of permuted updates; it refutes it if it lies below 0 or below those.
+Measured on one token in sixteen, the same ones in every layer (../rows.py), which see all their keys. A layer supports
+the claim if its gain lies above 0.05 and above that of permuted updates; it refutes it if it lies below 0 or below
+those.
 
 Read next: tie.py (the weights that would make it exact), ../asking.py (how moved tokens are read).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..._typing import Float, Tensor
-from ...attention.calls import Call
+from ..._typing import Bool, Float, Int, Tensor
+from ...attention.calls import WIDTH
 from ...attention.functional import attend
 from ..asking import Ask
 from ..capturing import Attended, Event, Passed
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..rows import applies, at, chosen, log_weights_of
 from ..rulings import Bounds, count, judge, measured
-from ..statistics import bootstrap, sums_of, token_hashes
+from ..statistics import bootstrap, sums_of
 from ..texts import Batch
 
 claim = "An attention sublayer moves tokens up the log normaliser of its keys."
 formula = "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
 refutes = "A gain that is not above that of the update of another token, or is negative."
 
-PART = 4  # one row in so many
+PART = 16  # one token in so many
 LEAST = 0.05  # of the best gain: what is worth calling an ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
 
 
+class _Layer(NamedTuple):
+    """A layer, and what it told of the chosen tokens."""
+
+    ask: Ask
+    places: Int[Tensor, "b r"]
+    valid: Bool[Tensor, "b r"]
+    real: Bool[Tensor, "b n"]
+    key: Float[Tensor, "b hk n d"]
+    options: dict[str, Any]
+    log_normalizer: Float[Tensor, "b h r"]
+    key_mean: Float[Tensor, "b h r d"] | None
+
+
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
-    """Changes of G, summed over the tokens of each row."""
-    if "" not in memory:
-        memory[""] = _chosen(batch)
-    rows = memory[""]
-    if isinstance(event, Attended) and rows:
-        if event.ask is not None and isinstance(event.call, Call) and not event.crosses:
-            memory[event.layer] = (event.ask.rows(rows), _rows(event.call, rows), real(batch, event)[rows])
-    elif isinstance(event, Passed) and event.sublayer.name in memory:
-        memory[event.sublayer.name] += (event.stream[rows], event.update[rows])
+    """Changes of G, summed over the chosen tokens of each row."""
+    layers: dict[str, _Layer] = memory.setdefault("layers", {})
+    moved: dict[str, list[Tensor]] = memory.setdefault("moved", {})
+    if isinstance(event, Attended):
+        if event.ask is not None and applies(event, batch) and not event.crosses:
+            layers[event.layer] = _layer(event, event.ask, *chosen(event, batch, memory, 1 / PART), real(batch, event))
+    elif isinstance(event, Passed) and event.sublayer.name in layers:
+        layer = layers[event.sublayer.name]
+        if event.stream.shape[:2] == layer.real.shape:
+            others = _others(layer.places, layer.real)
+            pairs = ((event.stream, layer.places), (event.update, layer.places), (event.update, others))
+            moved[event.sublayer.name] = [_taken(t, places) for t, places in pairs]
     elif isinstance(event, Finished):
-        whole = {layer: kept for layer, kept in memory.items() if layer and len(kept) == 5}
-        return {layer: sums_of(_changes(*kept), batch.keys[rows]) for layer, kept in whole.items()}
+        found = {name: _changes(layers[name], *each) for name, each in moved.items()}
+        return {name: sums_of(columns, batch.keys) for name, columns in found.items() if columns is not None}
     return None
 
 
-def _chosen(batch: Batch) -> list[int]:
-    """One row in four, by the hash of its document and its place in it: the same in whatever batch it comes."""
-    hashes = token_hashes(batch.keys.cpu(), batch.starts.cpu().unsqueeze(-1)).squeeze(-1)
-    return (hashes % PART == 0).nonzero().squeeze(-1).tolist()
+def _layer(event: Attended, ask: Ask, places: Tensor, valid: Tensor, known: Tensor) -> _Layer:
+    call, a = event._call(), event.attention
+    options: dict[str, Any] = {
+        name: call.options[name] for name in ("scale", "softcap", "sinks", "enable_gqa") if name in call.options
+    }
+    options["attn_mask"] = log_weights_of(event, places)
+    mean = None if options.get("softcap") is not None or a.key_mean is None else at(a.key_mean, places)
+    G = at(a.log_normalizer.unsqueeze(-1), places).squeeze(-1)
+    return _Layer(ask.some(places), places, valid, known, call.key, options, G, mean)
 
 
-def _rows(call: Call, rows: list[int]) -> Call:
-    """The call of a few sequences, without what it shares with the others."""
-    b = len(call.query)
-    cut = {k: v[rows] if isinstance(v, Tensor) and v.ndim > 1 and len(v) == b else v for k, v in call.options.items()}
-    cut["dropout_p"] = 0.0
-    return Call(call.query[rows].clone(), call.key[rows].clone(), call.value[rows].clone(), cut)
-
-
-def _changes(ask: Ask, call: Call, seen: Tensor, x: Tensor, D: Tensor) -> Float[Tensor, "b k"]:
-    """The columns, summed over the real tokens of each row."""
-    scale = float(call.options.get("scale") or call.query.shape[-1] ** -0.5)
-
-    def G(ask: Ask, call: Call, stream: Tensor) -> Tensor:
-        asked = ask.of_stream(stream)
-        q = call.query if asked is None else asked.query
-        found = attend(q, call.key, call.value, statistics="none", **call.options).log_normalizer  # type: ignore[arg-type]
-        return torch.where(torch.isfinite(found), found, 0.0).sum(1) / scale
-
-    with torch.enable_grad():
-        moved = x.detach().requires_grad_()
-        (g,) = torch.autograd.grad(G(ask, call, moved).sum(), moved)
+def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor, "b k"] | None:
+    """The columns, summed over the chosen tokens of each row; None if the layer cannot be asked."""
+    g = _gradient(layer, x)
+    if g is None:
+        return None
     with torch.no_grad():
         length = D.norm(dim=-1, keepdim=True)
-        generator = torch.Generator(device="cpu").manual_seed(0)
-        random = torch.randn(x.shape, generator=generator).to(x)
+        random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x, non_blocking=True)
         steps = {
-            "": torch.zeros_like(D),
-            "best": g * (length / g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)),
+            "best": g * (length / g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)),
             "own": D,
-            "permuted": _others(D, seen),
+            "permuted": other,
             "reversed": -D,
             "random": random * (length / random.norm(dim=-1, keepdim=True)),
         }
-        # All steps are asked for at once, as rows of one batch.
-        rows = list(range(len(x))) * len(steps)
-        found = G(ask.rows(rows), _rows(call, rows), torch.cat([x + step for step in steps.values()])).double()
-        at = dict(zip(steps, found.chunk(len(steps)), strict=True))
-        change = {name: at[name] - at[""] for name in steps}
+        # All steps are asked for at once, as further tokens of the same places.
+        q = layer.ask.queries(x + torch.stack(list(steps.values())))
+        G = layer.log_normalizer.masked_fill(layer.log_normalizer == -torch.inf, 0.0).sum(1) / _scale(layer)
+        change = dict(zip(steps, (_log_normalizers(layer, q, len(steps)) - G).double(), strict=True))  # type: ignore[arg-type]
         change["rises"] = (change["own"] > 0).double()
         change["tokens"] = torch.ones_like(change["own"])
-        return torch.stack([torch.where(seen, change[name], 0.0).sum(1) for name in COLUMNS], -1)
+        return torch.stack([torch.where(layer.valid, change[name], 0.0).sum(1) for name in COLUMNS], -1)
 
 
-def _others(D: Tensor, seen: Tensor) -> Tensor:
-    """The update of another token of the same row, half of the row away."""
-    n = seen.sum(1, keepdim=True).clamp(min=1)
-    at = torch.arange(D.shape[1], device=D.device)
-    first = seen.int().argmax(1, keepdim=True)  # of rows that are padded on the left
-    other = first + (at - first + (n // 2).clamp(min=1)) % n
-    return D.gather(1, other.unsqueeze(-1).expand_as(D).clamp(max=D.shape[1] - 1))
+def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"] | None:
+    """Of G in the stream: that in a query is the attended mean of the keys, but for a soft cap."""
+    with torch.enable_grad():
+        moved = x.detach().requires_grad_()
+        q = layer.ask.queries(moved.unsqueeze(0))
+        if q is None:
+            return None
+        if layer.key_mean is None:
+            (g,) = torch.autograd.grad(_log_normalizers(layer, q, 1).sum(), moved)
+        else:
+            (g,) = torch.autograd.grad(q, moved, layer.key_mean.to(q.dtype))
+    return g
+
+
+def _log_normalizers(layer: _Layer, query: Float[Tensor, "b h kr d"], versions: int) -> Float[Tensor, "k b r"]:
+    """sum_h G_h / beta of every version of the chosen tokens."""
+    options = dict(layer.options)
+    mask = options["attn_mask"]
+    options["attn_mask"] = None if mask is None else mask.repeat(1, 1, versions, 1)
+    value = layer.key[..., :WIDTH]  # only the log normaliser is wanted
+    G = attend(query, layer.key, value, statistics="none", **options).log_normalizer
+    G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / _scale(layer)
+    return G.unflatten(1, (versions, -1)).transpose(0, 1)
+
+
+def _scale(layer: _Layer) -> float:
+    return float(layer.options.get("scale") or layer.key.shape[-1] ** -0.5)
+
+
+def _taken(t: Float[Tensor, "b n D"], places: Int[Tensor, "b r"]) -> Float[Tensor, "b r D"]:
+    return at(t.unsqueeze(1), places).squeeze(1)
+
+
+def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
+    """Another token of the same row for each, half of the row away."""
+    n = known.sum(1, keepdim=True).clamp(min=1)
+    first = known.int().argmax(1, keepdim=True)  # of rows that are padded on the left
+    return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
 
 
 def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001

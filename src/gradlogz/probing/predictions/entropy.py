@@ -31,9 +31,9 @@ from ...attention.rows import Thresholds
 from ..capturing import Attended, Event
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import applies, keys_seen, some, some_keys, weight_of_first
+from ..rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
 from ..rulings import Bounds, bootstrapped, count, judge, measured, random_band
-from ..statistics import Comoments, Estimate, Sums, comoments_of, jackknifed, ratio, sums_of
+from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
 from ..texts import Batch
 
 claim = "Training makes heads choose: their weights are sharper than those of random weights."
@@ -72,10 +72,8 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     values = torch.stack(rows, -1).masked_fill(~valid, 0.0).sum(2, dtype=torch.float64)
     found: dict[str, Any] = {"rows": sums_of(values, batch.keys), "learned": int(sinks is not None)}
     if applies(event, batch):
-        tokens, (queries,) = some(event, batch, memory, event.query)
-        seen, keys = some_keys(event, batch, memory)
-        found["queries"] = comoments_of(queries, group=batch.group, weights=tokens)
-        found["keys"] = comoments_of(keys, group=batch.group, weights=seen)
+        found["queries"] = moments_of_queries(event, batch, memory)
+        found["keys"] = moments_of_keys(event, batch, memory)
     return {event.layer: found}
 
 

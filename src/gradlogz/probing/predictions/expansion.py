@@ -11,6 +11,7 @@ tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same 
 says little, since adding anything spreads a cloud. Traces are those of single tokens and coordinates where these are
 massive: they are taken with and without the first token of each row, and volumes, in which every direction counts the
 same, are those of k = 32 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
+Measured on one token in four, the same ones in every layer (../rows.py).
 
 Nulls: of growth and volume, an addition by chance; of the excess, updates exchanged between tokens, which gives 0 with
 a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens; of the excess of volume, and of norms, the random twin.
@@ -27,11 +28,12 @@ from typing import Any
 
 import torch
 
-from ..._typing import Bool, Float, Tensor
+from ..._typing import Bool, Float, Int, Tensor
 from ..capturing import Event, Normed, Passed
 from ..findings import Finding
 from ..nulls import band
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ..prediction import Finished, Judgement, Measured, Probed, Twin
+from ..rows import at, chosen
 from ..rulings import Bounds, absent, count, judge, measured, middle
 from ..statistics import GROUPS, Comoments, Estimate, Moments, comoments_of, jackknife
 from ..texts import Batch
@@ -45,6 +47,7 @@ EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log tra
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
 BOUND = 0.01
 DIRECTIONS = 32
+PART = 4  # one token in so many
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
@@ -53,17 +56,18 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     Little is computed at each event; the layers of a stack, which have the same tokens, are summed up together.
     """
     if isinstance(event, Finished):
-        return {stack: seen.summed(batch.group) for stack, seen in memory.items()}
+        return {stack: seen.summed(batch.group) for stack, seen in memory.get("stacks", {}).items()}
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
         name, x, u = _of_norm(event.norm.name, event.norm.call), event.given, event.result
     else:
         return None
+    stacks: dict[str, _Seen] = memory.setdefault("stacks", {})
     stack = _stack(name)
-    if stack not in memory:
-        memory[stack] = _Seen(real(batch, event))
-    memory[stack].add(name, x, u)
+    if stack not in stacks:
+        stacks[stack] = _Seen(*chosen(event, batch, memory, 1 / PART))
+    stacks[stack].add(name, x, u)
     return None
 
 
@@ -133,19 +137,18 @@ def verdict(findings: list[Finding]) -> Judgement:
 class _Seen:
     """What is kept of the layers of a stack until the batch has passed."""
 
-    def __init__(self, mask: Bool[Tensor, "b n"]) -> None:
-        later = mask.clone()
-        later[:, 0] = False
-        self._masks = torch.stack((mask, later)).flatten(1)
+    def __init__(self, places: Int[Tensor, "b r"], valid: Bool[Tensor, "b r"]) -> None:
+        self._places = places
+        self._masks = torch.stack((valid, valid & (places > 0))).flatten(1)
         self._names: list[str] = []
         self._means: list[Tensor] = []
         self._products: list[Tensor] = []
         self._along: list[Tensor] = []
 
     def add(self, name: str, x: Float[Tensor, "b n D"], u: Float[Tensor, "b n D"]) -> None:
-        """Means under both masks, products of every token, and its coordinates along the directions."""
+        """Means under both masks, products of every chosen token, and its coordinates along the directions."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        x, u = (t.to(wide).flatten(0, 1) for t in (x, u))
+        x, u = (at(t.unsqueeze(1), self._places).to(wide).flatten(0, 2) for t in (x, u))
         w = self._masks.to(wide)
         self._names.append(name)
         self._means += [w @ x, w @ u]

@@ -38,7 +38,7 @@ from ...attention.calls import visible
 from ..capturing import Attended, Event
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import Rows, applies, rows_of, some, some_keys
+from ..rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 from ..rulings import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from ..statistics import Comoments, Moments, Sums, comoments_of, jackknifed, sums_of
 from ..texts import Batch
@@ -205,16 +205,12 @@ def _moments(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str,
     call, mean = event._call(), event.attention.key_mean
     if mean is None:
         return {}
-    scale = call.options.get("scale")
-    tokens, (q, m) = some(event, batch, memory, call.query, mean)
-    q = q.to(m.dtype) * (call.query.shape[-1] ** -0.5 if scale is None else float(scale))
-    seen, k = some_keys(event, batch, memory)
     found = {
-        "queries": comoments_of(q, m, group=batch.group, weights=tokens, yy="trace"),
-        "keys": comoments_of(k, group=batch.group, weights=seen),
+        "queries": moments_of_queries(event, batch, memory),
+        "keys": moments_of_keys(event, batch, memory),
     }
     if len(call.key) > 1:
-        found["positions"] = _positions(call.key[:, :, ::STEP].to(m.dtype), visible(call), batch.group)
+        found["positions"] = _positions(call.key[:, :, ::STEP].to(mean.dtype), visible(call), batch.group)
     return found
 
 

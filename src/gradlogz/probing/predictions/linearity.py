@@ -124,6 +124,7 @@ def with_residual(comoments: Comoments) -> Comoments:
 
 
 def _added(m: Moments) -> Moments:
+    m = m.whole
     diagonal = m.yy + 2 * _diagonal(m.xy) + _diagonal(m.xx)
     return m._replace(mean_y=m.mean_x + m.mean_y, xy=m.xx + m.xy, yy=diagonal)
 

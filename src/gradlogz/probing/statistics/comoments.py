@@ -8,12 +8,14 @@
                 value ± t_.975(G - 1) sqrt(v),   G groups that have data
 
 Products of a batch are taken around its own mean in the precision of the batch (float32 at least), sums over batches
-are float64. A batch is of one group, so that joining it touches one of eight; the others are shared.
+are float64. A batch is of one group, so that joining it touches one of eight; the others are shared. Of wide matrices
+xx the groups keep the blocks on and above the diagonal alone, which is a little more than half of them.
 
 Read next: regression.py, sums.py (scalars), hashing.py (the groups).
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,11 +26,14 @@ from .border import check_alike, double, whole_products
 from .estimates import Estimate, student_quantile
 from .hashing import GROUPS
 
+BLOCKS, NARROW = 8, 64  # rows of blocks of a wide matrix, and how many of its rows each has at least
+
 
 class Moments(NamedTuple):
     """Count, means and products of deviations of one set of tokens, or of v sets at once with a leading dimension.
 
-    yy is [q, q], its diagonal [q] or its trace []; without y all that concerns it is None.
+    yy is [q, q], its diagonal [q] or its trace []; without y all that concerns it is None. In the groups of `Comoments`
+    xx may be packed: the blocks on and above its diagonal, row after row, in one dimension.
     """
 
     tokens: Float[Tensor, "*v"]
@@ -43,18 +48,27 @@ class Moments(NamedTuple):
         return products / self.tokens.reshape(*self.tokens.shape, *(1,) * (products.ndim - self.tokens.ndim))
 
     @property
+    def whole(self) -> "Moments":
+        """The same with xx as a matrix."""
+        p = self.mean_x.shape[-1]
+        return self if self.xx.ndim > self.mean_x.ndim else self._replace(xx=_unpacked(self.xx, p))
+
+    @property
     def covariance(self) -> Float[Tensor, "*vh p p"]:
         """Of x, xx / n."""
-        return self.divided(self.xx)
+        return self.divided(self.whole.xx)
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both sets; a set of no tokens is neutral."""
+        if self.xx.ndim != other.xx.ndim:
+            return self.whole.merge(other.whole)
         check_alike("Moments.merge", self, other)
         n = self.tokens + other.tokens
         part = torch.where(n > 0, other.tokens / n, 0.0)
         both = self.tokens * part
         dx = other.mean_x - self.mean_x
-        found = Moments(n, self.mean_x + part * dx, self.xx + other.xx + both * _outer(dx, dx))
+        between = _outer(dx, dx) if self.xx.ndim > dx.ndim else _packed(dx.unsqueeze(-2))
+        found = Moments(n, self.mean_x + part * dx, self.xx + other.xx + both * between)
         if self.mean_y is None:
             return found
         dy = other.mean_y - self.mean_y
@@ -128,7 +142,9 @@ class Comoments(NamedTuple):
         mean_x, between_x = _centred(share, whole, x)
         root = weight.sqrt().reshape(*weight.shape, *(1,) * (x.ndim - 1))
         r = (root * between_x).movedim(1, -2)  # [v, *h, g, p]
-        found = Moments(count, mean_x, _symmetric(torch.tensordot(keep, xx, 1) + r.mT @ r))
+        joined = torch.tensordot(keep, xx, 1)
+        joined = joined if xx.ndim > x.ndim else _unpacked(joined, x.shape[-1])
+        found = Moments(count, mean_x, _symmetric(joined + r.mT @ r))
         if y is None:
             return found
         mean_y, between_y = _centred(share, whole, y)
@@ -158,11 +174,14 @@ def comoments_of(
         given = torch.ones(x.shape[-2], device=x.device) if weights is None else weights
         w = given.to(x.device, precision, non_blocking=True).unsqueeze(-1)
         count = double(w).sum()
-        mean_x, r, left_x = _deviations(x.to(precision), w, None if weights is None else w > 0)
-        found = Moments(count, mean_x, _products(r, r, left_x, left_x, count))
-        found = found._replace(xx=_symmetric(found.xx))
+        seen = None if weights is None else w > 0
+        mean_x, r, left_x = _deviations(x.to(precision), w, seen)
+        if len(_edges(x.shape[-1])) > 2:
+            found = Moments(count, mean_x, double(_packed(r)) - count * _packed(left_x.unsqueeze(-2)))
+        else:
+            found = Moments(count, mean_x, _symmetric(_products(r, r, left_x, left_x, count)))
         if y is not None:
-            mean_y, s, left_y = _deviations(y.to(precision), w, None if weights is None else w > 0)
+            mean_y, s, left_y = _deviations(y.to(precision), w, seen)
             kept = ("trace", "diagonal", "full").index(yy) - 1
             squares = double(_squares(s, kept)) - count * _squares(left_y.unsqueeze(-2), kept)
             found = found._replace(mean_y=mean_y, xy=_products(r, s, left_x, left_y, count), yy=squares)
@@ -196,17 +215,44 @@ def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: 
 
 def _deviations(x: Tensor, w: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The mean; sqrt(w) (x - m), m the mean rounded; and what rounding left of the mean of x - m, all over tokens."""
+    total = w.sum().clamp(min=torch.finfo(w.dtype).tiny)
     if seen is not None:
         x = torch.where(seen, x, 0.0)
-    total = w.sum().clamp(min=torch.finfo(w.dtype).tiny)
     m = w.mT @ x / total
-    deviation = x - m
+    deviation = x - m if seen is None else x.sub_(m)  # memory is what this costs
     left = (w.mT @ deviation / total).squeeze(-2)
-    return double(m.squeeze(-2)) + double(left), w.sqrt() * deviation, double(left)
+    if seen is not None:
+        deviation.mul_(w.sqrt())
+    return double(m.squeeze(-2)) + double(left), deviation, double(left)
 
 
 def _products(r: Tensor, s: Tensor, left_r: Tensor, left_s: Tensor, count: Tensor) -> Tensor:
     return double(r.mT @ s) - count * _outer(left_r, left_s)
+
+
+def _edges(p: int) -> list[int]:
+    """Where the rows of blocks of a matrix of p rows begin, and p."""
+    blocks = min(BLOCKS, max(p // NARROW, 1))
+    return [p * i // blocks for i in range(blocks + 1)]
+
+
+def _packed(r: Tensor) -> Tensor:
+    """rᵀr of [..., t, p], the blocks on and above its diagonal, row after row: nothing is computed twice."""
+    edges = _edges(r.shape[-1])
+    return torch.cat([(r[..., a:b].mT @ r[..., a:]).flatten(-2) for a, b in pairwise(edges)], -1)
+
+
+def _unpacked(packed: Tensor, p: int) -> Tensor:
+    """The matrix, symmetric to the last bit."""
+    found = packed.new_empty(*packed.shape[:-1], p, p)
+    start = 0
+    for a, b in pairwise(_edges(p)):
+        rows = packed[..., start : start + (b - a) * (p - a)].unflatten(-1, (b - a, p - a))
+        found[..., a:b, a:] = rows
+        found[..., a:b, a:b] = _symmetric(rows[..., : b - a])
+        found[..., b:, a:b] = rows[..., b - a :].mT
+        start += (b - a) * (p - a)
+    return found
 
 
 def _squares(s: Tensor, kept: int) -> Tensor:

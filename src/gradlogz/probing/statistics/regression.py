@@ -50,7 +50,8 @@ def affine_fit(comoments: Comoments) -> Fit:
         nothing = torch.full_like(in_sample, torch.nan)
         return Fit(whole, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
     others = Moments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
-    own = Moments(*(torch.stack(field) for field in zip(*(comoments.groups[g] for g in present), strict=True)))
+    alone = [group.whole for group in comoments.groups if group is not None and bool(group.tokens > 0)]
+    own = Moments(*(torch.stack(field) for field in zip(*alone, strict=True)))
     B = solve(others.xx, others.xy)
     dx, dy = own.mean_x - others.mean_x, own.mean_y - others.mean_y
     missed = dy - (dx.unsqueeze(-2) @ B).squeeze(-2)

@@ -1,7 +1,8 @@
 """Nested statistics: merged as wholes, written as flat tensors with a plan of how they belong together.
 
     state      = None | a statistic | a constant | {name: state}
-    merge      statistic by statistic; None is neutral, names of one side only are kept, constants must be equal
+    merge      statistic by statistic; None is neutral, names of one side only are kept, constants must be equal; what
+               is the same statistic at two places on both sides is one of the result too, and takes no memory twice
     to_tensors names joined by "/" ; of symmetric matrices only the upper triangle
 
 Read next: sums.py, comoments.py, histogram.py, sample.py.
@@ -24,16 +25,23 @@ _CONSTANTS = (str, int, float, Tensor)
 
 def merge(one: Any, other: Any) -> Any:
     """The state of both, as if one pass had seen all; associative and commutative up to rounding."""
+    return _merged(one, other, {})
+
+
+def _merged(one: Any, other: Any, known: dict[tuple[int, int], Any]) -> Any:
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
-        return {name: merge(one.get(name), other.get(name)) for name in {**one, **other}}
+        return {name: _merged(one.get(name), other.get(name), known) for name in {**one, **other}}
     if type(one) is not type(other) or not (type(one).__name__ in _KINDS or isinstance(one, _CONSTANTS)):
         fact = f"{type(one).__name__} and {type(other).__name__}"
         remedy = "Statistics, constants and dictionaries of them merge."
         raise TypeError(sentence("merge", "both must be states of one kind", fact, remedy))
     if type(one).__name__ in _KINDS:
-        return one.merge(other)
+        pair = (id(one), id(other))
+        if pair not in known:
+            known[pair] = one.merge(other)
+        return known[pair]
     if not (torch.equal(one, other) if isinstance(one, Tensor) else one == other):
         fact = "two tensors that differ" if isinstance(one, Tensor) else f"{one!r} and {other!r}"
         remedy = "Only statistics of runs with the same settings merge."
