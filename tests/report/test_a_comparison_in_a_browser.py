@@ -48,6 +48,20 @@ def test_checkpoints_are_in_order_and_their_trends_are_drawn(opened, path):
     assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
+def test_the_trend_of_one_claim_is_seen_at_once_and_of_all_by_a_list(opened, path):
+    one = opened(path)
+    shown = one.page.locator("#section-trends [data-figure]:visible")
+    assert shown.count() == 1
+    shown.scroll_into_view_if_needed()
+    expect(shown).to_have_attribute("data-drawn", "light")
+    one.page.locator("#section-trends select").select_option("ascent: gain")
+    expect(one.page.locator("#figure-trend-of-ascent [data-figure]")).to_have_attribute("data-drawn", "light")
+    x = one.page.locator("#figure-trend-of-ascent [data-figure]").evaluate(
+        "b => b.data.find(t => t.name === 'middle').x"
+    )
+    assert x == [0, 100, 200]
+
+
 def test_a_head_is_followed_through_training(opened, path):
     one = opened(path)
     one.page.click("summary:has-text('Heads choose.')")
@@ -95,10 +109,33 @@ def test_a_prediction_that_one_run_lacks_is_a_gap():
     assert gaps["ascent"] is None
     assert gaps["entropy"].label == "supported 0.5"
     assert page.verdict.sentence == "Of 1 claims that were measured in every run, 1 have the same verdict in all."
-    assert [chip.label for chip in page.verdict.chips] == [
-        "the same in all: entropy",
-        "not in all: novel, ascent, linearity, whole",
+    assert [(group.chip.label, [link.label for link, _ in group.entries]) for group in page.verdict.groups] == [
+        ("1 the same in all", ["entropy"]),
+        ("4 not in all", ["novel", "ascent", "linearity", "whole"]),
     ]
+    assert dict(_said(page.verdict.groups[1]))["ascent"] == "not measured (whole), refuted (other)"
+
+
+def _said(group):
+    return [(link.label, says) for link, says in group.entries]
+
+
+def test_the_course_of_a_verdict_is_told():
+    """Over training in the order of steps; of models by the verdict."""
+    turned = [f._replace(verdict="refuted") for f in findings("a").claims]
+    names = ("step10", "step20", "step30")
+    runs = [findings(name) for name in names]
+    runs[0] = type(runs[0])(runs[0].facts, runs[0].rows, [f._replace(model="step10") for f in turned])
+    (differ, *_) = page_of(read_all(runs)).verdict.groups
+    assert differ.chip.label == "3 different"
+    assert dict(_said(differ))["entropy"] == "refuted (step10), supported (step20 to step30)"
+    models = [
+        findings("b"),
+        type(runs[0])({"a": {}}, [r._replace(model="a") for r in runs[1].rows], turned),
+        findings("c"),
+    ]
+    (differ, *_) = page_of(read_all(models)).verdict.groups
+    assert dict(_said(differ))["entropy"] == "supported (b, c), refuted (a)"
 
 
 @pytest.mark.parametrize(

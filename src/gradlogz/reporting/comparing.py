@@ -11,11 +11,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import __version__
 from .._errors import sentence
-from ..page import Cell, Chip, Choice, Column, Facts, Link, Page, Part, Section, Table, Verdict, View, Views
+from ..page import Cell, Chip, Choice, Column, Facts, Group, Link, Page, Part, Section, Table, Verdict, View, Views
 from ..probing.entries import Finding, Summary
 from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
 from .citations import cited
@@ -98,16 +101,13 @@ def page_of(runs: Runs) -> Page:
     """The page of what several runs say."""
     common = [p for p in runs.predictions if all(p in claims for claims in runs.claims)]
     same = [p for p in common if len({claims[p].verdict for claims in runs.claims}) == 1]
-    kinds = {
-        "different": [p for p in common if p not in same],
-        "the same in all": same,
-        "not in all": [p for p in runs.predictions if p not in common],
-    }
-    chips = [
-        Chip(f"{kind}: {', '.join(map(title_of, of))}", colour="blue" if kind == "different" else "grey")
-        for kind, of in kinds.items()
-        if of
-    ]
+    differ = [p for p in common if p not in same]
+    apart = [p for p in runs.predictions if p not in common]
+    groups = (
+        Group(Chip(f"{len(differ)} different", colour="blue"), _courses(runs, differ)),
+        Group(Chip(f"{len(same)} the same in all", colour="grey"), _courses(runs, same)),
+        Group(Chip(f"{len(apart)} not in all", colour="grey"), _courses(runs, apart)),
+    )
     notes = [f"{name}: {note}" for name, told in zip(runs.names, runs.told, strict=True) for note in told.missing]
     kind = "checkpoints" if runs.steps else "runs"
     alike = _alike(runs)
@@ -115,9 +115,14 @@ def page_of(runs: Runs) -> Page:
         name="gradlogz-compare",
         title=f"{len(runs.told)} {kind} side by side",
         subtitle=", ".join(runs.names) + ".",
-        verdict=Verdict(_sentence(len(same), len(common)), tuple(chips), tuple(notes)),
+        verdict=Verdict(
+            _sentence(len(same), len(common)),
+            notes=tuple(notes),
+            groups=tuple(group for group in groups if group.entries),
+        ),
         sections=(
             Section("What holds, run by run", (_claims(runs),), name="claims"),
+            *_trends(runs, [*differ, *same, *apart]),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
             Section("Runs", (_described(runs),), name="runs"),
         ),
@@ -136,6 +141,28 @@ def page_of(runs: Runs) -> Page:
         made_by="gradlogz compare",
         choices=alike,
         chosen="layer or head",
+    )
+
+
+def _courses(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], ...]:
+    """The verdicts on each claim, with the runs that have them."""
+    return tuple((Link(title_of(prediction), prediction), _course(runs, prediction)) for prediction in predictions)
+
+
+def _course(runs: Runs, prediction: str) -> str:
+    """Verdicts in the order of the runs, "refuted (step10), supported (step20 to step40)"; one word if all agree."""
+    found = [claims.get(prediction) for claims in runs.claims]
+    words = ["not measured" if claim is None else claim.verdict or "not judged" for claim in found]
+    if len(set(words)) == 1:
+        return words[0]
+    if runs.steps is None:
+        named = {word: [n for n, w in zip(runs.names, words, strict=True) if w == word] for word in words}
+        return ", ".join(f"{word} ({', '.join(names)})" for word, names in named.items())
+    parts = [
+        (word, [name for _, name in of]) for word, of in groupby(zip(words, runs.names, strict=True), itemgetter(0))
+    ]
+    return ", ".join(
+        f"{word} ({names[0] if len(names) == 1 else f'{names[0]} to {names[-1]}'})" for word, names in parts
     )
 
 
@@ -171,6 +198,24 @@ def _claims(runs: Runs) -> Table:
         rows.append((Link(words, prediction), *(_cell(claim) for claim in found)))
     caption = "Verdict and value; a dash where a run did not measure it. Each claim leads to its section."
     return Table("claims", "Claims of the theory, and what the runs say", columns, tuple(rows), caption, stacked=True)
+
+
+def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
+    """What was measured for each claim over all runs, one claim at a time; those whose verdicts differ first."""
+    views = []
+    for prediction in predictions:
+        first = next(claims[prediction] for claims in runs.claims if prediction in claims)
+        quantities = [first.quantity, *(row.quantity for rows in runs.rows(prediction) for row in judged(first, rows))]
+        every = (_series(runs, prediction, quantity) for quantity in dict.fromkeys(quantities))
+        series = max(
+            every, key=lambda found: sum(len(s.rows) for s in found)
+        )  # a claim on all has one row, its heads many
+        if len(series) > 1:
+            figure = over_runs(series)
+            named = replace(figure, name=f"trend of {prediction}", title=claim_of(first), wide=True)
+            views.append(View(f"{title_of(prediction)}: {series[0].rows[0].quantity}", (named,)))
+    title = "Over training" if runs.steps else "Side by side"
+    return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
 
 
 def _cell(claim: Summary | None) -> Cell:
