@@ -40,6 +40,15 @@ def test_planted_growth_is_judged(step, verdict):
         assert np.isfinite(f.null) is not flat
 
 
+def test_growth_that_random_weights_show_is_no_finding():
+    found = judged(expansion, planted(0.1), BATCHES, twin=planted(0.3, seed=1))
+    assert found.verdict == "undecided"
+    value, null, high = (column(found.findings, JUDGED, field) for field in ("value", "null", "null_high"))
+    assert bool((value > expansion.BOUND).all())
+    assert bool((null > value).all())
+    assert bool((high >= null).all())
+
+
 def test_an_unrelated_update_grows_the_cloud_without_excess():
     found = judged(expansion, matrices.gpt2(2, matrices.free), BATCHES)
     rows = [f for f in found.findings if f.layer.endswith("attn")]

@@ -36,6 +36,13 @@ def test_an_affine_map_is_supported():
     assert float(value(found.findings, linearity.HELD_OUT).min()) > 1 - 1e-4
     assert all(np.isfinite(f.null) for f in found.findings)
     assert "with random weights" in found.words
+    assert "no work of training" not in found.words
+
+
+def test_what_random_weights_are_as_well_is_said():
+    found = judged(linearity, planted(1.0), BATCHES, twin=planted(1.0, seed=1))
+    assert found.verdict == "supported"
+    assert "Of the 2 that support it 2 would with random weights too: there it is no work of training." in found.words
 
 
 def test_a_bent_map_is_refuted_though_its_score_is_high():

@@ -75,6 +75,15 @@ def test_even_heads_are_coherent_and_a_loud_one_is_not():
     assert found.verdict == "not applicable"
 
 
+def test_what_random_weights_cost_as_little_is_said():
+    batches = token_batches(VOCABULARY, length=48)
+    found = judged(coherence, encoder(sharpness=0.4), batches, twin=encoder(sharpness=0.2, seed=1))
+    assert all(f.null < f.value for f in found.findings if f.quantity == "cost")
+    assert "Of the 2 that support it 2 would with random weights too" in found.words
+    loud = judged(coherence, encoder(sharpness=0.4), batches, twin=with_loud_head(encoder(sharpness=0.5, seed=1)))
+    assert "random weights" not in loud.words
+
+
 def drawn(source, costs, documents=40):
     state = {}
     for i, cost in enumerate(costs):

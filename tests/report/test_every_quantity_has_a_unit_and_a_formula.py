@@ -8,8 +8,12 @@ from gradlogz.probing.quantities import QUANTITIES, unit_and_formula
 from planted.matrices import VOCABULARY, gpt2, tied
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
-# Of models with a logit of their own for no key, and of those that fill in masked words.
-ELSEWHERE = {("entropy", "learned sink"), ("dropped_covariance", "correlation with pseudo-loss")}
+# Of models with a logit of their own for no key, of those that fill in masked words, and of rotary ones.
+ELSEWHERE = {
+    ("entropy", "learned sink"),
+    ("dropped_covariance", "correlation with pseudo-loss"),
+    *((name, "share that does not turn") for name in ("tie", "qk_geometry", "symmetry")),
+}
 
 
 @pytest.fixture(scope="module")

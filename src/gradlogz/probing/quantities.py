@@ -20,6 +20,7 @@ QUANTITIES: dict[str, dict[str, tuple[str, str]]] = {
         "cosine": ("1", "cos(W_v W_o, W_k W_qᵀ)"),
         "weighted cosine": ("1", "cos(W_v W_o, W_k W_qᵀ), weighted by Cov(x)"),
         "cosine of the layer": ("1", "cos(W_v W_o, W_k W_qᵀ), all heads"),
+        "share that does not turn": ("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
     },
     "qk_geometry": {
         "positive cosine": ("1", "|B₊| / |B|,  B = β W_q W_kᵀ"),
@@ -30,11 +31,13 @@ QUANTITIES: dict[str, dict[str, tuple[str, str]]] = {
         "cosine with the inverse covariance": ("1", "cos((B + Bᵀ)/2, C⁻¹)"),
         "whitened cosine with the inverse covariance": ("1", "cos(C^½ (B + Bᵀ)/2 C^½, I)"),
         "cosine with the Fisher information": ("1", "cos(W_kᵀ (B + Bᵀ)/2 W_k, E Cov_a(k))"),
+        "share that does not turn": ("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
     },
     "symmetry": {
         "symmetry": ("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
         "directionality": ("1", "(r − c) / (r + c),  rows and columns of M"),
         "symmetry of the head": ("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
+        "share that does not turn": ("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
     },
     "gaussian_measure": {
         "mean explained": ("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),

@@ -89,6 +89,15 @@ def middle(values: Iterable[float]) -> float:
     return median(known) if known else math.nan
 
 
+def also_random(findings: Sequence[Finding], quantity: str, bound: float, *, small: bool = False) -> str:
+    """A sentence where what supports a claim is also so with random weights, which are the null of this quantity."""
+    of = [f for f in findings if f.quantity == quantity and f.verdict == "supported"]
+    shared = sum(f.null < bound if small else f.null > bound for f in of)
+    if not shared:
+        return ""
+    return f" Of the {len(of)} that support it {shared} would with random weights too: there it is no work of training."
+
+
 def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | float) -> list[Measured]:
     """One row for each head of an estimate [h], or one for the layer of an estimate without dimensions."""
     value, low, high = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:3])

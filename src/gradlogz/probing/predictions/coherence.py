@@ -9,8 +9,11 @@ each row are centred first, G_k - mean_j u_j, in the rows with small hashes: "co
 normalisers as they are, of every row. Heads that see other keys than each other, or have biases of their own, have
 log normalisers that cannot be compared, and so have layers that compute their own logits.
 
-Null: log normalisers of other tokens, each head's from another row of the same text (log n taken off): the cost if
-heads knew nothing of each other. Twins with random weights cost nothing, since all their logits are small.
+"cost, other tokens" takes each head's log normaliser from another row of the same text (log n taken off): the cost if
+heads knew nothing of each other.
+
+Null: the random twin. It costs next to nothing, since all its logits are small: a small cost is no work of training,
+and the sentence says so.
 
 Verdict, of each layer: supported if the interval lies below COHERENT nats, refuted if it lies above INCOHERENT; of the
 model by more than half of its layers.
@@ -29,7 +32,7 @@ from ..capturing import Attended, Event
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
 from ..rows import applies, rows_of
-from ..rulings import Bounds, absent, bootstrapped, count, judge, measured
+from ..rulings import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
 from ..statistics import Estimate, ratio, sums_of
 from ..texts import Batch
 
@@ -37,9 +40,9 @@ claim = "Heads are coherent: attention without gates is nearly the gradient of t
 formula = "KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats"
 refutes = "A cost above half a nat: gates by the log normalisers would be far from uniform."
 
-COST = "cost"
+COST, SHIFTED = "cost", "cost, other tokens"
 COHERENT, INCOHERENT = 0.1, 0.5
-QUANTITIES = {COST: (1, 0), "raw cost": (4, 3)}
+QUANTITIES = {COST: (1, 0), SHIFTED: (2, 0), "raw cost": (4, 3)}
 
 
 def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
@@ -76,9 +79,8 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa
 
 
 def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
-    """The cost of heads whose log normalisers are of other tokens; of the raw cost, that of random weights."""
-    other = [] if twin is None else _rows(twin.state, "raw cost", *QUANTITIES["raw cost"])
-    return _rows(state, COST, 2, 0) + other
+    """The same of random weights."""
+    return [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -89,8 +91,9 @@ def verdict(findings: list[Finding]) -> Judgement:
         return Judgement(ruled, "not applicable", "No layer has heads whose log normalisers can be compared.")
     words = (
         f"Of {c.judged} layers {c.supported} cost less than {COHERENT} nats and {c.refuted} more than {INCOHERENT}; "
-        f"the middle one {c.value:.3f}, and {c.null:.3f} with log normalisers of other tokens."
-    )
+        f"the middle one {c.value:.3f}, and {middle(f.value for f in ruled if f.quantity == SHIFTED):.3f} with log "
+        "normalisers of other tokens."
+    ) + also_random(ruled, COST, COHERENT, small=True)
     return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=COST, note=c.note)
 
 

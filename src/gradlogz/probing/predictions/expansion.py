@@ -13,8 +13,8 @@ massive: they are taken with and without the first token of each row, and volume
 same, are those of k = 32 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
 Measured on one token in four, the same ones in every layer (../rows.py).
 
-Nulls: of growth and volume, an addition by chance; of the excess, updates exchanged between tokens, which gives 0 with
-a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens; of the excess of volume, and of norms, the random twin.
+Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess also holds what
+updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens.
 
 Verdict: an attention sublayer is judged by the excess without first tokens: supported above 0.01 and above its null,
 refuted below -0.01.
@@ -22,6 +22,7 @@ refuted below -0.01.
 Read next: linearity.py, ../../dynamics/contraction.py (what norms do to clouds).
 """
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -98,6 +99,8 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
 def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
     """Additions by chance, exchanged updates, random weights."""
     found = _estimates(state)
+    others = [] if twin is None else evaluate(twin.state, twin.model)
+    random = {(m.layer, m.quantity): m for m in others if m.tokens}
     rows = []
     for sublayer in model.layout.sublayers:
         if sublayer.name not in found:
@@ -106,12 +109,22 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
         for quantity, key in ((GROWTH, "chance"), (VOLUME, "volume chance")):
             rows += measured(sublayer.name, quantity, own[key][0], 0)
         for quantity, key in ((EXCESS[sublayer.kind], "deviation"), (REST[sublayer.kind], "deviation of rest")):
-            rows.append(Measured(sublayer.name, None, quantity, *band(0.0, float(own[key][0].value))))
-    if twin is not None:
-        norms = set(_norms(twin.model))
-        others = evaluate(twin.state, twin.model)
-        rows += [m for m in others if m.quantity == VOLUME_EXCESS or (m.layer in norms and m.tokens)]
-    return rows
+            chance = Measured(sublayer.name, None, quantity, *band(0.0, float(own[key][0].value)))
+            rows.append(_wider(chance, random.get((sublayer.name, quantity))))
+    norms = set() if twin is None else set(_norms(twin.model))
+    return rows + [m for m in others if m.quantity == VOLUME_EXCESS or (m.layer in norms and m.tokens)]
+
+
+def _wider(chance: Measured, random: Measured | None) -> Measured:
+    """What random weights show, in a band that also holds what exchanged updates do."""
+    if random is None:
+        return chance
+    low, high = (chance.low, random.value, random.low), (chance.high, random.value, random.high)
+    return chance._replace(
+        value=random.value,
+        low=min(v for v in low if not math.isnan(v)),
+        high=max(v for v in high if not math.isnan(v)),
+    )
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -124,9 +137,9 @@ def verdict(findings: list[Finding]) -> Judgement:
     attention = {(f.layer, f.call) for f in findings if f.quantity == judged}
     growth = [f for f in findings if f.quantity == GROWTH and (f.layer, f.call) in attention]
     words = (
-        f"The log trace grows by {middle(f.value for f in growth):.2f} in the middle attention sublayer, by "
-        f"{middle(f.null for f in growth):.2f} if what is added were unrelated; without first tokens the excess is "
-        f"{found.value:.2f}."
+        f"The log trace grows by {middle(f.value for f in growth):z.2f} in the middle attention sublayer, by "
+        f"{middle(f.null for f in growth):z.2f} if what is added were unrelated; without first tokens the excess is "
+        f"{found.value:z.2f}, and {found.null:z.2f} by the null."
     )
     return Judgement(findings, found.verdict, words, found.value, null=found.null, quantity=judged, note=found.note)
 

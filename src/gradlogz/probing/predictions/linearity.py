@@ -11,7 +11,8 @@ stream explains itself. A score near 1 can also be that of one principal compone
 (anisotropy) stands beside it, and of few large coordinates: the middle coordinate is told apart.
 
 Nulls: the random twin; of the score without residual in sample, tokens that are shuffled, p / (n - 1). A twin is no
-bound: its activation functions see small numbers only and are almost linear there.
+bound: its activation functions see small numbers only and are almost linear there. Where it passes the bound as well,
+the claim holds without training, and the sentence says so.
 
 Verdict: supported where the held-out share is above 0.9; refuted where it is below 0.5 and so is the one in sample,
 which too few tokens cannot make smaller.
@@ -30,7 +31,7 @@ from ..capturing import Event, Passed
 from ..clouds import cloud
 from ..findings import Finding
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rulings import Bounds, absent, count, judge, measured, middle
+from ..rulings import Bounds, absent, also_random, count, judge, measured, middle
 from ..statistics import Comoments, Moments, affine_fit, jackknife
 from ..texts import Batch
 
@@ -94,7 +95,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = (
         f"An affine map explains {found.value:.0%} of what the middle one of {found.judged} sublayers adds, held out"
         f"{beside}. The score with residual is {score:.2f}, where one component holds {anisotropy:.0%} of the stream."
-    )
+    ) + also_random(findings, HELD_OUT, SUPPORTS)
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=HELD_OUT, note=found.note
     )  # fmt: skip
