@@ -152,6 +152,21 @@ def test_claims_lead_to_their_sections_and_heads_are_chosen_by_keys_alone(opened
     assert [row[:2] for row in rows_of(one, "entropy")] == [["0", "0"]]
 
 
+def test_the_data_of_a_figure_say_of_which_head_they_are(opened, path):
+    one = unfolded(opened(path))
+    for figure in ("by-head", "by-layer"):
+        text = one.taken(f"[data-of=entropy-entropy-{figure}][data-as=csv]")[1]
+        table = [row for row in csv.DictReader(io.StringIO(text)) if row["name"] != "null"]
+        expected = {(r.layer[14], r.head): r for r in findings().rows if r.quantity == "entropy"}
+        assert len(table) == len(expected)
+        for row in table:
+            _, layer, _, head = row["place"].replace(",", "").split()
+            found = expected[layer, int(head)]
+            value, ends = (row["value"], ()) if figure == "by-head" else (row["y"], (row["low"], row["high"]))
+            assert float(value) == pytest.approx(found.value, rel=1e-5)
+            assert [float(end) for end in ends] == pytest.approx([found.low, found.high][: len(ends)], abs=1e-3)
+
+
 def test_all_data_is_taken_along(opened, path):
     one = unfolded(opened(path))
     expected = findings()

@@ -262,10 +262,13 @@
       const rows = figure.frames.flatMap((tokens, t) => tokens.map((token, i) => [figure.times[t], i, figure.groups[i] + 1, ...token]));
       return [["step", "token", "cluster", ...figure.names], rows];
     }
-    const rows = figure.traces.flatMap(({ name, type, x, y, z }) => (type === "heatmap"
-      ? z.flatMap((row, i) => row.map((value, j) => [name, x[j], y[i], value]))
-      : x.map((at, i) => [name, at, y[i], null])));
-    return [["name", "x", "y", "value"], rows];
+    // Of an interval its ends; of a mark that is about a choice, its label.
+    const end = (i, y, arms, sign) => (arms && arms[i] !== null ? Number((y[i] + sign * arms[i]).toPrecision(6)) : null);
+    const label = (key) => (key in choices ? choices[key].label : key || null);
+    const rows = figure.traces.flatMap(({ name, type, x, y, z, error_y: arms = {}, customdata: keys = [] }) => (type === "heatmap"
+      ? z.flatMap((row, i) => row.map((value, j) => [name, x[j], y[i], value, null, null, label((keys[i] || [])[j])]))
+      : x.map((at, i) => [name, at, y[i], null, end(i, y, arms.arrayminus, -1), end(i, y, arms.array, 1), label(keys[i])])));
+    return [["name", "x", "y", "value", "low", "high", "place"], rows];
   }
   async function take(button) {
     const { take: kind, of: id, as } = button.dataset;
