@@ -58,7 +58,7 @@ def test_an_offset_of_the_keys_costs_nothing():
             layer.attention.self.key.bias += 3.0 * torch.randn(32, generator=torch.Generator().manual_seed(0))
     after = judged(coherence, model, batches)
     for a, b in zip(before.findings, after.findings, strict=True):
-        if a.quantity == "cost":
+        if a.quantity != "raw cost":
             assert a.value == pytest.approx(b.value, rel=1e-3)
         else:
             assert b.value > 2 * a.value
