@@ -271,7 +271,8 @@ def _number(value: float) -> str:
 
 
 def _interval(low: float, high: float) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f"{_number(low)} to {_number(high)}"
+    none = math.isnan(low) or math.isnan(high) or low == high  # as of what weights alone decide
+    return "" if none else f"{_number(low)} to {_number(high)}"
 
 
 def _share(summary: Summary) -> str:
