@@ -209,6 +209,11 @@ ERRORS = [
     ),
     (
         ValueError,
+        'imm: keep must be "all" or "last"; got \'first\'.',
+        lambda: imm(model, y, keep="first", **start),
+    ),
+    (
+        ValueError,
         "SwitchingFilter.step: time must be a step of the model, below 5; got 5.",
         lambda: SwitchingFilter(changing).step(SwitchingFilter(changing).init(**start), y[0], time=5),
     ),

@@ -24,6 +24,7 @@ import torch
 
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
+from ..kernels.dispatch import filtering_kernel
 from .border import arranged, beginning, check_densities
 from .merging import Moments, collapse, fill, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
@@ -42,6 +43,7 @@ def gpb1(
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
     times: Float[Tensor, "*#c t"] | None = None,
+    keep: Literal["all", "last"] = "all",
 ) -> Filtered:
     """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
 
@@ -51,7 +53,7 @@ def gpb1(
     Exact for one step from a single Gaussian. Arguments as of `imm`.
     """
     start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, start, extra)
+    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, start, extra, keep)
 
 
 def gpb2(
@@ -65,6 +67,7 @@ def gpb2(
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
     times: Float[Tensor, "*#c t"] | None = None,
+    keep: Literal["all", "last"] = "all",
 ) -> Filtered:
     """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
 
@@ -74,7 +77,7 @@ def gpb2(
     Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
     """
     start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, start, extra)
+    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, start, extra, keep)
 
 
 def imm(
@@ -88,6 +91,7 @@ def imm(
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
     times: Float[Tensor, "*#c t"] | None = None,
+    keep: Literal["all", "last"] = "all",
 ) -> Filtered:
     """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
 
@@ -107,6 +111,10 @@ def imm(
         mask: true where there is an observation, beside NaN.
         lengths: how many steps of each target count; what comes after them is not observed but predicted.
         times: of the observations, of models with rate; beliefs are of time 0, and none may come before the last.
+        keep: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
+
+    Where nothing is to be differentiated, on the CPU and with numba installed, all steps are one call of a compiled
+    kernel (../kernels/switching_cpu.py).
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -119,7 +127,7 @@ def imm(
     tensor([0, 0, 1])
     """
     start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("imm", SwitchingFilter(model, "imm"), observations, start, extra)
+    return _run("imm", SwitchingFilter(model, "imm"), observations, start, extra, keep)
 
 
 def gpb(
@@ -134,6 +142,7 @@ def gpb(
     mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
     lengths: Int[Tensor, "*b"] | None = None,
     times: Float[Tensor, "*#c t"] | None = None,
+    keep: Literal["all", "last"] = "all",
 ) -> Filtered:
     """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
 
@@ -141,7 +150,7 @@ def gpb(
     transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
     """
     start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra)
+    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra, keep)
 
 
 class SwitchingFilter(NamedTuple):
@@ -216,6 +225,8 @@ class SwitchingFilter(NamedTuple):
             times=None if dt is None else torch.as_tensor(dt).to(observation).unsqueeze(-1),
             validate=self.model.validate,
         )
+        if (found := _at_once(self, parameters, state, y, seen, last=True)) is not None:
+            return found
         with torch.autocast(y.device.type, enabled=False):
             y, seen = y.squeeze(-2), None if seen is None else seen.squeeze(-2)
             (now,) = parameters.each(1)
@@ -235,18 +246,22 @@ class SwitchingFilter(NamedTuple):
         mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
         lengths: Int[Tensor, "*b"] | None = None,
         times: Float[Tensor, "*#c t"] | None = None,
+        keep: Literal["all", "last"] = "all",
     ) -> Filtered:
         """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
         start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-        return _run("SwitchingFilter.filter", self, observations, start, extra)
+        return _run("SwitchingFilter.filter", self, observations, start, extra, keep)
 
 
 Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_probability
 Extra = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths, times
 
 
-def _run(call: str, chosen: SwitchingFilter, observations: Tensor, start: Start, extra: Extra) -> Filtered:
+def _run(call: str, chosen: SwitchingFilter, observations: Tensor, start: Start, extra: Extra, keep: str) -> Filtered:
     """A series, step by step; what is reported is computed once for all steps."""
+    if keep not in ("all", "last"):
+        remedy = "All steps are reported, or the last alone."
+        raise ValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
     model = chosen.model
     inputs, mask, lengths, times = extra
     validate = model.validate
@@ -255,16 +270,41 @@ def _run(call: str, chosen: SwitchingFilter, observations: Tensor, start: Start,
     )
     steps = y.shape[-2]
     state = _begin(call, chosen, y.shape[:-2], start)
+    if (found := _at_once(chosen, parameters, state, y, seen, last=keep == "last")) is not None:
+        return found[1]
     looks = [None] * steps if seen is None else seen.unbind(-2)
-    moves = []
+    moves: list[Moved] = []
     with torch.autocast(y.device.type, enabled=False):
         for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
             state, moved = _advance(chosen, now, state, observation, look)
+            if keep == "last" and moves:  # all that is remembered of a step is whether there was a density
+                failure = torch.maximum(moves.pop().failure, moved.failure)
+                moved = moved._replace(failure=failure)
             moves.append(moved)
-        whole = Moved.joined(moves)
+        whole = moves[0] if keep == "last" else Moved.joined(moves)
         if validate:
             check_densities(call, whole.failure)
+        if keep == "last":
+            return combined(whole, now, observation, look, state.log_likelihood)
         return combined(whole, parameters, y, seen, state.log_likelihood)
+
+
+def _at_once(
+    chosen: SwitchingFilter,
+    parameters: Parameters | NonlinearParameters,
+    state: State,
+    y: Tensor,
+    seen: Tensor | None,
+    *,
+    last: bool,
+) -> tuple[State, Filtered] | None:
+    """All steps by a compiled kernel, where one takes them; None where this file must."""
+    if not isinstance(parameters, Parameters) or parameters.has is not None:
+        return None
+    depth, fields = 0 if chosen.method == "imm" else chosen.depth, tuple(parameters[:7])
+    kernel = filtering_kernel((*fields, *state, y), y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1))
+    found = None if kernel is None else kernel.forward(depth, fields, tuple(state), y, seen, last=last)
+    return None if found is None else (State(*found[1:]), Filtered._make((*found.reported, found.log_likelihood)))
 
 
 def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) -> State:

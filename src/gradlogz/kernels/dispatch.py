@@ -5,6 +5,8 @@
     flash      CPU without numba, where output and log normaliser are all that counts   flash.py
     blocked    everything else: float64, dropout, small problems, other devices         blocked.py
 
+Switching filters have a kernel of numba too (switching_cpu.py); ../filters/switching.py is their torch path.
+
 Each takes the same arguments and gives the same numbers up to rounding; the statistics are float32 or better whatever
 the inputs are.
 """
@@ -15,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from .._errors import has_values
 from .._typing import Float, Tensor
 from . import blocked, flash
 from .blocked import Coefficients
@@ -26,6 +30,8 @@ from .scoring import Scoring, Sight
 
 # Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
 WORTH_COMPILING = 1 << 10
+# Kalman filters, one step of one mode each, from which it is worth to compile them all.
+WORTH_FILTERING = 1 << 8
 # Queries that share a key head, up to which splitting the keys is ahead of splitting the queries.
 FEW_QUERIES = 64
 
@@ -100,16 +106,33 @@ def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Fl
 
 def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
     """The compiled kernel for these arguments, a module with `forward` and `backward`; or None."""
-    if dropout is not None or query.dtype == torch.float64 or query.numel() == 0:
+    if dropout is not None or query.dtype is torch.float64 or query.numel() == 0:
         return None
     if query.is_cuda:
-        (_, h, m, d), v = query.shape, value.shape[-1]
-        few = h // key.shape[1] * m <= FEW_QUERIES
-        kernel = _imported("decoding" if few else "gpu", "triton") if 16 <= d <= 256 and v >= 16 else None
+        (_, h, m, d), (_, hk, _, v) = query.shape, value.shape
+        if d < 16 or d > 256 or v < 16:
+            return None
+        kernel = _imported("decoding" if h // hk * m <= FEW_QUERIES else "gpu", "triton")
         return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
     if query.device.type == "cpu" and query.numel() // query.shape[-1] * key.shape[2] >= WORTH_COMPILING:
         return _imported("cpu", "numba")
     return None
+
+
+def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int) -> Any:
+    """The compiled kernel of switching filters, a module with `forward`; or None.
+
+    It takes float64 and float32 on the CPU, of which nothing is to be differentiated, in any mode.
+    """
+    given = [t for t in tensors if t is not None]
+    if filters < WORTH_FILTERING or not has_values(*given) or forward_ad._current_level >= 0:
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return None
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and t.numel() for t in given)
+    if not plain or {t.dtype for t in given} not in ({torch.float64}, {torch.float32}):
+        return None
+    return _imported("switching_cpu", "numba")
 
 
 @cache
