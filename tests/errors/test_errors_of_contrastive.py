@@ -153,6 +153,11 @@ ERRORS = [
         "Contrastive: temperature must be above 0 and finite; got 0.",
         lambda: gz.Contrastive("clip", temperature=0),
     ),
+    (
+        ValueError,
+        "clip: precision must be torch.bfloat16 or torch.float16; got torch.int8.",
+        lambda: gz.clip(a, b, precision=torch.int8),
+    ),
     # words
     (
         ValueError,

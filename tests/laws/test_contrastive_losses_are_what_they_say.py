@@ -361,6 +361,25 @@ def test_half_precision_is_computed_in_float32():
     assert torch.autograd.grad(loss, a)[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["info_nce", "clip", "nt_xent"])
+def test_vectors_may_meet_in_half_precision(name):
+    """The loss of vectors that were rounded where they meet, the gradient in float32."""
+    g = torch.Generator().manual_seed(12)
+    a, b = (torch.nn.functional.normalize(torch.randn(40, 32, generator=g), dim=-1).requires_grad_() for _ in range(2))
+    loss = getattr(gz, name)
+    exact = loss(a, b, temperature=0.1)
+    for precision, error in ((torch.bfloat16, 2**-9), (torch.float16, 2**-12)):
+        found = loss(a, b, temperature=0.1, precision=precision)
+        assert 0 < float((found - exact).detach().abs()) < 10 * error
+        for actual, expected in zip(
+            torch.autograd.grad(found, (a, b)), torch.autograd.grad(exact, (a, b), retain_graph=True), strict=True
+        ):
+            assert actual.dtype == torch.float32
+            close(actual, expected, float(expected.abs().max()) * error * 3e6)
+        (again,) = torch.autograd.grad(loss(a, b, temperature=0.1, precision=precision), a, create_graph=True)
+        assert again.requires_grad
+
+
 # The module ----------------------------------------------------------------------------------------------------------
 
 

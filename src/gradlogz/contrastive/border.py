@@ -94,6 +94,13 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside:
         raise ValueError(sentence(call, "temperature must be above 0 and finite", f"{temperature}", remedy))
 
 
+def check_precision(call: str, precision: torch.dtype | None) -> None:
+    """None, or a half precision."""
+    if precision not in (None, torch.bfloat16, torch.float16):
+        remedy = "Leave it out: the vectors then meet in their own."
+        raise ValueError(sentence(call, "precision must be torch.bfloat16 or torch.float16", f"{precision}", remedy))
+
+
 def check_choice(call: str, name: str, given: str, choices: tuple[str, ...]) -> None:
     """One of a few words."""
     if given not in choices:

@@ -22,7 +22,16 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels import reference
 from ..kernels.logsumexp import Seen, log_add, log_sum_exp, pairs
 from ..measures import Empirical
-from .border import check_alike, check_indices, check_integers, check_rows, check_temperature, check_vectors, wide
+from .border import (
+    check_alike,
+    check_indices,
+    check_integers,
+    check_precision,
+    check_rows,
+    check_temperature,
+    check_vectors,
+    wide,
+)
 
 Labels = Int[Tensor, " m"] | tuple[Int[Tensor, " m"], Int[Tensor, " n"]]
 
@@ -43,6 +52,9 @@ class Likelihood:
         labels: of anchors and candidates, one tensor if they are the same. A candidate with the label of the anchor
             is no negative of it: duplicates, false negatives. The positive stays.
         mask: True where candidate j may be a negative of anchor i. The positive stays.
+        precision: torch.bfloat16 or torch.float16 to let anchors meet candidates in it: on a GPU several times as fast;
+            logits err by about 2^-9 / sqrt(d) of |anchor| |candidate| / temperature in bfloat16, an eighth in float16.
+            Not where labels or masks are compared.
         call: the name that messages begin with.
 
     Half precision is computed in float32.
@@ -63,6 +75,7 @@ class Likelihood:
     others: bool = False
     labels: Labels | None = None
     mask: Bool[Tensor, "m n"] | None = None
+    precision: torch.dtype | None = None
     call: str = "Likelihood"
 
     def __post_init__(self) -> None:
@@ -93,6 +106,7 @@ class Likelihood:
                 raise ValueError(sentence(call, f"mask must be bool of shape ({m}, {n})", fact, remedy))
             check_alike(call, anchor=self.anchor, mask=self.mask)
         check_temperature(call, self.temperature, self.anchor)
+        check_precision(call, self.precision)
         self._set(anchor=wide(self.anchor), candidates=wide(self.candidates))
         if isinstance(self.temperature, Tensor):  # a number of any dtype leaves the dtype of the vectors alone
             self._set(temperature=self.temperature.reshape(()))
@@ -133,8 +147,8 @@ class Likelihood:
         logit = (eta * (self.chosen() - centre)).sum(-1)
         if self.log_weights is not None and not self._outside:
             logit = logit + self.log_weights[self._index()]
-        seen = self._negatives()
-        return logit - log_sum_exp(eta, self.candidates - centre, self.log_weights, seen)
+        x, seen = self.candidates - centre, self._negatives()
+        return logit - log_sum_exp(eta, x, self.log_weights, seen, precision=self.precision)
 
     def log_mass(self, labels: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
         """log P(a candidate of the label of the anchor), where anchors are the candidates and do not see themselves."""
@@ -222,7 +236,7 @@ class Likelihood:
 
     def _log_normalizer(self, eta: Tensor, centre: Tensor) -> Tensor:
         """G of the candidates moved by -centre."""
-        G = log_sum_exp(eta, self.candidates - centre, self.log_weights, self._seen())
+        G = log_sum_exp(eta, self.candidates - centre, self.log_weights, self._seen(), precision=self.precision)
         return log_add(G, (eta * (self.chosen() - centre)).sum(-1)) if self._outside else G
 
     def _attention(self, centre: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ def info_nce(
     mask: Bool[Tensor, "m n"] | None = None,
     decoupled: bool = False,
     normalize: bool = False,
+    precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """-log of the probability of the positive among all candidates.   [oord18]
@@ -73,7 +74,7 @@ def info_nce(
     their anchor alone. With decoupled=True the positive leaves the denominator [yeh22]; the loss may be negative then.
 
     Args:
-        positive, log_weights, labels, mask: as in Likelihood. For candidates sampled with probability q_j,
+        positive, log_weights, labels, mask, precision: as in Likelihood. For candidates sampled with probability q_j,
             log_weights = -log q_j makes the sum an unbiased estimate of that over all.
         normalize: cosine similarity; the zero vector has similarity 0 to everything.
         reduction: "mean", "sum" or "none".
@@ -90,7 +91,8 @@ def info_nce(
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
         positive = unit(wide(positive)) if positive is not None and positive.is_floating_point() else positive
     options: Any = {"positive": positive, "log_weights": log_weights, "labels": labels, "mask": mask}
-    family = Likelihood(anchor, candidates, temperature=temperature, call="info_nce", **options)
+    options |= {"temperature": temperature, "precision": precision, "call": "info_nce"}
+    family = Likelihood(anchor, candidates, **options)
     return reduced("info_nce", _loss("info_nce", family, decoupled), reduction)
 
 
@@ -112,6 +114,7 @@ def clip(
     log_weights: Float[Tensor, " m"] | None = None,
     labels: Int[Tensor, " m"] | None = None,
     normalize: bool = False,
+    precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Two towers, each asked about the other: half of info_nce(a, b) and half of info_nce(b, a).   [radford21]
@@ -122,7 +125,8 @@ def clip(
     if normalize:
         check_vectors("clip", a=a, b=b)
         a, b = unit(wide(a)), unit(wide(b))
-    options: Any = {"temperature": temperature, "log_weights": log_weights, "labels": labels, "call": "clip"}
+    options: Any = {"temperature": temperature, "log_weights": log_weights, "labels": labels}
+    options |= {"precision": precision, "call": "clip"}
     one, other = Likelihood(a, b, **options), Likelihood(b, a, **options)
     return reduced("clip", -(one.log_probability() + other.log_probability()) / 2, reduction)
 
@@ -135,6 +139,7 @@ def nt_xent(
     labels: Int[Tensor, " m"] | None = None,
     decoupled: bool = False,
     normalize: bool = False,
+    precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """SimCLR's loss: every view of a pair looks for the other among both views of the whole batch.   [chen20, Eq. 1]
@@ -153,10 +158,9 @@ def nt_xent(
         check_integers("nt_xent", "labels", labels, (a.shape[0],), a)
         both = torch.cat([labels, labels])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
-    options: Any = {"positive": positive, "others": True, "labels": both, "call": "nt_xent"}
-    return reduced(
-        "nt_xent", _loss("nt_xent", Likelihood(z, z, temperature=temperature, **options), decoupled), reduction
-    )
+    options: Any = {"positive": positive, "others": True, "labels": both}
+    options |= {"temperature": temperature, "precision": precision, "call": "nt_xent"}
+    return reduced("nt_xent", _loss("nt_xent", Likelihood(z, z, **options), decoupled), reduction)
 
 
 def supervised_contrastive(

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from .._typing import Bool, Float, Int, Tensor
 from . import dispatch, reference
 from .attention import _transformed, _watched, attention
-from .rowwise import rowwise
+from .rowwise import Part, rowwise
 from .scoring import Scoring, Sight
 
 # Triton's tiles have at least 16 columns.
@@ -56,16 +56,24 @@ class Seen(NamedTuple):
 
 
 def log_sum_exp(
-    query: Float[Tensor, "m d"], key: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None, seen: Seen = Seen()
+    query: Float[Tensor, "m d"],
+    key: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | None,
+    seen: Seen = Seen(),
+    *,
+    precision: torch.dtype | None = None,
 ) -> Float[Tensor, " m"]:
-    """G_i of every query: -inf, with zero gradients, where it sees no key. Differentiable in all three."""
+    """G_i of every query: -inf, with zero gradients, where it sees no key. Differentiable in all three.
+
+    In a half precision queries meet keys rounded to it, sums stay in float32; pairs that are compared are not rounded.
+    """
     if not seen.plain:
         return pairs(lambda s, _: reference.log_sum_exp(s), query, key, bias, seen)
     if seen.itself:
-        return _fused(query, key, bias, Scoring(1.0))
+        return _fused(query, key, bias, Scoring(1.0), precision)
     more = key.shape[0] - query.shape[0]  # the kernels count positions from the last key
     before, after = Scoring(1.0, right=-1 - more), Scoring(1.0, left=more - 1)
-    return log_add(_fused(query, key, bias, before), _fused(query, key, bias, after))
+    return log_add(*(_fused(query, key, bias, part, precision) for part in (before, after)))
 
 
 def pairs(
@@ -78,7 +86,7 @@ def pairs(
 ) -> Tensor:
     """function(s, key, *rows) of the logits [r, n] of every block of queries, -inf where a key is not seen."""
 
-    def block(q: Tensor, at: Tensor, own: Tensor, kept: Tensor, dropped: Tensor, mask: Tensor, *rest: Tensor) -> Tensor:
+    def block(q: Tensor, at: Tensor, own: Part, kept: Part, dropped: Part, mask: Part, *rest: Any) -> Tensor:
         *beside, k, bias, of_keys = rest
         s = reference.logits(q, k, None if bias is None else bias.unsqueeze(0))
         hidden = _hidden(seen, at, own, of_keys, kept, dropped, mask, k.shape[0])
@@ -91,12 +99,12 @@ def pairs(
 
 
 def _hidden(
-    seen: Seen, at: Tensor, own: Tensor, of_keys: Tensor, kept: Tensor, dropped: Tensor, mask: Tensor, n: int
+    seen: Seen, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
 ) -> Tensor | None:
     """Which logits [r, n] of a block are to be -inf; None is none."""
     key = torch.arange(n, device=at.device)
     hidden = None
-    if seen.labels is not None:
+    if own is not None and of_keys is not None:
         hidden = (own.unsqueeze(-1) != of_keys) if seen.same else (own.unsqueeze(-1) == of_keys)
     if mask is not None:
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -120,28 +128,36 @@ def log_add(first: Float[Tensor, " m"], second: Float[Tensor, " m"]) -> Float[Te
     return torch.where(some, total.where(some, 1.0).log() + top, -torch.inf)
 
 
-def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring) -> Tensor:
+def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None) -> Tensor:
     """G by the kernels of attention, as one head."""
     q, k, b = query[None, None], key[None, None], None if bias is None else bias[None, None, None]
     operands = (q, k) if b is None else (q, k, b)
     special = _transformed() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _watched(operands)
+    if not special and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+        return _LogSumExp.apply(q, k, b, scoring, precision)[0, 0]
+    q, k = _rounded(q, precision), _rounded(k, precision)
     if special:
         G = attention(q, k, k[..., :NARROW], Sight(b), scoring, statistics=False).log_normalizer
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        G = _LogSumExp.apply(q, k, b, scoring)
     else:
         G = dispatch.forward(q, k, k[..., :NARROW], Sight(b), scoring, None, statistics=False).log_normalizer
     return G[0, 0]
+
+
+def _rounded(tensor: Tensor, precision: torch.dtype | None) -> Tensor:
+    return tensor if precision is None else tensor.to(precision)
 
 
 class _LogSumExp(torch.autograd.Function):
     """G, with attention kept from the forward pass as the gradient of the queries."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring) -> Tensor:
-        values = key if ctx.needs_input_grad[0] else key[..., :NARROW]
-        found = dispatch.forward(query, key, values, Sight(bias), scoring, None, statistics=False)
-        ctx.scoring = scoring
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None
+    ) -> Tensor:
+        q, k = _rounded(query, precision), _rounded(key, precision)
+        values = k if ctx.needs_input_grad[0] else k[..., :NARROW]
+        found = dispatch.forward(q, k, values, Sight(bias), scoring, None, statistics=False)
+        ctx.scoring, ctx.precision = scoring, precision
         ctx.save_for_backward(query, key, bias, found.log_normalizer, found.output)
         return found.log_normalizer
 
@@ -151,19 +167,21 @@ class _LogSumExp(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # create_graph: by the operation that has second derivatives
             inputs = [t for t, want in zip((query, key, bias), wanted, strict=True) if want]
-            again = attention(query, key, key[..., :NARROW], Sight(bias), ctx.scoring, statistics=False)
+            q, k = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
+            again = attention(q, k, k[..., :NARROW], Sight(bias), ctx.scoring, statistics=False)
             found = iter(torch.autograd.grad(again.log_normalizer, inputs, gradient, create_graph=True))
-            return *(next(found) if want else None for want in wanted), None
+            return *(next(found) if want else None for want in wanted), None, None
         of_query = gradient.unsqueeze(-1) * E if wanted[0] else None
         of_key = of_bias = None
         if wanted[1] or wanted[2]:
             turned = Scoring(ctx.scoring.scale, None, ctx.scoring.right, ctx.scoring.left)
+            query, key = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
             if wanted[1]:
                 of_key = received(key, query, query, gradient, G, bias, turned)
             if wanted[2]:
                 ones = query.new_ones(()).expand(*query.shape[:-1], NARROW)
                 of_bias = received(key, query, ones, gradient, G, bias, turned)[..., 0].unsqueeze(-2)
-        return of_query, of_key, of_bias, None
+        return of_query, of_key, of_bias, None, None
 
 
 def received(
@@ -179,7 +197,7 @@ def received(
     # What has no gradient or sees no keys gives nothing.
     nothing = (gradient == 0) | (log_normalizer == -torch.inf)
     given = (gradient.abs().log() - log_normalizer).masked_fill(nothing, -torch.inf)
-    signed = gradient.sign().unsqueeze(-1) * values
+    signed = gradient.sign().unsqueeze(-1).to(values.dtype) * values
     found = dispatch.forward(key, query, signed, Sight(given.unsqueeze(-2)), scoring, None, statistics=False)
     mass = found.log_normalizer if bias is None else found.log_normalizer + bias.squeeze(-2)
     return found.output * mass.exp().unsqueeze(-1)
