@@ -120,6 +120,32 @@ def test_a_cache_grows_token_after_token(d, dtype):
                 torch.testing.assert_close(one.double(), other, rtol=close, atol=close, msg=f"{name} of {n} keys")
 
 
+def test_decoding_in_streams_and_graphs_is_that_of_the_default_stream():
+    """Only there do calls share their room: elsewhere they may be under way at once."""
+    q = torch.randn(8, 4, 2, 1, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(8, 4, 2, 8192, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    expected = [attend(*three) for three in zip(q, k, v, strict=True)]
+    streams = [torch.cuda.Stream() for _ in q]
+    torch.cuda.synchronize()
+    in_streams, graphs, in_graphs = [], [], []
+    for stream, *three in zip(streams, q, k, v, strict=True):
+        with torch.cuda.stream(stream):
+            in_streams.append([attend(*three) for _ in range(20)])
+    torch.cuda.synchronize()
+    for three in zip(q, k, v, strict=True):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            in_graphs.append([attend(*three) for _ in range(20)])
+    for _ in range(3):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for e, *found in zip(expected, in_streams, in_graphs, strict=True):
+        for each in (a for repeated in found for a in repeated):
+            assert all(torch.equal(*pair) for pair in zip(each[:6], e[:6], strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 100, 1000])
 def test_the_output_is_that_of_sdpa(tokens, dtype):

@@ -19,15 +19,16 @@ pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=[1, 2, 7], ids=lambda parts: f"{parts} parts")
+@pytest.fixture(params=[(1, True), (2, False), (7, True)], ids=["1 part", "2 parts, joined later", "7 parts"])
 def parts(request, monkeypatch):
     """Tiles of 32 keys, so that 75 of them are 3 tiles: 2 parts are not equal, 7 leave some without any."""
-    small = (decoding.Tiling(32, 4, 2, 1),) * 3
+    small, (count, at_once) = (decoding.Tiling(32, 4, 2, 1),) * 3, request.param
     monkeypatch.setattr(decoding, "TILINGS", dict.fromkeys(decoding.TILINGS, small))
-    monkeypatch.setattr(decoding, "_splits", lambda *_: request.param)
+    monkeypatch.setattr(decoding, "FEW_PARTS", decoding.FEW_PARTS if at_once else 0)
+    monkeypatch.setattr(decoding, "_splits", lambda *_: count)
     monkeypatch.setattr(dispatch, "_compiled_kernel", lambda *_: decoding)
     decoding._call.cache_clear()
-    yield request.param
+    yield count
     decoding._call.cache_clear()
 
 
@@ -202,6 +203,20 @@ def test_parts_fill_the_device_and_are_not_too_small(monkeypatch):
     assert parts(1000, 1 << 15) == 1
     assert parts(1, 100) == 1
     assert parts(1, 1 << 20, window) == parts(1, 256) == 4
+
+
+def test_calls_leave_the_room_they_share_as_they_found_it(monkeypatch):
+    """More parts, fewer, more heads: whatever came before, the programs that have ended are counted from 0."""
+    monkeypatch.setattr(decoding, "_multiprocessors", lambda _: 8)
+    decoding._call.cache_clear()
+    for n, h in ((700, 2), (300, 4), (700, 4), (130, 2), (700, 2)):
+        three = [t.to(DEVICE) for t in operands(n=n, h=h, hk=h)]
+        found = decoding.forward(*three, Sight(), Scoring(0.25))
+        expected = blocked.forward(*(t.double() for t in three), Sight(), Scoring(0.25))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+    assert not any(ended.any() for _, ended in decoding._HELD.values())
+    decoding._call.cache_clear()
 
 
 def test_results_repeat_bit_for_bit():

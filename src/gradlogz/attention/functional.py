@@ -9,6 +9,7 @@ Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attentio
 """
 
 import math
+from functools import lru_cache
 from typing import Literal, SupportsIndex
 
 import torch
@@ -16,7 +17,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.attention import attention
+from ..kernels import dispatch
+from ..kernels.attention import attention, undisturbed
 from ..kernels.dropout import Dropout
 from ..kernels.reference import Statistics, StatisticsAndMean
 from ..kernels.scoring import Scoring, Sight
@@ -24,6 +26,7 @@ from . import masks
 from .result import Attention
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EVERYTHING = Sight()
 
 
 def attend(
@@ -89,6 +92,24 @@ def attend(
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
             segments=segments, statistics=statistics,
         )  # fmt: skip
+    left, right = (None, 0 if is_causal else None) if window is None else masks.band(is_causal, window)
+    if (
+        attn_mask is bias is segments is sinks is None
+        and dropout_p == 0.0
+        and (statistics == "scalar" or statistics == "none")
+        and (scale is None or type(scale) is float)
+        and (softcap is None or type(softcap) is float)
+        and undisturbed((query, key, value))
+        and query.dtype is key.dtype is value.dtype
+        and query.device == key.device == value.device
+        and not query.is_nested
+        and not torch._C._is_any_autocast_enabled()
+    ):  # a call of few tokens lasts no longer than it takes to look at all that it might be
+        shapes = query.shape, key.shape, value.shape
+        usual = _usual(query.dtype, shapes, bool(enable_gqa), scale, softcap, left, right)
+        if usual is not None:
+            rows = dispatch.forward(query, key, value, EVERYTHING, usual, None, statistics=statistics == "scalar")
+            return Attention(*rows[:2]) if statistics == "none" else _scalars(rows, query, key, EVERYTHING)
     _check(query, key, value, dropout_p, statistics)
     _check_number("scale", scale)
     _check_number("softcap", softcap)
@@ -99,7 +120,6 @@ def attend(
     lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
     (_, h, m, d), n = q.shape, k.shape[2]
     sight = masks.sight(attn_mask, bias, segments, lead=lead, size=(h, m, n), like=query)
-    left, right = masks.band(is_causal, window)
     scoring = Scoring(1 / math.sqrt(d) if scale is None else float(scale), softcap, left, right)
     dropout = None
     if dropout_p > 0:
@@ -114,6 +134,31 @@ def attend(
     if q is query:
         return found
     return _like(found, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
+
+
+@lru_cache(maxsize=1024)
+def _usual(
+    dtype: torch.dtype,
+    shapes: tuple[torch.Size, torch.Size, torch.Size],
+    enable_gqa: bool,
+    scale: float | None,
+    softcap: float | None,
+    left: int | None,
+    right: int | None,
+) -> Scoring | None:
+    """The logits of a call without masks whose operands are as kernels take them; None if it needs a closer look."""
+    of_query, of_key, of_value = shapes
+    if dtype not in DTYPES or not len(of_query) == len(of_key) == len(of_value) == 4:
+        return None
+    if of_query[0] != of_key[0] or of_key[:3] != of_value[:3] or of_query[3] != of_key[3]:
+        return None
+    (_, h, _, d), (_, hk, n, _) = of_query, of_key
+    if not (d and n and hk) or (h % hk if enable_gqa else h != hk):
+        return None
+    scale = 1 / math.sqrt(d) if scale is None else scale
+    if not math.isfinite(scale) or (softcap is not None and not 0 < softcap < math.inf):
+        return None
+    return Scoring(scale, softcap, left, right)
 
 
 def _statistics(

@@ -14,6 +14,8 @@ Read next: dispatch.py (which kernel computes it), derivatives.py (what is not i
 from typing import Any
 
 import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
@@ -41,10 +43,10 @@ def attention(
     With statistics=False only output and log normaliser are promised.
     """
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
+    if undisturbed(operands):
+        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     transformed = _transformed() or forward_ad._current_level >= 0
     traced = torch.compiler.is_compiling() or _watched(operands)
-    if not transformed and not traced and not (torch.is_grad_enabled() and True in [t.requires_grad for t in operands]):
-        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     probability, seed = (0.0, None) if dropout is None else dropout
     if traced:
         if transformed:
@@ -53,6 +55,18 @@ def attention(
     if _forward_modes() > 1:
         return derivatives.by_definition(query, key, value, sight, scoring, dropout)
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
+
+
+def undisturbed(operands: tuple[Tensor, ...]) -> bool:
+    """Whether the numbers are all that is asked for: no derivative, and nobody who looks at how they are made."""
+    if torch.compiler.is_compiling():
+        return False
+    differentiable = torch.is_grad_enabled()
+    for t in operands:
+        if type(t) is not Tensor or (differentiable and t.requires_grad):
+            return False
+    transformed = maybe_current_level() is not None or forward_ad._current_level >= 0
+    return not (transformed or _get_tracing_state() is not None or _len_torch_dispatch_stack())
 
 
 def directional(
@@ -82,7 +96,7 @@ def directional(
 
 def _transformed() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
-    return torch._C._functorch.maybe_current_level() is not None
+    return maybe_current_level() is not None
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: that takes longer than torch itself.
@@ -91,10 +105,8 @@ _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _watched(operands: tuple[Tensor, ...]) -> bool:
     """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
-    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+    if _get_tracing_state() is not None or _len_torch_dispatch_stack():
         return True
-    if [*map(type, operands)].count(Tensor) == len(operands):  # which is quick to say
-        return False
     return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
 
 

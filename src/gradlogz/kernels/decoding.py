@@ -3,7 +3,8 @@
 
     one program per key head and part of the keys               all queries of all heads that share them, one tile
         z, a, b, o of gpu.py about the top of the part          sums over its keys, in one pass
-    one program per query                                       the parts i of its row
+    the last of them to end, for a head with few parts          the parts i of every row
+    or one program per query, in a second launch
         top = max_i top_i,  r_i = top_i - top
         z = sum_i e^r_i z_i                                     o likewise
         a = sum_i e^r_i (a_i + r_i z_i)
@@ -16,7 +17,7 @@ of a group read their keys together. Joining is exact, and in the order of the p
 A call lasts some 40 microseconds on the device, less than Triton takes to look up two kernels. What they are compiled
 for is known here: strides are counted in units of 16 bytes and other numbers are not looked at, so that one compiled
 kernel serves a cache of any length, and its handle is kept. What a launch is told is kept too: the layers of a model
-ask for the same.
+ask for the same. So is the room for the parts, where calls are sure to follow each other: in the default stream.
 
 Read next: gpu.py, many queries; also the backward of few.
 """
@@ -58,13 +59,16 @@ class Tiling(NamedTuple):
 
 
 # The fastest of those tried on an H200, for head sizes up to 64, 128 and 256: what is under way fills the memory of a
-# multiprocessor.
+# multiprocessor. A mask is not under way, but waited for: meanwhile another program reads.
 TILINGS = {
     "half": (Tiling(128, 4, 3, 2), Tiling(128, 4, 3, 1), Tiling(64, 4, 3, 1)),
+    "half, masked": (Tiling(64, 4, 3, 4), Tiling(64, 4, 3, 2), Tiling(32, 4, 3, 2)),
     "float32": (Tiling(64, 4, 3, 2), Tiling(64, 4, 3, 1), Tiling(32, 4, 2, 1)),
 }
-# Parts that are joined at a time.
+# Parts that are joined at a time; how many of them, and of how many rows, the last program joins itself.
 PARTS = 8
+FEW_PARTS = 16
+FEW_ROWS = 16
 UNMASKED = _Strided()
 # Integers for whose values nothing is compiled, so that a handle serves them all.
 INTEGERS = [f"{name}_{axis}" for name in ("query", "key", "value") for axis in ("batch", "head", "row")]
@@ -148,9 +152,41 @@ def _store(
     tl.store(place + 4 * lines, mean_logit * LOG_2, there)
 
 
+@triton.jit
+def _joined(
+    parts, line, lines, splits, there,
+    STATISTICS: tl.constexpr, BM: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """The sums of some rows from their parts, which other programs stored: they are not in the nearest cache."""
+    column = tl.arange(0, DV)
+    nothing = tl.zeros([BM], tl.float32)
+    o, top, z, a, b = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    for split in tl.range(0, splits, loop_unroll_factor=4):
+        at = line * splits + split
+        place = parts + (lines * splits * SIZE_V + at)
+        top_i = tl.load(place, there, START, cache_modifier=".cg")
+        z_i = tl.load(place + lines * splits, there, 0.0, cache_modifier=".cg")
+        risen = tl.maximum(top, top_i)
+        fade = tl.exp2(top - risen)
+        fade_i = tl.exp2(top_i - risen)
+        if STATISTICS:
+            a_i = tl.load(place + 2 * lines * splits, there, 0.0, cache_modifier=".cg")
+            b_i = tl.load(place + 3 * lines * splits, there, 0.0, cache_modifier=".cg")
+            r = tl.where(top == START, 0.0, top - risen)
+            r_i = tl.where(top_i == START, 0.0, top_i - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + fade_i * (b_i + r_i * (2.0 * a_i + r_i * z_i))
+            a = fade * (a + r * z) + fade_i * (a_i + r_i * z_i)
+        z = fade * z + fade_i * z_i
+        visible = there[:, None] & (column < SIZE_V)[None, :]
+        o_i = tl.load(parts + at[:, None] * SIZE_V + column[None, :], visible, 0.0, cache_modifier=".cg")
+        o = o * fade[:, None] + o_i * fade_i[:, None]
+        top = risen
+    return o, top, z, a, b
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def _split(
-    query, key, value, output, statistics, parts, sight, scoring,
+    query, key, value, output, statistics, parts, ended, sight, scoring,
     query_batch: tl.int64, query_head: tl.int64, query_row: tl.int64,
     key_batch: tl.int64, key_head: tl.int64, key_row: tl.int64,
     value_batch: tl.int64, value_head: tl.int64, value_row: tl.int64,
@@ -208,6 +244,13 @@ def _split(
         if STATISTICS:
             tl.store(place + 2 * lines * splits, a, there)
             tl.store(place + 3 * lines * splits, b, there)
+        if ended is not None:
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            if tl.atomic_add(ended + shared, 1) == splits - 1:
+                tl.store(ended + shared, 0)  # as the next launch wants to find it
+                line = shared * rows + index
+                state = _joined(parts, line, lines, splits, there, STATISTICS, BM, SIZE_V, DV)
+                _store(state, output, statistics, line, lines, there, STATISTICS, SIZE_V, DV)
 
 
 # All parts ------------------------------------------------------------------------------------------------------------
@@ -265,25 +308,48 @@ def forward(
         with torch.cuda.device_of(query):
             return forward(query, key, value, sight, scoring, statistics=statistics)
     layout = query.stride(), key.stride(), value.stride()
-    call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics)
+    masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
+    call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)
     if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
         return forward(_aligned(query), _aligned(key), _aligned(value), sight, scoring, statistics=statistics)
-    split, join, programs, lines, splits, shape, rows, numbers = call
+    split, join, programs, lines, splits, room, shape, rows, numbers = call
+    stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
     output = torch.empty_like(query) if shape is None else query.new_empty(shape)
-    found = query.new_empty(rows, dtype=torch.float32)
-    parts = query.new_empty(lines * splits * (output.shape[3] + 4), dtype=torch.float32) if splits > 1 else None
-    near = UNMASKED
-    if sight.bias is not None or sight.mask is not None or sight.segments is not None:
+    found = torch.empty_strided(*rows, dtype=torch.float32, device=query.device)
+    parts = ended = None
+    if splits > 1:
+        parts, ended = (_held if stream == 0 else _room_for)(query.device, room, programs)
+    if masked:
         near = _strided(sight)
         split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(near)))
-    stream = None if index is None else torch._C._cuda_getCurrentRawStream(index)
-    split.launch(programs, stream, (query, key, value, output, found, parts), (near, *numbers))
-    if parts is not None:
+        numbers = (near, *numbers[1:])
+    split.launch(programs, stream, (query, key, value, output, found, parts, ended if join is None else None), numbers)
+    if join is not None:
         join.launch(lines, stream, (parts, output, found), (lines, splits))
     *four, mean_logit = found.unbind()
     whole = StatisticsAndMean(output, *four)
     whole.mean_logit = mean_logit
     return whole
+
+
+_HELD: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+
+def _held(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Room that all calls in the default stream of a device share: each ends before the next begins.
+
+    In other streams this is not known: a graph that was captured in one may be replayed in several.
+    """
+    held = _HELD.get(device)
+    if held is None or held[0].numel() < size or held[1].numel() < programs:
+        _HELD[device] = held = _room_for(device, size, programs)
+    return held
+
+
+def _room_for(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Room for the parts and for how many of them have ended, which is 0 whenever a launch begins and ends."""
+    parts = torch.empty(size, device=device, dtype=torch.float32)
+    return parts, torch.zeros(programs, device=device, dtype=torch.int32)
 
 
 class _Kernel:
@@ -302,10 +368,22 @@ class _Kernel:
             start = self.function[(programs,)]
             compiled = start(*tensors, *numbers, *self.constants, num_warps=warps, num_stages=stages)
             if compiled is not None:  # as it is in the interpreter
-                self.run, self.handle = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
+                self.run, self.handle = _launcher(compiled)
             return
         places = [None if t is None else t.data_ptr() for t in tensors]
         self.run(programs, 1, 1, stream, *self.handle, *places, *numbers, *self.constants)
+
+
+def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What launches a kernel, and what it is told after grid and stream: Triton's launcher, or what that calls in C.
+
+    Between the two Triton finds memory that kernels may ask for; ours do not.
+    """
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    if triton.__version__.startswith("3.6.") and not (run.global_scratch_size or run.profile_scratch_size):
+        how = run.launch_cooperative_grid, run.launch_pdl
+        return run.launch, (function, *how, None, None, packed, None, None, None)
+    return run, (function, packed, None, None, None)
 
 
 @cache
@@ -317,12 +395,13 @@ class _Call(NamedTuple):
     """What is the same for all calls with operands of these sizes and strides."""
 
     split: _Kernel
-    join: _Kernel
+    join: _Kernel | None  # None: the last program joins the parts, or there is but one
     programs: int
     lines: int
     splits: int
+    room: int
     output: tuple[int, ...] | None  # None: like the query
-    rows: tuple[int, ...]
+    rows: tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of the statistics
     numbers: tuple[Any, ...]
 
 
@@ -335,6 +414,7 @@ def _call(
     layout: tuple[tuple[int, ...], ...],
     scoring: Scoring,
     statistics: bool,
+    masked: bool,
 ) -> _Call | None:
     """None for strides that are no multiples of 16 bytes."""
     (b, h, m, d), (_, hk, n, v) = of_query, of_value
@@ -342,24 +422,27 @@ def _call(
     strides = [stride for strides in layout for stride in strides[:3]]
     if any(strides[3] != 1 for strides in layout) or any(stride % unit for stride in strides):
         return None
-    tiling, rows = _tiling(dtype, h // hk * m, max(d, v))
+    tiling, rows = _tiling(dtype, h // hk * m, max(d, v), masked)
     scoring = _cutting(scoring, m, n)
     lines, splits = b * h * m, _splits(b * hk, m, n, scoring, tiling, device)
+    alone = splits <= FEW_PARTS and rows == FEW_ROWS
     constants = statistics, h // hk, unit, rows, tiling.keys, d, _padded(d), v, _padded(v), PRECISION
-    kind = device, dtype, splits == 1, scoring.softcap is None, scoring.left, scoring.right
+    kind = device, dtype, splits == 1, alone, scoring.softcap is None, scoring.left, scoring.right
     split = _kernel(_split, constants, (tiling.warps, tiling.stages), kind)
-    join = _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
-    numbers = (scoring, *(stride // unit for stride in strides), hk, m, n, lines, splits)
+    join = None if alone or splits == 1 else _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
+    numbers = (UNMASKED, scoring, *(stride // unit for stride in strides), hk, m, n, lines, splits)
     like_query = v == d and layout[0] == (h * m * d, m * d, d, 1)
     output = None if like_query else (b, h, m, v)
-    return _Call(split, join, b * hk * splits, lines, splits, output, (5, b, h, m), numbers)
+    rows_of_all = (5, b, h, m), (lines, h * m, m, 1)
+    return _Call(split, join, b * hk * splits, lines, splits, lines * splits * (v + 4), output, rows_of_all, numbers)
 
 
-def _tiling(dtype: torch.dtype, queries: int, size: int) -> tuple[Tiling, int]:
+def _tiling(dtype: torch.dtype, queries: int, size: int, masked: bool) -> tuple[Tiling, int]:
     """The tiling for queries that share a key head and the larger head size, and how many rows its tiles have."""
-    tiling = TILINGS["float32" if dtype is torch.float32 else "half"][0 if size <= 64 else 1 if size <= 128 else 2]
-    if queries <= 16:
-        return tiling, 16
+    few, kind = queries <= FEW_ROWS, "float32" if dtype is torch.float32 else "half"
+    tiling = TILINGS["half, masked" if masked and few and kind == "half" else kind][(size > 64) + (size > 128)]
+    if few:
+        return tiling, FEW_ROWS
     # The multiplication of Hopper takes 64 at once; they need room too.
     return tiling._replace(keys=tiling.keys // 2), max(64, _padded(queries))
 
