@@ -50,6 +50,12 @@ def planted(nan=False, fits=True):
     return running.passed(model, layout, Batch(inputs, torch.tensor([1]), 0, ["one"], torch.tensor([0])), [])
 
 
+def wide(width):
+    model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
+    layout = trace(model, {"input_ids": torch.tensor([[3, 4, 5]])})
+    return running._check_memory(model, layout._replace(width=width), running.PREDICTIONS, 0.1)
+
+
 def _full(**given):
     raise torch.OutOfMemoryError("no")
 
@@ -93,6 +99,11 @@ ERRORS = [
         RuntimeError,
         "probe: a batch must fit into memory; got one row of 3 tokens that does not.",
         lambda: planted(fits=False),
+    ),
+    (
+        ValueError,
+        "probe: statistics must fit into memory; got 446464.0 GiB of matrices of the stream, of width 1048576.",
+        lambda: wide(2**20),
     ),
     (
         ValueError,

@@ -4,22 +4,23 @@ import copy
 import math
 import os
 import signal
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import gradlogz
 from architectures import ARCHITECTURES
 from gradlogz import cli
-from gradlogz.probing import running
+from gradlogz.probing import clouds, running
 from gradlogz.probing.prediction import Finished
 from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
-from gradlogz.probing.statistics import merge, to_tensors
+from gradlogz.probing.statistics import GROUPS, merge, to_tensors
 from gradlogz.probing.texts import Document
 from planted.matrices import VOCABULARY, gpt2, tied
 
@@ -99,6 +100,67 @@ def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
     halves, _ = running.passed(one, layout, batch, [tie])
     for name, t in to_tensors(whole)[0].items():
         torch.testing.assert_close(to_tensors(halves)[0][name], t, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words):
+    """A GPU has no memory for what an error still holds."""
+    one = model()
+    batch = max(running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(20)], words, tokens=None, size=64),
+                key=lambda b: len(b.keys))  # fmt: skip
+    layout = running.trace(one, batch.inputs)
+    made, left = [], []
+    projected = one.transformer.h[1].mlp.c_fc.forward
+
+    def fails(x):
+        left.append(sum(ref() is not None for ref in made))
+        found = projected(x)
+        made.append(weakref.ref(found))
+        if len(x) == len(batch.keys):
+            raise torch.OutOfMemoryError("no")
+        return found
+
+    one.transformer.h[1].mlp.c_fc.forward = fails
+    running.passed(one, layout, batch, [ascent, tie])
+    assert left[:2] == [0, 0]
+
+
+def test_matrices_that_cannot_fit_are_refused_before_the_work(words, monkeypatch):
+    monkeypatch.setattr(running, "LARGE", 1)
+    monkeypatch.setattr(running, "_memory", lambda device: 2**10)
+    with pytest.raises(ValueError, match=r"statistics must fit into memory; got 0.0 GiB of matrices of the stream"):
+        gradlogz.probe(model(), words, TEXTS, tokens=None)
+    found = gradlogz.probe(model(), words, TEXTS, tokens=None, predictions=["entropy"], twin=0)
+    assert found.rows
+
+
+def test_matrices_take_as_much_as_is_said(words):
+    """Of every prediction that keeps products of the stream, and of all together, which share them."""
+    one = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=160, n_layer=2, n_head=4, n_positions=64))
+    batch = next(running.batches(documents(), words, tokens=None))
+    layout = running.trace(one, batch.inputs)
+    several = (["tie"], ["qk_geometry"], ["linearity"], ["tie", "qk_geometry", "linearity"])
+    for names in several:
+        state, _ = running.passed(one, layout, batch, running.chosen(names))
+        met: dict[int, int] = {}
+
+        def walk(part, met=met):
+            if isinstance(part, torch.Tensor) and part.numel() > 160**2 / 2:
+                met[part.data_ptr()] = part.numel() * part.element_size()
+            for each in part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ():
+                walk(each)
+
+        walk(state)
+        assert clouds.bytes_of(layout, names) == GROUPS * sum(met.values()) > 0
+
+
+def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
+    planted, batch = model(), next(running.batches(documents(), words, tokens=None))
+    layout = running.trace(planted, batch.inputs)
+    one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
+    for prediction in running.chosen(sorted(running.OF_WEIGHTS)):
+        state = running.passed(planted, layout, batch, [prediction])[0][running.name_of(prediction)]
+        read, unread = (prediction.null(state, one, running.Twin(each, one)) for each in (state, {}))
+        assert repr(read) == repr(unread)
 
 
 def test_a_row_that_does_not_fit_is_said(words):

@@ -4,17 +4,20 @@
     cloud(x, y)    those of two tensors and their products with each other
 
 Predictions see the same event, and several need the products of the same tensors: they are remembered as long as the
-tensor lives.
+tensor lives. Products of a wide stream are what takes the memory of a probe, and `bytes_of` says how much beforehand.
 
 Read next: statistics/comoments.py.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._typing import Bool, Float, Tensor
-from .statistics import Comoments, Moments, comoments_of
+from .layout import Layout
+from .statistics import GROUPS, Comoments, Moments, comoments_of
+from .statistics.comoments import numbers_of
 from .texts import Batch
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
@@ -34,6 +37,22 @@ def cloud(
     if x not in _known:
         _known[x] = comoments_of(x.flatten(0, 1), group=batch.group, weights=mask.flatten())
     return _known[x]
+
+
+def bytes_of(layout: Layout, names: Iterable[str]) -> int:
+    """What the products of the stream take, once all groups were met, for the predictions of these names.
+
+    In float64 for eight groups: of what each attention sublayer reads for tie and qk_geometry, which share it; of what
+    each feed-forward sublayer reads and of its stream, with its update, for linearity.
+    """
+    wanted, D = set(names), layout.width
+    own, numbers = numbers_of(D), 0
+    for sublayer in layout.sublayers:
+        if sublayer.kind == "attention" and wanted & {"tie", "qk_geometry"}:
+            numbers += own
+        if sublayer.kind == "feed_forward" and "linearity" in wanted:
+            numbers += (own + D * D) * (1 if sublayer.reads is None else 2)
+    return 8 * GROUPS * numbers
 
 
 def on_cpu(comoments: Comoments | None) -> Comoments | None:

@@ -8,8 +8,10 @@ A random twin of the model, of the same architecture, passes a part of the same 
 Read next: prediction.py (the five names), findings.py (what comes out), runs.py (on disk).
 """
 
+import gc
 import inspect
 import math
+import os
 import signal
 import sys
 import threading
@@ -27,6 +29,7 @@ from torch import nn
 from .._errors import sentence
 from .._typing import Tensor
 from .capturing import Attended, Event, follow
+from .clouds import bytes_of
 from .findings import Claim, Finding, Findings, Token
 from .interest import Candidates, Standing, candidates, greatest, resolved
 from .layout import Layout
@@ -41,6 +44,8 @@ from .weights import weights_of
 
 TOKENS = 20_000  # read unless another number is asked for
 SHARE = 0.1  # of their windows the twin reads
+OF_WEIGHTS = {"tie", "qk_geometry", "symmetry"}  # whose nulls ask for the weights of the twin, not for what it read
+LARGE = 2**30  # bytes of matrices that are told beforehand
 
 
 class Measurement(NamedTuple):
@@ -119,9 +124,11 @@ def measure(
     reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
     first = next(reading)
     layout = trace(model, _placed(first, model).inputs)
+    large = _check_memory(model, layout, wanted, twin)
     weights = weights_of(model, layout, _placed(first, model).inputs)
     probed = Probed(name or type(model).__name__, layout, weights, seed)
     bar = _Bar(tokens if progress else None, progress)
+    bar.tell(large)
     kept: list[Batch] = []
     state: dict[str, Any] = {}
     standing: list[Standing] = []
@@ -193,6 +200,26 @@ def passed(
 
     A batch that does not fit into memory is passed in halves.
     """
+    found = _fitting(model, layout, batch, predictions)
+    if found is not None:
+        return found
+    rows = len(batch.keys)
+    if rows == 1:
+        fact = f"one row of {batch.inputs['input_ids'].shape[-1]} tokens that does not"
+        remedy = "Pass a smaller length=, or another device."
+        raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
+    gc.collect()  # what the pass that failed has left may hold itself
+    if batch.keys.is_cuda:
+        torch.cuda.empty_cache()
+    halves = [_rows(batch, list(range(rows // 2))), _rows(batch, list(range(rows // 2, rows)))]
+    one, other = (passed(model, layout, half, predictions) for half in halves)
+    return merge(one[0], other[0]), [*one[1], *other[1]]
+
+
+def _fitting(
+    model: nn.Module, layout: Layout, batch: Batch, predictions: Sequence[Prediction]
+) -> tuple[dict[str, Any], list[Standing]] | None:
+    """The same of a batch as it is; None if it does not fit into memory, with nothing of it left there."""
     state: dict[str, Any] = {name_of(p): {} for p in predictions}
     memory: dict[str, dict[str, Any]] = {name_of(p): {} for p in predictions}
     faults: dict[str, Tensor] = {}
@@ -216,16 +243,31 @@ def passed(
         with torch.no_grad():
             tell(Finished(output, batch.inputs))
     except torch.OutOfMemoryError:
-        rows = len(batch.keys)
-        if rows == 1:
-            fact = f"one row of {batch.inputs['input_ids'].shape[-1]} tokens that does not"
-            remedy = "Pass a smaller length=, or another device."
-            raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy)) from None
-        halves = [_rows(batch, list(range(rows // 2))), _rows(batch, list(range(rows // 2, rows)))]
-        found = [passed(model, layout, half, predictions) for half in halves]
-        return merge(found[0][0], found[1][0]), [*found[0][1], *found[1][1]]
+        return None
     _check_numbers(faults)
     return state, resolved(standing, batch)
+
+
+def _check_memory(model: nn.Module, layout: Layout, predictions: Sequence[Prediction], twin: float) -> str:
+    """The matrices of the stream will fit; a sentence about them if they are large."""
+    names = {name_of(p) for p in predictions}
+    size = bytes_of(layout, names) + (bytes_of(layout, names - OF_WEIGHTS) if twin else 0)
+    if size < LARGE:
+        return ""
+    whole, words = _memory(next(model.parameters()).device), f"{size / 2**30:.1f} GiB of matrices of the stream"
+    if whole is not None and size > whole:
+        fact, there = f"{words}, of width {layout.width}", f"There are {whole / 2**30:.1f}"
+        remedy = f"{there}: choose predictions without tie, qk_geometry and linearity, or twin=0, or another device."
+        raise ValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
+    return f"{words} will be kept."
+
+
+def _memory(device: torch.device) -> int | None:
+    """The bytes of memory of a device; None if it does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    known = device.type == "cpu" and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else None
 
 
 def _check_numbers(faults: dict[str, Tensor]) -> None:
@@ -248,6 +290,7 @@ def _twin(
     """The same tokens through random weights of the same architecture; None of a model that cannot be made anew."""
     if not hasattr(model, "config"):
         return None
+    predictions = [p for p in predictions if name_of(p) not in OF_WEIGHTS]
     other = random_twin(model, seed=probed.seed)
     layout = trace(other, _placed(kept[0], other).inputs)
     state: dict[str, Any] = {}
@@ -340,6 +383,11 @@ class _Bar:
 
     def __init__(self, tokens: int | None, shown: bool) -> None:
         self._tokens, self._shown, self._begun = tokens, shown, time.perf_counter()
+
+    def tell(self, words: str) -> None:
+        """Something to know before it begins."""
+        if self._shown and words:
+            sys.stderr.write(f"{words}\n")
 
     def show(self, done: int) -> None:
         """So many tokens are read."""

@@ -230,6 +230,11 @@ def _products(r: Tensor, s: Tensor, left_r: Tensor, left_s: Tensor, count: Tenso
     return double(r.mT @ s) - count * _outer(left_r, left_s)
 
 
+def numbers_of(p: int) -> int:
+    """How many numbers a group keeps of the products of p coordinates with each other."""
+    return sum((b - a) * (p - a) for a, b in pairwise(_edges(p)))
+
+
 def _edges(p: int) -> list[int]:
     """Where the rows of blocks of a matrix of p rows begin, and p."""
     blocks = min(BLOCKS, max(p // NARROW, 1))
