@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from architectures import ARCHITECTURES
 from gradlogz.probing import rows as chosen_rows
 from gradlogz.probing.capturing import Attended, capture
 from gradlogz.probing.prediction import Probed, Twin
@@ -64,6 +65,37 @@ def test_rows_are_counted_as_numpy_counts_them(which, monkeypatch):
         if abs(np.median(held) - 1 / 2) > 0.02 and abs(np.median(held) - 1 / 8) > 0.01:
             assert found[name, h, "class"].value == middle
         assert found[name, h, "rows against theorems"].value == 0
+
+
+def test_a_learned_sink_is_one_more_pattern(monkeypatch):
+    """Against the definition, with a key of zeros whose logit is the sink; both theorems hold with it."""
+    monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
+    model = next(a for a in ARCHITECTURES if a.name == "gpt_oss").build()
+    (batch,) = token_batches(64, batches=1, rows=3, length=30)
+    layout = trace(model, batch.inputs)
+    name = layout.attention[1]
+    state = state_of(hopfield, model, [batch], layout)
+    found = {(m.layer, m.head, m.quantity): m.value for m in hopfield.evaluate(state, NOTHING)}
+    event = capture(model, batch.inputs, layout=layout).attention[name]
+    sinks, beta = event.call.options["sinks"].detach().double(), event.call.options["scale"]
+    k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
+    q, real = event.query.double(), batch.inputs["attention_mask"].bool()
+    held = {}
+    window = model.config.sliding_window if model.config.layer_types[1] == "sliding_attention" else 99
+    for b, h, i in np.ndindex(*q.shape[:3]):
+        if not real[b, i]:
+            continue
+        first = max(0, i - window + 1)
+        s = np.append((k[b, h, first : i + 1] @ q[b, h, i] * beta).detach().numpy(), float(sinks[h]))
+        total = np.log(np.exp(s - s.max()).sum()) + s.max()
+        assert total == pytest.approx(float(event.attention.log_normalizer[b, h, i]), abs=1e-4)
+        if len(s) >= 8:
+            p = np.sort(np.exp(s - total))[::-1]
+            held.setdefault(h, []).append((np.searchsorted(np.cumsum(p), 0.9) + 1) / len(s))
+    assert len(held) == 4
+    for h, each in held.items():
+        assert found[name, h, "held"] == pytest.approx(np.mean(each), rel=2e-3)
+    assert all(value == 0 for (_, _, quantity), value in found.items() if quantity == "rows against theorems")
 
 
 def test_sharp_heads_retrieve_and_even_ones_average():

@@ -10,7 +10,8 @@
                     more than rounding: a check, no finding
 
 Of the rows with small hashes that see FEWEST keys or more. The state is the query, the patterns are the keys it sees,
-and att their average, whatever the values are; beta is the scale.
+and att their average, whatever the values are; beta is the scale. A learned sink is one more pattern, at the origin:
+its logit does not know the query, and it adds nothing to the average.
 
 Null: a head with random weights, the band that of another one.
 
@@ -56,6 +57,8 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     rows = rows_of(event, batch, memory)
     if rows is None:
         return None
+    if (sinks := event._call().options.get("sinks")) is not None:
+        rows = _with_sink(rows, sinks)
     scale = event._call().options.get("scale")
     beta = event.query.shape[-1] ** -0.5 if scale is None else float(scale)
     values, slack, kept = _columns(rows, beta)
@@ -144,6 +147,17 @@ def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Ten
     kept = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
     columns = [torch.ones_like(G), held, k, *(c.to(G.dtype) for c in classes), (bound < first.norm(dim=-1)).to(G.dtype)]
     return torch.stack(columns, -1).masked_fill(~kept.unsqueeze(-1), 0.0).double().sum(2), slack, kept
+
+
+def _with_sink(rows: Rows, sinks: Float[Tensor, "*b h"]) -> Rows:
+    """The rows with one more pattern, 0, whose log weight is the sink of the head."""
+    b, h, r, _ = rows.products.shape
+    log_weight = sinks.to(rows.products).expand(b, h)[:, :, None, None].expand(b, h, r, 1)
+    return rows._replace(
+        key=torch.nn.functional.pad(rows.key, (0, 0, 0, 1)),
+        products=torch.nn.functional.pad(rows.products, (0, 1)),
+        log_weights=torch.cat((rows.log_weights.expand(b, h, r, -1), log_weight), -1),
+    )
 
 
 def _rows_of_keys(key: Float[Tensor, "b hk n d"], index: Tensor) -> Float[Tensor, "b h r d"]:
