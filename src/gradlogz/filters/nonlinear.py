@@ -93,9 +93,9 @@ class NonlinearModel:
     """
 
     transition: Float[Tensor, "*#t k k"]
-    move: tuple[Function, ...] = static()
+    move: Function | Sequence[Function] = static()
     Q: Float[Tensor, "*#t k s s"]
-    observe: tuple[Function, ...] = static()
+    observe: Function | Sequence[Function] = static()
     R: Float[Tensor, "*#t k o o"]
     method: Literal["ekf", "ukf"] = static(default="ekf", kw_only=True)
     residual: Residual | None = static(default=None, kw_only=True)
@@ -111,10 +111,9 @@ class NonlinearModel:
         call, fields = "NonlinearModel", self.fields()
         check_floats(call, **fields)
         check_fields(call, fields)
-        for name in ("move", "observe"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) * self.modes if callable(given) else tuple(given))
-            functions = getattr(self, name)
+        names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
+        for name in names:
+            object.__setattr__(self, name, functions := self.functions(name))
             if len(functions) != self.modes or not all(callable(f) for f in functions):
                 fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} can be called"
                 condition = f"{name} must be a function for each of k={self.modes} modes, or one for all"
@@ -228,6 +227,11 @@ class NonlinearModel:
         """The tensors that it is made of, by name."""
         return {"transition": self.transition, "Q": self.Q, "R": self.R}
 
+    def functions(self, name: Literal["move", "observe"]) -> tuple[Function, ...]:
+        """One for each mode."""
+        given: Function | Sequence[Function] = getattr(self, name)
+        return (given,) * self.modes if callable(given) else tuple(given)
+
     def _check_functions(self, call: str) -> None:
         """Functions take a state and give what they should; they are tried at 0."""
         if not has_values(self.Q):
@@ -235,8 +239,9 @@ class NonlinearModel:
         arguments = [self.Q.new_zeros(self.state_size)]
         if self.input_size is not None:
             arguments.append(self.Q.new_zeros(self.input_size))
-        for name, size in (("move", self.state_size), ("observe", self.observation_size)):
-            for f in getattr(self, name):
+        sizes: dict[Literal["move", "observe"], int] = {"move": self.state_size, "observe": self.observation_size}
+        for name, size in sizes.items():
+            for f in self.functions(name):
                 found = f(*arguments)
                 if found.shape != (size,):
                     condition = f"{name} must take a state [{self.state_size}] to [{size}]"
@@ -269,7 +274,7 @@ class NonlinearParameters(NamedTuple):
 
     def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of the state one step on, as a Gaussian."""
-        through = self._through(self.model.move, mean, covariance, None)
+        through = self._through("move", mean, covariance, None)
         m, P = through.mean, symmetric(through.spread(covariance) + self.Q)
         return Moments(m, P) if self.own is None else Moments(m * self.own, P)
 
@@ -281,7 +286,7 @@ class NonlinearParameters(NamedTuple):
         seen: Bool[Tensor, "*#b #k o"] | None,
     ) -> Updated:
         """The law of the state given an observation, as a Gaussian, and how likely that was."""
-        through = self._through(self.model.observe, mean, covariance, self.model.residual)
+        through = self._through("observe", mean, covariance, self.model.residual)
         v = self.difference(observation, through.mean)
         if through.root is None:
             return correct(mean, covariance, v, H=through.slope, R=self.R, seen=seen)
@@ -292,7 +297,7 @@ class NonlinearParameters(NamedTuple):
 
     def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of what will be observed; where angles are, those of all modes on one side of the circle."""
-        through = self._through(self.model.observe, mean, covariance, self.model.residual)
+        through = self._through("observe", mean, covariance, self.model.residual)
         first = through.mean[..., :1, :]
         alike = first + self.difference(through.mean, first) if self.model.residual else through.mean
         return Moments(alike, symmetric(through.spread(covariance) + self.R))
@@ -302,11 +307,11 @@ class NonlinearParameters(NamedTuple):
         return _between(self.model.residual, left, right)
 
     def _through(
-        self, functions: tuple[Function, ...], mean: Tensor, covariance: Tensor, residual: Residual | None
+        self, name: Literal["move", "observe"], mean: Tensor, covariance: Tensor, residual: Residual | None
     ) -> "Through":
         """A Gaussian through a function of each mode."""
-        k = len(functions)
-        m = mean.expand(*mean.shape[:-2], k, -1)
+        functions = self.model.functions(name)
+        m = mean.expand(*mean.shape[:-2], len(functions), -1)
         if self.model.method == "ekf":
             return _tangent(functions, m, self.u)
         P = covariance.expand(*m.shape, -1)
