@@ -178,22 +178,6 @@ def findings() -> str:
     return "\n".join(lines)
 
 
-def filter_quality() -> str:
-    """Errors, NEES and modes of filters and smoothers, a table for each manoeuvre."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "filter_quality.json").read_text())["rows"]
-    tables = []
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        lines = [f"| {scenario} | position | velocity | NEES / 4 | mode right, % | delay, steps |", "|---|" + "---|" * 5]
-        for row in rows:
-            if row["scenario"] == scenario:
-                percent = [100 * value for value in row["mode"]]
-                measured = ((row["position"], 3), (row["velocity"], 3), (row["nees"], 2), (percent, 1), (row["delay"], 1))
-                cells = (f"{value:.{digits}f} ± {half:.{digits}f}" for (value, half), digits in measured)
-                lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
 TABLES = {
     "cpu": cpu,
     "gpu": gpu,
@@ -205,7 +189,6 @@ TABLES = {
     "dynamics": dynamics,
     "dynamics gpu": dynamics_gpu,
     "findings": findings,
-    "filter quality": filter_quality,
 }
 
 
