@@ -307,3 +307,39 @@ def test_the_command_refuses_in_one_sentence(words, says, tmp_path, monkeypatch)
     assert result.stderr.startswith(says)
     assert result.stdout == ""
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+class Fixed(torch.nn.Module):
+    """A parameter that nothing sets anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Plain(torch.nn.Module):
+    """A model of torch's own modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCABULARY, 32)
+        self.block = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+
+    def forward(self, input_ids, attention_mask):
+        return self.block(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
+
+
+def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(words):
+    plain = Plain()
+    found = running.measure(plain, words, documents(), tokens=None, twin=1.0, predictions=["entropy", "expansion"])
+    assert found.twin is not None
+    rows = running.evaluate(found, predictions=["entropy", "expansion"]).table("entropy")
+    assert all(math.isfinite(row["null"]) for row in rows if row["quantity"] == "entropy")
+    plain.fixed = Fixed()
+    found = running.measure(plain, words, documents(), tokens=None, twin=1.0, predictions=["entropy"])
+    assert found.twin is None
+    assert "reset_parameters; got fixed, a Fixed" in found.facts["without_twin"]
+    assert "without a random twin" in str(running.evaluate(found, predictions=["entropy"]))

@@ -261,7 +261,8 @@ def _described(facts: Mapping[str, Any]) -> str:
         said.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
     said += [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
     said += [f"{facts['tokens']:,} tokens"] if facts.get("tokens") else []
-    return ", ".join(said + ["dequantised"] * bool(facts.get("dequantised")))
+    said += ["dequantised"] * bool(facts.get("dequantised"))
+    return ", ".join(said + ["without a random twin"] * bool(facts.get("without_twin")))
 
 
 def _number(value: float) -> str:

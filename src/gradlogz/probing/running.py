@@ -150,6 +150,8 @@ def measure(
         seconds["twin"] = time.perf_counter() - begun
     bar.close()
     said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
+    if isinstance(other, str):
+        said["without_twin"], other = other, None
     stood = [each.token(probed.name, tokenizer) for each in standing]
     return Measurement(probed, said, state, other, reading.report, stood, seconds, not asked())
 
@@ -286,12 +288,13 @@ def _twin(
     predictions: Sequence[Prediction],
     probed: Probed,
     asked: Callable[[], bool],
-) -> Twin | None:
-    """The same tokens through random weights of the same architecture; None of a model that cannot be made anew."""
-    if not hasattr(model, "config"):
-        return None
+) -> Twin | str:
+    """The same tokens through random weights of the same architecture, or why the model cannot be made anew."""
     predictions = [p for p in predictions if name_of(p) not in OF_WEIGHTS]
-    other = random_twin(model, seed=probed.seed)
+    try:
+        other = random_twin(model, seed=probed.seed)
+    except ValueError as refusal:
+        return str(refusal)
     layout = trace(other, _placed(kept[0], other).inputs)
     state: dict[str, Any] = {}
     for batch in kept:
