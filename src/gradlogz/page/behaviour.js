@@ -7,19 +7,22 @@
   }
   // A block of the page, as rendering.py packed it.
   function unpacked(id) {
-    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    const letters = atob(document.getElementById(id).textContent), bytes = new Uint8Array(letters.length);
+    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
   }
   // Plotly, once: most of the page, which is read long before its figures are.
   let asked = null;
   function plotly() {
-    asked ??= unpacked("plotly").then((source) => {
-      const script = document.createElement("script");
-      script.textContent = source;
-      document.head.append(script);
-      script.remove();
-      return window.Plotly;
-    });
+    if (asked === null) {
+      asked = unpacked("plotly").then((source) => {
+        const script = document.createElement("script");
+        script.textContent = source;
+        document.head.append(script);
+        script.remove();
+        return window.Plotly;
+      });
+    }
     return asked;
   }
   const { name, data, palettes, tones, symbols, figures, tables, choices, words } = JSON.parse(await unpacked("data"));
