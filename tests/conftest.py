@@ -25,7 +25,10 @@ def checked_modules() -> set[str]:
         "gradlogz.kernels.cpu",
         "gradlogz.kernels.decoding",
         "gradlogz.kernels.gpu",
+        "gradlogz.kernels.lanes",
         "gradlogz.kernels.simd",
+        "gradlogz.kernels.switching_cpu",
+        "gradlogz.kernels.switching_steps",
         "gradlogz.kernels.tiles",
     }
 
