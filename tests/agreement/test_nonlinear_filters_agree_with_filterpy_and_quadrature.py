@@ -86,7 +86,7 @@ def test_noise_and_chains_may_change_in_time(way):
 
 RADAR = range_bearing(0, 2, origin=(-3.0, 1.0))
 NOISE = torch.diag(torch.tensor([0.2, 0.01], dtype=F64))
-TURN = unknown_turn(dt=0.7, spectral_density=0.1, rate_density=0.02, observation_variance=1.0, dtype=F64)
+TURN = unknown_turn(2, dt=0.7, spectral_density=0.1, rate_density=0.02, observation_variance=1.0, dtype=F64)
 START = {
     "mean": torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64),
     "covariance": torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64)),
@@ -287,6 +287,16 @@ def test_a_turn_of_unknown_rate_turns_by_that_rate(rate):
     close(slope, numeric, 10.0, tolerance=1e-6)
 
 
+def test_a_third_dimension_moves_on_a_line():
+    numbers = {"dt": 0.7, "spectral_density": 0.1, "observation_variance": 0.3, "dtype": F64}
+    space, rate = unknown_turn(3, rate_density=0.02, **numbers), 0.4
+    x = torch.cat((torch.randn(6, dtype=F64), torch.tensor([rate], dtype=F64)))
+    close(space.move(x)[:6], coordinated_turn(3, rate=rate, **numbers).F @ x[:6], 10.0)
+    close(space.Q[:6, :6], constant_velocity(3, **numbers).Q)
+    assert torch.equal(space.observe(x), x[[0, 2, 4]])
+    assert space.R.shape == (3, 3)
+
+
 @both
 def test_a_turn_whose_rate_is_known_is_the_linear_one(way):
     """Its rate has no variance, and nothing diffuses: a singular covariance."""
@@ -296,8 +306,8 @@ def test_a_turn_whose_rate_is_known_is_the_linear_one(way):
         [coordinated_turn(2, rate=rate, **quiet), constant_velocity(2, **{**quiet, "spectral_density": 0.3})],
         transition=T,
     )
-    turn = unknown_turn(rate_density=0.0, **quiet)
-    straight = unknown_turn(rate_density=0.0, **{**quiet, "spectral_density": 0.3})
+    turn = unknown_turn(2, rate_density=0.0, **quiet)
+    straight = unknown_turn(2, rate_density=0.0, **{**quiet, "spectral_density": 0.3})
     straight = straight._replace(move=lambda x: torch.cat((linear.F[1] @ x[:4], x[4:])))
     model = NonlinearModel.of([turn, straight], transition=T, method=way)
     m, P = torch.randn(4, dtype=F64), positive(4)

@@ -215,12 +215,13 @@ ERRORS = [
     (
         ValueError,
         "unknown_turn: spectral_density must be a number, not negative; got -1.",
-        lambda: unknown_turn(**{**TURN, "spectral_density": -1.0}),
+        lambda: unknown_turn(2, **{**TURN, "spectral_density": -1.0}),
     ),
+    (ValueError, "unknown_turn: dimensions must be 2 or 3; got 1.", lambda: unknown_turn(1, **TURN)),
     (
         ValueError,
         "unknown_turn: dt must be a number, not negative; got shape (2,).",
-        lambda: unknown_turn(**{**TURN, "dt": torch.ones(2)}),
+        lambda: unknown_turn(2, **{**TURN, "dt": torch.ones(2)}),
     ),
     (
         ValueError,

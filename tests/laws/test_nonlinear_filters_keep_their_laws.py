@@ -58,7 +58,7 @@ def flying(way, **options):
     """Straight in four components or on an arc in five, seen by a radar."""
     noise = {"dt": 0.5, "spectral_density": 0.05, "observation_variance": 1.0, "dtype": F64}
     return NonlinearModel.of(
-        [constant_velocity(2, **noise), unknown_turn(rate_density=0.01, **noise)],
+        [constant_velocity(2, **noise), unknown_turn(2, rate_density=0.01, **noise)],
         transition=torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64),
         components=[range(4), range(5)],
         observe=range_bearing(0, 2),
@@ -214,6 +214,18 @@ def test_float32_is_float64_rounded(way):
     found = imm(low, y.float(), **{name: t.float() for name, t in start.items()})
     close(found.mean, high.mean.float(), 100.0)
     close(found.log_likelihood, high.log_likelihood.float(), 100.0)
+
+
+@each
+@both
+def test_an_impossible_observation_changes_nothing_but_the_likelihood(method, way):
+    model, start = curved(way), beginning(2)
+    far = torch.tensor([[1.0], [1e200], [0.5]], dtype=F64)
+    gap = torch.tensor([[1.0], [torch.nan], [0.5]], dtype=F64)
+    found, other = run(model, method, far, start), run(model, method, gap, start)
+    assert found.step_log_likelihood[1] == -torch.inf
+    for name in ("mean", "covariance", "log_mode_probability"):
+        close(getattr(found, name), getattr(other, name), 10.0)
 
 
 @both

@@ -91,12 +91,16 @@ def test_steps_join():
 
 
 def test_long_steps_of_fast_decay_come_to_rest():
-    """Fifty thousand times the time in which it forgets: what is left is the law it comes to, 0 = 2 A Q + C."""
-    F, Q = discretize(torch.tensor([[-1.0]], dtype=F64), torch.tensor([[3.0]], dtype=F64), torch.tensor(5e4, dtype=F64))
-    close(F, torch.zeros(1, 1, dtype=F64))
-    close(Q, torch.full((1, 1), 1.5, dtype=F64))
-    P = discretize_chain(torch.tensor([[-1.0, 1.0], [3.0, -3.0]], dtype=F64), torch.tensor(1e4, dtype=F64))
-    close(P, torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=F64))
+    """Many times the time in which it forgets: what is left is the law it comes to, 0 = 2 A Q + C."""
+    A, C = torch.tensor([[-1.0]], dtype=F64), torch.tensor([[3.0]], dtype=F64)
+    G = torch.tensor([[-1.0, 1.0], [3.0, -3.0]], dtype=F64)
+    for dt in torch.tensor([100.0, 5e4, 1e9], dtype=F64):
+        F, Q = discretize(A, C, dt)
+        close(F, torch.zeros(1, 1, dtype=F64))
+        close(Q, torch.full((1, 1), 1.5, dtype=F64))
+        close(discretize_chain(G, dt), torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=F64))
+    F, Q = discretize(torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=F64), torch.zeros(2, 2, dtype=F64), 1e6 * dt)
+    close(F, torch.tensor([[1.0, 1e15], [0.0, 1.0]], dtype=F64), 1e15)
 
 
 def test_offsets_and_inputs_are_integrals_over_a_step():

@@ -9,11 +9,14 @@ Q(h). What is carried is F - I, which keeps the digits of short steps. A step of
 Read next: model.py (SwitchingModel with rate=), motion.py (the usual models of motion).
 """
 
+import math
+
 import torch
 
+from .._errors import has_values
 from .._typing import Float, Tensor
 
-DOUBLINGS, TERMS = 16, 18  # of steps up to 65536 times the fastest time of A; 1/18! is 2e-16
+DOUBLINGS, TERMS = 16, 18  # of steps up to 65536 times the fastest time of A, or more if seen; 1/18! is 2e-16
 
 
 def discretize(
@@ -32,14 +35,15 @@ def discretize(
             [0., 1.]]), tensor([[8., 6.],
             [6., 6.]]))
     """
-    A, C, h = drift, density, dt[..., None, None] / 2**DOUBLINGS  # Shorthand
-    A, C = torch.broadcast_tensors(A, C)
+    A, C = torch.broadcast_tensors(drift, density)  # Shorthand
+    doublings = _doublings(A, dt)
+    h = dt[..., None, None] / 2**doublings
     s = A.shape[-1]
     block = torch.cat((torch.cat((A, C), -1), torch.cat((torch.zeros_like(A), -A.mT), -1)), -2)
     whole = _less_one(h * block)
     E, eye = whole[..., :s, :s], torch.eye(s, dtype=A.dtype, device=A.device)
     Q = whole[..., :s, s:] @ (eye + E).mT
-    for _ in range(DOUBLINGS):
+    for _ in range(doublings):
         F = eye + E
         E, Q = 2 * E + E @ E, F @ Q @ F.mT + Q
     return eye + E, (Q + Q.mT) / 2
@@ -55,11 +59,20 @@ def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: Float[Tensor, "*#t"]) -
     >>> torch.allclose(P, torch.tensor([[0.3679, 0.6321], [0.0, 1.0]]), atol=1e-4)  # exp(-1), and 0 stays 0
     True
     """
-    E = _less_one(rate * (dt[..., None, None] / 2**DOUBLINGS))
-    for _ in range(DOUBLINGS):
+    doublings = _doublings(rate, dt)
+    E = _less_one(rate * (dt[..., None, None] / 2**doublings))
+    for _ in range(doublings):
         E = 2 * E + E @ E
     P = (torch.eye(rate.shape[-1], dtype=rate.dtype, device=rate.device) + E).clamp(min=0)
     return P / P.sum(-1, keepdim=True)
+
+
+def _doublings(A: Tensor, dt: Tensor) -> int:
+    """How often a short step is doubled: more often for long ones, where numbers can be looked at without waiting."""
+    if A.device.type != "cpu" or not has_values(A, dt) or dt.numel() == 0:
+        return DOUBLINGS
+    longest = float(A.detach().abs().sum(-1).amax() * dt.detach().abs().amax())
+    return math.ceil(math.log2(longest)) if 2**DOUBLINGS < longest < math.inf else DOUBLINGS
 
 
 def _less_one(matrix: Float[Tensor, "*t s s"]) -> Float[Tensor, "*t s s"]:

@@ -17,6 +17,7 @@ from .nonlinear import Function, NonlinearMode, Residual
 
 
 def unknown_turn(
+    dimensions: int,
     *,
     dt: float | Tensor,
     spectral_density: float | Tensor,
@@ -28,14 +29,18 @@ def unknown_turn(
     """Velocities that turn in the plane at a rate that is part of the state: x, x', y, y', w. Positions are observed.
 
     The turn is exact for the w of its beginning; velocities diffuse as those of constant_velocity do, and w with
-    rate_density. With w = 0 for certain it is constant_velocity.
+    rate_density. A third dimension, before w, moves with constant velocity. With w = 0 for certain it is
+    constant_velocity.
 
     >>> import torch
-    >>> mode = unknown_turn(dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
+    >>> mode = unknown_turn(2, dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
     >>> quarter = torch.tensor([0.0, 1.0, 0.0, 0.0, torch.pi / 2])  # to the left
     >>> torch.allclose(mode.move(quarter)[[1, 3]], torch.tensor([0.0, 1.0]), atol=1e-6)
     True
     """
+    if dimensions not in (2, 3):
+        remedy = "Nothing turns on a line; use constant_velocity."
+        raise ValueError(sentence("unknown_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
     numbers = {
         "dt": dt,
         "spectral_density": spectral_density,
@@ -57,25 +62,28 @@ def unknown_turn(
     _, Q = discretize(shift, q * corner, step)
     return NonlinearMode(
         lambda x: turned(x, step),
-        torch.block_diag(Q, Q, (q_rate * step).reshape(1, 1)),
-        lambda x: x[[0, 2]],
-        r * torch.eye(2, dtype=dtype, device=device),
+        torch.block_diag(*[Q] * dimensions, (q_rate * step).reshape(1, 1)),
+        lambda x: x[:-1:2],
+        r * torch.eye(dimensions, dtype=dtype, device=device),
     )
 
 
 def turned(state: Tensor, dt: Tensor) -> Tensor:
-    """x, x', y, y', w a time dt later, on the arc of a circle.
+    """x, x', y, y', w a time dt later, on the arc of a circle; what stands between y' and w is z, z', on a line.
 
     Written so that it has all derivatives at w = 0: sin(z) / z is a series there.
     """
-    x, vx, y, vy, w = state.unbind(-1)
+    x, vx, y, vy = state[..., :4].unbind(-1)
+    w, line = state[..., -1], state[..., 4:-1]
     z = w * dt
     forward = dt * _sinc(z)  # sin(z) / w
     aside = dt * (z / 2) * _sinc(z / 2) ** 2  # (1 - cos(z)) / w
     cos, sin = torch.cos(z), torch.sin(z)
-    return torch.stack(
-        (x + forward * vx - aside * vy, cos * vx - sin * vy, y + aside * vx + forward * vy, sin * vx + cos * vy, w), -1
-    )
+    parts = [x + forward * vx - aside * vy, cos * vx - sin * vy, y + aside * vx + forward * vy, sin * vx + cos * vy]
+    if line.shape[-1]:
+        height, climb = line.unbind(-1)
+        parts += [height + dt * climb, climb]
+    return torch.stack([*parts, w], -1)
 
 
 def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float] = (0.0, 0.0)) -> Function:
