@@ -12,6 +12,7 @@ from gradlogz.page import (
     Figure,
     Heat,
     Line,
+    Outlines,
     Page,
     Points,
     Reference,
@@ -43,6 +44,9 @@ def sample(harm: str = HARM) -> Page:
     says = [[f"{harm}\nline {i}{j}" for j in range(3)] for i in range(2)]
     grid = Heat("verdict", [0.1, 0.2, 0.3], [1, 2], [[0, 1, 1], [0, 0, None]], says, kinds)
     counts = Heat("clusters", [0.1, 0.2, 0.3], [1, 2], [[0, 1, 4], [2, 0, 3]], says)
+    turns = [2 * math.pi * i / 24 for i in range(24)]
+    ellipses = [([3 * i + 2 * math.cos(a) for a in turns], [i + math.sin(a) for a in turns]) for i in range(3)]
+    track = (Line("track", [0, 3, 6], [0, 1, 2]), Outlines(f"covariance {harm}", ellipses, "orange"))
     columns = (Column("name"), Column("size", "1", "exp H(λ)"), Column("verdict"))
     rows = (
         (f"b {harm}", 10.0, Chip("agrees", "agrees")),
@@ -71,6 +75,7 @@ def sample(harm: str = HARM) -> Page:
                 Figure("curves", f"Curves {harm}", step, size, (band, line, theory, marked), f"Caption {harm}"),
                 Figure("grid", "Grid", Axis("beta", "1", "β"), Axis("law", "kind", names=("a", harm, "c")), (grid,)),
                 Figure("counts", "Counts", Axis("beta", "1", "β"), Axis("tau", "1", "τ"), (counts,)),
+                Figure("tracks", "Tracks", Axis("x", "m"), Axis("y", "m"), track, equal=True),
             )),
             Section("Folded", (
                 Facts({f"name {harm}": harm}),

@@ -11,7 +11,7 @@ from sample import HARM, TIMES, sample
 
 from gradlogz.page import render, write
 
-FIGURES = 6
+FIGURES = 7
 WORDS = "wörds & <b>marks</b>"
 
 
@@ -103,6 +103,25 @@ def test_tables_sort_both_ways_and_what_is_missing_comes_last(opened, path):
     assert column(1)[0].startswith("b ")
 
 
+def test_ellipses_are_closed_and_a_unit_is_as_long_on_both_axes(opened, path):
+    one = opened(path)
+    box = one.page.locator("#figure-tracks [data-figure]")
+    box.scroll_into_view_if_needed()
+    expect(box).to_have_attribute("data-drawn", "light")
+    x, y = box.evaluate("b => { const t = b.data.find(t => t.fill === 'toself'); return [t.x, t.y]; }")
+    curves = [[]]
+    for point in zip(x, y, strict=True):
+        if point == (None, None):
+            curves.append([])
+        else:
+            curves[-1].append(point)
+    assert [len(curve) for curve in curves] == [25, 25, 25]
+    assert all(curve[0] == curve[-1] for curve in curves)
+    length = "b => { const a = b._fullLayout.NAME; return a._length / Math.abs(a.range[1] - a.range[0]); }"
+    across, up = (box.evaluate(length.replace("NAME", name)) for name in ("xaxis", "yaxis"))
+    assert across == pytest.approx(up, rel=1e-6)
+
+
 def test_sections_fold(opened, path):
     one = opened(path)
     folded = one.page.locator("details:has(summary:has-text('Folded'))")
@@ -153,14 +172,14 @@ def test_tables_and_data_are_taken_along(opened, path):
     assert whole == {"harm": WORDS, "nothing": None, "numbers": [1, 2.5]}
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_every_figure_is_taken_along_as_data_and_as_svg(opened, path, half):
-    """In two halves: chromium gives a page no more than ten files."""
+@pytest.mark.parametrize("third", [0, 1, 2])
+def test_every_figure_is_taken_along_as_data_and_as_svg(opened, path, third):
+    """In three parts: chromium gives a page no more than ten files."""
     one = opened(path)
     one.page.click("summary:has-text('Folded')")
     names = one.page.locator("[data-figure]").evaluate_all("boxes => boxes.map(box => box.dataset.figure)")
     assert len(names) == FIGURES
-    for name in names[half::2]:
+    for name in names[third::3]:
         picture = one.taken(f"[data-of='{name}'][data-as=svg]")[1]
         root = ElementTree.fromstring(picture)
         assert root.tag.endswith("svg")

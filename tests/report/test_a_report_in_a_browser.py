@@ -86,7 +86,16 @@ def test_a_head_that_is_chosen_is_what_every_section_speaks_of(opened, path):
     box = one.page.locator("#figure-map-of-claims .nsewdrag").bounding_box()  # the first layer is at the bottom
     place = (box["x"] + box["width"] * 2.5 / HEADS, box["y"] + box["height"] * (LAYERS - 1.5) / LAYERS)
     one.page.mouse.move(*place)
-    expect(one.page.locator("#figure-map-of-claims .hovertext")).to_contain_text("layer 1, head 2")
+    said = one.page.locator("#figure-map-of-claims .hovertext")
+    expect(said).to_contain_text("layer 1, head 2")
+    row = next(
+        r
+        for r in findings().rows
+        if r.quantity == "entropy" and r.layer == "encoder.layer.1.attention.self" and r.head == 2
+    )
+    expect(said).to_contain_text(
+        f"entropy: {row.verdict}, {row.value:.3g} ({row.low:.3g} to {row.high:.3g}), null 0.9 (0.85 to 0.95)"
+    )
     one.page.mouse.click(*place)
     expect(one.page.locator("#choice")).to_have_value("1/2")
     assert {(row[0], row[1]) for row in rows_of(one, "places")} == {("1", "–"), ("1", "2"), ("model", "–")}

@@ -32,9 +32,14 @@ def title_of(prediction: str) -> str:
 
 
 def claim_of(claim: Summary) -> str:
-    """A claim in its own words, else in those of the prediction, else by its name."""
+    """A claim in its words, else by its name."""
+    return _words(claim) or title_of(claim.prediction)
+
+
+def _words(claim: Summary) -> str:
+    """The words of a claim, or of its prediction where a run has lost them; none if nobody knows them."""
     known = KNOWN.get(claim.prediction)
-    return claim.claim or (title_of(claim.prediction) if known is None else known.claim)
+    return claim.claim or ("" if known is None else known.claim)
 
 
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
@@ -55,7 +60,7 @@ def groups(claims: Sequence[Summary]) -> tuple[Group, ...]:
     found = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
-            (Link(title_of(claim.prediction), claim.prediction), claim_of(claim))
+            (Link(title_of(claim.prediction), claim.prediction), _words(claim))
             for claim in claims
             if claim.verdict == verdict
         )
