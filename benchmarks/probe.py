@@ -69,7 +69,7 @@ def rows() -> list[dict[str, object]]:
     return found
 
 
-def on_a_gpu() -> dict[str, object]:
+def on_a_gpu() -> list[dict[str, object]]:
     """A model of SmolLM2-135M's shape with random weights: milliseconds of a batch, and seconds of a million tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -79,13 +79,34 @@ def on_a_gpu() -> dict[str, object]:
         num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").cuda().eval()
-    batches = [running._placed(batch, model) for batch in random_batches(49152, 16, 1024, 8)]
+    found: list[dict[str, object]] = []
+    for size in (8, 32):
+        batches = [running._placed(batch, model) for batch in random_batches(49152, size, 1024, 4)]
+        found.append(_on_a_gpu(model, batches, alone=size == 32))
+        print(json.dumps(found[-1]), flush=True)
+    layout, tokens, state = trace(model, batches[0].inputs), 0, {}
+    torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    while tokens < 1_000_000:
+        batch = batches[tokens // 32768 % 4]._replace(group=tokens // 32768 % GROUPS)
+        state = merge(state, running.passed(model, layout, batch, running.PREDICTIONS)[0])
+        tokens += 32768
+    torch.cuda.synchronize()
+    seconds, peak = time.perf_counter() - begun, torch.cuda.max_memory_allocated()
+    found.append({"tokens with merging": tokens, "seconds": round(seconds, 1), "GiB at most": round(peak / 2**30, 2)})
+    print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> dict[str, object]:
     layout = trace(model, batches[0].inputs)
-    wanted = list(running.PREDICTIONS)
 
     def plain(batch: Batch) -> None:
         with torch.no_grad():
             model(**batch.inputs, use_cache=False)
+
+    def looked_at(wanted):
+        return lambda batch: running.passed(model, layout, batch, wanted)
 
     def timed(run, given: list[Batch]) -> float:
         run(given[0])
@@ -96,40 +117,25 @@ def on_a_gpu() -> dict[str, object]:
         torch.cuda.synchronize()
         return (time.perf_counter() - begun) / len(given)
 
-    seconds = {"plain": timed(plain, batches)}
-    seconds["events alone"] = timed(lambda b: running.passed(model, layout, b, []), batches[:4])
-    each: dict[str, float] = {}
-    for p in list(wanted):
-        try:
-            each[running.name_of(p)] = timed(lambda b, p=p: running.passed(model, layout, b, [p]), batches[:2])
-        except Exception as error:  # the others are still to be measured
-            print(running.name_of(p), "failed:", repr(error)[:600], flush=True)
-            wanted.remove(p)
+    seconds = {"plain": timed(plain, batches), "events alone": timed(looked_at([]), batches)}
     torch.cuda.reset_peak_memory_stats()
-    seconds["all predictions"] = timed(lambda b: running.passed(model, layout, b, wanted), batches[:4])
-    seconds["plain again"] = timed(plain, batches)
+    seconds["all predictions"] = timed(looked_at(running.PREDICTIONS), batches)
     peak = torch.cuda.max_memory_allocated()
-    ratios = {key: round(t / seconds["plain"], 3) for key, t in seconds.items()}
-    report = {
-        "model": "of SmolLM2-135M's shape, random weights, float32", "batch": [16, 1024],
-        "ms": {key: round(1e3 * t, 2) for key, t in seconds.items()}, "ratios": ratios,
+    seconds["plain again"] = timed(plain, batches)
+    each = {running.name_of(p): timed(looked_at([p]), batches[:2]) for p in running.PREDICTIONS} if alone else {}
+    return {
+        "model": "of SmolLM2-135M's shape, random weights, float32",
+        "batch": list(batches[0].inputs["input_ids"].shape),
+        "ms": {key: round(1e3 * t, 2) for key, t in seconds.items()},
+        "ratios": {key: round(t / seconds["plain"], 3) for key, t in seconds.items()},
         "events and one prediction": {key: round(t / seconds["plain"], 3) for key, t in each.items()},
         "GiB at most": round(peak / 2**30, 2),
-    }  # fmt: skip
-    print(json.dumps(report, indent=2), flush=True)
-    begun, state, tokens = time.perf_counter(), {}, 0
-    while tokens < 1_000_000 and time.perf_counter() - begun < 90:
-        state = merge(state, running.passed(model, layout, batches[tokens // (16 * 1024) % 8], wanted)[0])
-        tokens += 16 * 1024
-    torch.cuda.synchronize()
-    elapsed = time.perf_counter() - begun
-    return {**report, "a pass with merging": {"tokens": tokens, "seconds": round(elapsed, 1)}}
+    }
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
     found = on_a_gpu()
     device = torch.cuda.get_device_name()
-    table = {"benchmark": "probe_gpu", "device": device, "torch": torch.__version__, "rows": [found]}
+    table = {"benchmark": "probe_gpu", "device": device, "torch": torch.__version__, "rows": found}
     (folder / "probe_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
-    print(json.dumps(found["a pass with merging"]))

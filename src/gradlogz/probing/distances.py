@@ -115,7 +115,7 @@ def _weights(event: Attended, batch: Batch, memory: dict[str, Any]) -> Sums | No
     p = p.masked_fill(~rows.valid[:, None, :, None], 0.0)
     apart = rows.places.unsqueeze(-1) - torch.arange(n, device=s.device)
     start, _ = _bins()
-    place = torch.bucketize(apart.abs(), start.to(s.device), right=True) - 1 + len(start) * (apart < 0)
+    place = torch.bucketize(apart.abs(), start.to(s.device, non_blocking=True), right=True) - 1 + len(start) * (apart < 0)
     sums = torch.zeros(2 * len(start), h, dtype=s.dtype, device=s.device)
     sums.index_add_(0, place.flatten(), p.movedim(1, -1).reshape(-1, h))
     count = rows.valid.sum().double().expand(h, 1)

@@ -16,6 +16,7 @@ Read next: tie.py (the weights that would make it exact), ../asking.py (how move
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,7 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
         return None
     with torch.no_grad():
         length = D.norm(dim=-1, keepdim=True)
-        random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x, non_blocking=True)
+        random = _random(x.shape, x.device).to(x.dtype)
         steps = {
             "best": g * (length / g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)),
             "own": D,
@@ -121,6 +122,12 @@ def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"
         else:
             (g,) = torch.autograd.grad(q, moved, layer.key_mean.to(q.dtype))
     return g
+
+
+@lru_cache(maxsize=1)
+def _random(shape: torch.Size, device: torch.device) -> Tensor:
+    """Directions, the same ones in every layer, since drawing them is slow."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, non_blocking=True)
 
 
 def _log_normalizers(layer: _Layer, query: Float[Tensor, "b h kr d"], versions: int) -> Float[Tensor, "k b r"]:

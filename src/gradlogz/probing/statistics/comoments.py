@@ -242,9 +242,12 @@ def _edges(p: int) -> list[int]:
 
 
 def _packed(r: Tensor) -> Tensor:
-    """rᵀr of [..., t, p], the blocks on and above its diagonal, row after row: nothing is computed twice."""
-    edges = _edges(r.shape[-1])
-    return torch.cat([(r[..., a:b].mT @ r[..., a:]).flatten(-2) for a, b in pairwise(edges)], -1)
+    """rᵀr of [..., t, p], the blocks on and above its diagonal, row after row: nothing is computed twice on a CPU."""
+    pairs = list(pairwise(_edges(r.shape[-1])))
+    if r.is_cuda:  # to which one large product is less work than some small ones
+        whole = r.mT @ r
+        return torch.cat([whole[..., a:b, a:].flatten(-2) for a, b in pairs], -1)
+    return torch.cat([(r[..., a:b].mT @ r[..., a:]).flatten(-2) for a, b in pairs], -1)
 
 
 def _unpacked(packed: Tensor, p: int) -> Tensor:

@@ -19,12 +19,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from .border import check_alike, double
 from .estimates import LEVEL, Estimate, student_quantile
 from .hashing import bootstrap_weights
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key, the documents of a batch
 
 
 class Sums(NamedTuple):
@@ -48,9 +51,16 @@ def sums_of(values: Float[Tensor, "b *s k"], keys: Int[Tensor, " b"]) -> Sums:
         remedy = "Sum over tokens first and pass the key of the document of each row."
         raise ValueError(sentence("sums_of", "values must be [b, *s, k] beside keys [b]", fact, remedy))
     values = double(values)
-    weights = bootstrap_weights(keys.to(values.device, non_blocking=True))
-    weights = torch.cat((torch.ones_like(weights[:, :1]), weights), 1)
-    return Sums((weights.mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
+    return Sums((_weights(keys, values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
+
+
+def _weights(keys: Tensor, device: torch.device) -> Float[Tensor, "b r"]:
+    """1 and the weights of each replicate, found once for the many sums of a batch."""
+    known: dict[torch.device, Tensor] = _known.setdefault(keys, {})
+    if device not in known:
+        weights = bootstrap_weights(keys.to(device, non_blocking=True))
+        known[device] = torch.cat((torch.ones_like(weights[:, :1]), weights), 1)
+    return known[device]
 
 
 def bootstrap(function: Callable[[Tensor], Tensor], sums: Sums) -> Estimate:
