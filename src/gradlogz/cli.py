@@ -81,7 +81,7 @@ def application(typer: Any) -> Any:
             Optional[str],  # noqa: UP045
             typer.Option(
                 help="What the model reads: a file, a folder, or - for standard input; by default the prose that comes "
-                "with Python, or reactions for a model that reads those.",
+                "with Python, or reactions for a model that reads those. Of images a folder.",
                 show_default=False,
             ),
         ] = None,

@@ -1,5 +1,11 @@
 """Capture and the probe say what they cannot see in a model, and what must be otherwise in a call."""
 
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
 from form import each_of, refused
 from torch import nn
@@ -7,6 +13,7 @@ from torch import nn
 import gradlogz
 from architectures import ARCHITECTURES
 from gradlogz.probing import command, running
+from gradlogz.probing.inputs import Inputs, images
 from gradlogz.probing.loading import Loaded
 from gradlogz.probing.texts import Batch
 from gradlogz.probing.tracing import trace
@@ -32,6 +39,20 @@ class Half(nn.Module):
 
     def forward(self, x):
         return self.unseen(x + self.seen(x, x, x)[0])
+
+
+PIXELS = SimpleNamespace(model_input_names=["pixel_values"])
+
+
+def torn():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "torn.png").write_bytes(b"no image")
+        list(images(folder, PIXELS))
+
+
+def without_pillow():
+    with mock.patch.dict(sys.modules, {"PIL": None}):
+        list(images("/nowhere", PIXELS))
 
 
 def bloom():
@@ -107,8 +128,43 @@ ERRORS = [
     ),
     (
         ValueError,
-        "probe: the model must read text; got one without a tokenizer.",
-        lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "images", {})),
+        "probe: the model must read text or images; got one that reads sound, without a tokenizer or an image",
+        lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"}), None),
+    ),
+    (
+        ValueError,
+        "probe: a model of images must be given a folder of them; got none.",
+        lambda: command._check_reading(Loaded(nn.Linear(8, 8), PIXELS, "vit", {"reads": "images"}), None),
+    ),
+    (
+        ValueError,
+        "images: source must be a folder that holds images; got '/nowhere'.",
+        lambda: list(images("/nowhere", PIXELS)),
+    ),
+    (
+        ImportError,
+        "images: pillow must be installed; got none.",
+        lambda: without_pillow(),
+    ),
+    (
+        ValueError,
+        "images: every image must be readable; got torn.png.",
+        lambda: torn(),
+    ),
+    (
+        ValueError,
+        "probe: without a tokenizer every entry must hold tensors of equally many rows; got str at 1.",
+        lambda: list(Inputs(["text"])),
+    ),
+    (
+        ValueError,
+        "probe: without a tokenizer every entry must hold tensors of equally many rows; got rows [2, 3] at 2.",
+        lambda: list(Inputs([{"x": torch.ones(2, 4)}, {"x": torch.ones(2, 4), "y": torch.ones(3)}])),
+    ),
+    (
+        ValueError,
+        "probe: without a tokenizer there must be inputs; got none.",
+        lambda: list(Inputs([])),
     ),
 ]
 

@@ -55,6 +55,15 @@ def saved():
     return HERE / "bert"
 
 
+def pictured(processor):
+    """A folder with a small ViT in it, and what is written about its image processor."""
+    sizes = {key: BERT[key] for key in BERT if key != "vocab_size"}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4)
+    transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(HERE / "vit")
+    (HERE / "vit" / "preprocessor_config.json").write_text(processor)
+    return HERE / "vit"
+
+
 def changed(name, **changes):
     """A copy of that folder in which files are written anew: text, bytes, tensors, or None for none."""
     place = HERE / name
@@ -233,6 +242,11 @@ MODELS = [
         ValueError,
         "load: the tokenizer must be readable; got",
         lambda: load(changed("tokens", tokenizer__json="{", tokenizer_config__json="{")),
+    ),
+    (
+        ValueError,
+        "load: the image processor must be readable; got",
+        lambda: load(pictured("{")),
     ),
     (
         ValueError,

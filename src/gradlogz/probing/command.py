@@ -14,6 +14,7 @@ from .._errors import sentence
 from .._typing import Tensor
 from ..page import check_file, write
 from .findings import Findings
+from .inputs import images, reads_images
 from .loading import Loaded, load
 from .running import Measurement, chosen, evaluate, measure
 from .runs import Run, as_json, check_place, write_run
@@ -60,8 +61,12 @@ def probe_command(
             loaded = load(
                 name, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code
             )
-        _check_reading(loaded)
-        found = documents(text, reads=loaded.facts["reads"])
+        _check_reading(loaded, text)
+        found: Any = (
+            images(text, loaded.tokenizer)
+            if text is not None and reads_images(loaded.tokenizer)
+            else documents(text, reads=loaded.facts["reads"])
+        )
         measured = measure(
             loaded.model, loaded.tokenizer, found, name=_label(name), facts=loaded.facts, tokens=tokens or None,
             length=length, predictions=only, twin=twin, seed=seed, progress=sys.stderr.isatty(),
@@ -112,10 +117,14 @@ def _label(name: str) -> str:
     return Path(name).name or name
 
 
-def _check_reading(loaded: Loaded) -> None:
+def _check_reading(loaded: Loaded, text: str | None) -> None:
     if loaded.tokenizer is None:
-        fact, remedy = "one without a tokenizer", "Use gradlogz.capture for models of other inputs."
-        raise ValueError(sentence("probe", "the model must read text", fact, remedy))
+        fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
+        remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
+        raise ValueError(sentence("probe", "the model must read text or images", fact, remedy))
+    if reads_images(loaded.tokenizer) and text is None:
+        remedy = "Pass its path as --text."
+        raise ValueError(sentence("probe", "a model of images must be given a folder of them", "none", remedy))
 
 
 def _run(measured: Measurement, findings: Findings, seed: int, text: str | None, matrices: bool) -> Run:

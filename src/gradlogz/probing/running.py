@@ -31,6 +31,7 @@ from .._typing import Tensor
 from .capturing import Attended, Event, follow
 from .clouds import bytes_of
 from .findings import Claim, Finding, Findings, Token
+from .inputs import Inputs, images, reads_images
 from .interest import Candidates, Standing, candidates, greatest, resolved
 from .layout import Layout
 from .loading import describe, random_twin
@@ -38,7 +39,7 @@ from .passes import without_cache
 from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
 from .predictions import PREDICTIONS
 from .statistics import merge, token_hashes
-from .texts import Batch, Document, Report, Source, batches, documents
+from .texts import Batch, Batches, Report, Source, batches, documents
 from .tracing import trace
 from .weights import weights_of
 
@@ -68,7 +69,7 @@ class Measurement(NamedTuple):
 def probe(
     model: nn.Module,
     tokenizer: Any,
-    texts: Source = None,
+    texts: Source | Iterable[Mapping[str, Tensor]] = None,
     *,
     name: str | None = None,
     tokens: int | None = TOKENS,
@@ -84,7 +85,10 @@ def probe(
     and on a terminal (`rich.print`); `.table()` has the rows.
 
     Args:
-        texts: a file, a folder, - for standard input, or a list of texts; the prose that comes with Python if None.
+        tokenizer: of a model of images its image processor; None if inputs are given in place of texts.
+        texts: a file, a folder, - for standard input, or a list of texts; the prose that comes with Python if None. For
+            images a folder; without a tokenizer batches, each a dictionary such as {"pixel_values": [b, 3, h, w]}, of
+            which every row counts as a document and all are read.
         tokens: how many to read, None for all of them.
         length: of a window of tokens at most.
         predictions: names of those to measure, or files of your own (docs/adding_a_prediction.md); all by default.
@@ -93,9 +97,14 @@ def probe(
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
     """
+    found: Any = texts
+    if reads_images(tokenizer) and isinstance(texts, str | os.PathLike):
+        found = images(texts, tokenizer)
+    elif tokenizer is not None and not reads_images(tokenizer):
+        found = documents(texts)  # type: ignore[arg-type]
     measured = measure(
-        model, tokenizer, documents(texts), name=name, tokens=tokens, length=length, predictions=predictions, twin=twin,
-        seed=seed, progress=progress,
+        model, tokenizer, found, name=name, tokens=tokens, length=length, predictions=predictions, twin=twin, seed=seed,
+        progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions)
 
@@ -103,7 +112,7 @@ def probe(
 def measure(
     model: nn.Module,
     tokenizer: Any,
-    texts: Iterable[Document],
+    texts: Iterable[Any],
     *,
     name: str | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -114,14 +123,18 @@ def measure(
     seed: int = 0,
     progress: bool = False,
 ) -> Measurement:
-    """One pass of a model over documents, and of its twin over a part of them.
+    """One pass of a model over documents, or inputs without a tokenizer, and of its twin over a part of them.
 
     Ctrl-C ends the pass after the batch that is under way, and that of the twin after its first.
     """
     wanted = chosen(predictions)
     if not 0.0 <= twin <= 1.0:
         raise ValueError(sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth."))
-    reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
+    reading: Batches | Inputs
+    if tokenizer is None or reads_images(tokenizer):
+        reading = Inputs(texts)
+    else:
+        reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
     first = next(reading)
     layout = trace(model, _placed(first, model).inputs)
     large = _check_memory(model, layout, wanted, twin)
@@ -207,7 +220,7 @@ def passed(
         return found
     rows = len(batch.keys)
     if rows == 1:
-        fact = f"one row of {batch.inputs['input_ids'].shape[-1]} tokens that does not"
+        fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
         remedy = "Pass a smaller length=, or another device."
         raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
     gc.collect()  # what the pass that failed has left may hold itself
@@ -336,7 +349,7 @@ def _placed(batch: Batch, model: nn.Module) -> Batch:
     device = next(model.parameters()).device
     inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
     config = getattr(model, "config", None)
-    asks = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    asks = "decoder_input_ids" in inspect.signature(model.forward).parameters and "input_ids" in inputs
     if asks and getattr(config, "is_encoder_decoder", False):
         ids = inputs["input_ids"]
         given = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))

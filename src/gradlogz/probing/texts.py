@@ -72,7 +72,8 @@ class Report(NamedTuple):
 
     def words(self) -> str:
         """The report as one or two sentences."""
-        text = f"{self.tokens:,} tokens of {self.documents:,} documents in {self.groups} groups."
+        of = f"{self.tokens:,} tokens of {self.documents:,} documents" if self.tokens else f"{self.documents:,} inputs"
+        text = f"{of} in {self.groups} groups."
         if self.windowed:
             text += f" {self.windowed:,} were longer than {self.length:,} tokens and were cut into windows."
         if self.short:

@@ -142,8 +142,10 @@ def _causal(event: Attended) -> bool:
 
 def _loss(event: Finished, *, causal: bool) -> Float[Tensor, "b n"] | None:
     """-log p of the next token, or of the token itself; None if the model gives no logits for words."""
-    logits, ids = getattr(event.output, "logits", None), event.inputs["input_ids"]
-    if logits is None or logits.ndim != 3 or logits.shape[:2] != ids.shape or int(ids.max()) >= logits.shape[2]:
+    logits, ids = getattr(event.output, "logits", None), event.inputs.get("input_ids")
+    if logits is None or ids is None or logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        return None
+    if int(ids.max()) >= logits.shape[2]:
         return None
     ids = ids.to(logits.device).roll(-1, -1) if causal else ids.to(logits.device)
     # Sequence after sequence: all at once would be a second copy of the logits.
