@@ -13,6 +13,7 @@ import torch
 import attention_cpu
 import contrastive
 import dynamics
+import filters
 import import_time
 import layers
 import measures
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "dynamics": dynamics.rows,
     "contrastive": contrastive.rows,
     "probe": probe.rows,
+    "filters": filters.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 
