@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gradlogz.probing.findings import VERDICTS, Claim, Finding, Findings, Token
+from gradlogz.probing.predictions import tie
 from gradlogz.probing.runs import read_findings, write_findings
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -159,3 +160,10 @@ def test_printing_and_repr():
         "tiny  A, 1.5 M parameters, 2 layers, 1,234 tokens\n"
         "  tie  supported  0.500  0.250 to 0.750  It does.  One stands."
     )
+
+
+def test_no_number_is_a_negative_zero():
+    rows = [Finding("m", "tie", "layer", 1, h, "weighted cosine", -1e-4, -2e-4, -0.0, -0.0, tokens=9) for h in range(4)]
+    found = Findings({"m": {}}, rows, [Claim("m", "tie", "", "weighted cosine", -0.0, -0.0, -0.0, -0.0, "refuted", "")])
+    assert "-0.0" not in str(found).replace("-0.0001", "")
+    assert "-0.00" not in tie.verdict(rows).words

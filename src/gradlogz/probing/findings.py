@@ -268,7 +268,7 @@ def _described(facts: Mapping[str, Any]) -> str:
 def _number(value: float) -> str:
     if math.isnan(value):
         return ""
-    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
+    return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
 
 
 def _interval(low: float, high: float) -> str:

@@ -101,8 +101,8 @@ def verdict(findings: list[Finding]) -> Judgement:
     f = ruled[0]
     best = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
     words = (
-        f"The spread of attended values has a partial correlation of {f.value:.2f} with the loss of the next token, "
-        f"{f.null:.2f} with that of another token; at most {best.value:.2f}, in {best.layer}."
+        f"The spread of attended values has a partial correlation of {f.value:z.2f} with the loss of the next token, "
+        f"{f.null:z.2f} with that of another token; at most {best.value:z.2f}, in {best.layer}."
     )
     return Judgement(ruled + rest, c.verdict, words, f.value, f.low, f.high, f.null, PARTIAL)
 

@@ -120,7 +120,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         return Judgement(ruled, "not applicable", "No head has a row that sees two keys.")
     words = (
         f"{c.supported} of {c.judged} heads are sharper than random weights and {c.refuted} more even; the middle head "
-        f"has {c.value:.2f} of the uniform entropy, a random one {c.null:.2f}."
+        f"has {c.value:z.2f} of the uniform entropy, a random one {c.null:z.2f}."
     )
     alerts = _alerts(findings)
     words += f" Alerts: {'; '.join(alerts)}." if alerts else ""

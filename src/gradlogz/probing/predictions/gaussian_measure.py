@@ -274,4 +274,4 @@ def _explained(q: Moments, mu: Tensor, Sigma: Tensor) -> Tensor:
 
 
 def _number(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:.2f}"
+    return "none" if math.isnan(value) else f"{value:z.2f}"
