@@ -198,7 +198,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = "Nothing was measured: no layer lets its queries be asked for, or the text is too short."
     if c.judged:
         words = (
-            f"The update of the middle layer gains {c.value:z.2f} of the best step of its length, that of another token "
-            f"{c.null:z.2f}; {c.supported} of {c.judged} layers climb, {c.refuted} do not."
+            f"The update of the middle layer gains {c.value:z.2f} of the best step of its length, that of another "
+            f"token {c.null:z.2f}; {c.supported} of {c.judged} layers climb, {c.refuted} do not."
         )
     return Judgement(judged, c.verdict, words, c.value, null=c.null, quantity="gain", note=c.note)
