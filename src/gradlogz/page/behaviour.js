@@ -240,6 +240,7 @@
     for (const box of boxes) {
       if (box.clientWidth > 0 && (box.dataset.drawn !== theme() || box.dataset.choice !== choice)) await draw(box);
     }
+    if (!root.dataset.ready) setTimeout(plotly, 300); // after the text is there, before it is asked for
     root.dataset.ready = "yes";
   }
   const boxes = [...document.querySelectorAll("[data-figure]")];
@@ -416,5 +417,4 @@
   addEventListener("beforeprint", () => drawThese(boxes));
   boxes.forEach((box) => near.observe(box));
   if (boxes.length === 0) root.dataset.ready = "yes";
-  else setTimeout(plotly, 300); // before it is asked for, after the text is there
 })();
