@@ -163,6 +163,8 @@ _CHAPTERS = {
         "Smoothed",
         "rao_blackwell",
         "Sampled",
+        "fit",
+        "Fitted",
         "ConjugateFilter",
         "ConjugateFiltered",
         "ConjugateState",

@@ -8,6 +8,7 @@ SwitchingFilter     the same one observation at a time; State, what is carried o
 exact               every history of modes; Exact
 rao_blackwell       histories that are drawn; Sampled
 smooth              what later observations say of earlier states; Smoothed
+fit                 parameters from series; Fitted
 ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
 AttentionFilter     softmax attention as one of them, with the covariance it drops; Slots, attentive_imm, linear_link
 normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
@@ -28,6 +29,7 @@ from .families import (
     InverseWishartNormal,
     LinearGaussian,
 )
+from .learning import Fitted, fit
 from .model import KalmanModel, SwitchingModel
 from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
 from .nonlinear import NonlinearMode, NonlinearModel
@@ -65,6 +67,8 @@ __all__ = [
     "Smoothed",
     "rao_blackwell",
     "Sampled",
+    "fit",
+    "Fitted",
     "ConjugateFilter",
     "ConjugateFiltered",
     "ConjugateState",
