@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel, imm
+from gradlogz import (
+    Filtered,
+    SwitchingFilter,
+    SwitchingModel,
+    constant_acceleration,
+    constant_velocity,
+    imm,
+)
 from switching import F64, beginning, observed, same, system
 
 METHODS = {"gpb2": ("gpb", 2), "imm": ("imm", 2)}
@@ -35,3 +42,16 @@ def test_a_series_compiles_with_its_gradient():
     for actual, expected in zip(slopes(compiled), slopes(likelihood), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
     assert expected.dtype == F64
+
+
+def test_times_and_unequal_sizes_compile():
+    noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": F64}
+    model = SwitchingModel.of(
+        [constant_velocity(1, **noise), constant_acceleration(1, **noise)],
+        rate=torch.tensor([[-0.1, 0.1], [0.2, -0.2]], dtype=F64),
+        components=[(0, 1), range(3)],
+    )
+    start = {"mean": torch.zeros(3, dtype=F64), "covariance": torch.eye(3, dtype=F64)}
+    y, times = observed(model, 2, 4), torch.rand(4, 2, dtype=F64).cumsum(-1)
+    compiled = torch.compile(lambda y, t: tuple(imm(model, y, times=t, **start)), fullgraph=True, backend="aot_eager")
+    same(Filtered(*compiled(y, times)), imm(model, y, times=times, **start), 10.0)
