@@ -39,7 +39,7 @@ from .passes import without_cache
 from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
 from .predictions import PREDICTIONS
 from .statistics import merge, token_hashes
-from .texts import Batch, Batches, Report, Source, batches, documents
+from .texts import PADDED, Batch, Batches, Report, Source, batches, documents
 from .tracing import trace
 from .weights import weights_of
 
@@ -47,6 +47,7 @@ TOKENS = 20_000  # read unless another number is asked for
 SHARE = 0.1  # of their windows the twin reads
 OF_WEIGHTS = {"tie", "qk_geometry", "symmetry"}  # whose nulls ask for the weights of the twin, not for what it read
 LARGE = 2**30  # bytes of matrices that are told beforehand
+ROOM, MOST = 2**34, 8  # bytes of a GPU for each 8192 tokens of a batch, and how many times these are enough
 
 
 class Measurement(NamedTuple):
@@ -134,7 +135,7 @@ def measure(
     if tokenizer is None or reads_images(tokenizer):
         reading = Inputs(texts)
     else:
-        reading = batches(texts, tokenizer, tokens=tokens, length=length, seed=seed)
+        reading = batches(texts, tokenizer, tokens=tokens, length=length, padded=_padded(model), seed=seed)
     first = next(reading)
     layout = trace(model, _placed(first, model).inputs)
     large = _check_memory(model, layout, wanted, twin)
@@ -275,6 +276,13 @@ def _check_memory(model: nn.Module, layout: Layout, predictions: Sequence[Predic
         remedy = f"{there}: choose predictions without tie, qk_geometry and linearity, or twin=0, or another device."
         raise ValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
     return f"{words} will be kept."
+
+
+def _padded(model: nn.Module) -> int:
+    """Tokens of a batch: as many more on a GPU as it has room for, since there a batch costs the host the same time."""
+    device = next(model.parameters()).device
+    room = (_memory(device) or 0) // ROOM if device.type == "cuda" else 1
+    return PADDED * min(max(room, 1), MOST)
 
 
 def _memory(device: torch.device) -> int | None:

@@ -30,7 +30,7 @@ from .statistics.hashing import GROUPS, group_of, hash_of
 
 PART = 20_000  # characters after which a long file goes on as another document, at the next blank line
 LENGTH = 1024  # tokens of a window at most, unless another length is asked for
-PADDED = 8192  # tokens of a batch at most, padding included, unless another size is asked for
+PADDED = 8192  # tokens of a batch at most, padding included, unless another number is asked for
 SHORTEST = 0.75  # of the longest row of such a batch: padding is computed with and thrown away
 BUFFER = 1 << 17  # tokens of a group that are sorted by length together
 BY_LINE = (".smi", ".smiles", ".rsmi")  # one document a line
@@ -123,21 +123,22 @@ def batches(
     tokens: int | None,
     length: int | None = None,
     size: int | None = None,
+    padded: int = PADDED,
     seed: int = 0,
 ) -> "Batches":
     """Batches of about `tokens` tokens, an iterator whose `report` says what was read so far.
 
     Documents longer than `length` (1024, or the context of the model if that is less) are cut into windows, and
-    special tokens stand in every window as the tokenizer puts them. A batch has `size` rows, or as many as make 8192
-    tokens with padding. With tokens=None everything is read, in one pass; else the documents of least hash under
-    `seed` are, the same for every order of the corpus, and no window is cut short to meet the number.
+    special tokens stand in every window as the tokenizer puts them. A batch has `size` rows, or as many as make
+    `padded` tokens with padding. With tokens=None everything is read, in one pass; else the documents of least hash
+    under `seed` are, the same for every order of the corpus, and no window is cut short to meet the number.
 
     Law: tests/laws/test_batches_do_not_depend_on_the_order_of_documents.py.
     """
     if not callable(tokenizer):
         fact, remedy = type(tokenizer).__name__, "Pass the one that belongs to the model."
         raise TypeError(sentence("batches", "tokenizer must turn text into tokens", fact, remedy))
-    for name, number in (("tokens", tokens), ("size", size)):
+    for name, number in (("tokens", tokens), ("size", size), ("padded", padded)):
         if number is not None and number < 1:
             raise ValueError(sentence("batches", f"{name} must be 1 or more", f"{number}", "None leaves it open."))
     special = tokenizer.num_special_tokens_to_add(pair=False)
@@ -146,7 +147,7 @@ def batches(
         remedy = "None takes 1024, or the context if that is less."
         condition = f"length must be from {special + 2} to the context of the model, {context}"
         raise ValueError(sentence("batches", condition, f"{length}", remedy))
-    return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, seed)
+    return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, padded, seed)
 
 
 class _Row(NamedTuple):
@@ -166,10 +167,11 @@ class Batches(Iterator[Batch]):
         tokens: int | None,
         length: int,
         size: int | None,
+        padded: int,
         seed: int,
     ) -> None:
         self._documents, self._tokenizer = documents, tokenizer
-        self._tokens, self._length, self._size, self._seed = tokens, length, size, seed
+        self._tokens, self._length, self._size, self._padded, self._seed = tokens, length, size, padded, seed
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
         self._report = Report(0, 0, 0, 0, length, 0, 0, 0, 0)
         self._groups: set[int] = set()
@@ -257,7 +259,7 @@ class Batches(Iterator[Batch]):
         while rows:
             longest = len(rows[0].ids)
             alike = sum(len(row.ids) >= SHORTEST * longest for row in rows)
-            count = self._size or max(1, min(PADDED // longest, alike))
+            count = self._size or max(1, min(self._padded // longest, alike))
             yield self._batch(group, rows[:count])
             rows = rows[count:]
 

@@ -48,7 +48,7 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     b, h, r, width = gradient.shape
     output = event.attention.output.gather(2, rows.places[:, None, :, None].expand(b, h, r, width)).to(wide)
     size = 1 + rows.logits.masked_fill(rows.log_weights == -torch.inf, 0.0).abs().amax(-1)
-    largest = v.norm(dim=-1).amax(-1).repeat_interleave(h // v.shape[1], 1).unsqueeze(-1)
+    largest = torch.linalg.vecdot(v, v).amax(-1).sqrt().repeat_interleave(h // v.shape[1], 1).unsqueeze(-1)
     unit = torch.finfo(event.attention.output.dtype).eps * size * largest
     error = (output - gradient).norm(dim=-1) / unit.clamp(min=torch.finfo(wide).tiny)
     valid = rows.valid.unsqueeze(1).expand_as(error)

@@ -68,14 +68,14 @@ class Moments(NamedTuple):
         both = self.tokens * part
         dx = other.mean_x - self.mean_x
         between = _outer(dx, dx) if self.xx.ndim > dx.ndim else _packed(dx.unsqueeze(-2))
-        found = Moments(n, self.mean_x + part * dx, self.xx + other.xx + both * between)
+        found = Moments(n, self.mean_x + part * dx, (self.xx + other.xx).add_(between.mul_(both)))
         if self.mean_y is None:
             return found
         dy = other.mean_y - self.mean_y
         squares = _squares(dy.unsqueeze(-2), self.yy.ndim - self.mean_y.ndim)
         return found._replace(
             mean_y=self.mean_y + part * dy,
-            xy=self.xy + other.xy + both * _outer(dx, dy),
+            xy=(self.xy + other.xy).add_(_outer(dx, dy).mul_(both)),
             yy=self.yy + other.yy + both * squares,
         )
 
