@@ -89,6 +89,7 @@ def mebibytes(call: Call) -> float:
 
 
 def row(n: int, rounds: int, precision: torch.dtype) -> dict[str, object]:
+    torch._dynamo.reset()  # each size is compiled for itself
     calls, memory, failed = rivals(n, precision), {}, {}
     for name, call in list(calls.items()):
         try:

@@ -106,6 +106,7 @@ def test_memory_is_linear(name):
     assert used < (3 << 30 if name == "labels" else 40 * 4 * n * d)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device():
     a, b = (torch.randn(64, 32, device="cuda", requires_grad=True) for _ in range(2))
     module = gz.Contrastive("clip", temperature=0.1, learn_temperature=True).cuda()
