@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("attention.md", "layers.md", "models.md", "dynamics.md", "findings.md", "contrastive.md")
+NAMES = ("attention.md", "layers.md", "models.md", "dynamics.md", "filters.md", "findings.md", "contrastive.md")
 PAGES = tuple(ROOT / "docs" / name for name in NAMES)
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
@@ -179,6 +179,61 @@ def findings() -> str:
     return "\n".join(lines)
 
 
+def filter_quality() -> str:
+    """Errors, NEES and modes of filters and smoothers, a table for each manoeuvre."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filter_quality.json").read_text())["rows"]
+    tables = []
+    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+        lines = [
+            f"| {scenario} | position | velocity | NEES / 4 | mode right, % | delay, steps |",
+            "|---|" + "---|" * 5,
+        ]
+        for row in rows:
+            if row["scenario"] == scenario:
+                percent = [100 * value for value in row["mode"]]
+                measured = (
+                    (row["position"], 3),
+                    (row["velocity"], 3),
+                    (row["nees"], 2),
+                    (percent, 1),
+                    (row["delay"], 1),
+                )
+                cells = (f"{value:.{digits}f} ± {half:.{digits}f}" for (value, half), digits in measured)
+                lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def filters() -> str:
+    """Thousands of target-steps per second, one row per problem."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filters.json").read_text())["rows"]
+    names = (
+        *("filterpy", "filterpy, quick logpdf", "torch", "torch, compiled", "jax", "jax, all fields"),
+        *("gradlogz", "gradlogz, last step"),
+    )
+    lines = [
+        "| thousand target-steps a second | " + " | ".join(names) + " | A/A |",
+        "|---|" + "---|" * (len(names) + 1),
+    ]
+    for row in rows:
+        rates = (row["rates"].get(name) for name in names)
+        cells = ("" if rate is None else f"{rate / 1e3:.3g}" if rate < 1e6 else f"{rate / 1e3:.0f}" for rate in rates)
+        lines.append(f"| {row['problem']} | " + " | ".join(cells) + f" | {row['ratios']['A/A']:.2f} |")
+    return "\n".join(lines)
+
+
+def filters_gpu() -> str:
+    """Millions of target-steps per second and bytes for each target, one row per thing asked for."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())
+    lines = [
+        f"| {table['targets']} targets | asked | million target-steps a second | bytes a target |",
+        "|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        lines.append(f"| {row['dtype']} | {row['asked']} | {row['rate'] / 1e6:.1f} | {row['bytes']} |")
+    return "\n".join(lines)
+
+
 def contrastive() -> str:
     """Ratios and memory of losses, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "contrastive.json").read_text())["rows"]
@@ -221,6 +276,9 @@ TABLES = {
     "dynamics": dynamics,
     "dynamics gpu": dynamics_gpu,
     "findings": findings,
+    "filters": filters,
+    "filters gpu": filters_gpu,
+    "filter quality": filter_quality,
     "contrastive": contrastive,
     "contrastive gpu": contrastive_gpu,
 }
