@@ -1,5 +1,7 @@
 """Filters on a GPU give the numbers of the CPU, with their gradients, and never wait for it between steps."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -55,8 +57,10 @@ def test_steps_do_not_wait_for_the_gpu(method):
     state, y = online.init(**there(start), batch_shape=(20,)), observed(model, 1, 20).squeeze(1).cuda()
     mask = torch.ones(20, 2, dtype=torch.bool, device="cuda")
     state, _ = online.step(state, y, mask=mask)  # libraries load
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():  # it says that it may miss some
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
         for _ in range(3):
             state, found = online.step(state, y, mask=mask)
     finally:

@@ -58,6 +58,16 @@ def test_every_field_is_that_of_the_torch_path(calls, monkeypatch, method, k, s,
     assert calls == [True]
 
 
+@pytest.mark.parametrize(("k", "steps"), [(3, 6), (2, 5)])
+def test_sizes_may_be_known_when_a_kernel_is_compiled(calls, monkeypatch, k, steps):
+    monkeypatch.setattr(switching_cpu, "WORTH_SIZES", 0)
+    model, start = system(k, 4, 2), beginning(k, 4)
+    y = observed(model, steps, 11)
+    y[:5, 2, 0] = torch.nan
+    same(imm(model, y, **start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
+    assert calls == [True]
+
+
 @pytest.mark.parametrize("lead", [(6,), (1, 6), (3, 1), (3, 6)], ids=str)
 def test_models_may_change_in_time_and_from_target_to_target(calls, monkeypatch, lead):
     model, start = system(3, 2, 2, lead=lead), beginning(3, 2)

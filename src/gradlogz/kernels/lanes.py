@@ -24,9 +24,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from .simd import FEATURES, INT32, whole
+from .simd import FEATURES, INT32, IS_X86, whole
 
 REGISTER = 64 if "+avx512f" in FEATURES else 32 if "+avx" in FEATURES else 16  # bytes
+LINE = 64  # bytes of a line of the cache
 FUSED = ("contract",)
 LOG_2_HIGH, LOG_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # 33 bits, and what is missing
 Value = Any  # of llvmlite
@@ -80,6 +81,35 @@ class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
 
     def __init__(self, manager: Any, kind: Lanes) -> None:
         super().__init__(manager, kind, kind.vector)
+
+
+class Count(types.Type):
+    """A number that is known when code is compiled, by its type."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(name=f"Count({count})")
+
+
+register_model(Count)(models.OpaqueModel)
+
+
+def counted(count: int) -> Any:
+    """A function of compiled code that gives a number known by its type."""
+
+    @intrinsic
+    def code(typing: Any) -> Any:  # noqa: ARG001
+        return Count(count)(), lambda context, builder, signature, arguments: context.get_dummy_value()
+
+    return code
+
+
+@intrinsic
+def size(typing: Any, count: Any) -> Any:  # noqa: ARG001
+    """The number itself, whether it is known by its type or not: what loops over it can then be unrolled."""
+    if isinstance(count, Count):
+        return types.int64(count), lambda context, builder, signature, arguments: whole(count.count)
+    return types.int64(types.int64), lambda context, builder, signature, arguments: arguments[0]
 
 
 def lanes_of(number: str) -> int:
@@ -341,22 +371,39 @@ def spread(typing: Any, like: Any, source: Any, items: Any, to: Any, apart: Any,
             loaded.align = like.size
             return loaded
 
-        def write(value: Value, kind: Lanes, lane: int, item: Value) -> None:
+        def write(value: Value, kind: Any, lane: int, item: Value, *, is_passing: bool = False) -> None:
             with builder.if_then(builder.icmp_signed(">", rows, whole(lane))):
                 row = builder.add(address, builder.mul(whole(lane), stride))
                 there = builder.inttoptr(builder.add(row, builder.mul(item, step)), kind.as_pointer())
-                builder.store(value, there).align = like.format.bits // 8
+                written = builder.store(value, there)
+                written.align = like.size if is_passing else like.format.bits // 8
+                if is_passing:
+                    written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(INT32, 1)]))
 
-        # Whole squares; the last of them overlaps the one before rather than leave single items.
-        squares = builder.sdiv(builder.add(many, whole(width - 1)), whole(width))
-        is_wide = builder.icmp_signed(">=", many, whole(width))
-        with builder.if_else(is_wide) as (then, otherwise):
-            with then, cgutils.for_range(builder, squares) as loop:
+        def write_squares(*, is_passing: bool) -> None:
+            """Whole squares; the last of them overlaps the one before rather than leave single items."""
+            squares = builder.sdiv(builder.add(many, whole(width - 1)), whole(width))
+            with cgutils.for_range(builder, squares) as loop:
                 item, end = builder.mul(loop.index, whole(width)), builder.sub(many, whole(width))
                 item = builder.select(builder.icmp_signed("<", end, item), end, item)
                 columns = [vector(builder.add(item, whole(i))) for i in range(width)]
                 for lane, row in enumerate(_transposed(builder, width, columns)):
-                    write(row, like.vector, lane, item)
+                    write(row, like.vector, lane, item, is_passing=is_passing)
+
+        # Where rows are whole lines of the cache, they are written past it: it need not read them first.
+        lines = builder.or_(builder.or_(address, stride), builder.mul(many, step))
+        is_aligned = builder.icmp_signed("==", builder.and_(lines, whole(LINE - 1)), whole(0))
+        is_wide = builder.icmp_signed(">=", many, whole(width))
+        with builder.if_else(is_wide) as (then, otherwise):
+            with then:
+                if IS_X86 and like.size == LINE:
+                    with builder.if_else(is_aligned) as (aligned, others):
+                        with aligned:
+                            write_squares(is_passing=True)
+                        with others:
+                            write_squares(is_passing=False)
+                else:
+                    write_squares(is_passing=False)
             with otherwise, cgutils.for_range(builder, many) as loop:
                 read = vector(loop.index)
                 for lane in range(width):

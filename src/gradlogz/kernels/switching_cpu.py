@@ -4,7 +4,8 @@
 
 Targets are taken by the vector (one alone has vectors of one lane); threads take vectors from one counter.
 Memory beside the results is that of one step of one vector of targets for each thread. Kernels are compiled at the
-first call, once for each of imm, gpb1 and gpb, whatever the sizes, and kept on disk.
+first call, once for each of imm, gpb1 and gpb whatever the sizes, and again for sizes with which there is much to do,
+and kept on disk.
 
 Read next: switching_steps.py (what is compiled).
 """
@@ -26,7 +27,7 @@ from numba import types
 from .._typing import Bool, Float, Tensor
 from . import lanes, simd, switching_steps
 from .cpu import LINE, compile_worker, team, workspace
-from .lanes import Lanes, lanes_of, nothing
+from .lanes import Lanes, counted, lanes_of, nothing
 from .simd import INT64, Writer, instruction, read_integer, take, whole
 from .switching_steps import (
     Field,
@@ -39,9 +40,12 @@ from .switching_steps import (
     block_of,
     vectors_of,
 )
+from .tiles import compiled
 
 HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes of it per thread, blocks that failed
 WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
+WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
+SMALL = 6  # states and observations of which loops are unrolled
 STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
 # Where in the memory of a thread the fields of `Filtered` lie, and what is carried on.
@@ -141,9 +145,11 @@ def forward(
         most=most,
     )
     is_shared = all(f.row == 0 for _, f in read[:5])
-    found = worker(min(depth, 2), number, width, 1 if is_shared else width)
+    work = targets * steps * k ** max(depth, 1)
+    sizes = (s, o) if s <= SMALL and o <= SMALL and work >= WORTH_SIZES else None
+    found = worker(min(depth, 2), number, width, 1 if is_shared else width, sizes)
     tasks = -(-targets // width)
-    threads = max(1, min(torch.get_num_threads(), tasks, targets * steps * k**depth // WORTH_A_THREAD))
+    threads = max(1, min(torch.get_num_threads(), tasks, work // WORTH_A_THREAD))
     plan = array("q", (0, 0, workspace.reserve(threads * space), space, 0, *problem, *even, *odd))
     team().run(found, threads, plan.buffer_info()[0])
     return Finished(reported, *ends) if plan[4] == 0 else None
@@ -220,9 +226,9 @@ def edition() -> int:
 
 
 @cache
-def worker(depth: int, number: str, width: int, model_width: int) -> Any:
+def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
     """What a thread does: take blocks of targets until there are none. Compiled at the first call."""
-    enclosed = (edition(), depth, number, width, model_width)
+    enclosed = (edition(), depth, number, width, model_width, sizes)
     zeros, coefficients = nothing(Lanes(number, width)), nothing(Lanes(number, model_width))
     filter_block = block_of((advance_imm, advance_gpb1, advance_gpb)[depth])
 
@@ -230,14 +236,23 @@ def worker(depth: int, number: str, width: int, model_width: int) -> Any:
         _ = enclosed
         base = read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
         problem, even, odd = problem_at(plan, 0), even_at(plan, base), odd_at(plan, base)
-        per_task = width
-        tasks = (problem.targets + per_task - 1) // per_task
+        state, observation = state_of(problem), observation_of(problem)
+        tasks = (problem.targets + width - 1) // width
         task = take(plan)
         while task < tasks:
-            if not filter_block(zeros(), coefficients(), problem, task, base, even, odd):
+            if not filter_block(zeros(), coefficients(), state, observation, problem, task, base, even, odd):
                 take(plan + 32)
                 task = tasks
             else:
                 task = take(plan)
 
+    state_of, observation_of = (_size(name, sizes and sizes[i]) for i, name in enumerate(("state", "observation")))
     return compile_worker(filter_all)
+
+
+def _size(name: str, known: int | None) -> Any:
+    """A size of the problem, by its type where it is known."""
+    if known is not None:
+        constant = counted(known)
+        return compiled(lambda problem: constant())
+    return compiled((lambda problem: problem.state) if name == "state" else (lambda problem: problem.observation))

@@ -27,6 +27,7 @@ from .lanes import (
     load,
     log,
     number,
+    size,
     size_of,
     spread,
     store,
@@ -37,6 +38,7 @@ from .simd import read_integer
 from .tiles import compiled
 
 Vector = Any  # of numbers, one for each target: lanes.py
+Size = Any  # a number, or one that is known when the kernel is compiled: lanes.py
 LOG_2_PI = math.log(2 * math.pi)
 LEAST, MOST = 1e-30, 1e30  # masses within are summed as they are; others in the log domain
 FINITE = 3e38
@@ -190,9 +192,10 @@ def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int
 # ------------------------------------------------------------------------------------------------- the Kalman filter
 @compiled
 def predict(
-    zero: Vector, model: Vector, m: int, P: int, F: int, Q: int, b: int, A: int, new_m: int, new_P: int, s: int
+    zero: Vector, model: Vector, m: int, P: int, F: int, Q: int, b: int, A: int, new_m: int, new_P: int, state: Size
 ) -> None:
     """m' = F m + b, P' = F P F^T + Q."""
+    s = size(state)
     for i in range(s):
         total = load(zero, b, i)
         for n in range(s):
@@ -214,9 +217,21 @@ def predict(
 
 @compiled
 def expect(
-    zero: Vector, model: Vector, m: int, P: int, H: int, R: int, d: int, HP: int, expected: int, S: int, s: int, o: int
+    zero: Vector,
+    model: Vector,
+    m: int,
+    P: int,
+    H: int,
+    R: int,
+    d: int,
+    HP: int,
+    expected: int,
+    S: int,
+    state: Size,
+    observation: Size,
 ) -> None:
     """H m + d, H P and S = H P H^T + R."""
+    s, o = size(state), size(observation)
     for r in range(o):
         total = load(zero, d, r)
         for n in range(s):
@@ -249,14 +264,15 @@ def update(
     S: int,
     new_m: int,
     new_P: int,
-    s: int,
-    o: int,
+    state: Size,
+    observation: Size,
 ) -> Vector:
     """m + K v and Joseph's form of P, after `expect`; log N(v; 0, S) is returned.
 
     S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the
     array D holds what is left of S, above it L^T. What is not seen has the row of a unit matrix in S, zeros elsewhere.
     """
+    s, o = size(state), size(observation)
     one = load(zero, w.ones, 0)
     count = zero
     for r in range(o):
@@ -387,9 +403,10 @@ def weigh_column(zero: Vector, model: Vector, w: Memory, j: int, k: int, items: 
 
 @compiled
 def collapse(
-    zero: Vector, share: int, items: int, step: int, m: int, P: int, apart: int, new_m: int, new_P: int, s: int
+    zero: Vector, share: int, items: int, step: int, m: int, P: int, apart: int, new_m: int, new_P: int, state: Size
 ) -> None:
     """m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T) of every `step`-th Gaussian."""
+    s = size(state)
     for a in range(s):
         total = zero
         for i in range(items):
@@ -429,9 +446,18 @@ def normalize(zero: Vector, a: int, items: int, b: int, p: Problem) -> Vector:
 
 # ------------------------------------------- the filters, on facing pages: mix, predict, update, collapse
 @compiled
-def advance_imm(zero: Vector, model: Vector, w: Memory, p: Problem, histories: int, reported: bool) -> Vector:  # noqa: ARG001
+def advance_imm(
+    zero: Vector,
+    model: Vector,
+    state: Size,
+    observation: Size,
+    w: Memory,
+    p: Problem,
+    histories: int,  # noqa: ARG001
+    reported: bool,  # noqa: ARG001
+) -> Vector:
     """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
-    k, s, o = p.modes, p.state, p.observation
+    k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     for j in range(k):
         F, Q = w.F + j * s * s * single, w.Q + j * s * s * single
@@ -441,11 +467,11 @@ def advance_imm(zero: Vector, model: Vector, w: Memory, p: Problem, histories: i
         new_m, new_P = w.new_m + j * s * vector, w.new_P + j * s * s * vector
         # Mix: the states that may have come to mode j ----------------------------------------------------------------
         weigh_column(zero, model, w, j, k, k)
-        collapse(zero, w.prior_share, k, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, s)
+        collapse(zero, w.prior_share, k, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
         # Predict and update ------------------------------------------------------------------------------------------
-        predict(zero, model, w.mixed_m, w.mixed_P, F, Q, w.b + j * s * vector, w.A, m, P, s)
-        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, s, o)
-        told = update(zero, model, w, m, P, H, R, expected, S, new_m, new_P, s, o)
+        predict(zero, model, w.mixed_m, w.mixed_P, F, Q, w.b + j * s * vector, w.A, m, P, state)
+        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
+        told = update(zero, model, w, m, P, H, R, expected, S, new_m, new_P, state, observation)
         if not all_between(told, -FINITE, FINITE):
             return number(zero, math.nan)
         store(told, w.likelihood, j)
@@ -455,9 +481,18 @@ def advance_imm(zero: Vector, model: Vector, w: Memory, p: Problem, histories: i
 
 
 @compiled
-def advance_gpb1(zero: Vector, model: Vector, w: Memory, p: Problem, histories: int, reported: bool) -> Vector:  # noqa: ARG001
+def advance_gpb1(
+    zero: Vector,
+    model: Vector,
+    state: Size,
+    observation: Size,
+    w: Memory,
+    p: Problem,
+    histories: int,  # noqa: ARG001
+    reported: bool,  # noqa: ARG001
+) -> Vector:
     """[theory 7.1]; likewise."""
-    k, s, o = p.modes, p.state, p.observation
+    k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     for j in range(k):
         F, Q = w.F + j * s * s * single, w.Q + j * s * s * single
@@ -467,24 +502,26 @@ def advance_gpb1(zero: Vector, model: Vector, w: Memory, p: Problem, histories: 
         # Mix: nothing, there is one Gaussian -------------------------------------------------------------------------
         weigh_column(zero, model, w, j, k, k)
         # Predict and update ------------------------------------------------------------------------------------------
-        predict(zero, model, w.m, w.P, F, Q, w.b + j * s * vector, w.A, m, P, s)
-        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, s, o)
+        predict(zero, model, w.m, w.P, F, Q, w.b + j * s * vector, w.A, m, P, state)
+        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
         mode_m, mode_P = w.mode_m + j * s * vector, w.mode_P + j * s * s * vector
-        told = update(zero, model, w, m, P, H, R, expected, S, mode_m, mode_P, s, o)
+        told = update(zero, model, w, m, P, H, R, expected, S, mode_m, mode_P, state, observation)
         if not all_between(told, -FINITE, FINITE):
             return number(zero, math.nan)
         store(told, w.likelihood, j)
         store(told + load(zero, w.log_c, j), w.weight, j)
     # Collapse: all modes to one --------------------------------------------------------------------------------------
     step = normalize(zero, w.weight, k, w.log_h, w.h)
-    collapse(zero, w.h, k, 1, w.mode_m, w.mode_P, w.apart, w.new_m, w.new_P, s)
+    collapse(zero, w.h, k, 1, w.mode_m, w.mode_P, w.apart, w.new_m, w.new_P, state)
     return step
 
 
 @compiled
-def advance_gpb(zero: Vector, model: Vector, w: Memory, p: Problem, histories: int, reported: bool) -> Vector:
+def advance_gpb(
+    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: Problem, histories: int, reported: bool
+) -> Vector:
     """[theory 7.2] for histories of any depth; likewise."""
-    k, s, o = p.modes, p.state, p.observation
+    k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     oldest = k if histories * k > p.most else 1
     rests = histories // oldest  # what is left of histories without their oldest mode
@@ -495,19 +532,46 @@ def advance_gpb(zero: Vector, model: Vector, w: Memory, p: Problem, histories: i
         if reported:
             m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
             weigh_column(zero, model, w, j, k, histories)
-            collapse(zero, w.prior_share, histories, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, s)
-            predict(zero, model, w.mixed_m, w.mixed_P, F, Q, b, w.A, m, P, s)
-            expect(zero, model, m, P, H, R, d, w.HP, w.expected + j * o * vector, w.S + j * o * o * vector, s, o)
+            collapse(zero, w.prior_share, histories, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
+            predict(zero, model, w.mixed_m, w.mixed_P, F, Q, b, w.A, m, P, state)
+            expect(
+                zero,
+                model,
+                m,
+                P,
+                H,
+                R,
+                d,
+                w.HP,
+                w.expected + j * o * vector,
+                w.S + j * o * o * vector,
+                state,
+                observation,
+            )
         for rest in range(rests):
             # Predict and update: all that will be one history --------------------------------------------------------
             for i in range(oldest):
                 history = i * rests + rest
                 m, P = w.m + history * s * vector, w.P + history * s * s * vector
                 new_m, new_P = w.branch_m + i * s * vector, w.branch_P + i * s * s * vector
-                predict(zero, model, m, P, F, Q, b, w.A, w.mixed_m, w.mixed_P, s)
-                expect(zero, model, w.mixed_m, w.mixed_P, H, R, d, w.HP, w.branch_expected, w.branch_S, s, o)
+                predict(zero, model, m, P, F, Q, b, w.A, w.mixed_m, w.mixed_P, state)
+                expect(
+                    zero, model, w.mixed_m, w.mixed_P, H, R, d, w.HP, w.branch_expected, w.branch_S, state, observation
+                )
                 told = update(
-                    zero, model, w, w.mixed_m, w.mixed_P, H, R, w.branch_expected, w.branch_S, new_m, new_P, s, o
+                    zero,
+                    model,
+                    w,
+                    w.mixed_m,
+                    w.mixed_P,
+                    H,
+                    R,
+                    w.branch_expected,
+                    w.branch_S,
+                    new_m,
+                    new_P,
+                    state,
+                    observation,
                 )
                 if not all_between(told, -FINITE, FINITE):
                     return number(zero, math.nan)
@@ -518,19 +582,19 @@ def advance_gpb(zero: Vector, model: Vector, w: Memory, p: Problem, histories: i
             kept = rest * k + j
             store(weigh(zero, w.column, w.weight, oldest, w.share), w.new_log_h, kept)
             new_m, new_P = w.new_m + kept * s * vector, w.new_P + kept * s * s * vector
-            collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, s)
+            collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, state)
         if reported:
             store(weigh(zero, w.prior_share, w.branch_likelihood, histories, w.share), w.likelihood, j)
     step = normalize(zero, w.new_log_h, rests * k, w.log_h, w.h)
     if reported and p.most > k:
-        to_modes(zero, w, p, rests)
+        to_modes(zero, state, w, p, rests)
     return step
 
 
 @compiled
-def to_modes(zero: Vector, w: Memory, p: Problem, rests: int) -> None:
+def to_modes(zero: Vector, state: Size, w: Memory, p: Problem, rests: int) -> None:
     """What each mode says, all its histories together."""
-    k, s, vector = p.modes, p.state, size_of(zero)
+    k, s, vector = p.modes, size(state), size_of(zero)
     for rest in range(rests):
         store(load(zero, w.ones, 0), w.prior_share, rest)
     for j in range(k):
@@ -541,7 +605,7 @@ def to_modes(zero: Vector, w: Memory, p: Problem, rests: int) -> None:
         store(exp(log_pi), w.pi, j)
         m, P = w.new_m + j * s * vector, w.new_P + j * s * s * vector
         new_m, new_P = w.mode_m + j * s * vector, w.mode_P + j * s * s * vector
-        collapse(zero, w.share, rests, k, m, P, w.apart, new_m, new_P, s)
+        collapse(zero, w.share, rests, k, m, P, w.apart, new_m, new_P, state)
 
 
 # ------------------------------------------------------------------------------------------------ from and to tensors
@@ -579,12 +643,12 @@ def put(
 
 
 @compiled
-def combine(zero: Vector, w: Memory, p: Problem, told: Vector) -> None:
+def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: Problem, told: Vector) -> None:
     """What all modes say together, and what they did not expect."""
-    k, s, o = p.modes, p.state, p.observation
-    collapse(zero, w.pi, k, 1, w.mode_m, w.mode_P, w.apart, w.whole_m, w.whole_P, s)
-    collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, w.whole_predicted_m, w.whole_predicted_P, s)
-    collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, o)
+    k, o = p.modes, size(observation)
+    collapse(zero, w.pi, k, 1, w.mode_m, w.mode_P, w.apart, w.whole_m, w.whole_P, state)
+    collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, w.whole_predicted_m, w.whole_predicted_P, state)
+    collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation)
     unknown = number(zero, math.nan)
     for r in range(o):
         y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), unknown)
@@ -609,7 +673,17 @@ def block_of(advance: Any) -> Any:
     """All steps of the targets of one vector; whether every number was finite."""
 
     @compiled
-    def filter_block(zero: Vector, model: Vector, p: Problem, task: int, base: int, even: Memory, odd: Memory) -> bool:
+    def filter_block(
+        zero: Vector,
+        model: Vector,
+        state: Size,
+        observation: Size,
+        p: Problem,
+        task: int,
+        base: int,
+        even: Memory,
+        odd: Memory,
+    ) -> bool:
         first = task * lanes(zero)
         count = min(lanes(zero), p.targets - first)
         single = size_of(zero) // lanes(zero)
@@ -626,13 +700,13 @@ def block_of(advance: Any) -> Any:
                 for r in range(o):
                     there = p.seen + first * p.seen_row + time * o + r
                     store(gather_bytes(zero, there, p.seen_row, count), w.seen, r)
-            told = advance(zero, model, w, p, histories, is_reported)
+            told = advance(zero, model, state, observation, w, p, histories, is_reported)
             if not all_between(told, -FINITE, FINITE):
                 return False
             total = total + told
             histories = min(histories * p.modes, max(p.most, p.modes))
             if is_reported:
-                combine(zero, w, p, told)
+                combine(zero, state, observation, w, p, told)
                 times = p.steps - p.first_reported
                 put(zero, p.results, RESULTS, base, time % 2 == 1, times, time - p.first_reported, first, count)
         store(total, even.step, 0)
