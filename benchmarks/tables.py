@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("attention.md", "layers.md", "models.md", "dynamics.md", "filters.md", "findings.md", "contrastive.md")
+NAMES = (
+    "attention.md",
+    "layers.md",
+    "models.md",
+    "dynamics.md",
+    "filters.md",
+    "findings.md",
+    "probe.md",
+    "contrastive.md",
+)
 PAGES = tuple(ROOT / "docs" / name for name in NAMES)
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
@@ -179,6 +188,38 @@ def findings() -> str:
     return "\n".join(lines)
 
 
+def probe() -> str:
+    """What the probe takes beside a plain pass on two cores, one column for each model."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
+    names = [f"{row['model']}, {' x '.join(map(str, row['batch']))} tokens" for row in rows]
+    lines = ["| two cores, times a plain pass | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
+    for name in ("all predictions", "events alone", "plain again"):
+        lines.append(f"| {name} | " + " | ".join(f"{row['ratios'][name]:.2f}" for row in rows) + " |")
+    for name in rows[0]["events and one prediction"]:
+        cells = (f"{row['events and one prediction'][name]:.2f}" for row in rows)
+        lines.append(f"| events and {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def probe_gpu() -> str:
+    """The same on a GPU, one row for each batch."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "probe_gpu.json").read_text())["rows"]
+    lines = [
+        "| tokens of a batch | plain, ms | events alone | all predictions | plain again | GiB at most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "ratios" in row:
+            cells = (f"{row['ratios'][name]:.2f}" for name in ("events alone", "all predictions", "plain again"))
+            batch = " x ".join(map(str, row["batch"]))
+            lines.append(f"| {batch} | {row['ms']['plain']:.0f} | {' | '.join(cells)} | {row['GiB at most']:.1f} |")
+        else:
+            lines.append(
+                f"| {row['tokens with merging']:,} in turn, {row['seconds']:.0f} s | | | | | {row['GiB at most']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
 def filter_quality() -> str:
     """Errors, NEES and modes of filters and smoothers, a table for each manoeuvre."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filter_quality.json").read_text())["rows"]
@@ -276,6 +317,8 @@ TABLES = {
     "dynamics": dynamics,
     "dynamics gpu": dynamics_gpu,
     "findings": findings,
+    "probe": probe,
+    "probe gpu": probe_gpu,
     "filters": filters,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
