@@ -387,7 +387,6 @@ def root(P: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
     return torch.stack(columns, -1).tril()
 
 
-@torch.compiler.disable(reason="maps of derivatives inside compiled graphs")  # type: ignore[untyped-decorator]
 def _each_mode(
     functions: tuple[Function, ...],
     change: Callable[[Function], Mapped],
@@ -396,6 +395,15 @@ def _each_mode(
     inner: int = 0,
 ) -> list[Tensor]:
     """Function j of x [*b, k, ..., s] at mode j, mapped over the rest; one call for all modes that share a function."""
+    # Maps of derivatives do not compile. The name is looked up when it is needed: it imports torch's compiler.
+    each = torch.compiler.disable(_each_in_turn) if torch.compiler.is_compiling() else _each_in_turn
+    found: list[Tensor] = each(functions, change, x, u, inner)
+    return found
+
+
+def _each_in_turn(
+    functions: tuple[Function, ...], change: Callable[[Function], Mapped], x: Tensor, u: Tensor | None, inner: int
+) -> list[Tensor]:
     lead = x.shape[: x.ndim - 1 - inner]
     more = () if u is None else (u.expand(*lead, u.shape[-1]),)
 
