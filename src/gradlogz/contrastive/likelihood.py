@@ -13,6 +13,7 @@ Read next: losses.py, each loss in a few lines; ../kernels/logsumexp.py, the sum
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -190,7 +191,12 @@ class Likelihood:
 
     def information_bound(self) -> Float[Tensor, ""]:
         """log n - loss on average, G(0) + log density in general: at most the mutual information, in expectation."""
-        zero = self._log_normalizer(torch.zeros_like(self.anchor), torch.zeros_like(self.candidates[0]))
+        seen = self._seen()
+        if seen.plain and seen.itself and not self._outside:  # the same for all anchors, and no sum over pairs
+            w = self.log_weights
+            zero = math.log(self.candidates.shape[0]) if w is None else w.logsumexp(0)
+        else:
+            zero = self._log_normalizer(torch.zeros_like(self.anchor), torch.zeros_like(self.candidates[0]))
         return (zero + self.log_density()).mean()
 
     def chosen(self) -> Float[Tensor, "m d"]:
