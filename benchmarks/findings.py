@@ -2,12 +2,14 @@
 
 gradlogz probe minilm --out runs/minilm          and likewise rxnmapper, rxnfp, smollm2
 python benchmarks/findings.py runs/minilm runs/rxnmapper runs/rxnfp runs/smollm2     writes results/findings.json
+python benchmarks/findings.py --again runs/some      takes the predictions of this run in place of those written before
 """
 
 import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from gradlogz.probing.runs import read_run
 
@@ -18,7 +20,7 @@ def plain(value: float) -> float | None:
     return None if math.isnan(value) else float(f"{value:.4g}")
 
 
-def model(folder: str) -> dict[str, object]:
+def model(folder: str) -> dict[str, Any]:
     run = read_run(folder)
     claims = {
         s.prediction: {
@@ -27,16 +29,30 @@ def model(folder: str) -> dict[str, object]:
         }
         for s in run.findings.summary()
     }  # fmt: skip
+    measured = {row.prediction for row in run.findings.rows}
     by_layer = {
         f"{prediction}: {quantity}": [plain(row["value"]) for row in run.findings.table(prediction, quantity=quantity)]
         for prediction, quantities in LAYERS.items()
         for quantity in quantities
+        if prediction in measured
     }
     facts = {name: run.model[name] for name in ("name", "architecture", "parameters", "layers", "heads", "dequantised")}
     return {**facts, "counts": run.counts, "version": run.version, "claims": claims, "by layer": by_layer}
 
 
+def renewed(rows: list[dict[str, Any]], new: dict[str, Any]) -> None:
+    """Put the claims of a run in place of the older ones, with what it counted."""
+    (old,) = (row for row in rows if row["name"] == new["name"])
+    for part in ("claims", "by layer"):
+        old[part] |= new[part]
+    old.setdefault("tokens again", {}).update({name: new["counts"]["tokens"] for name in new["claims"]})
+
+
 if __name__ == "__main__":
-    table = {"benchmark": "findings", "rows": [model(folder) for folder in sys.argv[1:]]}
-    text = json.dumps(table, indent=1, ensure_ascii=False)
-    (Path(__file__).parent / "results" / "findings.json").write_text(text + "\n")
+    place = Path(__file__).parent / "results" / "findings.json"
+    again = sys.argv[1] == "--again"
+    rows = json.loads(place.read_text())["rows"] if again else [model(folder) for folder in sys.argv[1:]]
+    for folder in sys.argv[2:] if again else ():
+        renewed(rows, model(folder))
+    text = json.dumps({"benchmark": "findings", "rows": rows}, indent=1, ensure_ascii=False)
+    place.write_text(text + "\n")
