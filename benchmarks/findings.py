@@ -45,7 +45,7 @@ def renewed(rows: list[dict[str, Any]], new: dict[str, Any]) -> None:
     (old,) = (row for row in rows if row["name"] == new["name"])
     for part in ("claims", "by layer"):
         old[part] |= new[part]
-    old.setdefault("tokens again", {}).update({name: new["counts"]["tokens"] for name in new["claims"]})
+    old.setdefault("tokens again", {}).update(dict.fromkeys(new["claims"], new["counts"]["tokens"]))
 
 
 if __name__ == "__main__":
