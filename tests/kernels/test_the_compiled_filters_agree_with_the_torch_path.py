@@ -1,6 +1,9 @@
 """The compiled switching filters give the numbers of the torch path, and step aside where they cannot."""
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -294,3 +297,21 @@ def test_long_runs_stay_symmetric_and_positive(calls):
     assert torch.equal(found.covariance, found.covariance.mT)
     assert torch.linalg.eigvalsh(found.mode_covariance).min() > 0
     assert calls == [True]
+
+
+def test_kernels_are_kept_for_the_next_process(tmp_path):
+    """One that is compiled anew in each process would cost seconds before the first result."""
+    code = (
+        "import torch; from gradlogz import KalmanModel, SwitchingModel, imm\n"
+        "modes = [KalmanModel(*torch.ones(4, 1, 1)) for _ in range(2)]\n"
+        "model = SwitchingModel.of(modes, transition=torch.full((2, 2), 0.5))\n"
+        "imm(model, torch.zeros(30, 10, 1), mean=torch.zeros(1), covariance=torch.eye(1))\n"
+    )
+    settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
+    said = [
+        subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert "data saved" in said[0]
+    assert "data loaded" in said[1]
+    assert "data saved" not in said[1]

@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 from itertools import accumulate, chain
 from mmap import PAGESIZE
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -229,25 +230,35 @@ def edition() -> int:
 def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
     """What a thread does: take blocks of targets until there are none. Compiled at the first call."""
     enclosed = (edition(), depth, number, width, model_width, sizes)
-    zeros, coefficients = nothing(Lanes(number, width)), nothing(Lanes(number, model_width))
-    filter_block = block_of((advance_imm, advance_gpb1, advance_gpb)[depth])
 
     def filter_all(plan: int) -> None:
         _ = enclosed
         base = read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
         problem, even, odd = problem_at(plan, 0), even_at(plan, base), odd_at(plan, base)
-        state, observation = state_of(problem), observation_of(problem)
-        tasks = (problem.targets + width - 1) // width
+        state, observation = state_of(problem), observation_of(problem)  # type: ignore[name-defined]
+        tasks = (problem.targets + lanes_each - 1) // lanes_each  # type: ignore[name-defined]
         task = take(plan)
         while task < tasks:
-            if not filter_block(zeros(), coefficients(), state, observation, problem, task, base, even, odd):
+            if not filter_block(zeros(), coefficients(), state, observation, problem, task, base, even, odd):  # type: ignore[name-defined]
                 take(plan + 32)
                 task = tasks
             else:
                 task = take(plan)
 
-    state_of, observation_of = (_size(name, sizes and sizes[i]) for i, name in enumerate(("state", "observation")))
-    return compile_worker(filter_all)
+    # What is enclosed is part of the key under which numba keeps a kernel, and every process writes compiled functions
+    # in another way: what differs between workers is global to each of them, and named by `enclosed`.
+    own = {
+        "lanes_each": width,
+        "zeros": nothing(Lanes(number, width)),
+        "coefficients": nothing(Lanes(number, model_width)),
+        "filter_block": block_of((advance_imm, advance_gpb1, advance_gpb)[depth]),
+        "state_of": _size("state", sizes and sizes[0]),
+        "observation_of": _size("observation", sizes and sizes[1]),
+    }
+    closure = filter_all.__closure__
+    function = FunctionType(filter_all.__code__, {**globals(), **own}, filter_all.__name__, None, closure)
+    function.__qualname__ = filter_all.__qualname__
+    return compile_worker(function)
 
 
 def _size(name: str, known: int | None) -> Any:
