@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .probing import *  # noqa: F403
     from .reporting import *  # noqa: F403
     from .simulation import *  # noqa: F403
+    from .tracking import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -228,6 +229,7 @@ _CHAPTERS = {
     ),
     "reporting": ("report", "compare"),
     "simulation": ("simulate", "Simulation", "sweep", "Phases"),
+    "tracking": ("track", "Tracks"),
 }
 _HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
 __all__ = list(_HOME)
@@ -244,6 +246,7 @@ def __getattr__(name: str) -> Any:
         "kernels",
         "reporting",
         "simulation",
+        "tracking",
         "verification",
         "cli",
         "page",

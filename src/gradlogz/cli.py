@@ -1,4 +1,4 @@
-"""The command line: gradlogz probe, report, compare, simulate, verify.
+"""The command line: gradlogz probe, report, compare, simulate, track, verify.
 
 It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
 """
@@ -276,6 +276,71 @@ def application(typer: Any) -> Any:
         if list_:
             raise typer.Exit(presets_command())
         raise typer.Exit(simulate_command(preset, numbers, sweep, out, json, open_))
+
+    @app.command()
+    def track(
+        file: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Argument(
+                help="CSV or parquet with columns time, target, x, y and perhaps z; any of x, y, z may be empty. "
+                "Without a file: aircraft that turn, with the truth beside them.",
+                show_default=False,
+            ),
+        ] = None,
+        filter_: Annotated[
+            Optional[str], typer.Option("--filter", help="imm (the default), gpb2 or gpb1.", show_default=False)  # noqa: UP045
+        ] = None,
+        model: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(
+                help="cv: constant velocity, quiet and manoeuvring (the default of a file); cv-ca: velocity and "
+                "acceleration; turn: straight, left and right.",
+                show_default=False,
+            ),
+        ] = None,
+        sigma: Annotated[
+            Optional[float],  # noqa: UP045
+            typer.Option(help="Standard deviation of a detection; found if not given.", show_default=False),
+        ] = None,
+        noise: Annotated[
+            Optional[float],  # noqa: UP045
+            typer.Option(
+                help="Spectral density of quiet motion, length²/time³; found if not given.", show_default=False
+            ),
+        ] = None,
+        turn_rate: Annotated[
+            Optional[float],  # noqa: UP045
+            typer.Option(help="Of --model turn, degrees a unit of time; found if not given.", show_default=False),
+        ] = None,
+        smooth: Annotated[bool, typer.Option("--smooth", help="Let later detections speak of earlier states.")] = False,
+        fit: Annotated[bool, typer.Option("--fit", help="Learn the levels of noise.")] = False,
+        skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and say how many.")] = False,
+        seed: Annotated[int, typer.Option(help="Of the built-in scenario.")] = 0,
+        out: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="The page; by default the name of the file with .html.", show_default=False),
+        ] = None,
+        out_table: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="Write a row for each detection, as .csv or .parquet.", show_default=False),
+        ] = None,
+        json: Annotated[
+            Optional[str],  # noqa: UP045
+            typer.Option(help="Write what was found as JSON to this file; - is standard output.", show_default=False),
+        ] = None,
+        open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    ) -> None:
+        """Filter detections of moving targets: tracks, modes, and whether the filter is what it claims.
+
+        Makes a page, and a table if asked for. Levels of noise that are not given are found from the detections.
+        """
+        options = {
+            "filter": filter_, "model": model, "sigma": sigma, "noise": noise, "turn_rate": turn_rate,
+            "smooth": smooth, "fit": fit, "skip_bad": skip_bad, "seed": seed,
+        }  # fmt: skip
+        from .tracking.command import track_command
+
+        raise typer.Exit(track_command(file, options, out, out_table, json, open_))
 
     return app
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from form import PACKAGE, refused
 
 CHAPTERS = ["_errors.py", "kernels", "measures"]
-CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "reporting", "probing"]
+CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
 
 
 def sources():

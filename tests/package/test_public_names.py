@@ -14,6 +14,7 @@ import gradlogz.measures
 import gradlogz.probing
 import gradlogz.reporting
 import gradlogz.simulation
+import gradlogz.tracking
 
 OF_NUMBA = ("gradlogz.kernels.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.tiles")
 OF_TRITON = ("gradlogz.kernels.decoding", "gradlogz.kernels.gpu")
@@ -38,6 +39,7 @@ def test_the_root_exports_what_its_chapters_export():
         *gradlogz.contrastive.__all__,
         *gradlogz.reporting.__all__,
         *gradlogz.simulation.__all__,
+        *gradlogz.tracking.__all__,
         *gradlogz.probing.__all__,
         "measure",
         "static",

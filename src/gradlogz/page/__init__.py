@@ -30,7 +30,7 @@ from .parts import (
     Views,
 )
 from .rendering import as_json, drawn, render
-from .writing import check_drawing, check_file, missing, write
+from .writing import check_drawing, check_file, missing, replaced, write
 
 __all__ = [
     "Page",
@@ -64,5 +64,6 @@ __all__ = [
     "check_file",
     "check_drawing",
     "missing",
+    "replaced",
     "write",
 ]

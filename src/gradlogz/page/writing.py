@@ -2,7 +2,23 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def replaced(path: Path | str) -> Iterator[Path]:
+    """A hidden file beside the one named, which takes its name at the end; an error leaves nothing behind."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write(path: Path | str, text: str) -> Path:
@@ -10,17 +26,9 @@ def write(path: Path | str, text: str) -> Path:
 
     The text goes to a hidden file beside it first, which then takes the name; an error leaves nothing behind.
     """
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    with replaced(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return Path(path)
 
 
 def check_file(call: str, flag: str, path: Path | str) -> None:

@@ -1,0 +1,119 @@
+"""`gradlogz track` prints, writes and refuses."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gradlogz import cli
+from gradlogz.tracking import running
+
+ROWS = "time,target,x,y\n" + "".join(
+    f"{t},{who},{t * 2 + t % 3 * 0.1},{-t + t % 2 * 0.1}\n" for t in range(12) for who in "ab"
+)
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.application(typer), ["track", *map(str, arguments)])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "seen.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def test_it_writes_a_page_a_table_and_data(tmp_path, file):
+    page, table, data = tmp_path / "p.html", tmp_path / "t.csv", tmp_path / "d.json"
+    result = run(file, "--out", page, "--out-table", table, "--json", data)
+    assert result.exit_code == 0, result.output
+    assert "2 targets, 24 detections" in result.output
+    assert len(table.read_text().splitlines()) == 25
+    found = json.loads(data.read_text())
+    assert found["rows"] == 24
+    assert [row["target"] for row in found["targets"]] == ["a", "b"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.json", "p.html", "seen.csv", "t.csv"]
+
+
+def test_json_on_standard_output_is_json_alone(tmp_path, file):
+    command = [sys.executable, "-m", "gradlogz", "track", str(file), "--out", str(tmp_path / "p.html"), "--json", "-"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["settings"]["filter"] == "imm"
+
+
+def test_bad_rows_are_refused_or_left_out_and_counted(tmp_path, file):
+    file.write_text(ROWS + "12,a,twelve,1\n13,a,26,-13\n")
+    result = run(file, "--out", tmp_path / "p.html")
+    assert result.exit_code == 2
+    assert "track: row 26, column x, must hold a number or nothing; got 'twelve'." in result.output.replace("\n", " ")
+    assert not (tmp_path / "p.html").exists()
+    result = run(file, "--out", tmp_path / "p.html", "--skip-bad", "--out-table", tmp_path / "t.csv")
+    assert result.exit_code == 0, result.output
+    assert "1 bad row left out; the first: row 26, column x" in result.output.replace("\n", " ")
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 26
+
+
+def test_the_command_on_the_page_makes_the_page_again(file):
+    for options in ({}, {"model": "cv"}, {"smooth": True, "seed": 3}, {"sigma": 12.5, "filter": "gpb2"}):
+        found = running.track(**options)
+        words = found.command.split()[2:]
+        again = read_back(words)
+        assert again == {"seed": 0, "smooth": False, "fit": False, "skip_bad": False, **options}, found.command
+    assert running.track(file, model="turn", sigma=0.1).command == f"gradlogz track {file} --model turn --sigma 0.1"
+
+
+def read_back(words):
+    """The options that the command line understands."""
+    got = {}
+
+    def catch(file, options, *rest):
+        got.update({name: value for name, value in options.items() if value is not None})
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradlogz.tracking.command.track_command", catch)
+        assert run(*words).exit_code == 0
+    return got
+
+
+def test_an_interrupt_leaves_no_file(tmp_path, file, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradlogz.tracking.running.imm", interrupt)
+    monkeypatch.setitem(running.FILTERS, "imm", interrupt)
+    result = run(file, "--out", tmp_path / "p.html", "--out-table", tmp_path / "t.csv")
+    assert result.exit_code != 0
+    assert [p.name for p in tmp_path.iterdir()] == ["seen.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["none.csv"], "track: none.csv must be a file that can be read; got No such file or directory."),
+        (["--filter", "ukf"], "track: filter must be known; got 'ukf'."),
+        (["--sigma", "0"], "track: sigma must be positive and finite; got 0.0."),
+        (["--out", "no/such/p.html"], "track: --out must name a file that can be written; got no/such/p.html"),
+        (["--out-table", "no/such/t.csv"], "track: --out-table must name a file that can be written"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence_and_exits_with_2(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert says in result.output.replace("\n", " "), result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_extra_it_says_how_to_install_it(monkeypatch, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name))
+    result = run("--out", tmp_path / "p.html")
+    assert result.exit_code == 2
+    assert "pip install 'gradlogz[report]'" in result.output.replace("\n", " ")
