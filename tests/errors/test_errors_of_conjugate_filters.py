@@ -57,6 +57,18 @@ def filtered(y=y, prior=prior, **options):
 
 
 ERRORS = [
+    (
+        ValueError,
+        "ConjugateFilter: discount must be one number; got shape (2,).",
+        built(dynamics=(Discount(number([0.9, 0.8])), Reset(prior))),
+    ),
+    (
+        ValueError,
+        "ConjugateFilter.init: the prior of Reset must be [p=2] or [*b, p] with targets (3,); got shape (2, 2).",
+        lambda: ConjugateFilter(counts, transition=T, dynamics=[Discount(0.9), Reset(prior.expand(2, 2))]).init(
+            prior=prior, batch_shape=(3,)
+        ),
+    ),
     (ValueError, "GammaPoisson: channels must be at least 1; got 0.", lambda: GammaPoisson(channels=0)),
     (
         ValueError,

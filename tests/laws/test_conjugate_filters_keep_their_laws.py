@@ -405,3 +405,128 @@ def test_gpb2_beats_a_single_discounted_filter_on_bursts():
     assert float(gained.mean() / t) > 0.1  # nats a count; 0.18 was seen
     error = [(f.mean.squeeze(-1) - truth).square().mean().sqrt() for f in (gpb2, *single)]
     assert float(error[0]) < 0.8 * float(min(error[1:]))
+
+
+# At the edges -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [-300, -200, -30, 15, 100])
+def test_shapes_that_hardly_are_numbers_come_back_from_their_gaps(exponent):
+    a = number(10.0**exponent)
+    close(inverse_digamma_gap(digamma_gap(a)), a, a, tolerance=2e-14)
+
+
+@pytest.mark.parametrize("ratio", [1e-100, 1e-30, 1e30, 1e100])
+def test_gamma_laws_of_any_means_collapse(ratio):
+    """One of two laws alone, and both, against E[x] and E[log x] in forty digits."""
+    family = GammaPoisson()
+    natural = family.prior(number([3.0, 2.0]), number([1.0, ratio])).requires_grad_()
+    close(family.collapse(number([1.0, 0.0]), natural), natural[0].detach(), 3.0)
+    found = family.collapse(number([0.25, 0.75]), natural)
+    assert torch.autograd.grad(found.log().sum(), natural)[0].isfinite().all()
+    with mpmath.workdps(40):
+        a, b = (mpmath.mpf(float(v)) for v in found.detach())
+        mean = mpmath.mpf(0.25) * 3 + mpmath.mpf(0.75) * 2 / mpmath.mpf(ratio)
+        log_mean = (mpmath.digamma(3) + 3 * (mpmath.digamma(2) - mpmath.log(mpmath.mpf(ratio)))) / 4
+        assert abs(a / b / mean - 1) < 1e-14
+        assert abs(mpmath.digamma(a) - mpmath.log(b) - log_mean) < 1e-12 * abs(log_mean)
+
+
+@pytest.mark.parametrize("method", [("imm", 1), ("gpb", 1), ("gpb", 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("seen", [True, False])
+def test_zeros_and_gaps_for_ever_leave_laws(method, dtype, seen):
+    """Zeros, or nothing at all, and modes that forget so much that numbers would end: 1e-180 is left."""
+    transition = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=dtype)
+    laws = {GammaPoisson(): [8.0, 1.0], BetaBinomial(3): [2.0, 1.0], DirichletMultinomial(3): [2.0, 1.0, 1.0]}
+    for family, parameters in laws.items():
+        prior = torch.tensor(parameters, dtype=dtype)
+        y = torch.zeros(90, family.observation_size, dtype=dtype)
+        if family.size == 3:
+            y[:, 1] = 2.0  # one category alone
+        y = y if seen else torch.full_like(y, torch.nan)
+        options = {"dynamics": [Discount(1e-2), Discount(1e-3)], "method": method[0], "depth": method[1]}
+        found = ConjugateFilter(family, transition=transition, **options).filter(y, prior=prior)
+        assert all(part.isfinite().all() for part in found)
+        assert family.in_domain(found.natural).all()
+        if seen:
+            assert found.log_likelihood < 0
+            assert found.mean[-1, 0] < 1e-4
+        else:
+            assert found.log_likelihood.abs() < 1e-3
+
+
+def test_forgetting_stops_where_numbers_end_and_keeps_what_is_expected():
+    gamma, shares = GammaPoisson(channels=2), DirichletMultinomial(3)
+    counts = number([1e-150, 2e-150, 4.0, 2.0])
+    close(gamma.forgotten(1e-8, counts)[2:], 1e-8 * counts[2:], 1e-8)  # one channel does not stop another
+    first = gamma.forgotten(1e-8, counts)[:2]
+    close(first[1] / first[0], number(2.0), 1.0)
+    assert (first > 1e-155).all()
+    assert (first < counts[:2]).all()
+    zeros = gamma.forgotten(0.5, number([1e-154, 10.0, 4.0, 2.0]))
+    assert zeros[0] > 0.9e-154
+    assert zeros[1] == 5.0
+    votes = shares.forgotten(1e-30, number([1.0, 2.0, 3.0]))
+    close(votes / votes[0], number([1.0, 2.0, 3.0]), 1.0)
+    close(votes.min(), number(1e-5), 1e-5)
+
+
+@pytest.mark.parametrize(("family", "natural"), FAMILIES)
+def test_laws_of_large_counts_collapse_in_single_precision(family, natural):
+    if isinstance(family, LinearGaussian):
+        pytest.skip("covariances average in their own coordinates")
+    large = 1e6 * natural[2].float()
+    found = family.collapse(torch.tensor([0.3, 0.7]), large.expand(2, -1))
+    close(found.double(), large.double(), large.abs().max().double(), tolerance=1e-5)
+
+
+def test_a_mode_without_exposure_leaves_the_derivatives_of_the_other():
+    def likelihood(exposure):
+        family, chain_ = GammaPoisson(exposure), number([[0.5, 0.5], [0.5, 0.5]])
+        vague = family.prior(number(1.0), number(1.0))
+        bursts = ConjugateFilter(family, transition=chain_, dynamics=[Discount(0.9), Discount(0.8)])
+        return bursts.filter(number([[0.0], [3.0], [0.0]]), prior=vague).log_likelihood
+
+    exposure, step = number([0.0, 1.0]).requires_grad_(), 1e-6
+    (slope,) = torch.autograd.grad(likelihood(exposure), exposure)
+    with torch.no_grad():
+        ahead = likelihood(number([step, 1.0])), likelihood(number([2 * step, 1.0]))
+        first = (4 * ahead[0] - ahead[1] - 3 * likelihood(exposure)) / (2 * step)
+        second = (likelihood(number([0.0, 1 + step])) - likelihood(number([0.0, 1 - step]))) / (2 * step)
+    close(slope, torch.stack((first, second)), 1.0, tolerance=1e-8)
+
+
+@pytest.mark.parametrize("method", [("imm", 1), ("gpb", 1), ("gpb", 2), ("gpb", 3)])
+def test_priors_of_targets_belong_to_targets_also_where_there_are_as_many_modes(method):
+    family = GammaPoisson()
+    priors = family.prior(number([1.0, 5.0]), number([1.0, 0.5]))  # two targets, two modes
+    y = number([[[2.0], [3.0], [9.0]], [[1.0], [0.0], [7.0]]])
+    transition, begin = number([[0.7, 0.3], [0.4, 0.6]]), family.prior(number(2.0), number(1.0))
+
+    def filtered(y, prior):
+        dynamics = [Discount(0.9, prior), Reset(prior)]
+        options = {"method": method[0], "depth": method[1]}
+        return ConjugateFilter(family, transition=transition, dynamics=dynamics, **options).filter(y, prior=begin)
+
+    together = filtered(y, priors)
+    for i in range(2):
+        close(together.mean[i], filtered(y[i], priors[i]).mean, 10.0)
+        close(together.log_likelihood[i], filtered(y[i], priors[i]).log_likelihood, 10.0)
+
+
+def test_a_discount_may_be_learned_without_a_word():
+    factor = number(0.9).requires_grad_()
+    family = GammaPoisson()
+    vague = family.prior(number(1.0), number(1.0))
+    alone = ConjugateFilter(family, transition=number([[1.0]]), dynamics=[Discount(factor)])
+    y = number([[2.0], [1.0]])
+    assert torch.autograd.gradcheck(
+        lambda f: (
+            ConjugateFilter(family, transition=number([[1.0]]), dynamics=[Discount(f)])
+            .filter(y, prior=vague)
+            .log_likelihood
+        ),
+        factor,
+    )
+    assert alone.filter(y, prior=vague).log_likelihood.requires_grad

@@ -47,14 +47,18 @@ from .merging import symmetric
 
 
 class Discount(NamedTuple):
-    """eta' = factor eta, or towards a prior, eta' = factor eta + (1 - factor) prior: what was known counts for less."""
+    """eta' = factor eta, or towards a prior, eta' = factor eta + (1 - factor) prior: what was known counts for less.
+
+    Without a prior, and with nothing seen for long, hardly a law is left: its mean stays, its variance grows without
+    bound, and forgetting stops before numbers end. A prior is one for all targets [p] or of each [*b, p].
+    """
 
     factor: Float[Tensor, ""] | float
     prior: Float[Tensor, "*#b p"] | None = None
 
 
 class Reset(NamedTuple):
-    """eta' = prior: what was known is gone."""
+    """eta' = prior: what was known is gone. A prior is one for all targets [p] or of each [*b, p]."""
 
     prior: Float[Tensor, "*#b p"]
 
@@ -111,7 +115,10 @@ def closed(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
 def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None:
     """Motion keeps the family."""
     if isinstance(motion, Discount):
-        factor = motion.factor
+        factor = motion.factor.detach() if isinstance(motion.factor, Tensor) else motion.factor
+        if isinstance(factor, Tensor) and factor.ndim:
+            remedy = "Pass one Discount for each mode."
+            raise ValueError(sentence(call, "discount must be one number", f"shape {shape_of(factor)}", remedy))
         if (not isinstance(factor, Tensor) or has_values(factor)) and not 0 < float(factor) <= 1:
             remedy = "1 forgets nothing; Reset forgets all."
             raise ValueError(sentence(call, "discount must be above 0 and at most 1", f"{float(factor):.4g}", remedy))
@@ -133,13 +140,14 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
         raise ValueError(sentence(call, condition, f"one that does not: {found.why}", remedy))
 
 
-def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-    """Natural parameters after one step of these dynamics."""
+def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b g p"]) -> Float[Tensor, "*b g p"]:
+    """Natural parameters of histories g after one step of these dynamics."""
     if isinstance(motion, Reset):
-        return motion.prior.expand_as(natural)
+        return _of_targets(motion.prior).expand_as(natural)
     if isinstance(motion, Discount):
-        kept = motion.factor * natural
-        return kept if motion.prior is None else kept + (1 - motion.factor) * motion.prior
+        if motion.prior is None:
+            return family.forgotten(motion.factor, natural)
+        return motion.factor * natural + (1 - motion.factor) * _of_targets(motion.prior)
     W, b, Q = motion
     if isinstance(family, LinearGaussian):
         m, P = family.parameters(natural)
@@ -159,6 +167,11 @@ def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b 
     else:
         first, second = torch.where(factor > 0, first, second), torch.where(factor > 0, second, first)
     return torch.stack((first, second), -1).flatten(-2)
+
+
+def _of_targets(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*b #g p"]:
+    """One for all histories of a target."""
+    return prior if prior.ndim == 1 else prior.unsqueeze(-2)
 
 
 # The table ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from .._errors import (
 )
 from .._typing import Bool, Float, Int, Tensor
 from .border import seen_of
-from .closure import Dynamics, check_dynamics, moved
+from .closure import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
 from .merging import posterior, weigh
 
@@ -234,6 +234,14 @@ class ConjugateFilter:
         if self.validate and has_values(prior) and not bool(self.family.in_domain(prior).all()):
             remedy = f"Make it with {type(self.family).__name__}.prior."
             raise ValueError(sentence(call, "prior must have a finite mass", "one outside the domain", remedy))
+        for motion in self.dynamics:
+            own = None if isinstance(motion, LinearMotion) else motion.prior
+            if own is not None and own.ndim > 1 and (own.ndim != len(full) or not _fits(own.shape[:-1], batch)):
+                condition = (
+                    f"the prior of {type(motion).__name__} must be [p={p}] or [*b, p] with targets {tuple(batch)}"
+                )
+                remedy = "One for each mode belongs to the dynamics of that mode."
+                raise ValueError(sentence(call, condition, f"shape {shape_of(own)}", remedy))
         if log_pi is None:
             log_pi = torch.zeros_like(prior[..., 0]).new_zeros(full).log_softmax(-1)
         elif log_pi.shape[-1:] != (k,) or log_pi.ndim not in (1, len(full)) or not _fits(log_pi.shape, full):
@@ -258,8 +266,8 @@ class ConjugateFilter:
         log_c, share = weigh(self.transition, state.log_probability.unsqueeze(-1))
         mixed = family.collapse(share.mT, state.natural.unsqueeze(-3).expand(*share.mT.shape, -1))
         # Predict and update: mode by mode ----------------------------------------------------------------------------
-        parts = zip(self.dynamics, mixed.unbind(-2), strict=True)
-        before = torch.stack([moved(family, motion, natural) for motion, natural in parts], -2)
+        parts = zip(self.dynamics, mixed.split(1, -2), strict=True)
+        before = torch.cat([moved(family, motion, natural) for motion, natural in parts], -2)
         told = family.told(y, seen)
         after, log_likelihood = self._updated(before, told.natural, told.log_base, seen)
         log_pi, step, possible = posterior(log_c, log_likelihood)

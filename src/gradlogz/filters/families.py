@@ -38,6 +38,8 @@ from ..measures.wishart import smat, svec
 from .merging import Moments, symmetric
 from .merging import collapse as collapse_gaussians
 
+LEAST = 1e-5  # successes and failures that forgetting leaves: E[log x] of others tells little of fewer
+
 
 class Told(NamedTuple):
     """What an observation says: lik(y), to be added to natural parameters, and log h0(y), for each mode or for all."""
@@ -95,8 +97,18 @@ class ConjugateFamily(ABC):
     whole = False  # whether an observation with some gaps is one that was not made
 
     def collapse(self, share: Float[Tensor, "*b n"], natural: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
-        """The member nearest to a mixture: expectation parameters average."""
-        return self.natural((share.unsqueeze(-1) * self.expectation(natural)).sum(-2))
+        """The member nearest to a mixture: expectation parameters average.
+
+        In float64: what tells laws of large counts apart stands in the last digits of expectations.
+        """
+        wide = self.expectation(natural.double())
+        return self.natural((share.unsqueeze(-1) * wide).sum(-2)).to(natural.dtype)
+
+    def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
+        """factor eta, as far as numbers can hold it: of what is hardly left nothing more is forgotten."""
+        kept, least = factor * natural, torch.finfo(natural.dtype).tiny ** 0.5
+        rest = (least / natural.abs().amax(-1, keepdim=True)).clamp(max=1)
+        return torch.where(kept.abs().amax(-1, keepdim=True) < least, rest * natural, kept)
 
 
 class _Independent(ConjugateFamily):
@@ -112,9 +124,23 @@ class _Independent(ConjugateFamily):
     def observation_size(self) -> int:
         return self.channels
 
+    def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
+        return super().forgotten(factor, natural.unflatten(-1, (-1, 2))).flatten(-2)
+
     def _pair(self, natural: Tensor) -> tuple[Tensor, Tensor]:
         first, second = natural.unflatten(-1, (-1, 2)).unbind(-1)
         return first, second
+
+
+def _counts_forgotten(factor: Tensor | float, counts: Tensor, least: float) -> Tensor:
+    """factor eta of positive numbers [*b, n]: where nothing is seen for ever, or nothing but zeros, none becomes 0.
+
+    Of less than one observation all numbers stop together, which keeps what is expected; otherwise one by one.
+    """
+    kept = factor * counts
+    little = (kept.amax(-1, keepdim=True) < 1) & (kept.amin(-1, keepdim=True) < least)
+    rest = (least / counts.amin(-1, keepdim=True)).clamp(max=1)
+    return torch.where(little, rest * counts, torch.maximum(kept, counts.clamp(max=least)))
 
 
 def _flat(first: Tensor, second: Tensor) -> Tensor:
@@ -168,7 +194,10 @@ class GammaPoisson(_Independent):
             )
 
     def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
-        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o]."""
+        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
+
+        Where the last size is o it is read as the channels.
+        """
         return _gamma_prior("GammaPoisson.prior", self.channels, shape, rate)
 
     def parameters(self, natural: Float[Tensor, "*b p"]) -> GammaParameters:
@@ -192,11 +221,17 @@ class GammaPoisson(_Independent):
         a, b = _collapse_gammas(share, *self._pair(natural))
         return _flat(a, b)
 
+    def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
+        least = torch.finfo(natural.dtype).tiny ** 0.5
+        return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), least).flatten(-2)
+
     def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
         e = y.new_ones(()) if self.exposure is None else self.exposure
         e = e.unsqueeze(-1) if e.ndim < 2 else e
-        log_base = (torch.xlogy(y, e) - log_gamma(y + 1)).masked_fill(~seen, 0.0)
+        # Without exposure there is no event, and no derivative of what is impossible.
+        log_e = torch.where((e > 0) | (y == 0), y * torch.where(e > 0, e, 1.0).log(), -torch.inf)
+        log_base = (log_e - log_gamma(y + 1)).masked_fill(~seen, 0.0)
         return Told(_flat(y * seen, e * seen), log_base.sum(-1))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
@@ -234,7 +269,10 @@ class GammaExponential(_Independent):
         _check_channels("GammaExponential", self.channels)
 
     def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
-        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o]."""
+        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
+
+        Where the last size is o it is read as the channels.
+        """
         a, b = self._pair(_gamma_prior("GammaExponential.prior", self.channels, shape, rate))
         return _flat(b, a - 1)
 
@@ -309,7 +347,10 @@ class BetaBinomial(_Independent):
             raise ValueError(sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli."))
 
     def prior(self, a: Float[Tensor, "*#b"], b: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
-        """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o]."""
+        """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o].
+
+        Where the last size is o it is read as the channels.
+        """
         check_floats("BetaBinomial.prior", a=a, b=b)
         check_positive("BetaBinomial.prior", a=a, b=b)
         return _flat(*_per_channel("BetaBinomial.prior", self.channels, a=a, b=b))
@@ -329,6 +370,9 @@ class BetaBinomial(_Independent):
 
     def natural(self, expectation: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return concentration(expectation.unflatten(-1, (-1, 2))).flatten(-2)
+
+    def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
+        return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), LEAST).flatten(-2)
 
     def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
@@ -399,6 +443,9 @@ class DirichletMultinomial(ConjugateFamily):
 
     def natural(self, expectation: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return concentration(expectation)
+
+    def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
+        return _counts_forgotten(factor, natural, LEAST)
 
     def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
@@ -676,7 +723,9 @@ def _collapse_gammas(share: Tensor, shape: Tensor, rate: Tensor) -> tuple[Tensor
     r, means = share.unsqueeze(-1), shape / rate
     m = (r * means).sum(-2)
     off = (means - m.unsqueeze(-2)) / m.unsqueeze(-2)
-    gap = (r * (digamma_gap(shape) - torch.log1p(off))).sum(-2)
+    near = off.abs() < 0.5
+    log_ratio = torch.where(near, torch.log1p(torch.where(near, off, 0.0)), means.log() - m.log().unsqueeze(-2))
+    gap = (r * (digamma_gap(shape) - log_ratio)).sum(-2)
     a = inverse_digamma_gap(gap)
     return a, a / m
 

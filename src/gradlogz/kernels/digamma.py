@@ -62,12 +62,13 @@ def inverse_digamma_gap(gap: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     g = gap.detach()
 
     def step(a: Tensor) -> Tensor:
-        value = digamma_gap(a)
-        return a + (1 / value - 1 / g) * value**2 / digamma_gap_slope(a)
+        once, twice = _scaled(a)
+        return a + (a / once - 1 / g) * once**2 / twice
 
     a = _settled(step, 1 / g)
     for _ in range(2):
-        a = a * torch.exp((gap - digamma_gap(a)) / (a * digamma_gap_slope(a)))
+        once, twice = _scaled(a)
+        a = a * torch.exp((gap * a - once) / twice)
     return a
 
 
@@ -112,6 +113,21 @@ def concentration(log_mean: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
         whole = (short / q).sum(-1, keepdim=True) / (1 - z * (1 / q).sum(-1, keepdim=True))
         a = a * torch.exp((short + z * whole) / (q * a))
     return a
+
+
+def _scaled(a: Tensor) -> tuple[Tensor, Tensor]:
+    """a gap(a) and a² gap'(a), which neither overflow nor vanish: they go from 1 and -1 to 1/2 and -1/2."""
+    steps = torch.arange(1, SHIFT, dtype=a.dtype, device=a.device)
+    z = a + SHIFT
+    part, whole = a.unsqueeze(-1) / (a.unsqueeze(-1) + steps), a / z
+    square = z**-2
+    tail, slope = torch.full_like(a, COEFFICIENTS[-1]), torch.full_like(a, 2 * len(COEFFICIENTS) * COEFFICIENTS[-1])
+    for j in range(len(COEFFICIENTS) - 1, 0, -1):
+        tail = tail * square + COEFFICIENTS[j - 1]
+        slope = slope * square + 2 * j * COEFFICIENTS[j - 1]
+    once = 1 + part.sum(-1) - a * torch.log1p(SHIFT / a) + whole * (0.5 + tail / z)
+    twice = SHIFT * whole - 1 - (part**2).sum(-1) - whole**2 * (0.5 + slope / z)
+    return once, twice
 
 
 def _shifted(x: Tensor, power: int) -> Tensor:
