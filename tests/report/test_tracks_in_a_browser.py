@@ -5,12 +5,13 @@ import torch
 from playwright.sync_api import expect
 
 from gradlogz import track
+from gradlogz.tracking.reporting import page_of
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_the_scenario_is_drawn(opened, tmp_path, width, scheme):
     one = opened(track().save(tmp_path / "page.html"), width=width, scheme=scheme)
-    for name in ("tracks", "path-0", "modes-0", "nis-0", "calibration", "inside"):
+    for name in ("tracks", "path-0", "close-0", "modes-0", "nis-0", "calibration", "inside"):
         box = one.page.locator(f"#figure-{name} [data-figure]")
         box.scroll_into_view_if_needed()
         expect(box).to_have_attribute("data-drawn", scheme)
@@ -23,6 +24,16 @@ def test_the_scenario_is_drawn(opened, tmp_path, width, scheme):
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     assert one.complaints == []
     assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_coordinates_far_from_zero_keep_their_digits():
+    t = torch.arange(20.0, dtype=torch.float64)
+    found = track({"time": 1.7e9 + t, "x": 5_000_000 + 3 * t + 0.125, "y": 450_000 - t}, sigma=1.0)
+    section = next(s for s in page_of(found).sections if s.title == "Target by target")
+    path = section.parts[0].views[0].parts[0]
+    assert (path.x.formula, path.y.formula) == ("x − 5000000", "y − 450000")
+    seen = next(mark for mark in path.marks if mark.name == "detections")
+    assert seen.x[:2] == [0.125, 3.125]
 
 
 def test_many_targets_in_space_have_a_page_of_the_most_interesting(opened, tmp_path):

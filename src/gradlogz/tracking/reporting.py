@@ -4,7 +4,7 @@ Read next: wording.py (the sentences), ../page (how it looks).
 """
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -43,9 +43,12 @@ DRAWN = 20_000  # rows of the map of all tracks
 LISTED = 2000  # targets of the table
 STEPS = 1500  # rows of a target that are drawn
 ELLIPSES = 40  # of a track
+CLOSE = 7  # rows on either side of where modes change most
+FAR = 100.0  # times the width of a picture from 0, from which it has an origin of its own
 CORNERS = 24  # of an ellipse
 TWO_SIGMA = math.sqrt(-2 * math.log(0.05))  # standard deviations of the ellipse that holds 95 % of a plane
 COLOURS = ("blue", "vermilion", "green")
+Axes = tuple[Axis, Axis]
 REFERENCES = {
     "blom88": Reference(
         "blom88", "Blom, Bar-Shalom, The interacting multiple model algorithm for systems with Markovian switching "
@@ -118,9 +121,10 @@ def _levels_are(tracks: Tracks) -> str:
 
 def _sections(tracks: Tracks) -> tuple[Section, ...]:
     many = len(tracks.detections.names) > 1
-    overview: list[Part] = [_map(tracks)] if many else []
+    shown, axes = _shifted(tracks)
+    overview: list[Part] = [_map(shown, axes)] if many else []
     chosen = _interesting(tracks)
-    views = tuple(View(f"{tracks.detections.names[who]}", _target(tracks, who)) for who in chosen)
+    views = tuple(View(f"{tracks.detections.names[who]}", _target(shown, axes, who)) for who in chosen)
     said = f"The {len(views)} targets whose modes change most." if len(views) < len(tracks.detections.names) else ""
     text = [Text((said,))] if said else []
     return (
@@ -200,9 +204,25 @@ def _length(tracks: Tracks) -> str:
     return "m" if tracks.detections.truth is not None else "length"
 
 
-def _axes(tracks: Tracks) -> tuple[Axis, Axis]:
-    unit = _length(tracks)
-    return Axis("x", unit), Axis("y", unit)
+def _shifted(tracks: Tracks) -> tuple[Tracks, Axes]:
+    """Positions from a round number on where all are far from 0: a page keeps six digits."""
+    p, unit = tracks.detections.position[:, :2], _length(tracks)
+    high, low = p.nan_to_num(nan=-math.inf).amax(0), p.nan_to_num(nan=math.inf).amin(0)
+    width = float((high - low).clamp(min=0).max())
+    digit = 10.0 ** math.ceil(math.log10(width)) if width > 0 else 1.0
+    middle = ((high + low) / 2).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    origin = torch.where(middle.abs() > FAR * width, (middle / digit).round() * digit, 0.0)
+    axes = [Axis(n, unit, f"{n} − {o:.12g}" if o else "") for n, o in zip("xy", origin.tolist(), strict=True)]
+    rest = torch.nn.functional.pad(origin, (0, tracks.filtered.mean.shape[-1] - 2))
+    d = tracks.detections.position.shape[-1]
+    found = tracks.detections
+    truth = None if found.truth is None else found.truth - rest
+    filtered, smoothed = (
+        None if e is None else e._replace(mean=e.mean - rest) for e in (tracks.filtered, tracks.smoothed)
+    )
+    assert filtered is not None  # smoothed alone may be
+    moved = found._replace(position=found.position - rest[:d], truth=truth)
+    return replace(tracks, detections=moved, filtered=filtered, smoothed=smoothed), (axes[0], axes[1])
 
 
 def _time_axis(tracks: Tracks) -> Axis:
@@ -218,7 +238,7 @@ def _plain(values: Tensor) -> list[float | None]:
     return [None if math.isnan(v) else v for v in values.tolist()]
 
 
-def _map(tracks: Tracks) -> Figure:
+def _map(tracks: Tracks, axes: Axes) -> Figure:
     """Paths of all targets, or of some that stand for all."""
     found = tracks.detections
     order, _, lengths = grouped(found.target)
@@ -238,7 +258,7 @@ def _map(tracks: Tracks) -> Figure:
     marks: list[Mark] = [dots, *_truth(tracks, rows), Line(_known(tracks), x, y)]
     shown = len(who.unique())
     caption = "" if shown == count else f"{shown} of {count} targets, one in {every}."
-    return Figure("tracks", "All tracks", *_axes(tracks), tuple(marks), caption, wide=True, equal=True)
+    return Figure("tracks", "All tracks", *axes, tuple(marks), caption, wide=True, equal=True)
 
 
 def _known(tracks: Tracks) -> str:
@@ -258,15 +278,34 @@ def _truth(tracks: Tracks, rows: Tensor) -> list[Mark]:
     return [Line("truth", x, y, "ink", "dash")]
 
 
-def _target(tracks: Tracks, who: int) -> tuple[Text | Table | Figure, ...]:
+def _target(tracks: Tracks, axes: Axes, who: int) -> tuple[Text | Table | Figure, ...]:
     rows = (tracks.detections.target == who).nonzero().flatten()
     name = tracks.detections.names[who]
-    return _path(tracks, who, name, rows), _modes(tracks, who, name, rows), _innovations(tracks, who, name, rows)
+    change = tracks.best.probability[rows].diff(dim=0).abs().sum(-1)
+    middle = int(change.argmax()) + 1 if len(change) else 0
+    near = rows[max(0, middle - CLOSE) : middle + CLOSE]
+    caption = f"One row in {math.ceil(len(rows) / STEPS)}." if len(rows) > STEPS else ""
+    path = _path(tracks, axes, f"path-{who}", f"{name}: track", _kept(rows, STEPS), caption)
+    closer = _around(tracks, axes, near)
+    close = _path(tracks, closer, f"close-{who}", f"{name}: where modes change most", near, "")
+    figures = [path, close] if len(rows) > 2 * CLOSE else [path]
+    return (*figures, _modes(tracks, who, name, rows), _innovations(tracks, who, name, rows))
 
 
-def _path(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
+def _around(tracks: Tracks, axes: Axes, rows: Tensor) -> Axes:
+    """Axes with ends about some rows, which a narrow picture then need not look for."""
+    p = tracks.best.mean[rows, :2]
+    p = p[p.isfinite().all(-1)]
+    if len(p) == 0:
+        return axes
+    high, low = p.amax(0), p.amin(0)
+    arm = 0.1 * float((high - low).max()) + tracks.levels.sigma
+    x, y = (replace(a, range=(float(i) - arm, float(j) + arm)) for a, i, j in zip(axes, low, high, strict=True))
+    return x, y
+
+
+def _path(tracks: Tracks, axes: Axes, name: str, title: str, part: Tensor, caption: str) -> Figure:
     found, best = tracks.detections, tracks.best
-    part = _kept(rows, STEPS)
     seen = found.position[part]
     texts = [f"{found.label[i]}" for i in part.tolist()]
     known = part[~best.mean[part, :2].isnan().any(-1)]
@@ -280,8 +319,7 @@ def _path(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
     if len(beyond):
         at = found.position[beyond]
         marks.append(Points("above its band", _plain(at[:, 0]), _plain(at[:, 1]), "vermilion", "circle-open"))
-    caption = f"One row in {math.ceil(len(rows) / STEPS)}." if len(rows) > STEPS else ""
-    return Figure(f"path-{who}", f"{name}: track", *_axes(tracks), tuple(marks), caption, equal=True)
+    return Figure(name, title, *axes, tuple(marks), caption, equal=True)
 
 
 def _ellipses(tracks: Tracks, rows: Tensor) -> list[tuple[list[float], list[float]]]:
@@ -320,7 +358,7 @@ def _innovations(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
     axis = Axis("NIS", "1", "vᵀS⁻¹v", scale="log")
     share = share_of(int(inside.sum()), len(part))
     caption = f"{share.number} of {share.total} inside; of a filter that knows its noise 95 in 100 are."
-    return Figure(f"nis-{who}", f"{name}: innovations", _time_axis(tracks), axis, tuple(marks), caption, wide=True)
+    return Figure(f"nis-{who}", f"{name}: innovations", _time_axis(tracks), axis, tuple(marks), caption)
 
 
 def _calibration(tracks: Tracks) -> Figure:
