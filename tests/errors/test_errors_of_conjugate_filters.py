@@ -59,6 +59,11 @@ def filtered(y=y, prior=prior, **options):
 ERRORS = [
     (
         ValueError,
+        "AttentionFilter.step: noise must be (2, 2), as what is sent on; got shape (3, 3).",
+        lambda: AttentionFilter(keep="covariance", noise=torch.eye(3, dtype=F64)).step(Slots(points), points),
+    ),
+    (
+        ValueError,
         "ConjugateFilter: discount must be one number; got shape (2,).",
         built(dynamics=(Discount(number([0.9, 0.8])), Reset(prior))),
     ),
@@ -234,7 +239,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "AttentionFilter.step: slots.mean must be [*b, n, d] and eta [*b, m, d]; got shapes (3, 2) and (3, 1).",
+        "AttentionFilter.step: slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more; "
+        "got shapes (3, 2) and (3, 1).",
         lambda: AttentionFilter().step(Slots(points), points[:, :1]),
     ),
     (
@@ -264,7 +270,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "attentive_imm: observations must be [*b, t, o] with one step or more; got shape (0, 1).",
+        "attentive_imm: observations must be [*b, t, o=1] with one step or more; got shape (0, 1).",
         lambda: attentive_imm(switching, y[:0], eta=eye, mean=points[0], covariance=eye),
     ),
     (

@@ -275,3 +275,35 @@ def test_the_link_of_keys_is_less_linear_the_further_queries_reach():
     assert unexplained[0] < 0.02
     assert unexplained[0] < unexplained[1] < unexplained[2]
     assert float(errors[0].divergence) < float(errors[1].divergence) < float(errors[2].divergence)
+
+
+# At the edges -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"coupling": "state"}, {"weights": "normalizer"}, {"weights": "sinkhorn"}])
+def test_slots_of_probability_0_are_slots_that_are_not_there(options):
+    torch.manual_seed(0)
+    x, eta = torch.randn(4, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    spread = 0.3 * torch.eye(2, dtype=torch.float64).expand(4, 2, 2)
+    log_pi = torch.tensor([-0.5, -torch.inf, -1.0, -2.0], dtype=torch.float64).log_softmax(-1)
+    there, attention = log_pi > -torch.inf, AttentionFilter(keep="covariance", **options)
+    x, eta = x.requires_grad_(), eta.requires_grad_()
+    found = attention.step(Slots(x, spread, log_pi), eta)
+    expected = attention.step(Slots(x[there], spread[there], log_pi[there]), eta)
+    close(found.slots.mean, expected.slots.mean, 10.0)
+    close(found.slots.covariance, expected.slots.covariance, 10.0)
+    close(found.log_received[there], expected.log_received, 10.0)
+    assert found.log_received[1] == -torch.inf
+    slopes = torch.autograd.grad(found.log_received[there].sum() + found.slots.mean.sum(), (x, eta))
+    others = torch.autograd.grad(expected.log_received.sum() + expected.slots.mean.sum(), (x, eta))
+    for slope, other in zip(slopes, others, strict=True):
+        close(slope, other, 100.0)
+    chain_ = attention.chain(Slots(x, spread, log_pi), eta)
+    close(chain_.transition.sum(-1), torch.ones(4, dtype=torch.float64), 1.0)
+    close(chain_.transition[there], attention.chain(Slots(x[there], spread[there], log_pi[there]), eta).transition, 1.0)
+
+
+@pytest.mark.parametrize("weights", ["one", "sinkhorn"])
+def test_a_batch_may_be_empty(weights):
+    none = torch.zeros(0, 3, 2, dtype=torch.float64)
+    assert AttentionFilter(weights=weights).step(Slots(none), none).slots.mean.shape == none.shape

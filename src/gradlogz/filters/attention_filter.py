@@ -21,8 +21,10 @@ import torch
 
 from .._errors import check_floats, has_values, present, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
+from ..kernels.reference import log_sum_exp
 from ..measures import Empirical, Gaussian, Mixture
 from ..measures.measure import Measure
+from .border import arranged
 from .merging import symmetric
 from .model import SwitchingModel
 from .result import Filtered
@@ -147,13 +149,18 @@ class AttentionFilter:
         return self._sent(self._spread(h, slots, natural))
 
     def chain(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Coupling:
-        """P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations is this filter; all m x n numbers."""
+        """P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations is this filter; all m x n numbers.
+
+        Slots of probability 0 go anywhere, with equal probabilities.
+        """
         self._check("AttentionFilter.chain", slots, eta)
         h, natural = self._measure(slots, eta), self.scale * eta
         p = h.responsibilities(natural) if isinstance(h, Mixture) else h.probabilities(natural)  # type: ignore[attr-defined]
         joint = (p * self._log_after(h.log_normalizer(natural)).exp().unsqueeze(-1)).mT
         before = joint.sum(-1)
-        return Coupling(before.log(), joint / before.unsqueeze(-1))
+        alive = (before > 0).unsqueeze(-1)
+        transition = torch.where(alive, joint / torch.where(alive, before.unsqueeze(-1), 1.0), 1 / eta.shape[-2])
+        return Coupling(before.log(), transition)
 
     # What a step is made of -------------------------------------------------------------------------------------------
 
@@ -187,8 +194,10 @@ class AttentionFilter:
     def _log_received(self, slots: Slots, natural: Tensor, h: Measure, log_psi: Tensor) -> Tensor:
         """log P(A_t = i) = log pi_i + log sum_j psi_j exp(logit_ij): the same attention, the other way round."""
         if isinstance(h, Mixture):
-            joint = (h.responsibilities(natural).log() + (log_psi + h.log_normalizer(natural)).unsqueeze(-1)).mT
-            return joint.logsumexp(-1)
+            shares = h.responsibilities(natural)
+            log_shares = torch.where(shares > 0, shares, 1.0).log().masked_fill(shares <= 0, -torch.inf)
+            joint = (log_shares + (log_psi + h.log_normalizer(natural)).unsqueeze(-1)).mT
+            return log_sum_exp(joint)
         back = Empirical(natural, log_psi).log_normalizer(slots.mean)
         log_pi = h.log_weights  # type: ignore[attr-defined]
         return back if log_pi is None else back + log_pi
@@ -203,7 +212,7 @@ class AttentionFilter:
             g = -math.log(m) - Empirical(slots.mean, f).log_normalizer(natural)
             received = f + Empirical(natural, g).log_normalizer(slots.mean)
             off = torch.where(log_pi == -torch.inf, 0.0, log_pi - received)
-            if readable and float(off.detach().abs().max()) <= self.tolerance:
+            if readable and bool((off.detach().abs() <= self.tolerance).all()):
                 return f
             f = torch.where(log_pi == -torch.inf, log_pi, f + off)
         if readable:
@@ -217,14 +226,19 @@ class AttentionFilter:
         check_floats(
             call, mean=mean, eta=eta, **present(covariance=covariance, log_probability=log_pi, value=self.value)
         )
-        if mean.ndim < 2 or eta.ndim != mean.ndim or eta.shape[-1] != mean.shape[-1]:
-            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d]"
+        fits = mean.ndim > 1 and eta.ndim == mean.ndim and eta.shape[-1] == mean.shape[-1]
+        if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
+            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
             fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
             raise ValueError(sentence(call, condition, fact, "Project queries into the space of the keys first."))
         d = mean.shape[-1]
         if self.value is not None and self.value.shape[:1] != (d,):
             fact = f"shape {shape_of(self.value)}"
             raise ValueError(sentence(call, f"value must be [d={d}, e]", fact, "Tokens are rows: x' = x W_v."))
+        e = d if self.value is None else self.value.shape[-1]
+        if self.noise is not None and self.noise.shape != (e, e):
+            condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
+            raise ValueError(sentence(call, condition, fact, "It is added after the value map."))
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
             raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
@@ -260,16 +274,8 @@ def attentive_imm(
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
         raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
-    if observations.ndim < 2 or observations.shape[-2] == 0:
-        condition, fact = "observations must be [*b, t, o] with one step or more", f"shape {shape_of(observations)}"
-        raise ValueError(sentence(call, condition, fact, "One series of numbers is [t, 1]."))
+    series = arranged(call, model, observations, mask=mask, lengths=lengths, validate=model.validate)
     batch, steps = observations.shape[:-2], observations.shape[-2]
-    seen = ~observations.isnan()
-    if mask is not None:
-        seen = seen & (mask if mask.ndim == observations.ndim else mask.unsqueeze(-1))
-    if lengths is not None:
-        inside = torch.arange(steps, device=observations.device) < lengths.unsqueeze(-1)
-        seen = seen & inside.unsqueeze(-1)
     state = SwitchingFilter(model).init(
         mean=mean, covariance=covariance, log_mode_probability=log_mode_probability, batch_shape=tuple(batch)
     )
@@ -283,11 +289,12 @@ def attentive_imm(
         logits = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf) + pull
         attended = dataclasses.replace(now, transition=logits.softmax(-1).unsqueeze(-3), validate=False)
         online = SwitchingFilter(attended)
-        state, step = online.step(state, observations[..., t, :], mask=seen[..., t, :])
+        look = None if series.seen is None else series.seen[..., t, :]
+        state, step = online.step(state, series.observations[..., t, :], mask=look)
         found.append(step)
     at = len(batch)
-    series = Filtered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))
-    return series._replace(log_likelihood=state.log_likelihood)
+    filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))
+    return filtered._replace(log_likelihood=state.log_likelihood)
 
 
 class LinearLink(NamedTuple):
