@@ -78,6 +78,17 @@ ERRORS = [
         "fit: R must be regular at the beginning to be learned freely; got a singular one.",
         fitted(dataclasses.replace(model, R=0 * both), learn=["R"], method="gradient", structure={"R": "diagonal"}),
     ),
+    (
+        ValueError,
+        "fit: covariance must be regular at the beginning to be learned freely; got a singular one.",
+        fitted(covariance=0 * eye, learn=["initial"], method="gradient"),
+    ),
+    (
+        TypeError,
+        "fit: tensors must share one dtype; got mean torch.float64, covariance torch.float64, model torch.float64, "
+        "log_mode_probability torch.float32.",
+        fitted(log_mode_probability=torch.zeros(2)),
+    ),
 ]
 
 

@@ -296,3 +296,44 @@ def test_progress_is_told():
     )
     assert [i for i, _ in told] == [0, 1, 2, 3, 4]
     assert all(b >= a for (_, a), (_, b) in itertools.pairwise(told))
+
+
+def walks(**fields):
+    """Two random walks of different noise."""
+    one = torch.ones(2, 1, 1, dtype=F64)
+    given = {"transition": number([[0.9, 0.1], [0.2, 0.8]]), "F": 0.9 * one, "H": one, "R": 0.3 * one}
+    return SwitchingModel(**{**given, "Q": one * number([0.1, 1.5])[:, None, None], **fields})
+
+
+WALK = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+
+
+def test_what_the_series_say_nothing_of_has_no_finite_standard_error():
+    """A mode that is never there; a chain between modes that are alike; a chain whose zeros stay."""
+    y = drawn(walks(), 8, 20, start=WALK)
+    options = {**WALK, "max_rounds": 30, "tolerance": 1e-5, "errors": True}
+    alone = fit(walks(transition=torch.eye(2, dtype=F64)), y, **options, log_mode_probability=number([0.0, -torch.inf]))
+    for name in ("Q", "R"):
+        error = alone.standard_error[name].flatten()
+        assert 0 < error[0] < 1
+        assert error[1] == torch.inf
+    close(alone.model.Q[1], number([[1.5]]), 1.0)
+    assert (alone.standard_error["transition"] == 0).all()
+    alike = fit(walks(), y, **options, shared=["Q", "R"])
+    assert (alike.standard_error["transition"] == torch.inf).all()
+    assert (alike.standard_error["Q"] < 1).all()
+
+
+@pytest.mark.parametrize("method", ["em", "gradient"])
+def test_series_that_never_move_are_told_without_end_and_stop_somewhere(method):
+    found = fit(walks(), torch.zeros(3, 30, 1, dtype=F64), **WALK, method=method, max_rounds=5)
+    assert all(field.isfinite().all() for field in found.model.fields().values())
+    assert found.log_likelihood.isfinite()
+    assert found.log_likelihood > 0  # a density of nearly no width
+
+
+def test_a_gradient_ends_with_the_likeliest_model_seen():
+    y = drawn(walks(), 4, 15, start=WALK)
+    found = fit(walks(), y, **WALK, method="gradient", max_rounds=2)
+    assert found.log_likelihood >= found.history.max() - 1e-9 * found.history.abs().max()
+    close(found.log_likelihood, gpb2_likelihood(found.model, y, **WALK).sum(), found.log_likelihood.abs())

@@ -14,12 +14,13 @@ Read next: smoother.py (the E step), parametrization.py (the gradient).
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from .border import arranged
 from .merging import symmetric
@@ -42,7 +43,8 @@ class Fitted(NamedTuple):
         converged: whether the last round changed less than the tolerance.
         starts: the log likelihood that each start ended with.
         standard_error: of every parameter learned, by its name, from the curvature of the log likelihood; None unless
-            asked for. Twice it on either side is an interval of 95 %.
+            asked for. Twice it on either side is an interval of 95 %; inf of what the series say nothing of,
+            and where the end is no maximum.
     """
 
     model: SwitchingModel
@@ -220,7 +222,7 @@ def _planned(
 
 def _begun(call: str, model: SwitchingModel, mean: Tensor, covariance: Tensor, log_pi: Tensor | None) -> Beginning:
     k, s = model.modes, model.state_size
-    check_floats(call, mean=mean, covariance=covariance, model=model.R)
+    check_floats(call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_pi))
     if mean.shape not in ((s,), (k, s)) or covariance.shape not in ((s, s), (k, s, s)):
         condition = f"mean must be [{s}] or [{k}, {s}] and covariance [{s}, {s}] or [{k}, {s}, {s}]"
         fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
@@ -629,6 +631,10 @@ def _outer(vector: Tensor) -> Tensor:
     return vector.unsqueeze(-1) * vector.unsqueeze(-2)
 
 
+class _LostError(ArithmeticError):
+    """A step beyond what numbers can hold, as where noise of 0 would make the likelihood infinite."""
+
+
 # The gradient ------------------------------------------------------------------------------------------------------
 
 
@@ -648,6 +654,7 @@ def _climbed(
     steps = torch.optim.LBFGS(free.values(), lr=1.0, max_iter=10, history_size=20, line_search_fn="strong_wolfe")
     size = max(1, CELLS // (8 * data.y.shape[1] * model.modes**2 * model.state_size**2))
     scale = float(data.counted.sum())
+    best = (-torch.inf, {name: t.detach().clone() for name, t in free.items()})
 
     def total() -> float:
         """Minus the log likelihood a step, and its gradient, some series at a time."""
@@ -657,6 +664,11 @@ def _climbed(
             loss = -_log_likelihood(*constrained(model, begin, plan, free), part, smoother).sum() / scale
             loss.backward()  # type: ignore[no-untyped-call]
             value += float(loss.detach())
+        nonlocal best
+        if not math.isfinite(value):
+            raise _LostError
+        if -value > best[0]:
+            best = (-value, {name: t.detach().clone() for name, t in free.items()})
         for t in free.values():
             assert t.grad is not None  # every free number has a part in the likelihood
             t.grad = t.grad.nan_to_num(0.0, 0.0, 0.0)  # of logits at -inf
@@ -664,14 +676,17 @@ def _climbed(
 
     history, converged = [], False
     for i in range(max_rounds):
-        history.append(-float(steps.step(total)) * scale)  # type: ignore[no-untyped-call]
+        try:
+            history.append(-float(steps.step(total)) * scale)  # type: ignore[no-untyped-call]
+        except _LostError:
+            break
         if progress is not None:
             progress(i, history[-1])
         converged = i > 0 and abs(history[-1] - history[-2]) <= enough
         if converged:
             break
     with torch.no_grad():
-        found = constrained(model, begin, plan, {name: t.detach() for name, t in free.items()})
+        found = constrained(model, begin, plan, best[1])
         value = sum(float(_log_likelihood(*found, part, smoother).sum()) for part in data.chunks(size))
     return End(*found, value, [*history, value], converged)
 
@@ -725,7 +740,11 @@ def _standard_errors(
             return _log_likelihood(*constrained(model, begin, plan, read(vector)), data, smoother).sum()
 
         information = -torch.autograd.functional.hessian(total, point)
-    covariance = torch.linalg.pinv(symmetric(information), hermitian=True)
+    # Directions of which the series say nothing, as of modes that are never there, have no error that could be said.
+    curvature, ways = torch.linalg.eigh(symmetric(information))
+    told = curvature > count * torch.finfo(point.dtype).eps * curvature.abs().amax()
+    covariance = (ways * torch.where(told, 1 / torch.where(told, curvature, 1.0), 0.0)) @ ways.mT
+    silent = ways * ~told
 
     def values(vector: Tensor) -> tuple[Tensor, ...]:
         made, begun = constrained(model, begin, plan, read(vector))
@@ -735,7 +754,10 @@ def _standard_errors(
     names = [name for name in plan.learn if name != "initial"]
     names += list(Beginning._fields) if "initial" in plan.learn else []
     slopes = torch.autograd.functional.jacobian(values, point)
-    return {
-        name: torch.einsum("...a,ab,...b->...", J, covariance, J).clamp(min=0).sqrt()
-        for name, J in zip(names, slopes, strict=True)
-    }
+
+    def error(J: Tensor) -> Tensor:
+        known = torch.einsum("...a,ab,...b->...", J, covariance, J).clamp(min=0).sqrt()
+        unknown = (J @ silent).norm(dim=-1) > torch.finfo(point.dtype).eps ** 0.5 * J.norm(dim=-1)
+        return known.masked_fill(unknown, torch.inf)
+
+    return {name: error(J) for name, J in zip(names, slopes, strict=True)}

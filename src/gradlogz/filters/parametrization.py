@@ -126,5 +126,6 @@ def _squared(free: Tensor, given: Tensor, structure: Structure) -> Tensor:
 def _check_regular(call: str, name: str, singular: bool) -> None:
     if singular:
         condition = f"{name} must be regular at the beginning to be learned freely"
-        remedy = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
+        factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
+        remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
         raise ValueError(sentence(call, condition, "a singular one", remedy))
