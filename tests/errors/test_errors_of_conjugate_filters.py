@@ -59,6 +59,11 @@ def filtered(y=y, prior=prior, **options):
 ERRORS = [
     (
         ValueError,
+        "ConjugateFilter: family must be one for all modes or have k=2; got 3.",
+        built(family=GammaPoisson(torch.ones(3, dtype=F64))),
+    ),
+    (
+        ValueError,
         "AttentionFilter.step: noise must be (2, 2), as what is sent on; got shape (3, 3).",
         lambda: AttentionFilter(keep="covariance", noise=torch.eye(3, dtype=F64)).step(Slots(points), points),
     ),

@@ -118,6 +118,14 @@ class ConjugateFilter:
         if method not in ("imm", "gpb") or depth < 1:
             condition, fact = 'method must be "imm" or "gpb" and depth at least 1', f"{method!r} and {depth}"
             raise ValueError(sentence(call, condition, fact, "GPB1 has depth 1, GPB2 has depth 2."))
+        o = family.observation_size
+        told = family.told(transition.new_ones(o), torch.ones(o, dtype=torch.bool, device=transition.device))
+        if told.natural.shape[-2] not in (1, k):
+            condition, remedy = (
+                f"family must be one for all modes or have k={k}",
+                "Its parameters begin with the modes.",
+            )
+            raise ValueError(sentence(call, condition, f"{told.natural.shape[-2]}", remedy))
         if validate:
             check_finite(call, transition=transition)
             if has_values(transition) and bool((transition < 0).any()):
