@@ -136,3 +136,11 @@ def test_the_table_of_conjugate_families():
     assert not closed(DirichletMultinomial(2), LinearMotion(half)).closed
     assert closed(InverseWishartNormal(2), LinearMotion(half)).closed
     assert not closed(InverseWishartNormal(2), LinearMotion(half, ONE)).closed
+
+
+def test_points_without_weight_go_to_points_without_weight():
+    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    h = Empirical(points, torch.tensor([0.0, -torch.inf], dtype=torch.float64))
+    eye = torch.eye(2, dtype=torch.float64)
+    assert closed(h, LinearMotion(eye)).closed
+    assert not closed(h, LinearMotion(-eye)).closed

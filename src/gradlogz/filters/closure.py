@@ -280,8 +280,12 @@ def _key_set(family: Empirical, motion: LinearMotion) -> Closure:
         return no
     log_w = family.log_weights
     if log_w is not None:
-        change = (log_w.detach() - log_w.detach()[place]).unsqueeze(-1)  # what the point it goes to had
-        affine = torch.cat((x[place], torch.ones_like(x[:, :1])), -1)
+        alive = log_w.detach() > -torch.inf
+        if not bool((alive == alive[place]).all()):
+            return no
+        x, place, log_w = x[alive], place[alive], log_w.detach()
+        change = (log_w[alive] - log_w[place]).unsqueeze(-1)  # what the point it goes to had
+        affine = torch.cat((family.points.detach()[place], torch.ones_like(x[:, :1])), -1)
         rest = change - affine @ torch.linalg.lstsq(affine, change).solution
         if float(rest.abs().max()) > 1e4 * torch.finfo(x.dtype).eps * max(float(change.abs().max()), 1.0):
             return no

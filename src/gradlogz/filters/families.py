@@ -39,6 +39,7 @@ from .merging import Moments, symmetric
 from .merging import collapse as collapse_gaussians
 
 LEAST = 1e-5  # successes and failures that forgetting leaves: E[log x] of others tells little of fewer
+LEAST_SHARE = 1e-9  # of the others
 
 
 class Told(NamedTuple):
@@ -132,15 +133,16 @@ class _Independent(ConjugateFamily):
         return first, second
 
 
-def _counts_forgotten(factor: Tensor | float, counts: Tensor, least: float) -> Tensor:
+def _counts_forgotten(factor: Tensor | float, counts: Tensor, least: float, share: float = 0.0) -> Tensor:
     """factor eta of positive numbers [*b, n]: where nothing is seen for ever, or nothing but zeros, none becomes 0.
 
     Of less than one observation all numbers stop together, which keeps what is expected; otherwise one by one.
     """
     kept = factor * counts
-    little = (kept.amax(-1, keepdim=True) < 1) & (kept.amin(-1, keepdim=True) < least)
+    most, fewest = kept.amax(-1, keepdim=True), kept.amin(-1, keepdim=True)
+    floor = (share * counts.amax(-1, keepdim=True)).clamp(min=least)
     rest = (least / counts.amin(-1, keepdim=True)).clamp(max=1)
-    return torch.where(little, rest * counts, torch.maximum(kept, counts.clamp(max=least)))
+    return torch.where((most < 1) & (fewest < least), rest * counts, torch.maximum(kept, torch.minimum(counts, floor)))
 
 
 def _flat(first: Tensor, second: Tensor) -> Tensor:
@@ -372,7 +374,7 @@ class BetaBinomial(_Independent):
         return concentration(expectation.unflatten(-1, (-1, 2))).flatten(-2)
 
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), LEAST).flatten(-2)
+        return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), LEAST, LEAST_SHARE).flatten(-2)
 
     def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
@@ -445,7 +447,7 @@ class DirichletMultinomial(ConjugateFamily):
         return concentration(expectation)
 
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        return _counts_forgotten(factor, natural, LEAST)
+        return _counts_forgotten(factor, natural, LEAST, LEAST_SHARE)
 
     def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
