@@ -36,8 +36,7 @@ from .reading import Detections, Source, grouped, read
 from .settings import Settings, changed, flags
 
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
-ROWS = 1 << 16  # of a batch, padding included, so that what a filter reports of them stays below 200 MB
-SMOOTHED_ROWS = 1 << 14  # likewise of a smoother, which holds pairs of modes
+ROWS = 1 << 16  # of a batch, padding included: what a smoother keeps of them is a few hundred MB
 FITTED_ROWS, FITTED_STEPS = 4096, 256  # from which levels are learned
 FIT: dict[str, Any] = {
     "learn": ["Q", "R"],
@@ -288,7 +287,7 @@ def _run(
     smoothed = Estimate(*map(torch.empty_like, filtered)) if settings.smooth else None
     nis = torch.empty(4, n, dtype=torch.float64)
     log_likelihood, done = 0.0, 0
-    for batch in batches(detections, SMOOTHED_ROWS if settings.smooth else ROWS):
+    for batch in batches(detections, ROWS):
         of, rows = _of_steps(model, batch.dt), batch.rows[batch.inside]
         if smoothed is not None:
             later = smooth(of, batch.observations, **belief, method="imm" if settings.filter == "imm" else "gpb2")
