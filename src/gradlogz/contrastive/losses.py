@@ -73,9 +73,11 @@ def info_nce(
     Denominator: every candidate, the positive included; one direction. Vectors as `positive` are a candidate more for
     their anchor alone. With decoupled=True the positive leaves the denominator [yeh22]; the loss may be negative then.
 
+    `positive`, `labels`, `mask` and `precision` are as in Likelihood.
+
     Args:
-        positive, log_weights, labels, mask, precision: as in Likelihood. For candidates sampled with probability q_j,
-            log_weights = -log q_j makes the sum an unbiased estimate of that over all.
+        log_weights: likewise; for candidates sampled with probability q_j, log_weights = -log q_j makes the sum an
+            unbiased estimate of that over all.
         normalize: cosine similarity; the zero vector has similarity 0 to everything.
         reduction: "mean", "sum" or "none".
 

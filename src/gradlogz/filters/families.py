@@ -163,7 +163,7 @@ class GammaPoisson(_Independent):
 
     What is predicted is negative binomial. Collapsing matches E[x] and E[log x], not the variance.
 
-    Args:
+    Attributes:
         exposure: by what a rate is multiplied before it is seen: a number, [k] for each mode, or [k, o].
         channels: o, rates that are independent given the mode.
 
