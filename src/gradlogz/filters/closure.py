@@ -169,7 +169,7 @@ def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b 
     return torch.stack((first, second), -1).flatten(-2)
 
 
-def _of_targets(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*b #g p"]:
+def _of_targets(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*c p"]:
     """One for all histories of a target."""
     return prior if prior.ndim == 1 else prior.unsqueeze(-2)
 

@@ -508,7 +508,7 @@ class InverseWishartNormal(ConjugateFamily):
     def observation_size(self) -> int:
         return self.dimension
 
-    def prior(self, df: Float[Tensor, "*#b"], scale: Float[Tensor, "*#b p p"]) -> Float[Tensor, "*b p"]:
+    def prior(self, df: Float[Tensor, "*#b"], scale: Float[Tensor, "*#b q q"]) -> Float[Tensor, "*b p"]:
         """Natural parameters of InverseWishart(scale, df), df > p - 1."""
         call, p = "InverseWishartNormal.prior", self.dimension
         check_floats(call, df=df, scale=scale)
