@@ -31,7 +31,7 @@ from .._typing import Bool, Float, Int, Tensor
 from .border import seen_of
 from .closure import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
-from .merging import posterior, weigh
+from .merging import apart, posterior, weigh
 
 
 class ConjugateState(NamedTuple):
@@ -322,9 +322,9 @@ class ConjugateFilter:
             natural = family.collapse(log_pi.exp(), mode_natural).unsqueeze(-2)
         else:
             oldest = k if log_h.shape[-2] * k > k ** (self.depth - 1) else 1
-            log_w, shares = weigh(_apart(T, oldest, 0), _apart(log_h + likelihood, oldest, 0))
+            log_w, shares = weigh(apart(T, oldest, 0), apart(log_h + likelihood, oldest, 0))
             log_w = log_w.log_softmax(-1)
-            natural = family.collapse(shares.mT, _apart(after, oldest, 1).movedim(-3, -2))
+            natural = family.collapse(shares.mT, apart(after, oldest, 1).movedim(-3, -2))
             mode_natural = self._to_modes(log_w, natural)
         now = ConjugateFiltered(
             *_mixture(log_pi.exp(), mode_mean, mode_variance),
@@ -359,12 +359,6 @@ class ConjugateFilter:
 
 def _fits(shape: torch.Size, full: tuple[int, ...]) -> bool:
     return all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False))
-
-
-def _apart(branches: Tensor, oldest: int, ending: int) -> Tensor:
-    """[*b, histories, k, ...] as [*b, oldest, all that is kept of a history, ...]."""
-    at = branches.ndim - ending - 2
-    return branches.unflatten(at, (oldest, -1)).flatten(at + 1, at + 2)
 
 
 def _joined(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,21 +1,14 @@
 """Parameters of switching systems from series: expectation and maximisation, or the gradient of the log likelihood.
 
-    E   P(s_t-1 = i, s_t = j | y), E[x_t x_t^T | s_t = j, y], E[x_t x_t-1^T | s_t = j, y]            `smooth`
-    M   T_ij ∝ sum_t P(s_t-1 = i, s_t = j | y)
-        [F_j b_j] = (sum g_tj E[x_t z_t-1^T]) (sum g_tj E[z_t-1 z_t-1^T])⁻¹,  z = (x, 1),  g_tj = P(s_t = j | y)
-        Q_j = sum g_tj E[r r^T] / sum g_tj,   r = x_t - F_j x_t-1 - b_j;    H, d and R likewise from y
+What is not named stays as it is; what is named begins where the model given has it. One of two ways leads up from
+there, from one start or several, and modes come back in the order in which they were given.
 
-What is missing of an observation is a hidden variable too, and enters by its mean and covariance given the rest. With
-one mode, and with an exact smoother, every round raises the likelihood; with the others nearly every round does, and
-the best model is what is returned.
-
-Read next: smoother.py (the E step), parametrization.py (the gradient).
+Read next: maximization.py (expectation and maximisation), climbing.py (the gradient), samples.py.
 """
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,13 +16,12 @@ import torch
 from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from .border import arranged
-from .merging import symmetric
+from .climbing import climbed, standard_errors
+from .maximization import maximised
 from .model import ENDS, SwitchingModel
-from .parametrization import MATRICES, NAMES, PLAIN, Beginning, Free, Plan, Structure, constrained, freed
-from .smoother import Method, smooth
-from .switching import SwitchingFilter
-
-CELLS = 1 << 23  # numbers of smoothed pairs of states that are held at a time
+from .parametrization import MATRICES, NAMES, PLAIN, Beginning, Plan, Structure
+from .samples import Data
+from .smoother import Method
 
 
 class Fitted(NamedTuple):
@@ -56,35 +48,6 @@ class Fitted(NamedTuple):
     converged: bool
     starts: Float[Tensor, "r"]
     standard_error: dict[str, Tensor] | None
-
-
-class Data(NamedTuple):
-    """Series, all of one shape."""
-
-    y: Float[Tensor, "b t o"]
-    mask: Bool[Tensor, "b t o"] | None
-    lengths: Int[Tensor, "b"] | None
-    times: Float[Tensor, "b t"] | None
-
-    def chunks(self, size: int) -> "Iterator[Data]":
-        """Some series at a time."""
-        for i in range(0, len(self.y), size):
-            y, *rest = (None if part is None else part[i : i + size] for part in self)
-            assert y is not None  # only what follows may be
-            yield Data(y, *rest)
-
-    @property
-    def counted(self) -> Bool[Tensor, "b t"]:
-        """Steps before the end of their series."""
-        b, t = self.y.shape[:2]
-        if self.lengths is None:
-            return torch.ones(b, t, dtype=torch.bool, device=self.y.device)
-        return torch.arange(t, device=self.y.device) < self.lengths.unsqueeze(-1)
-
-    @property
-    def seen(self) -> Bool[Tensor, "b t o"]:
-        seen = ~self.y.isnan() & self.counted.unsqueeze(-1)
-        return seen if self.mask is None else seen & self.mask
 
 
 def fit(
@@ -151,7 +114,7 @@ def fit(
         raise ValueError(
             sentence(call, "starts and max_rounds must be at least 1", fact, "1 start is the model itself.")
         )
-    climb = _maximised if method == "em" else _climbed
+    climb = maximised if method == "em" else climbed
     ends = []
     for start in range(starts):
         begun = (model, begin) if start == 0 else _changed(model, begin, plan, generator)
@@ -160,7 +123,7 @@ def fit(
     learned, begun_at = best.model, best.begin
     if free_fields:
         learned, begun_at = _in_order(given, learned, begun_at, plan)
-    standard = _standard_errors(call, learned, begun_at, data, plan, smoother) if errors else None
+    standard = standard_errors(call, learned, begun_at, data, plan, smoother) if errors else None
     return Fitted(
         dataclasses.replace(learned, validate=model.validate),
         *begun_at,
@@ -342,422 +305,3 @@ def _in_order(
         for name, field in found.fields().items()
     }
     return dataclasses.replace(found, **fields), Beginning(*(part[places] for part in begin))
-
-
-# Expectation and maximisation --------------------------------------------------------------------------------------
-
-
-class End(NamedTuple):
-    """Where a start has led."""
-
-    model: SwitchingModel
-    begin: Beginning
-    log_likelihood: float
-    history: list[float]
-    converged: bool
-
-
-class Sums(NamedTuple):
-    """What the M step needs of all series, for each mode: weights, moments of x, (x, x before), (y, x) and x_0."""
-
-    pairs: Float[Tensor, "k k"]
-    weight: Float[Tensor, "k"]
-    x: Float[Tensor, "k s"]
-    xx: Float[Tensor, "k s s"]
-    p: Float[Tensor, "k s"]
-    xp: Float[Tensor, "k s s"]
-    pp: Float[Tensor, "k s s"]
-    y: Float[Tensor, "k o"]
-    yx: Float[Tensor, "k o s"]
-    yy: Float[Tensor, "k o o"]
-    Q_error: Float[Tensor, "k"]
-    Q_count: Float[Tensor, "k"]
-    R_error: Float[Tensor, "k"]
-    R_count: Float[Tensor, "k"]
-    weight_0: Float[Tensor, "k"]
-    x_0: Float[Tensor, "k s"]
-    xx_0: Float[Tensor, "k s s"]
-    log_likelihood: Float[Tensor, ""]
-
-
-def _maximised(
-    model: SwitchingModel,
-    begin: Beginning,
-    data: Data,
-    plan: Plan,
-    smoother: Method,
-    max_rounds: int,
-    enough: float,
-    progress: Callable[[int, float], None] | None,
-) -> End:
-    """Rounds of E and M until one gains too little."""
-    best, history, converged = (model, begin), [], False
-    with torch.no_grad():
-        for i in range(max_rounds + 1):
-            sums = _expected(model, begin, data, smoother)
-            history.append(float(sums.log_likelihood))
-            if history[-1] >= max(history):
-                best = (model, begin)
-            if progress is not None:
-                progress(i, history[-1])
-            converged = i > 0 and abs(history[-1] - history[-2]) <= enough
-            if converged or i == max_rounds:
-                break
-            model, begin = _maximum(model, begin, sums, plan)
-    return End(*best, max(history), history, converged)
-
-
-def _expected(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
-    """The E step: sums over all series, some series at a time."""
-    t, k, s = data.y.shape[1], model.modes, model.state_size
-    size = max(1, CELLS // (t * k * k * 4 * s * s))
-    total: Sums | None = None
-    for part in data.chunks(size):
-        sums = _expected_of(model, begin, part, smoother)
-        total = sums if total is None else Sums(*(a + b for a, b in zip(total, sums, strict=True)))
-    assert total is not None  # there is a series
-    return total
-
-
-def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
-    given: dict[str, Any] = {"mask": data.mask, "lengths": data.lengths, "times": data.times}
-    found = smooth(model, data.y, **begin._asdict(), method=smoother, **given)
-    now, y, _ = arranged("fit", model, data.y, validate=False, **given)
-    F, Q, H, R = now.F, now.Q, now.H, now.R
-    inside = data.counted
-    g = found.log_mode_probability.exp() * inside.unsqueeze(-1)  # [b, t, k]
-    m, P, before, P_before, lag = (
-        found.mode_mean,
-        found.mode_covariance,
-        found.previous_mean,
-        found.previous_covariance,
-        found.lag_covariance,
-    )
-    # Moments of the state, its step and what is seen of it -----------------------------------------------------------
-    seen = data.seen.unsqueeze(-2)
-    A, a, C = _completed(y.unsqueeze(-2), seen, H, R, now.d)
-    yx = A @ _second(m, P) + a.unsqueeze(-1) * m.unsqueeze(-2)
-    Ax = (A @ m.unsqueeze(-1)).squeeze(-1)
-    yy = A @ P @ A.mT + _outer(Ax + a) + C
-    # Errors in units of what the model expects, for factors of Q and R -----------------------------------------------
-    r = m - (F @ before.unsqueeze(-1)).squeeze(-1)
-    r = r if now.b is None else r - now.b
-    cross = F @ lag.mT
-    S = P - cross - cross.mT + F @ P_before @ F.mT + _outer(r)
-    inverse = torch.linalg.pinv(Q, hermitian=True)
-    rank = torch.linalg.matrix_rank(Q, hermitian=True).to(m.dtype)
-    Q_error = (inverse * S).sum((-2, -1))
-    e = y.unsqueeze(-2) - (H @ m.unsqueeze(-1)).squeeze(-1)
-    e = e if now.d is None else e - now.d
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    weight = torch.linalg.inv(torch.where(both, R, eye)) * both
-    R_error = (weight * (H @ P @ H.mT + _outer(e))).sum((-2, -1))
-
-    def summed(value: Tensor) -> Tensor:
-        return torch.einsum("btk,btk...->k...", g, value.expand(*g.shape, *value.shape[3:]))
-
-    g_0 = found.initial_log_mode_probability.exp()
-    return Sums(
-        (found.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
-        g.sum((0, 1)),
-        summed(m),
-        summed(_second(m, P)),
-        summed(before),
-        summed(lag + m.unsqueeze(-1) * before.unsqueeze(-2)),
-        summed(_second(before, P_before)),
-        summed(Ax + a),
-        summed(yx),
-        summed(yy),
-        summed(Q_error),
-        summed(rank.expand(g.shape)),
-        summed(R_error),
-        summed(seen.sum(-1).to(m.dtype).expand(g.shape)),
-        g_0.sum(0),
-        torch.einsum("bk,bks->ks", g_0, found.initial_mode_mean),
-        torch.einsum("bk,bkse->kse", g_0, _second(found.initial_mode_mean, found.initial_mode_covariance)),
-        found.filtered.log_likelihood.sum(),
-    )
-
-
-def _completed(
-    y: Tensor, seen: Tensor, H: Tensor, R: Tensor, d: Tensor | None
-) -> tuple[Float[Tensor, "b t k o s"], Float[Tensor, "b t k o"], Float[Tensor, "b t k o o"]]:
-    """y given what was seen of it, x and the mode: N(A x + a, C); where all was seen, A = 0, a = y, C = 0."""
-    k, o, s = H.shape[-3:]
-    offset = y.new_zeros(k, o) if d is None else d
-    missing = ~seen
-    eye = torch.eye(o, dtype=R.dtype, device=R.device)
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    gain = (R * (missing.unsqueeze(-1) & seen.unsqueeze(-2))) @ (torch.linalg.inv(torch.where(both, R, eye)) * both)
-    A = missing.unsqueeze(-1) * H - gain @ (seen.unsqueeze(-1) * H)
-    rest = torch.where(seen, y - offset, 0.0)
-    a = torch.where(seen, y, offset + (gain @ rest.unsqueeze(-1)).squeeze(-1))
-    C = R * (missing.unsqueeze(-1) & missing.unsqueeze(-2)) - gain @ (R * (seen.unsqueeze(-1) & missing.unsqueeze(-2)))
-    shape = (*y.shape[:2], k)
-    return A.expand(*shape, o, s), a.expand(*shape, o), C.expand(*shape, o, o)
-
-
-def _maximum(model: SwitchingModel, begin: Beginning, sums: Sums, plan: Plan) -> tuple[SwitchingModel, Beginning]:
-    """The M step. A mode that no time belongs to keeps its parameters."""
-    fields: dict[str, Any] = {}
-    live = sums.weight > 1e-8
-    if "transition" in plan.learn:
-        assert model.transition is not None  # checked where learning begins
-        rows = sums.pairs.sum(-1, keepdim=True)
-        fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
-    pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
-    # The state: regress x on (x before, 1) ---------------------------------------------------------------------------
-    moved = _regressed(
-        (model.F, model.b),
-        (sums.xp, sums.x),
-        (sums.pp, sums.p, sums.weight),
-        sums.xx,
-        ("F" in plan.learn, "b" in plan.learn),
-        (pooled["F"], pooled["b"], pooled["Q"]),
-    )
-    fields |= {
-        name: _kept(live, new, getattr(model, name))
-        for name, new in zip(("F", "b"), moved, strict=False)
-        if name in plan.learn
-    }
-    # What is seen: regress y on (x, 1) -------------------------------------------------------------------------------
-    looked = _regressed(
-        (model.H, model.d),
-        (sums.yx, sums.y),
-        (sums.xx, sums.x, sums.weight),
-        sums.yy,
-        ("H" in plan.learn, "d" in plan.learn),
-        (pooled["H"], pooled["d"], pooled["R"]),
-    )
-    fields |= {
-        name: _kept(live, new, getattr(model, name))
-        for name, new in zip(("H", "d"), looked, strict=False)
-        if name in plan.learn
-    }
-    # Their noise -----------------------------------------------------------------------------------------------------
-    for name, spread, error, count in (
-        ("Q", moved[2], sums.Q_error, sums.Q_count),
-        ("R", looked[2], sums.R_error, sums.R_count),
-    ):
-        if name not in plan.learn:
-            continue
-        given = getattr(model, name)
-        if plan.structure[name] == "scale":
-            if pooled[name]:
-                error, count = (
-                    error.sum(-1, keepdim=True).expand_as(error),
-                    count.sum(-1, keepdim=True).expand_as(count),
-                )
-            factor = torch.where(count > 1e-8, error / count.clamp(min=1e-300), 1.0)
-            fields[name] = factor[:, None, None] * given
-            continue
-        if plan.structure[name] == "diagonal":
-            spread = torch.diag_embed(spread.diagonal(dim1=-2, dim2=-1))
-        fields[name] = _kept(live, spread, given)
-    if "initial" in plan.learn:
-        begin = _maximum_of_beginning(begin, sums)
-    return dataclasses.replace(model, **fields, validate=False), begin
-
-
-def _regressed(
-    given: tuple[Tensor, Tensor | None],
-    cross: tuple[Tensor, Tensor],
-    inner: tuple[Tensor, Tensor, Tensor],
-    outer: Tensor,
-    learned: tuple[bool, bool],
-    pooled: tuple[bool, bool, bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Map and offset of least squares, and the mean square of what is left, from sums over times of each mode.
-
-    Args:
-        given: map and offset as they are.
-        cross: sums of (response, regressor) and of the response.
-        inner: of (regressor, regressor), of the regressor, and of 1.
-        outer: of (response, response).
-        pooled: whether modes share the map, the offset, the noise.
-    """
-    M, c = given
-    yx, y = cross
-    xx, x, n = inner
-    c = y.new_zeros(y.shape) if c is None else c
-    M, c = M.expand(len(n), *M.shape[-2:]), c.expand(len(n), c.shape[-1])
-
-    def together(value: Tensor, whether: bool) -> Tensor:
-        return value.sum(0, keepdim=True).expand_as(value) if whether else value
-
-    n_ = n.clamp(min=1e-300)
-    if all(learned):
-        pool = pooled[0] or pooled[1]
-        big = torch.cat((torch.cat((xx, x.unsqueeze(-1)), -1), torch.cat((x, n.unsqueeze(-1)), -1).unsqueeze(-2)), -2)
-        both = torch.cat((yx, y.unsqueeze(-1)), -1)
-        solved = torch.linalg.lstsq(together(big, pool), together(both, pool).mT).solution.mT
-        M, c = solved[..., :-1], solved[..., -1]
-    elif learned[0]:
-        right = yx - c.unsqueeze(-1) * x.unsqueeze(-2)
-        M = torch.linalg.lstsq(together(xx, pooled[0]), together(right, pooled[0]).mT).solution.mT
-    elif learned[1]:
-        right = y - (M @ x.unsqueeze(-1)).squeeze(-1)
-        c = together(right, pooled[1]) / together(n_, pooled[1]).unsqueeze(-1)
-    left = outer - M @ yx.mT - yx @ M.mT + M @ xx @ M.mT
-    shift = c.unsqueeze(-1) * (y - (M @ x.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
-    left = left - shift - shift.mT + n[:, None, None] * _outer(c)
-    return M, c, symmetric(together(left, pooled[2]) / together(n_, pooled[2])[:, None, None])
-
-
-def _maximum_of_beginning(begin: Beginning, sums: Sums) -> Beginning:
-    live = sums.weight_0 > 1e-8
-    weight = sums.weight_0.clamp(min=1e-300)
-    mean = sums.x_0 / weight.unsqueeze(-1)
-    covariance = symmetric(sums.xx_0 / weight[:, None, None] - _outer(mean))
-    return Beginning(
-        _kept(live, mean, begin.mean),
-        _kept(live, covariance, begin.covariance),
-        sums.weight_0.log().log_softmax(-1),
-    )
-
-
-def _kept(live: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
-    """New parameters of modes that were there."""
-    old = torch.zeros_like(new) if old is None else old
-    return torch.where(live.unflatten(0, (-1, *[1] * (new.ndim - 1))), new, old)
-
-
-def _second(mean: Tensor, covariance: Tensor) -> Tensor:
-    return covariance + _outer(mean)
-
-
-def _outer(vector: Tensor) -> Tensor:
-    return vector.unsqueeze(-1) * vector.unsqueeze(-2)
-
-
-class _LostError(ArithmeticError):
-    """A step beyond what numbers can hold, as where noise of 0 would make the likelihood infinite."""
-
-
-# The gradient ------------------------------------------------------------------------------------------------------
-
-
-def _climbed(
-    model: SwitchingModel,
-    begin: Beginning,
-    data: Data,
-    plan: Plan,
-    smoother: Method,
-    max_rounds: int,
-    enough: float,
-    progress: Callable[[int, float], None] | None,
-) -> End:
-    """Rounds of ten quasi-Newton steps of the free numbers."""
-    free = {name: t.requires_grad_() for name, t in freed("fit", model, begin, plan).items()}
-    # One step a round would do, but torch's line search does not move on from where it begins anew each time.
-    steps = torch.optim.LBFGS(free.values(), lr=1.0, max_iter=10, history_size=20, line_search_fn="strong_wolfe")
-    size = max(1, CELLS // (8 * data.y.shape[1] * model.modes**2 * model.state_size**2))
-    scale = float(data.counted.sum())
-    best = (-torch.inf, {name: t.detach().clone() for name, t in free.items()})
-
-    def total() -> float:
-        """Minus the log likelihood a step, and its gradient, some series at a time."""
-        steps.zero_grad()
-        value = 0.0
-        for part in data.chunks(size):
-            loss = -_log_likelihood(*constrained(model, begin, plan, free), part, smoother).sum() / scale
-            loss.backward()  # type: ignore[no-untyped-call]
-            value += float(loss.detach())
-        nonlocal best
-        if not math.isfinite(value):
-            raise _LostError
-        if -value > best[0]:
-            best = (-value, {name: t.detach().clone() for name, t in free.items()})
-        for t in free.values():
-            assert t.grad is not None  # every free number has a part in the likelihood
-            t.grad = t.grad.nan_to_num(0.0, 0.0, 0.0)  # of logits at -inf
-        return value
-
-    history, converged = [], False
-    for i in range(max_rounds):
-        try:
-            history.append(-float(steps.step(total)) * scale)  # type: ignore[no-untyped-call]
-        except _LostError:
-            break
-        if progress is not None:
-            progress(i, history[-1])
-        converged = i > 0 and abs(history[-1] - history[-2]) <= enough
-        if converged:
-            break
-    with torch.no_grad():
-        found = constrained(model, begin, plan, best[1])
-        value = sum(float(_log_likelihood(*found, part, smoother).sum()) for part in data.chunks(size))
-    return End(*found, value, [*history, value], converged)
-
-
-def _log_likelihood(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Float[Tensor, "b"]:
-    """Of each series, by the filter that the smoother begins with."""
-    chosen = SwitchingFilter(model) if smoother == "imm" else SwitchingFilter(model, "gpb")
-    begins = {
-        name: t.unsqueeze(0) if t.ndim == n else t
-        for (name, t), n in zip(begin._asdict().items(), (2, 3, 1), strict=True)
-    }
-    return chosen.filter(data.y, **begins, mask=data.mask, lengths=data.lengths, times=data.times).log_likelihood
-
-
-def _standard_errors(
-    call: str, model: SwitchingModel, begin: Beginning, data: Data, plan: Plan, smoother: Method
-) -> dict[str, Tensor]:
-    """Of the parameters themselves: the inverse information of the free numbers, carried over by the delta method.
-
-    The information is minus the Hessian of the log likelihood; of more series than ten times the free numbers, the sum
-    of the squares of their scores.
-    """
-    free = freed(call, model, begin, plan)
-    moving = {name: t.isfinite() for name, t in free.items()}
-    count = sum(int(m.sum()) for m in moving.values())
-
-    def flat(parts: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        return torch.cat([parts[name].flatten(lead)[..., moving[name].flatten()] for name in free], -1)
-
-    def read(vector: Tensor) -> Free:
-        parts, at = {}, 0
-        for name, t in free.items():
-            n = int(moving[name].sum())
-            values = t.clone().masked_scatter(moving[name], vector[at : at + n])
-            parts[name], at = values, at + n
-        return parts
-
-    point = flat(free)
-    if len(data.y) > 10 * count:
-        information = torch.zeros(count, count, dtype=point.dtype, device=point.device)
-        size = max(1, CELLS // (32 * data.y.shape[1] * model.modes**2 * model.state_size**2))
-        for part in data.chunks(size):
-            own = {name: t.expand(len(part.y), *t.shape).clone().requires_grad_() for name, t in free.items()}
-            likelihood = _log_likelihood(*constrained(model, begin, plan, own), part, smoother).sum()
-            scores = torch.autograd.grad(likelihood, list(own.values()))
-            each = flat(dict(zip(own, scores, strict=True)), 1)
-            information = information + each.mT @ each
-    else:
-
-        def total(vector: Tensor) -> Tensor:
-            return _log_likelihood(*constrained(model, begin, plan, read(vector)), data, smoother).sum()
-
-        information = -torch.autograd.functional.hessian(total, point)
-    # Directions of which the series say nothing, as of modes that are never there, have no error that could be said.
-    curvature, ways = torch.linalg.eigh(symmetric(information))
-    told = curvature > count * torch.finfo(point.dtype).eps * curvature.abs().amax()
-    covariance = (ways * torch.where(told, 1 / torch.where(told, curvature, 1.0), 0.0)) @ ways.mT
-    silent = ways * ~told
-
-    def values(vector: Tensor) -> tuple[Tensor, ...]:
-        made, begun = constrained(model, begin, plan, read(vector))
-        named = {name: getattr(made, name) for name in plan.learn if name != "initial"}
-        return tuple((named | (begun._asdict() if "initial" in plan.learn else {})).values())
-
-    names = [name for name in plan.learn if name != "initial"]
-    names += list(Beginning._fields) if "initial" in plan.learn else []
-    slopes = torch.autograd.functional.jacobian(values, point)
-
-    def error(J: Tensor) -> Tensor:
-        known = torch.einsum("...a,ab,...b->...", J, covariance, J).clamp(min=0).sqrt()
-        unknown = (J @ silent).norm(dim=-1) > torch.finfo(point.dtype).eps ** 0.5 * J.norm(dim=-1)
-        return known.masked_fill(unknown, torch.inf)
-
-    return {name: error(J) for name, J in zip(names, slopes, strict=True)}

@@ -146,3 +146,9 @@ def posterior(
     # log_softmax takes the largest away first: probabilities sum to one however unlikely the observation was.
     log_pi = joint.masked_fill(~possible.unsqueeze(-1), 0.0).log_softmax(-1)
     return torch.where(possible.unsqueeze(-1), log_pi, log_prior), total, possible
+
+
+def apart(branches: Tensor, oldest: int, ending: int) -> Tensor:
+    """[*b, histories, k, ...] as [*b, oldest, all that is kept of a history, ...]."""
+    at = branches.ndim - ending - 2
+    return branches.unflatten(at, (oldest, -1)).flatten(at + 1, at + 2)

@@ -26,7 +26,7 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.dispatch import filtering_kernel
 from .border import arranged, beginning, check_densities
-from .merging import Moments, collapse, fill, mix, posterior, to_one, weigh
+from .merging import Moments, apart, collapse, fill, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered, Moved, State, combined
@@ -387,20 +387,14 @@ def _gpb(
     # Collapse: the oldest mode of each history, by the weights that the observation gave it --------------------------
     told = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
     oldest = k if histories * k > k ** (depth - 1) else 1
-    log_w, share = weigh(_apart(T, oldest, 0), _apart(log_h + told, oldest, 0))
+    log_w, share = weigh(apart(T, oldest, 0), apart(log_h + told, oldest, 0))
     log_w = log_w.log_softmax(-1)
-    means, covariances = _apart(after.mean, oldest, 1), _apart(after.covariance, oldest, 2)
+    means, covariances = apart(after.mean, oldest, 1), apart(after.covariance, oldest, 2)
     mean, covariance = collapse(share.mT, means.movedim(-3, -2), covariances.movedim(-4, -3))
     # What each mode says, all its histories together -----------------------------------------------------------------
     by_mode = _to_modes(log_w, mean, covariance, k)
     moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
     return State(mean, covariance, log_w, state.log_likelihood + step), moved
-
-
-def _apart(branches: Tensor, oldest: int, ending: int) -> Tensor:
-    """[*b, histories, k, ...] as [*b, oldest, all that is kept of a history, ...]."""
-    at = branches.ndim - ending - 2
-    return branches.unflatten(at, (oldest, -1)).flatten(at + 1, at + 2)
 
 
 def _per_mode(seen: Tensor | None) -> Tensor | None:
