@@ -478,10 +478,8 @@ def test_forgetting_stops_where_numbers_end_and_keeps_what_is_expected():
     close(votes.min(), number(1e-5), 1e-5)
 
 
-@pytest.mark.parametrize(("family", "natural"), FAMILIES)
+@pytest.mark.parametrize(("family", "natural"), FAMILIES[:-1])  # covariances average in their own coordinates
 def test_laws_of_large_counts_collapse_in_single_precision(family, natural):
-    if isinstance(family, LinearGaussian):
-        pytest.skip("covariances average in their own coordinates")
     large = 1e6 * natural[2].float()
     found = family.collapse(torch.tensor([0.3, 0.7]), large.expand(2, -1))
     close(found.double(), large.double(), large.abs().max().double(), tolerance=1e-5)
