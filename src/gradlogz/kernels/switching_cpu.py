@@ -257,7 +257,9 @@ def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[i
     }
     closure = filter_all.__closure__
     function = FunctionType(filter_all.__code__, {**globals(), **own}, filter_all.__name__, None, closure)
-    function.__qualname__ = filter_all.__qualname__
+    # An index of kept kernels is named by this. Two processes that write to one index can exchange kernels unnoticed:
+    # each kernel has its own, in which there is nothing to exchange.
+    function.__qualname__ = "filter_all_" + "_".join(str(part) for part in (*enclosed[:-1], *(sizes or ())))
     return compile_worker(function)
 
 
