@@ -315,3 +315,26 @@ def test_kernels_are_kept_for_the_next_process(tmp_path):
     assert "data saved" in said[0]
     assert "data loaded" in said[1]
     assert "data saved" not in said[1]
+
+
+def test_kernels_of_several_processes_do_not_take_each_others_place(tmp_path):
+    """One process keeps each, another loads them all: functions of the same name are one function there."""
+    code = (
+        "import sys, torch; from gradlogz import KalmanModel, SwitchingModel, SwitchingFilter\n"
+        "from gradlogz.kernels import dispatch\n"
+        "modes = [KalmanModel(*torch.tensor([[[f]], [[0.5]], [[1.0]], [[0.2]]])) for f in (1.0, 0.3)]\n"
+        "model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.4, 0.6]]))\n"
+        "y, start = torch.randn(30, 10, 1), {'mean': torch.zeros(1), 'covariance': torch.eye(1)}\n"
+        "for method in sys.argv[1:]:\n"
+        "    chosen = SwitchingFilter(model, method, depth=1)\n"
+        "    dispatch.WORTH_FILTERING = 0\n"
+        "    found = chosen.filter(y, **start)\n"
+        "    dispatch.WORTH_FILTERING = float('inf')\n"
+        "    torch.testing.assert_close(found, chosen.filter(y, **start), rtol=1e-4, atol=1e-4)\n"
+    )
+    settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
+    for methods in (["imm"], ["gpb"], ["imm", "gpb"], ["gpb", "imm"]):
+        run = [sys.executable, "-c", code, *methods]
+        said = subprocess.run(run, env=settings, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr
+        assert ("data saved" in said.stdout) == (len(methods) == 1)

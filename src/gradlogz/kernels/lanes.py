@@ -94,6 +94,17 @@ class Count(types.Type):
 register_model(Count)(models.OpaqueModel)
 
 
+def named(function: Any, *enclosed: object) -> Any:
+    """The same function, by a name that tells what it encloses.
+
+    Kernels that several processes have kept meet in the one that loads them, where of functions with the same name the
+    first stands for all. The name that numba gives tells where a function was defined, when, and of which types it is,
+    and not what it encloses: without this, one filter would run the steps of another.
+    """
+    function.__qualname__ = "_".join((function.__qualname__, *map(str, enclosed)))
+    return function
+
+
 def counted(count: int) -> Any:
     """A function of compiled code that gives a number known by its type."""
 
@@ -166,7 +177,8 @@ def _binary(operation: Any, name: str) -> Any:
         return kind(x, y), emit
 
     def of_operator(x: Any, y: Any) -> Any:
-        return (lambda x, y: code(x, y)) if isinstance(x, Lanes) and isinstance(y, Lanes) else None
+        of_lanes = isinstance(x, Lanes) and isinstance(y, Lanes)
+        return named(lambda x, y: code(x, y), name) if of_lanes else None
 
     overload(operation, strict=False)(of_operator)
     return code

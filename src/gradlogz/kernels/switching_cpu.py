@@ -28,7 +28,7 @@ from numba import types
 from .._typing import Bool, Float, Tensor
 from . import lanes, simd, switching_steps
 from .cpu import LINE, compile_worker, team, workspace
-from .lanes import Lanes, counted, lanes_of, nothing
+from .lanes import Lanes, counted, lanes_of, named, nothing
 from .simd import INT64, Writer, instruction, read_integer, take, whole
 from .switching_steps import (
     Field,
@@ -259,13 +259,14 @@ def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[i
     function = FunctionType(filter_all.__code__, {**globals(), **own}, filter_all.__name__, None, closure)
     # An index of kept kernels is named by this. Two processes that write to one index can exchange kernels unnoticed:
     # each kernel has its own, in which there is nothing to exchange.
-    function.__qualname__ = "filter_all_" + "_".join(str(part) for part in (*enclosed[:-1], *(sizes or ())))
-    return compile_worker(function)
+    function.__qualname__ = filter_all.__name__
+    return compile_worker(named(function, *enclosed[:-1], *(sizes or ())))
 
 
 def _size(name: str, known: int | None) -> Any:
     """A size of the problem, by its type where it is known."""
     if known is not None:
         constant = counted(known)
-        return compiled(lambda problem: constant())
-    return compiled((lambda problem: problem.state) if name == "state" else (lambda problem: problem.observation))
+        return compiled(named(lambda problem: constant(), known))
+    read = (lambda problem: problem.state) if name == "state" else (lambda problem: problem.observation)
+    return compiled(named(read, name))

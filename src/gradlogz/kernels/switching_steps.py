@@ -26,6 +26,7 @@ from .lanes import (
     larger,
     load,
     log,
+    named,
     number,
     size,
     size_of,
@@ -672,7 +673,6 @@ def begin(zero: Vector, w: Memory, p: Problem) -> None:
 def block_of(advance: Any) -> Any:
     """All steps of the targets of one vector; whether every number was finite."""
 
-    @compiled
     def filter_block(
         zero: Vector,
         model: Vector,
@@ -713,4 +713,4 @@ def block_of(advance: Any) -> Any:
         put(zero, p.ends, ENDS, base, False, 1, 0, first, count)
         return True
 
-    return filter_block
+    return compiled(named(filter_block, advance.__name__))
