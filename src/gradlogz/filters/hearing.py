@@ -26,9 +26,10 @@ import torch
 from .._typing import Bool, Float, Tensor
 from ..kernels.reference import log_sum_exp
 from ..measures.gating import gated_mean, gated_spread
-from .kalman import update
+from .kalman import Sight, correct
 from .merging import Moments, collapse, fill, symmetric, weigh
 from .model import Parameters
+from .nonlinear import NonlinearParameters
 
 Hearing = Literal["quotient", "kim"]
 
@@ -56,7 +57,7 @@ class Later(NamedTuple):
 class Steps(NamedTuple):
     """One step, or all of them: what moves the state, what was observed, and whether any mode could have caused it."""
 
-    parameters: Parameters
+    parameters: Parameters | NonlinearParameters
     observations: Float[Tensor, "*b o"]
     seen: Bool[Tensor, "*b o"] | None
     possible: Bool[Tensor, "*b"]
@@ -66,6 +67,7 @@ class Pairs(NamedTuple):
     """s_{t-1} = i and s_t = j: the law of x_t before y_t, that of (x_t, x_{t-1}) after it, and what y_t says."""
 
     predicted: Moments
+    F: Float[Tensor, "*#b #i j s s"]
     joint: Moments
     log_likelihood: Float[Tensor, "*b i j"]
     score: Float[Tensor, "*b i j s"]
@@ -88,18 +90,20 @@ def pair(step: Steps, before: Known) -> Pairs:
         filled = fill(share.mT, before.mean, before.covariance, now.has)
         m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
     now = now.by_history()
-    predicted = now.predict(m, P)
+    predicted, F = now.linearize_move(m, P)
     m, P = m.expand_as(predicted.mean), P.expand_as(predicted.covariance)
     y, seen = step.observations[..., None, None, :], None if step.seen is None else step.seen[..., None, None, :]
-    lag = now.F @ P
+    lag = F @ P
     above, below = torch.cat((predicted.covariance, lag), -1), torch.cat((lag.mT, P), -1)
-    H = torch.cat((now.H, torch.zeros_like(now.H)), -1)
-    mean, covariance, log_likelihood, _ = update(
-        torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), y, H=H, R=now.R, d=now.d, seen=seen
+    sight = now.linearize_observe(*predicted, y)
+    v, H, R = sight
+    H = torch.cat((H, torch.zeros_like(H)), -1)
+    mean, covariance, log_likelihood, _ = correct(
+        torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), v, H=H, R=R, seen=seen
     )
     # What no mode can produce says nothing about them.
     told = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
-    return Pairs(predicted, Moments(mean, covariance), told, *_told(now, predicted, y, seen))
+    return Pairs(predicted, F, Moments(mean, covariance), told, *_told(sight, predicted.covariance, seen))
 
 
 def hear(method: Hearing, step: Steps, before: Known, pairs: Pairs, after: Known, later: Later) -> Heard:
@@ -124,12 +128,11 @@ def pass_on(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Later:
     before y_t:   g' = H^T S^-1 v + A g,   L' = H^T S^-1 H + A L A^T,   A = (I - K H)^T
     at x_{t-1}:   F^T g',   F^T L' F
     """
-    now, P = step.parameters, pairs.predicted.covariance
+    F, P = pairs.F, pairs.predicted.covariance
     A = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - pairs.information @ P
-    F = now.by_history().F
     score = _times(F.mT, pairs.score + _times(A, heard.score))
     information = F.mT @ (pairs.information + A @ heard.information @ A.mT) @ F
-    log_evidence, share = weigh(now.transition.mT, heard.log_evidence.mT)
+    log_evidence, share = weigh(step.parameters.transition.mT, heard.log_evidence.mT)
     total = log_sum_exp(before.log_probability + log_evidence).unsqueeze(-1)
     g = gated_mean(share.mT, score)
     average = symmetric(gated_mean(share.mT, information.flatten(-2)).unflatten(-1, information.shape[-2:]))
@@ -190,7 +193,8 @@ def _elsewhere(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tens
     g, L, d, D = score, information, moved, narrowed  # Shorthand
     A = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device) - L @ D
     r = g - _times(L, d)
-    solved = torch.linalg.solve(A, torch.cat((L.expand_as(A), r.unsqueeze(-1)), -1))
+    # Without a look at whether A is singular, for which a GPU would be waited for in every step.
+    solved = torch.linalg.solve_ex(A, torch.cat((L.expand_as(A), r.unsqueeze(-1)), -1)).result
     there = solved[..., -1]
     square = (g * d).sum(-1) - (d * _times(L, d)).sum(-1) / 2 - (r * _times(D, there)).sum(-1) / 2
     return Heard(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
@@ -210,10 +214,10 @@ def _proper(later: Later, known: Known) -> Later:
     return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
 
 
-def _told(now: Parameters, predicted: Moments, y: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _told(sight: Sight, P: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     """What an observation says to the state before it: H^T S^-1 v and H^T S^-1 H."""
-    expected, S = now.expect(*predicted)
-    v, H = y - expected, now.H
+    v, H, R = sight
+    S = symmetric(H @ P @ H.mT + R)
     if seen is not None:
         v, H = torch.where(seen, v, 0.0), H * seen.unsqueeze(-1)
         both = seen.unsqueeze(-1) & seen.unsqueeze(-2)

@@ -37,7 +37,7 @@ from .._typing import Bool, Float, Tensor
 from ..measures.measure import measure as record  # frozen, final, a pytree: what serves measures serves models
 from ..measures.measure import static
 from .discretization import discretize, discretize_chain
-from .kalman import Updated, expect, predict, update
+from .kalman import Motion, Sight, Updated, expect, predict, update
 from .merging import Moments
 
 # The dimensions of one step of each field; what stands before them is time, and targets before time.
@@ -120,6 +120,22 @@ class Parameters(NamedTuple):
     def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
         """What lies between two observations."""
         return left - right
+
+    # What a smoother asks of one step --------------------------------------------------------------------------------
+
+    def linearize_move(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Motion:
+        """The law of the state one step on, with F."""
+        return Motion(self.predict(mean, covariance), self.F)
+
+    def linearize_observe(
+        self,
+        mean: Float[Tensor, "*#b k s"],
+        covariance: Float[Tensor, "*#b k s s"],
+        observation: Float[Tensor, "*#b #k o"],
+    ) -> Sight:
+        """What an observation differs by from what was expected of it, with H and R."""
+        v = observation - (self.H @ mean.unsqueeze(-1)).squeeze(-1)
+        return Sight(v if self.d is None else v - self.d, self.H, self.R)
 
 
 @record
@@ -405,7 +421,8 @@ def belonging(components: tuple[tuple[int, ...], ...] | None, device: torch.devi
     if components is None:
         return None
     s = 1 + max(itertools.chain.from_iterable(components))
-    return torch.tensor([[c in own for c in range(s)] for own in components], device=device)
+    table = torch.tensor([[c in own for c in range(s)] for own in components], device="cpu")
+    return table.to(device, non_blocking=True)  # steps of a filter ask for it, and wait for no device
 
 
 def lifted(

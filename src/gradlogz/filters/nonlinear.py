@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, sentence, shape_of
-from .._typing import Bool, Float, Tensor
+from .._typing import Bool, Float, Int, Tensor
 from ..measures.measure import measure as record
 from ..measures.measure import static
-from .kalman import Updated, correct
+from .kalman import Motion, Sight, Updated, correct
 from .merging import Moments, symmetric
 from .model import (
     ENDS,
@@ -274,9 +274,7 @@ class NonlinearParameters(NamedTuple):
 
     def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of the state one step on, as a Gaussian."""
-        through = self._through("move", mean, covariance, None)
-        m, P = through.mean, symmetric(through.spread(covariance) + self.Q)
-        return Moments(m, P) if self.own is None else Moments(m * self.own, P)
+        return self._moved(self._through("move", mean, covariance, None), covariance)
 
     def update(
         self,
@@ -306,6 +304,64 @@ class NonlinearParameters(NamedTuple):
         """What lies between two observations."""
         return _between(self.model.residual, left, right)
 
+    # What a smoother asks of one step --------------------------------------------------------------------------------
+
+    def linearize_move(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Motion:
+        """The law of the state one step on, as a Gaussian, and the matrix that has its covariance with the state."""
+        through = self._through("move", mean, covariance, None)
+        F = through.matrix() if self.own is None else through.matrix() * self.own.unsqueeze(-1)
+        return Motion(self._moved(through, covariance), F)
+
+    def linearize_observe(
+        self,
+        mean: Float[Tensor, "*#b k s"],
+        covariance: Float[Tensor, "*#b k s s"],
+        observation: Float[Tensor, "*#b #k o"],
+    ) -> Sight:
+        """What an observation differs by from what was expected of it, and the line through the function there."""
+        through = self._through("observe", mean, covariance, self.model.residual)
+        v = self.difference(observation, through.mean)
+        return Sight(v, through.matrix(), self.R + through.curvature)
+
+    def along(self, histories: Int[Tensor, "*b n t"], **fields: Tensor) -> tuple[NonlinearModel, Tensor]:
+        """The model of one mode that goes through a history of modes, and its inputs, the last of which is that mode.
+
+        Args:
+            fields: Q and R of the modes of each history, [*b, n, t, 1, ...].
+        """
+        model, own, u = self.model, self.own, self.u
+        which = histories.to(self.R.dtype).unsqueeze(-1)
+        inputs = (
+            which if u is None else torch.cat((u.squeeze(-2).unsqueeze(-3).expand(*which.shape[:-1], -1), which), -1)
+        )
+
+        def chosen(functions: tuple[Function, ...], own: Tensor | None) -> Function:
+            def through(x: Tensor, *more: Tensor) -> Tensor:
+                *more, given = more
+                more = [*more] if u is None else [*more, given[:-1]]
+                each = torch.stack([f(x, *more) for f in functions])
+                each = each if own is None else each * own
+                return each.take_along_dim(given[-1].long().expand(1, each.shape[-1]), 0).squeeze(0)
+
+            return through
+
+        changed: dict[str, Any] = {
+            "transition": which.new_ones(1, 1),
+            "move": chosen(model.functions("move"), own),
+            "observe": chosen(model.functions("observe"), None),
+            "input_size": inputs.shape[-1],
+            "components": None,
+            "validate": False,
+        }
+        return dataclasses.replace(model, **changed, **fields), inputs
+
+    def _moved(self, through: "Through", covariance: Tensor) -> Moments:
+        """A Gaussian after a step; what a mode lacks stays 0."""
+        m, P = through.mean, symmetric(through.spread(covariance) + self.Q)
+        if self.own is None:
+            return Moments(m, P)
+        return Moments(m * self.own, P * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2)))
+
     def _through(
         self, name: Literal["move", "observe"], mean: Tensor, covariance: Tensor, residual: Residual | None
     ) -> "Through":
@@ -331,6 +387,18 @@ class Through(NamedTuple):
         if self.root is None:
             return self.slope @ covariance @ self.slope.mT
         return self.slope @ self.slope.mT + self.curvature
+
+    def matrix(self) -> Tensor:
+        """A with cov(f, x) = A P, so that f(m + e) is mean + A e + N(0, curvature): A root = slope.
+
+        Where a column of the root is 0 so is that of the slope, and of A.
+        """
+        if self.root is None:
+            return self.slope
+        dead = self.root.diagonal(dim1=-2, dim2=-1) == 0
+        return torch.linalg.solve_triangular(
+            self.root + torch.diag_embed(dead.to(self.root)), self.slope, upper=False, left=False
+        )
 
 
 def _tangent(functions: tuple[Function, ...], m: Tensor, u: Tensor | None) -> Through:
@@ -447,9 +515,10 @@ def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
 
 def _whole(mode: NonlinearMode, E: Tensor, own: list[int]) -> NonlinearMode:
     """A mode of some components as one of the whole state, which moves nothing else."""
+    places = torch.tensor(own, device=E.device)  # once: a list would be sent to the device in every step
     return NonlinearMode(
-        lambda x, *u: E @ mode.move(x[own], *u),
+        lambda x, *u: E @ mode.move(x[places], *u),
         E @ mode.Q @ E.mT,
-        lambda x, *u: mode.observe(x[own], *u),
+        lambda x, *u: mode.observe(x[places], *u),
         mode.R,
     )
