@@ -154,6 +154,16 @@ ERRORS = [
     ),
     (
         ValueError,
+        "imm: tensors must be on one device; got mask on meta, observations on cpu.",
+        filtered(mask=torch.ones(4, dtype=torch.bool, device="meta")),
+    ),
+    (
+        ValueError,
+        "imm: tensors must be on one device; got lengths on meta, observations on cpu.",
+        filtered(lengths=torch.tensor(2, device="meta")),
+    ),
+    (
+        ValueError,
         "imm: inputs must be given if and only if the model has B or D; got no inputs but B or D.",
         filtered(m=driven),
     ),

@@ -333,7 +333,8 @@ def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
         raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "Pass the natural parameters to fit."))
     mu = h.mean(eta)
     centre, middle = mu.mean(0), eta.mean(0)
-    matrix = torch.linalg.lstsq(mu - centre, eta - middle).solution
+    # Means may lie in a subspace, for which torch's least squares are for the CPU alone.
+    matrix = torch.linalg.pinv(mu - centre) @ (eta - middle)
     offset = middle - centre @ matrix
     fitted = mu @ matrix + offset
     r_squared = 1 - (eta - fitted).square().sum() / (eta - middle).square().sum()

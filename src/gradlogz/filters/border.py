@@ -128,6 +128,7 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
             condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
             fact = f"{mask.dtype} of shape {shape_of(mask)}"
             raise ValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
+        _check_device(call, "mask", mask, y)
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
         seen = mask if seen is None else seen & mask
     if lengths is not None:
@@ -135,10 +136,18 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
             condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
             fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
             raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+        _check_device(call, "lengths", lengths, y)
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
         seen = inside if seen is None else seen & inside
     return seen
+
+
+def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
+    """Masks and lengths are where the observations are."""
+    if given.device != y.device:
+        fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
+        raise ValueError(sentence(call, "tensors must be on one device", fact, remedy))
 
 
 def _of_steps(

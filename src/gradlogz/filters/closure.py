@@ -286,7 +286,7 @@ def _key_set(family: Empirical, motion: LinearMotion) -> Closure:
         x, place, log_w = x[alive], place[alive], log_w.detach()
         change = (log_w[alive] - log_w[place]).unsqueeze(-1)  # what the point it goes to had
         affine = torch.cat((family.points.detach()[place], torch.ones_like(x[:, :1])), -1)
-        rest = change - affine @ torch.linalg.lstsq(affine, change).solution
+        rest = change - affine @ (torch.linalg.pinv(affine) @ change)  # which may be singular, on any device
         if float(rest.abs().max()) > 1e4 * torch.finfo(x.dtype).eps * max(float(change.abs().max()), 1.0):
             return no
     return Closure(True, "the points change places, and tilting makes up for their weights")

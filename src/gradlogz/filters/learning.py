@@ -127,10 +127,10 @@ def fit(
     return Fitted(
         dataclasses.replace(learned, validate=model.validate),
         *begun_at,
-        log_likelihood=torch.tensor(best.log_likelihood, dtype=data.y.dtype),
-        history=torch.tensor(best.history, dtype=data.y.dtype),
+        log_likelihood=data.y.new_tensor(best.log_likelihood),
+        history=data.y.new_tensor(best.history),
         converged=best.converged,
-        starts=torch.tensor([end.log_likelihood for end in ends], dtype=data.y.dtype),
+        starts=data.y.new_tensor([end.log_likelihood for end in ends]),
         standard_error=standard,
     )
 
@@ -285,7 +285,7 @@ def _in_order(
 ) -> tuple[SwitchingModel, Beginning]:
     """Modes in the order in which they are nearest to those given."""
     k = given.modes
-    cost = torch.zeros(k, k, dtype=given.R.dtype)
+    cost = torch.zeros(k, k, dtype=given.R.dtype, device="cpu")
     for name in plan.learn:
         if name in (*MATRICES, *PLAIN) and name not in plan.shared:
             a, b = getattr(given, name).flatten(1), getattr(found, name).flatten(1)

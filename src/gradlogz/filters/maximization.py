@@ -240,6 +240,8 @@ def _regressed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Map and offset of least squares, and the mean square of what is left, from sums over times of each mode.
 
+    By pseudo-inverses: sums may be singular, and torch's least squares of singular ones are for the CPU alone.
+
     Args:
         given: map and offset as they are.
         cross: sums of (response, regressor) and of the response.
@@ -261,11 +263,11 @@ def _regressed(
         pool = pooled[0] or pooled[1]
         big = torch.cat((torch.cat((xx, x.unsqueeze(-1)), -1), torch.cat((x, n.unsqueeze(-1)), -1).unsqueeze(-2)), -2)
         both = torch.cat((yx, y.unsqueeze(-1)), -1)
-        solved = torch.linalg.lstsq(together(big, pool), together(both, pool).mT).solution.mT
+        solved = together(both, pool) @ torch.linalg.pinv(together(big, pool), hermitian=True)
         M, c = solved[..., :-1], solved[..., -1]
     elif learned[0]:
         right = yx - c.unsqueeze(-1) * x.unsqueeze(-2)
-        M = torch.linalg.lstsq(together(xx, pooled[0]), together(right, pooled[0]).mT).solution.mT
+        M = together(right, pooled[0]) @ torch.linalg.pinv(together(xx, pooled[0]), hermitian=True)
     elif learned[1]:
         right = y - (M @ x.unsqueeze(-1)).squeeze(-1)
         c = together(right, pooled[1]) / together(n_, pooled[1]).unsqueeze(-1)
