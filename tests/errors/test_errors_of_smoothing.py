@@ -17,7 +17,7 @@ y = torch.zeros(4, 1, dtype=F64)
 ERRORS = [
     (
         TypeError,
-        "smooth: model must be a SwitchingModel; got KalmanModel.",
+        "smooth: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
         lambda: smooth(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, **start),
     ),
     (

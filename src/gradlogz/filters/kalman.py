@@ -29,6 +29,21 @@ class Updated(NamedTuple):
     failure: Int[Tensor, "*b"]
 
 
+class Motion(NamedTuple):
+    """A step that is linear, or taken for it: the law of the state after it, and F with cov(x', x) = F P."""
+
+    predicted: Moments
+    F: Float[Tensor, "*#b s s"]
+
+
+class Sight(NamedTuple):
+    """An observation that is linear, or taken for it: v = H e + N(0, R), where e = x - m."""
+
+    innovation: Float[Tensor, "*b o"]
+    H: Float[Tensor, "*#b o s"]
+    R: Float[Tensor, "*#b o o"]
+
+
 def predict(
     mean: Float[Tensor, "*#b s"],
     covariance: Float[Tensor, "*#b s s"],

@@ -323,37 +323,39 @@ class NonlinearParameters(NamedTuple):
         v = self.difference(observation, through.mean)
         return Sight(v, through.matrix(), self.R + through.curvature)
 
-    def along(self, histories: Int[Tensor, "*b n t"], **fields: Tensor) -> tuple[NonlinearModel, Tensor]:
-        """The model of one mode that goes through a history of modes, and its inputs, the last of which is that mode.
+    def along(
+        self, histories: Int[Tensor, "*b n t"], **fields: Float[Tensor, "*b n t 1 d d"]
+    ) -> tuple[NonlinearModel, Float[Tensor, "*b n t u"]]:
+        """The model of one mode that is what a history says at each step, and its inputs: the last is that mode.
 
         Args:
-            fields: Q and R of the modes of each history, [*b, n, t, 1, ...].
+            fields: Q and R of the modes of each history.
         """
-        model, own, u = self.model, self.own, self.u
-        which = histories.to(self.R.dtype).unsqueeze(-1)
-        inputs = (
-            which if u is None else torch.cat((u.squeeze(-2).unsqueeze(-3).expand(*which.shape[:-1], -1), which), -1)
-        )
+        u, which = self.u, histories.to(self.R.dtype).unsqueeze(-1)
+        inputs = which
+        if u is not None:
+            inputs = torch.cat((u.squeeze(-2).unsqueeze(-3).expand(*which.shape[:-1], -1), which), -1)
 
         def chosen(functions: tuple[Function, ...], own: Tensor | None) -> Function:
-            def through(x: Tensor, *more: Tensor) -> Tensor:
-                *more, given = more
-                more = [*more] if u is None else [*more, given[:-1]]
+            def through(x: Tensor, *given: Tensor) -> Tensor:
+                *more, told = given
+                if u is not None:
+                    more.append(told[:-1])
                 each = torch.stack([f(x, *more) for f in functions])
                 each = each if own is None else each * own
-                return each.take_along_dim(given[-1].long().expand(1, each.shape[-1]), 0).squeeze(0)
+                return each.take_along_dim(told[-1].long().expand(1, each.shape[-1]), 0).squeeze(0)
 
             return through
 
         changed: dict[str, Any] = {
             "transition": which.new_ones(1, 1),
-            "move": chosen(model.functions("move"), own),
-            "observe": chosen(model.functions("observe"), None),
+            "move": chosen(self.model.functions("move"), self.own),
+            "observe": chosen(self.model.functions("observe"), None),
             "input_size": inputs.shape[-1],
             "components": None,
             "validate": False,
         }
-        return dataclasses.replace(model, **changed, **fields), inputs
+        return dataclasses.replace(self.model, **changed | fields), inputs
 
     def _moved(self, through: "Through", covariance: Tensor) -> Moments:
         """A Gaussian after a step; what a mode lacks stays 0."""

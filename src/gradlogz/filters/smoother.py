@@ -19,6 +19,7 @@ from .enumeration import Exact, exact
 from .hearing import Hearing, Known, Later, Row, Steps, hear, moved_by, nothing, pair, pass_on, read
 from .merging import Moments, mix, to_one, weigh
 from .model import ENDS, Parameters, SwitchingModel
+from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered
 from .switching import SwitchingFilter
 
@@ -64,7 +65,7 @@ class Smoothed(NamedTuple):
 
 
 def smooth(
-    model: SwitchingModel,
+    model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
     *,
     mean: Float[Tensor, "*#m s"],
@@ -119,9 +120,10 @@ def smooth(
     tensor(True)
     """
     call = "smooth"
-    if not isinstance(model, SwitchingModel):
-        remedy = "Linearise it along the filtered means, and smooth the model of the steps that gives."
-        raise TypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
+    if not isinstance(model, SwitchingModel | NonlinearModel):
+        condition = "model must be a SwitchingModel or a NonlinearModel"
+        remedy = "SwitchingModel.of([...], transition=...) takes models of one mode."
+        raise TypeError(sentence(call, condition, type(model).__name__, remedy))
     if method not in ("imm", "gpb2", "kim", "exact"):
         remedy = "gpb2 is the nearest to exact, imm needs the least."
         raise ValueError(sentence(call, 'method must be "imm", "gpb2", "kim" or "exact"', f"{method!r}", remedy))
@@ -230,24 +232,31 @@ def _between(series: Any, first: int, count: int) -> Any:
     return type(series)(*(part.narrow(time, first, count) for part in series))
 
 
-def _of_histories(found: Exact, parameters: Parameters, y: Tensor, seen: Tensor | None, start: Moments) -> Smoothed:
+def _of_histories(
+    found: Exact, parameters: Parameters | NonlinearParameters, y: Tensor, seen: Tensor | None, start: Moments
+) -> Smoothed:
     """Each history by itself is a model of one mode that changes; all of them together, by the modes of each time."""
     k, steps, modes = start.mean.shape[-2], y.shape[-2], found.histories
     # History by history ----------------------------------------------------------------------------------------------
     fields: dict[str, Any] = {}
-    for name, t in zip(parameters._fields, parameters, strict=True):
-        if t is not None and name not in ("transition", "has"):
+    for name, t in parameters._asdict().items():
+        if t is not None and name in ("F", "Q", "H", "R", "b", "d"):
             ending = len(ENDS[name])
             t = t if t.ndim > ending else t.unsqueeze(-ending - 1)
             t = t.expand(*y.shape[:-2], steps, *t.shape[-ending:]).unsqueeze(-ending - 2)  # [*b, 1, t, k, ...]
             fields[name] = t.take_along_dim(modes[..., 1:].unflatten(-1, (steps, *[1] * ending)), -ending)
-    model = SwitchingModel(y.new_ones(1, 1), **fields, validate=False)
+    model: SwitchingModel | NonlinearModel
+    if isinstance(parameters, Parameters):
+        model, inputs = SwitchingModel(y.new_ones(1, 1), **fields, validate=False), None
+    else:
+        model, inputs = parameters.along(modes[..., 1:], **fields)
     first = modes[..., :1]
     m = start.mean.take_along_dim(first, -2)
     P = start.covariance.take_along_dim(first.unsqueeze(-1), -3)
     wide = y.unsqueeze(-3).expand(*modes.shape[:-1], steps, -1)
     look = None if seen is None else seen.unsqueeze(-3).expand(wide.shape)
-    each = smooth(model, wide, mean=m.unsqueeze(-2), covariance=P.unsqueeze(-3), mask=look, method="imm")
+    begin: dict[str, Any] = {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
+    each = smooth(model, wide, **begin, inputs=inputs, mask=look, method="imm")
     # All that have a mode at a time ----------------------------------------------------------------------------------
     has = modes.mT.unsqueeze(-1) == torch.arange(k, device=y.device)  # [*b, 1 + t, n, k]
     logs = found.log_probability[..., None, :, None].masked_fill(~has, -torch.inf)
