@@ -224,6 +224,11 @@ ERRORS = [
     ),
     (
         ValueError,
+        "imm: fields must be names of Filtered; got ['means'].",
+        lambda: imm(model, y, fields=("means", "covariance"), **start),
+    ),
+    (
+        ValueError,
         "SwitchingFilter.step: time must be a step of the model, below 5; got 5.",
         lambda: SwitchingFilter(changing).step(SwitchingFilter(changing).init(**start), y[0], time=5),
     ),

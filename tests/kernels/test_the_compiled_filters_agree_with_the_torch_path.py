@@ -126,6 +126,34 @@ def test_the_last_step_alone_is_the_last_of_all(calls, monkeypatch, method):
 
 
 @each
+@pytest.mark.parametrize("targets", [1, 9])
+@pytest.mark.parametrize("keep", ["all", "last"])
+def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, keep):
+    """One by one, so that what is computed for one field is not owed to another."""
+    model, start = system(3, 2, 2), beginning(3, 2)
+    chosen, y = SwitchingFilter(model, *method), observed(model, 5, targets)
+    y[0, 2, 0] = torch.nan
+    whole = by_torch(monkeypatch, method, model, y, start, keep=keep)
+    names = [
+        (),
+        *((name,) for name in Filtered._fields),
+        ("mean", "log_mode_probability"),
+        ("covariance", "innovation"),
+    ]
+    for wanted in names:
+        for found in (
+            chosen.filter(y, **start, keep=keep, fields=wanted),
+            by_torch(monkeypatch, method, model, y, start, keep=keep, fields=wanted),
+        ):
+            kept = {*wanted, "log_likelihood"}
+            assert {name for name, t in found._asdict().items() if t is not None} == kept
+            blank = dict.fromkeys(Filtered._fields, y[:0])
+            a, e = (Filtered(**{**blank, **{name: getattr(f, name) for name in kept}}) for f in (found, whole))
+            same(a, e, tolerance=1e-10)
+    assert calls == [True] * len(names)
+
+
+@each
 def test_steps_carry_on_what_a_series_does(calls, method):
     model, start = system(3, 2, 2, lead=(5,)), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, 9)

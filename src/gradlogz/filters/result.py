@@ -33,6 +33,8 @@ class State(NamedTuple):
 class Filtered(NamedTuple):
     """The law of the state at each time given what was observed up to it; *b holds targets and, of a series, time.
 
+    Where a filter was asked for some `fields`, the others are None.
+
     Attributes:
         mean: of the state, all modes combined.
         covariance: of the state, with the spread between modes.

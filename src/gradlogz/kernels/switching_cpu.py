@@ -15,9 +15,10 @@ import math
 import sys
 import zlib
 from array import array
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from itertools import accumulate, chain
 from mmap import PAGESIZE
+from operator import or_
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -31,6 +32,12 @@ from .cpu import LINE, compile_worker, team, workspace
 from .lanes import Lanes, counted, lanes_of, named, nothing
 from .simd import INT64, Writer, instruction, read_integer, take, whole
 from .switching_steps import (
+    BEFORE,
+    BEFORE_TOGETHER,
+    COVARIANCE,
+    INNOVATION,
+    MEAN,
+    MODES,
     Field,
     Memory,
     Problem,
@@ -49,21 +56,34 @@ WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and obs
 SMALL = 6  # states and observations of which loops are unrolled
 STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
-# Where in the memory of a thread the fields of `Filtered` lie, and what is carried on.
-REPORTED = (
-    *("whole_m", "whole_P", "mode_m", "mode_P", "log_pi"),
-    *("whole_predicted_m", "whole_predicted_P", "predicted_m", "predicted_P", "log_c"),
-    *("innovation", "whole_S", "expected", "S", "likelihood", "step"),
-)
+# The fields of `Filtered`: where they lie in the memory of a thread, and what is computed for them.
+REPORTED = {
+    "mean": ("whole_m", MODES | MEAN),
+    "covariance": ("whole_P", MODES | MEAN | COVARIANCE),
+    "mode_mean": ("mode_m", MODES),
+    "mode_covariance": ("mode_P", MODES),
+    "log_mode_probability": ("log_pi", MODES),
+    "predicted_mean": ("whole_predicted_m", BEFORE | BEFORE_TOGETHER),
+    "predicted_covariance": ("whole_predicted_P", BEFORE | BEFORE_TOGETHER),
+    "predicted_mode_mean": ("predicted_m", BEFORE),
+    "predicted_mode_covariance": ("predicted_P", BEFORE),
+    "predicted_log_mode_probability": ("log_c", BEFORE),
+    "innovation": ("innovation", BEFORE | INNOVATION),
+    "innovation_covariance": ("whole_S", BEFORE | INNOVATION),
+    "mode_innovation": ("expected", BEFORE | INNOVATION),
+    "mode_innovation_covariance": ("S", BEFORE),
+    "mode_log_likelihood": ("likelihood", BEFORE),
+    "step_log_likelihood": ("step", 0),
+}
 CARRIED = ("m", "P", "log_h", "step")
 LARGE = 1 << 22  # bytes from which pages of 2 MiB are worth asking for
 ADVICE = 14  # of Linux, to take them
 
 
 class Finished(NamedTuple):
-    """The fields of `Filtered` in their order, but for the last; and what the filter carries on."""
+    """The fields of `Filtered` in their order, but for the last, None where not wanted; and what is carried on."""
 
-    reported: tuple[Tensor, ...]
+    reported: tuple[Tensor | None, ...]
     mean: Float[Tensor, "*b g s"]
     covariance: Float[Tensor, "*b g s s"]
     log_probability: Float[Tensor, "*b h"]
@@ -78,6 +98,7 @@ def forward(
     seen: Bool[Tensor, "*b t o"] | None,
     *,
     last: bool,
+    wanted: frozenset[str],
 ) -> Finished | None:
     """All steps of a series, or its last alone; None where a density was 0, infinite or none.
 
@@ -88,14 +109,15 @@ def forward(
         observations: without NaN.
         seen: where there are observations, None for everywhere.
         last: report the last step alone, without time.
+        wanted: the fields to report, by name.
     """
     *batch, steps, o = observations.shape
     (k, s), h = parameters[2].shape[-3:-1], state[2].shape[-1]
     targets, number = math.prod(batch), NUMBERS[observations.dtype]
     most = k if depth == 0 else k ** (depth - 1)
     kept = 1 if depth == 1 else h
-    wanted = ((*batch, kept, s), (*batch, kept, s, s), (*batch, h), tuple(batch))
-    if any(t.shape != form for t, form in zip(state, wanted, strict=True)) or h % k or h > max(most, k):
+    believed = ((*batch, kept, s), (*batch, kept, s, s), (*batch, h), tuple(batch))
+    if any(t.shape != form for t, form in zip(state, believed, strict=True)) or h % k or h > max(most, k):
         return None
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     end_g = 1 if depth == 1 else end_h
@@ -111,12 +133,13 @@ def forward(
         *(_field(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state[:3], (2, 3, 1), strict=True)),
     ]
     time = () if last else (steps,)
-    forms = [(s,), (s, s), (k, s), (k, s, s), (k,)]
-    shapes = [*forms, *forms, (o,), (o, o), (k, o), (k, o, o), (k,), ()]
-    reported = tuple(y.new_empty((*batch, *time, *shape)) for shape in shapes)
+    moments = [(s,), (s, s), (k, s), (k, s, s), (k,)]
+    forms = [*moments, *moments, (o,), (o, o), (k, o), (k, o, o), (k,), ()]
+    shapes = {name: form for name, form in zip(REPORTED, forms, strict=True) if name in wanted}
+    reported = {name: y.new_empty((*batch, *time, *form)) for name, form in shapes.items()}
     end_shapes = [(end_g, s), (end_g, s, s), (end_h,), ()]
     ends = tuple(y.new_empty((*batch, *shape)) for shape in end_shapes)
-    for t in reported:
+    for t in reported.values():
         prefer_large_pages(t)
 
     places = (getattr(even, name) for name in ("T", "F", "Q", "H", "R", "b", "d", "y", "m", "P", "log_h"))
@@ -125,7 +148,7 @@ def forward(
     results, carried = (
         array("q", chain(*(_result(t, form, where, n) for t, form, n in zip(tensors, forms, names, strict=True))))
         for tensors, forms, names, where in (
-            (reported, shapes, REPORTED, (even, odd)),
+            (reported.values(), shapes.values(), (REPORTED[name][0] for name in shapes), (even, odd)),
             (ends, end_shapes, CARRIED, (after, after)),
         )
     )
@@ -133,6 +156,8 @@ def forward(
         fields=fields.buffer_info()[0],
         results=results.buffer_info()[0],
         ends=carried.buffer_info()[0],
+        reported=len(reported),
+        needs=reduce(or_, (REPORTED[name][1] for name in shapes), 0),
         seen=0 if looks is None else looks.data_ptr(),
         seen_row=steps * o,
         start_log_likelihood=start_log_likelihood.data_ptr(),
@@ -153,7 +178,7 @@ def forward(
     threads = max(1, min(torch.get_num_threads(), tasks, work // WORTH_A_THREAD))
     plan = array("q", (0, 0, workspace.reserve(threads * space), space, 0, *problem, *even, *odd))
     team().run(found, threads, plan.buffer_info()[0])
-    return Finished(reported, *ends) if plan[4] == 0 else None
+    return Finished(tuple(map(reported.get, REPORTED)), *ends) if plan[4] == 0 else None
 
 
 def _field(field: Tensor, ending: int, batch: list[int]) -> tuple[Tensor, Field]:

@@ -1,7 +1,7 @@
 """The steps of switching filters as numba compiles them: targets in lanes, everything else as in the textbook.
 
     advance_imm, advance_gpb1, advance_gpb     one transition and one observation, on facing pages
-    report                                     what is said of a step, to the rows of its targets
+    combine, put                               what is said of a step, to the rows of its targets
     filter_block                               all steps of the targets that share a vector
 
 Arrays are addresses of vectors (lanes.py). `zero` says how wide they are, and `model` how wide its fields are: one lane
@@ -41,6 +41,9 @@ from .tiles import compiled
 Vector = Any  # of numbers, one for each target: lanes.py
 Size = Any  # a number, or one that is known when the kernel is compiled: lanes.py
 LOG_2_PI = math.log(2 * math.pi)
+# What is computed for the fields that are wanted, and not else: the mean and the covariance of all modes together, what
+# each mode says (where histories are not modes), what each expected, the same together, what was not expected.
+MEAN, COVARIANCE, MODES, BEFORE, BEFORE_TOGETHER, INNOVATION = (1 << i for i in range(6))
 LEAST, MOST = 1e-30, 1e30  # masses within are summed as they are; others in the log domain
 FINITE = 3e38
 
@@ -51,6 +54,8 @@ class Problem(NamedTuple):
     fields: int  # of the tables that switching_cpu.py writes: what is read, what is reported, what is carried on
     results: int
     ends: int
+    reported: int  # how many results
+    needs: int  # of MEAN, COVARIANCE, ..., for these
     seen: int  # 0: everywhere
     seen_row: int
     start_log_likelihood: int
@@ -407,6 +412,13 @@ def collapse(
     zero: Vector, share: int, items: int, step: int, m: int, P: int, apart: int, new_m: int, new_P: int, state: Size
 ) -> None:
     """m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T) of every `step`-th Gaussian."""
+    average(zero, share, items, step, m, apart, new_m, state)
+    scatter(zero, share, items, step, P, apart, new_P, state)
+
+
+@compiled
+def average(zero: Vector, share: int, items: int, step: int, m: int, apart: int, new_m: int, state: Size) -> None:
+    """The mean of a collapse, and how far each is from it."""
     s = size(state)
     for a in range(s):
         total = zero
@@ -415,6 +427,12 @@ def collapse(
         store(total, new_m, a)
         for i in range(items):
             store(load(zero, m, i * step * s + a) - total, apart, i * s + a)
+
+
+@compiled
+def scatter(zero: Vector, share: int, items: int, step: int, P: int, apart: int, new_P: int, state: Size) -> None:
+    """Its covariance."""
+    s = size(state)
     for a in range(s):
         for c in range(a + 1):
             total = zero
@@ -455,7 +473,7 @@ def advance_imm(
     w: Memory,
     p: Problem,
     histories: int,  # noqa: ARG001
-    reported: bool,  # noqa: ARG001
+    needs: int,  # noqa: ARG001
 ) -> Vector:
     """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
     k, s, o = p.modes, size(state), size(observation)
@@ -490,7 +508,7 @@ def advance_gpb1(
     w: Memory,
     p: Problem,
     histories: int,  # noqa: ARG001
-    reported: bool,  # noqa: ARG001
+    needs: int,  # noqa: ARG001
 ) -> Vector:
     """[theory 7.1]; likewise."""
     k, s, o = p.modes, size(state), size(observation)
@@ -519,7 +537,7 @@ def advance_gpb1(
 
 @compiled
 def advance_gpb(
-    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: Problem, histories: int, reported: bool
+    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: Problem, histories: int, needs: int
 ) -> Vector:
     """[theory 7.2] for histories of any depth; likewise."""
     k, s, o = p.modes, size(state), size(observation)
@@ -530,7 +548,7 @@ def advance_gpb(
         F, Q, b = w.F + j * s * s * single, w.Q + j * s * s * single, w.b + j * s * vector
         H, R, d = w.H + j * o * s * single, w.R + j * o * o * single, w.d + j * o * vector
         # Mix: nothing; the mixture is what the modes predict together, and is reported -------------------------------
-        if reported:
+        if needs & BEFORE:
             m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
             weigh_column(zero, model, w, j, k, histories)
             collapse(zero, w.prior_share, histories, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
@@ -584,10 +602,10 @@ def advance_gpb(
             store(weigh(zero, w.column, w.weight, oldest, w.share), w.new_log_h, kept)
             new_m, new_P = w.new_m + kept * s * vector, w.new_P + kept * s * s * vector
             collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, state)
-        if reported:
+        if needs & BEFORE:
             store(weigh(zero, w.prior_share, w.branch_likelihood, histories, w.share), w.likelihood, j)
     step = normalize(zero, w.new_log_h, rests * k, w.log_h, w.h)
-    if reported and p.most > k:
+    if needs & MODES and p.most > k:
         to_modes(zero, state, w, p, rests)
     return step
 
@@ -611,7 +629,7 @@ def to_modes(zero: Vector, state: Size, w: Memory, p: Problem, rests: int) -> No
 
 # ------------------------------------------------------------------------------------------------ from and to tensors
 MODEL, CHANGING, BELIEFS = (0, 5), (5, 8), (8, 11)  # T, F, Q, H, R; b, d, y; mean, covariance, log probability
-RESULTS, ENDS = 16, 4
+ENDS = 4
 FIELD_BYTES, RESULT_BYTES = 8 * len(Field._fields), 8 * len(Result._fields)
 
 
@@ -647,15 +665,21 @@ def put(
 def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: Problem, told: Vector) -> None:
     """What all modes say together, and what they did not expect."""
     k, o = p.modes, size(observation)
-    collapse(zero, w.pi, k, 1, w.mode_m, w.mode_P, w.apart, w.whole_m, w.whole_P, state)
-    collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, w.whole_predicted_m, w.whole_predicted_P, state)
-    collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation)
-    unknown = number(zero, math.nan)
-    for r in range(o):
-        y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), unknown)
-        store(y - load(zero, w.innovation, r), w.innovation, r)
-        for j in range(k):
-            store(y - load(zero, w.expected, j * o + r), w.expected, j * o + r)
+    if p.needs & MEAN:
+        average(zero, w.pi, k, 1, w.mode_m, w.apart, w.whole_m, state)
+    if p.needs & COVARIANCE:
+        scatter(zero, w.pi, k, 1, w.mode_P, w.apart, w.whole_P, state)
+    if p.needs & BEFORE_TOGETHER:
+        m, P = w.whole_predicted_m, w.whole_predicted_P
+        collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, m, P, state)
+    if p.needs & INNOVATION:
+        collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation)
+        unknown = number(zero, math.nan)
+        for r in range(o):
+            y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), unknown)
+            store(y - load(zero, w.innovation, r), w.innovation, r)
+            for j in range(k):
+                store(y - load(zero, w.expected, j * o + r), w.expected, j * o + r)
     store(told, w.step, 0)
 
 
@@ -700,7 +724,7 @@ def block_of(advance: Any) -> Any:
                 for r in range(o):
                     there = p.seen + first * p.seen_row + time * o + r
                     store(gather_bytes(zero, there, p.seen_row, count), w.seen, r)
-            told = advance(zero, model, state, observation, w, p, histories, is_reported)
+            told = advance(zero, model, state, observation, w, p, histories, p.needs if is_reported else 0)
             if not all_between(told, -FINITE, FINITE):
                 return False
             total = total + told
@@ -708,7 +732,7 @@ def block_of(advance: Any) -> Any:
             if is_reported:
                 combine(zero, state, observation, w, p, told)
                 times = p.steps - p.first_reported
-                put(zero, p.results, RESULTS, base, time % 2 == 1, times, time - p.first_reported, first, count)
+                put(zero, p.results, p.reported, base, time % 2 == 1, times, time - p.first_reported, first, count)
         store(total, even.step, 0)
         put(zero, p.ends, ENDS, base, False, 1, 0, first, count)
         return True
