@@ -229,7 +229,7 @@ class SwitchingFilter(NamedTuple):
             observation.unsqueeze(-2),
             inputs=None if inputs is None else inputs.unsqueeze(-2),
             mask=None if mask is None else mask.unsqueeze(len(batch)),
-            times=None if dt is None else torch.as_tensor(dt).to(observation).unsqueeze(-1),
+            times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
             validate=self.model.validate,
         )
         if (found := _at_once(self, parameters, state, y, seen, last=True)) is not None:
@@ -421,6 +421,13 @@ def _gpb(
     by_mode = _to_modes(log_w, mean, covariance, k)
     moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
     return State(mean, covariance, log_w, state.log_likelihood + step), moved
+
+
+def _lasting(dt: float | Tensor, like: Tensor) -> Tensor:
+    """A time that has passed, as a tensor; a number is made where it is needed, and waited for by no device."""
+    if isinstance(dt, int | float):
+        return torch.full((), dt, dtype=like.dtype, device=like.device)
+    return torch.as_tensor(dt).to(like)
 
 
 def _per_mode(seen: Tensor | None) -> Tensor | None:
