@@ -223,9 +223,8 @@ class AttentionFilter:
 
     def _check(self, call: str, slots: Slots, eta: Tensor) -> None:
         mean, covariance, log_pi = slots
-        check_floats(
-            call, mean=mean, eta=eta, **present(covariance=covariance, log_probability=log_pi, value=self.value)
-        )
+        own = present(covariance=covariance, log_probability=log_pi, value=self.value, noise=self.noise)
+        check_floats(call, mean=mean, eta=eta, **own)
         fits = mean.ndim > 1 and eta.ndim == mean.ndim and eta.shape[-1] == mean.shape[-1]
         if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
             condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"

@@ -425,9 +425,7 @@ def _gpb(
 
 def _lasting(dt: float | Tensor, like: Tensor) -> Tensor:
     """A time that has passed, as a tensor; a number is made where it is needed, and waited for by no device."""
-    if isinstance(dt, int | float):
-        return torch.full((), dt, dtype=like.dtype, device=like.device)
-    return torch.as_tensor(dt).to(like)
+    return dt.to(like) if isinstance(dt, Tensor) else torch.full((), dt, dtype=like.dtype, device=like.device)
 
 
 def _per_mode(seen: Tensor | None) -> Tensor | None:
