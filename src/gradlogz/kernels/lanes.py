@@ -4,6 +4,7 @@
     x + y, x - y, x * y, x / y        lane by lane; one lane beside many stands for all of them
     load, store              at an address, counted in vectors of the type of `like`
     gather, spread           from and to rows that lie apart, one for each lane
+    together                 the sum of the lanes of one vector
     exp, log                 to two units in the last place
 
 Products may be fused with the sum they enter; no other liberty is taken: NaN and -inf mean what they say.
@@ -317,6 +318,23 @@ def store(typing: Any, vector: Any, address: Any, index: Any) -> Any:  # noqa: A
         return context.get_dummy_value()
 
     return types.void(vector, types.int64, types.int64), emit
+
+
+@intrinsic
+def together(typing: Any, x: Any) -> Any:  # noqa: ARG001
+    """The sum of all lanes, in one."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
+        total, width = arguments[0], x.width
+        while width > 1:
+            width //= 2
+            halves = [
+                ir.Constant(ir.VectorType(INT32, width), [first + i for i in range(width)]) for first in (0, width)
+            ]
+            total = builder.fadd(*(builder.shuffle_vector(total, total, half) for half in halves))
+        return total
+
+    return Lanes(x.number, 1)(x), emit
 
 
 @intrinsic

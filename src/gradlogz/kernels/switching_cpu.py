@@ -2,7 +2,8 @@
 
     forward      what ../filters/switching.py calls where nothing is to be differentiated
 
-Targets are taken by the vector (one alone has vectors of one lane); threads take vectors from one counter.
+Targets are taken by the vector; threads take vectors from one counter. Where there are too few targets to fill them,
+the modes of one target are the lanes, and of filters other than imm a vector has one lane.
 Memory beside the results is that of one step of one vector of targets for each thread. Kernels are compiled at the
 first call, once for each of imm, gpb1 and gpb whatever the sizes, and again for sizes with which there is much to do,
 and kept on disk.
@@ -15,6 +16,7 @@ import math
 import sys
 import zlib
 from array import array
+from collections.abc import Sequence
 from functools import cache, lru_cache, reduce
 from itertools import accumulate, chain
 from mmap import PAGESIZE
@@ -27,10 +29,11 @@ import torch
 from numba import types
 
 from .._typing import Bool, Float, Tensor
-from . import lanes, simd, switching_steps
+from . import lanes, simd, switching_alone, switching_steps
 from .cpu import LINE, compile_worker, team, workspace
 from .lanes import Lanes, counted, lanes_of, named, nothing
 from .simd import INT64, Writer, instruction, read_integer, take, whole
+from .switching_alone import filter_alone
 from .switching_steps import (
     BEFORE,
     BEFORE_TOGETHER,
@@ -38,10 +41,8 @@ from .switching_steps import (
     INNOVATION,
     MEAN,
     MODES,
-    Field,
     Memory,
     Problem,
-    Result,
     advance_gpb,
     advance_gpb1,
     advance_imm,
@@ -50,32 +51,42 @@ from .switching_steps import (
 )
 from .tiles import compiled
 
+ADDRESSES = 4  # that a problem begins with
 HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes of it per thread, blocks that failed
 WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
 WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
 SMALL = 6  # states and observations of which loops are unrolled
 STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
-# The fields of `Filtered`: where they lie in the memory of a thread, and what is computed for them.
+ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
+# The fields of `Filtered`: where they lie in the memory of a thread, their shapes, and what is computed for them.
 REPORTED = {
-    "mean": ("whole_m", MODES | MEAN),
-    "covariance": ("whole_P", MODES | MEAN | COVARIANCE),
-    "mode_mean": ("mode_m", MODES),
-    "mode_covariance": ("mode_P", MODES),
-    "log_mode_probability": ("log_pi", MODES),
-    "predicted_mean": ("whole_predicted_m", BEFORE | BEFORE_TOGETHER),
-    "predicted_covariance": ("whole_predicted_P", BEFORE | BEFORE_TOGETHER),
-    "predicted_mode_mean": ("predicted_m", BEFORE),
-    "predicted_mode_covariance": ("predicted_P", BEFORE),
-    "predicted_log_mode_probability": ("log_c", BEFORE),
-    "innovation": ("innovation", BEFORE | INNOVATION),
-    "innovation_covariance": ("whole_S", BEFORE | INNOVATION),
-    "mode_innovation": ("expected", BEFORE | INNOVATION),
-    "mode_innovation_covariance": ("S", BEFORE),
-    "mode_log_likelihood": ("likelihood", BEFORE),
-    "step_log_likelihood": ("step", 0),
+    "mean": ("whole_m", "s", MODES | MEAN),
+    "covariance": ("whole_P", "ss", MODES | MEAN | COVARIANCE),
+    "mode_mean": ("mode_m", "ks", MODES),
+    "mode_covariance": ("mode_P", "kss", MODES),
+    "log_mode_probability": ("log_pi", "k", MODES),
+    "predicted_mean": ("whole_predicted_m", "s", BEFORE | BEFORE_TOGETHER),
+    "predicted_covariance": ("whole_predicted_P", "ss", BEFORE | BEFORE_TOGETHER),
+    "predicted_mode_mean": ("predicted_m", "ks", BEFORE),
+    "predicted_mode_covariance": ("predicted_P", "kss", BEFORE),
+    "predicted_log_mode_probability": ("log_c", "k", BEFORE),
+    "innovation": ("innovation", "o", BEFORE | INNOVATION),
+    "innovation_covariance": ("whole_S", "oo", BEFORE | INNOVATION),
+    "mode_innovation": ("expected", "ko", BEFORE | INNOVATION),
+    "mode_innovation_covariance": ("S", "koo", BEFORE),
+    "mode_log_likelihood": ("likelihood", "k", BEFORE),
+    "step_log_likelihood": ("step", "", 0),
 }
-CARRIED = ("m", "P", "log_h", "step")
+# What is carried on, first what is of all modes together: where it lies, and its shape.
+CARRIED = {
+    "log_likelihood": ("step", ""),
+    "mean": ("m", "gs"),
+    "covariance": ("P", "gss"),
+    "log_probability": ("log_h", "h"),
+}
+READ = ("T", "F", "Q", "H", "R", "b", "d", "y", "m", "P", "log_h")
+ONE_PIECE = 1 << 12  # numbers up to which results are allocated together
 LARGE = 1 << 22  # bytes from which pages of 2 MiB are worth asking for
 ADVICE = 14  # of Linux, to take them
 
@@ -111,100 +122,179 @@ def forward(
         last: report the last step alone, without time.
         wanted: the fields to report, by name.
     """
-    *batch, steps, o = observations.shape
-    (k, s), h = parameters[2].shape[-3:-1], state[2].shape[-1]
-    targets, number = math.prod(batch), NUMBERS[observations.dtype]
-    most = k if depth == 0 else k ** (depth - 1)
-    kept = 1 if depth == 1 else h
-    believed = ((*batch, kept, s), (*batch, kept, s, s), (*batch, h), tuple(batch))
-    if any(t.shape != form for t, form in zip(state, believed, strict=True)) or h % k or h > max(most, k):
+    y, batch = observations, tuple(observations.shape[:-2])
+    (k, s), (steps, o), h = parameters[2].shape[-3:-1], y.shape[-2:], state[2].shape[-1]
+    form = _form(depth, batch, steps, (k, s, o, h), y.dtype, last, wanted)
+    if form is None or any(t.shape != shape for t, shape in zip(state, form.believed, strict=True)):
         return None
-    end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
-    end_g = 1 if depth == 1 else end_h
-    width = 1 if targets == 1 else lanes_of(number)
-
-    even, odd, space = _layout(depth, most, k, s, o, width * observations.element_size())
-    y, start_log_likelihood = observations, state[3].contiguous()
-    looks = None if seen is None else seen.contiguous()
+    # What is read
+    T, *others = parameters[:5]
     b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, o), strict=True))
+    model = (T.mT if form.is_alone else T, *others, b, d)
+    modes = k if form.is_alone else None
     read = [
-        *(_field(t, ending, batch) for t, ending in zip((*parameters[:5], b, d), STEP_ENDS, strict=True)),
-        _field(y, 1, batch),
-        *(_field(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state[:3], (2, 3, 1), strict=True)),
+        *(_field(t, ending, batch, modes) for t, ending in zip(model, STEP_ENDS, strict=True)),
+        _field(y, 1, batch, 0 if form.is_alone else None),
+        *(_field(t.unsqueeze(len(batch)), ending, batch, modes) for t, ending in zip(state, (2, 3, 1), strict=False)),
     ]
-    time = () if last else (steps,)
-    moments = [(s,), (s, s), (k, s), (k, s, s), (k,)]
-    forms = [*moments, *moments, (o,), (o, o), (k, o), (k, o, o), (k,), ()]
-    shapes = {name: form for name, form in zip(REPORTED, forms, strict=True) if name in wanted}
-    reported = {name: y.new_empty((*batch, *time, *form)) for name, form in shapes.items()}
-    end_shapes = [(end_g, s), (end_g, s, s), (end_h,), ()]
-    ends = tuple(y.new_empty((*batch, *shape)) for shape in end_shapes)
-    for t in reported.values():
-        prefer_large_pages(t)
-
-    places = (getattr(even, name) for name in ("T", "F", "Q", "H", "R", "b", "d", "y", "m", "P", "log_h"))
-    fields = array("q", chain(*(f._replace(place=place) for (_, f), place in zip(read, places, strict=True))))
-    after = even if steps % 2 == 0 else odd
-    results, carried = (
-        array("q", chain(*(_result(t, form, where, n) for t, form, n in zip(tensors, forms, names, strict=True))))
-        for tensors, forms, names, where in (
-            (reported.values(), shapes.values(), (REPORTED[name][0] for name in shapes), (even, odd)),
-            (ends, end_shapes, CARRIED, (after, after)),
-        )
-    )
-    problem = Problem(
-        fields=fields.buffer_info()[0],
-        results=results.buffer_info()[0],
-        ends=carried.buffer_info()[0],
-        reported=len(reported),
-        needs=reduce(or_, (REPORTED[name][1] for name in shapes), 0),
-        seen=0 if looks is None else looks.data_ptr(),
-        seen_row=steps * o,
-        start_log_likelihood=start_log_likelihood.data_ptr(),
-        targets=targets,
-        steps=steps,
-        first_reported=steps - 1 if last else 0,
-        modes=k,
-        state=s,
-        observation=o,
-        histories=h,
-        most=most,
-    )
-    is_shared = all(f.row == 0 for _, f in read[:5])
-    work = targets * steps * k ** max(depth, 1)
-    sizes = (s, o) if s <= SMALL and o <= SMALL and work >= WORTH_SIZES else None
-    found = worker(min(depth, 2), number, width, 1 if is_shared else width, sizes)
-    tasks = -(-targets // width)
-    threads = max(1, min(torch.get_num_threads(), tasks, work // WORTH_A_THREAD))
-    plan = array("q", (0, 0, workspace.reserve(threads * space), space, 0, *problem, *even, *odd))
+    fields = array("q", chain(*((*field, place) for (_, *field), place in zip(read, form.places, strict=True))))
+    begun, looks = state[3].contiguous(), None if seen is None else seen.contiguous()
+    begins = (begun.data_ptr(), 0 if looks is None else looks.data_ptr())
+    # What is written
+    written = _allocated(y, form)
+    results = array("q", chain(*((t.data_ptr(), *r.where) for t, r in zip(written, form.results, strict=True))))
+    # Who does it
+    is_shared = form.is_alone or all(row == 0 for _, _, row, *_ in read[:5])
+    work = y.shape[:-1].numel() * k ** max(depth, 1)
+    known = (s, o) if s <= SMALL and o <= SMALL and work >= WORTH_SIZES else None
+    method = ALONE if form.is_alone else min(depth, 2)
+    found = worker(method, NUMBERS[y.dtype], form.width, 1 if is_shared else form.width, known)
+    threads = max(1, min(torch.get_num_threads(), form.tasks, work // WORTH_A_THREAD))
+    memory = workspace.reserve(threads * form.space)
+    addresses = (fields.buffer_info()[0], results.buffer_info()[0], *begins)
+    plan = array("q", (0, 0, memory, form.space, 0, *addresses, *form.numbers))
     team().run(found, threads, plan.buffer_info()[0])
-    return Finished(tuple(map(reported.get, REPORTED)), *ends) if plan[4] == 0 else None
+    if plan[4]:
+        return None
+    names = [r.name for r in form.results[: -len(CARRIED)]]
+    reported, ends = dict(zip(names, written, strict=False)), written[-len(CARRIED) :]
+    return Finished(tuple(map(reported.get, REPORTED)), **dict(zip(CARRIED, ends, strict=True)))
 
 
-def _field(field: Tensor, ending: int, batch: list[int]) -> tuple[Tensor, Field]:
-    """A tensor in one piece whose last dimensions are those of a step; before them may be time, and targets."""
-    *own, steps = field.shape[:-ending] or (1,)
-    items = field.shape[-ending:].numel()
-    is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
-    if is_shared:
-        field = field[(0,) * len(own)]
-    else:
-        field = field.expand(*batch, *field.shape[-ending - 1 :])
-    field, size = field.contiguous(), items * field.element_size()
-    return field, Field(field.data_ptr(), 0 if is_shared else steps * size, size if steps > 1 else 0, items, 0)
+def prepare(depth: int, dtype: torch.dtype, targets: int, modes: int) -> None:
+    """Compile or load what steps taken one by one will call."""
+    form = _form(depth, (targets,), 1, (modes, 1, 1, modes), dtype, True, frozenset())
+    if form is not None:
+        worker(ALONE if form.is_alone else min(depth, 2), NUMBERS[dtype], form.width, 1, None)
 
 
-def _result(tensor: Tensor, form: tuple[int, ...], where: tuple[Memory, Memory], name: str) -> Result:
-    return Result(tensor.data_ptr(), math.prod(form), *(getattr(memory, name) for memory in where))
+class Written(NamedTuple):
+    """A tensor that is to be written: its name, its shape, and `Result` without its address."""
+
+    name: str
+    shape: tuple[int, ...]
+    where: tuple[int, ...]
+
+
+class Form(NamedTuple):
+    """All that follows from the sizes of a problem, whatever its numbers are."""
+
+    is_alone: bool  # modes are in the lanes, in place of targets
+    width: int
+    tasks: int
+    space: int  # bytes of the memory of a thread
+    believed: tuple[tuple[int, ...], ...]  # the shapes of a state
+    places: tuple[int, ...]  # of what is read, in the memory of a thread
+    results: tuple[Written, ...]  # what is reported, then what is carried on
+    counts: tuple[int, ...]  # of their numbers
+    numbers: tuple[int, ...]  # `Problem` after its addresses, `Memory` of even steps and of odd ones
 
 
 @lru_cache(maxsize=256)
-def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int) -> tuple[Memory, Memory, int]:
+def _form(
+    depth: int,
+    batch: tuple[int, ...],
+    steps: int,
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    last: bool,
+    wanted: frozenset[str],
+) -> Form | None:
+    """Sizes are those of modes, states, observations and histories; None for histories that are none of this filter."""
+    k, s, o, h = sizes
+    most = k if depth == 0 else k ** (depth - 1)
+    if h % k or h > max(most, k):
+        return None
+    targets, register = math.prod(batch), lanes_of(NUMBERS[dtype])
+    is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
+    width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register
+    even, odd, space = _layout(depth, most, k, s, o, width * dtype.itemsize, is_alone)
+    after = even if steps % 2 == 0 else odd
+    end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
+    letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
+
+    def written(name: str, form: str, times: tuple[int, ...], even: int, odd: int) -> Written:
+        shape = tuple(letters[letter] for letter in form)
+        row = math.prod(shape) * dtype.itemsize
+        items, apart = math.prod(shape), math.prod(times) * row
+        if is_alone and form[:1] in ("k", "g", "h"):
+            items, apart = items // k, row // k
+        return Written(name, (*batch, *times, *shape), (row, items, apart, even, odd))
+
+    chosen = [(name, *rest) for name, rest in REPORTED.items() if name in wanted]
+    chosen.sort(key=lambda field: field[2].startswith("k"))
+    results = [
+        *(written(n, f, () if last else (steps,), getattr(even, at), getattr(odd, at)) for n, at, f, _ in chosen),
+        *(written(n, f, (), getattr(after, at), getattr(after, at)) for n, (at, f) in CARRIED.items()),
+    ]
+    problem = {
+        "seen_row": steps * o,
+        "targets": targets,
+        "steps": steps,
+        "first_reported": steps - 1 if last else 0,
+        "modes": k,
+        "state": s,
+        "observation": o,
+        "histories": h,
+        "most": most,
+        "reported": len(chosen),
+        "whole": sum(not form.startswith("k") for _, _, form, _ in chosen),
+        "needs": reduce(or_, (needs for *_, needs in chosen), 0),
+    }
+    kept = 1 if depth == 1 else h
+    return Form(
+        is_alone,
+        width,
+        targets if is_alone else -(-targets // width),
+        space,
+        ((*batch, kept, s), (*batch, kept, s, s), (*batch, h), batch),
+        tuple(getattr(even, name) for name in READ),
+        tuple(results),
+        tuple(math.prod(r.shape) for r in results),
+        (*(problem[name] for name in Problem._fields[ADDRESSES:]), *even, *odd),
+    )
+
+
+def _field(
+    field: Tensor, ending: int, batch: tuple[int, ...], modes: int | None
+) -> tuple[Tensor, int, int, int, int, int]:
+    """A tensor in one piece, and `Field` but for its place: its last dimensions are those of a step.
+
+    Before them may be time, and targets. In the lanes are targets (None), or so many modes; none: all have the same.
+    """
+    if field.ndim == ending:
+        field, row, time = field.contiguous(), 0, 0
+    else:
+        *own, steps = field.shape[:-ending]
+        is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
+        field = field[(0,) * len(own)] if is_shared else field.expand(*batch, *field.shape[-ending - 1 :])
+        field = field.contiguous()
+        step = field.shape[-ending:].numel() * field.element_size()
+        row, time = 0 if is_shared else steps * step, step if steps > 1 else 0
+    items = field.shape[-ending:].numel() // (modes or 1)
+    apart = row if modes is None else items * field.element_size() if modes else 0
+    return field, field.data_ptr(), row, apart, time, items
+
+
+def _allocated(like: Tensor, form: Form) -> Sequence[Tensor]:
+    """What is to be written; what is small, in one piece."""
+    if (total := sum(form.counts)) <= ONE_PIECE:
+        # Not as views, of which one that is written to would count as written in all.
+        parts = torch.unsafe_split_with_sizes(like.new_empty(total), form.counts)
+        return [part.view(r.shape) for part, r in zip(parts, form.results, strict=True)]
+    found = [like.new_empty(r.shape) for r in form.results]
+    for tensor in found:
+        prefer_large_pages(tensor)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone: bool) -> tuple[Memory, Memory, int]:
     """Where arrays lie in the memory of a thread in even steps and in odd ones, and its bytes.
 
     What is new after one step is old in the next. Where histories are modes, what is said of them is carried on.
     """
-    sizes = [size * vector for size in vectors_of(k, s, o, most)]
+    sizes = [size * vector for size in vectors_of(1 if is_alone else k, s, o, most)]
     even = Memory(*accumulate(sizes[:-1], initial=0))
     if most <= k:
         even = even._replace(log_pi=even.log_h, pi=even.h)
@@ -248,13 +338,15 @@ odd_at = _reader(Memory, HEADER + len(Problem._fields) + len(Memory._fields))
 @cache
 def edition() -> int:
     """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
-    return zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in (switching_steps, lanes, simd)))
+    return zlib.crc32(
+        b"".join(Path(str(module.__file__)).read_bytes() for module in (switching_alone, switching_steps, lanes, simd))
+    )
 
 
 @cache
-def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
+def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
     """What a thread does: take blocks of targets until there are none. Compiled at the first call."""
-    enclosed = (edition(), depth, number, width, model_width, sizes)
+    enclosed = (edition(), method, number, width, model_width, sizes)
 
     def filter_all(plan: int) -> None:
         _ = enclosed
@@ -276,7 +368,7 @@ def worker(depth: int, number: str, width: int, model_width: int, sizes: tuple[i
         "lanes_each": width,
         "zeros": nothing(Lanes(number, width)),
         "coefficients": nothing(Lanes(number, model_width)),
-        "filter_block": block_of((advance_imm, advance_gpb1, advance_gpb)[depth]),
+        "filter_block": filter_alone if method == ALONE else block_of((advance_imm, advance_gpb1, advance_gpb)[method]),
         "state_of": _size("state", sizes and sizes[0]),
         "observation_of": _size("observation", sizes and sizes[1]),
     }

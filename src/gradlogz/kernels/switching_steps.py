@@ -49,16 +49,13 @@ FINITE = 3e38
 
 
 class Problem(NamedTuple):
-    """Sizes, and addresses of what is neither read nor written as a row of vectors; bytes from row to row."""
+    """Addresses, and then sizes; bytes from row to row."""
 
-    fields: int  # of the tables that switching_cpu.py writes: what is read, what is reported, what is carried on
+    fields: int  # of the tables that switching_cpu.py writes: what is read; what is reported, and what is carried on
     results: int
-    ends: int
-    reported: int  # how many results
-    needs: int  # of MEAN, COVARIANCE, ..., for these
+    start_log_likelihood: int
     seen: int  # 0: everywhere
     seen_row: int
-    start_log_likelihood: int
     targets: int
     steps: int
     first_reported: int
@@ -67,6 +64,9 @@ class Problem(NamedTuple):
     observation: int
     histories: int  # at the beginning
     most: int  # histories that are kept
+    reported: int  # how many results
+    whole: int  # how many of these, the first, are of all modes together
+    needs: int  # of MEAN, COVARIANCE, ..., for these
 
 
 class Field(NamedTuple):
@@ -74,6 +74,7 @@ class Field(NamedTuple):
 
     address: int
     row: int  # bytes from target to target
+    apart: int  # bytes from lane to lane
     time: int  # bytes from step to step
     items: int
     place: int  # in the memory of a thread
@@ -83,7 +84,9 @@ class Result(NamedTuple):
     """A tensor whose rows are written from lanes."""
 
     address: int
+    row: int  # bytes of a step of a target
     items: int
+    apart: int  # bytes from lane to lane
     even: int  # where it lies in the memory of a thread after even steps
     odd: int
 
@@ -145,6 +148,7 @@ class Memory(NamedTuple):
     whole_S: int
     step: int
     ones: int
+    real: int  # of lanes that are modes: which of them are
 
 
 def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int, ...]:
@@ -169,7 +173,7 @@ def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int
         "branch_S": o * o,
         "y": o,
         "seen": o,
-        "T": k * k,
+        "T": k * k if k > 1 else g,  # where lanes are modes, a vector for each that was
         "F": k * s * s,
         "Q": k * s * s,
         "H": k * o * s,
@@ -635,30 +639,26 @@ FIELD_BYTES, RESULT_BYTES = 8 * len(Field._fields), 8 * len(Result._fields)
 
 @compiled
 def fetch(zero: Vector, table: int, chosen: tuple[int, int], base: int, time: int, first: int, count: int) -> None:
-    """Rows `first`, `first` + 1, ... of fields side by side, at first or if they change."""
+    """Fields of the target `first`, and of those that are in lanes beside it, at first or if they change."""
     single = size_of(zero) // lanes(zero)
     for f in range(chosen[0], chosen[1]):
         entry = table + f * FIELD_BYTES
-        row, step = read_integer(entry, 1), read_integer(entry, 2)
+        step = read_integer(entry, 3)
         if time == 0 or step != 0:
-            start = read_integer(entry, 0) + first * row + time * step
-            place = base + read_integer(entry, 4)
-            for i in range(read_integer(entry, 3)):
-                store(gather(zero, start + i * single, row, count), place, i)
+            start = read_integer(entry, 0) + first * read_integer(entry, 1) + time * step
+            apart, place = read_integer(entry, 2), base + read_integer(entry, 5)
+            for i in range(read_integer(entry, 4)):
+                store(gather(zero, start + i * single, apart, count), place, i)
 
 
 @compiled
-def put(
-    zero: Vector, table: int, results: int, base: int, is_odd: bool, times: int, time: int, first: int, count: int
-) -> None:
-    """Results to rows of tensors [targets, times, items]."""
-    single = size_of(zero) // lanes(zero)
+def put(zero: Vector, table: int, results: int, base: int, is_odd: bool, entry: int, count: int) -> None:
+    """Results to rows of tensors [targets, times, items]; `entry` counts targets and times before the first."""
     for f in range(results):
-        entry = table + f * RESULT_BYTES
-        row = read_integer(entry, 1) * single
-        source = base + read_integer(entry, 3 if is_odd else 2)
-        start = read_integer(entry, 0) + (first * times + time) * row
-        spread(zero, source, read_integer(entry, 1), start, times * row, count)
+        at = table + f * RESULT_BYTES
+        source = base + read_integer(at, 5 if is_odd else 4)
+        start = read_integer(at, 0) + entry * read_integer(at, 1)
+        spread(zero, source, read_integer(at, 2), start, read_integer(at, 3), count)
 
 
 @compiled
@@ -731,10 +731,10 @@ def block_of(advance: Any) -> Any:
             histories = min(histories * p.modes, max(p.most, p.modes))
             if is_reported:
                 combine(zero, state, observation, w, p, told)
-                times = p.steps - p.first_reported
-                put(zero, p.results, p.reported, base, time % 2 == 1, times, time - p.first_reported, first, count)
+                entry = first * (p.steps - p.first_reported) + time - p.first_reported
+                put(zero, p.results, p.reported, base, time % 2 == 1, entry, count)
         store(total, even.step, 0)
-        put(zero, p.ends, ENDS, base, False, 1, 0, first, count)
+        put(zero, p.results + p.reported * RESULT_BYTES, ENDS, base, False, first, count)
         return True
 
     return compiled(named(filter_block, advance.__name__))
