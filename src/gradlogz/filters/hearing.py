@@ -16,6 +16,9 @@ that which went from i to j:
     log ∫ N(m + d, P - D) exp(quadratic) = f + <g, d> - <d, L d>/2 - <r, D A^-1 r>/2 - log|A|/2,   A = I - L D
     its score A^-1 r,   its information A^-1 L,   r = g - L d
 
+Functions are taken for the lines that a filter takes them for, each pair of modes for its own: F, H and R below are
+those of nonlinear.py at the Gaussian of i, moved by j.
+
 Read next: smoother.py (the steps in their order), switching.py (the filters).
 """
 

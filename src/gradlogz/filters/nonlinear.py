@@ -15,7 +15,9 @@ These are the usual weighted sums over 2 n + 1 points, sorted into what is odd a
 W = 0 and give the Kalman filter, and a covariance is a sum of squares. The rest is that filter in the coordinates z. L
 is Cholesky's root, of singular covariances too. With alpha = 1, kappa = 0, beta = 2 all weights are nonnegative.
 
-Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), switching.py (the filters).
+Smoothers ask for cov(x, f) = P A^T too: A = f'(m), or A L = G [sarkka08]. Any such A will do where P is singular.
+
+Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), switching.py (the filters), hearing.py.
 """
 
 import dataclasses
@@ -324,7 +326,7 @@ class NonlinearParameters(NamedTuple):
         return Sight(v, through.matrix(), self.R + through.curvature)
 
     def along(
-        self, histories: Int[Tensor, "*b n t"], **fields: Float[Tensor, "*b n t 1 d d"]
+        self, histories: Int[Tensor, "*b n t"], **fields: Tensor
     ) -> tuple[NonlinearModel, Float[Tensor, "*b n t u"]]:
         """The model of one mode that is what a history says at each step, and its inputs: the last is that mode.
 

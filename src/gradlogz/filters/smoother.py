@@ -91,6 +91,10 @@ def smooth(
                 s_t+1 and past observations, s_t does not know later ones: the published smoother [kim94]
         exact   nothing: every history of modes, or the `keep` likeliest
 
+    Functions of a NonlinearModel are lines here, as in its filters, along the filtered Gaussians: the extended
+    smoother, or the unscented one [sarkka08]. What is exact is so for those lines, but for "imm" without observations:
+    its filter moves mixtures, and lines through a mixture are others than those through its parts.
+
     A quadratic that grows would be no likelihood of every pair: where later observations leave a mode less certain than
     it was, the information kept is the average of the modes of the next step, without the spread between them.
 
