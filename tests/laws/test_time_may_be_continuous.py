@@ -103,6 +103,44 @@ def test_long_steps_of_fast_decay_come_to_rest():
     close(F, torch.tensor([[1.0, 1e15], [0.0, 1.0]], dtype=F64), 1e15)
 
 
+def test_steps_that_cannot_be_looked_at_are_as_long_as_others():
+    A, C = torch.randn(4, 4, dtype=F64) - 4 * torch.eye(4, dtype=F64), positive(4)
+    rest = torch.as_tensor(scipy.linalg.solve_continuous_lyapunov(A.numpy(), -C.numpy()))  # what noise comes to
+    dt = 10.0 ** torch.arange(-9, 10, dtype=F64)
+    F, Q = torch.func.vmap(discretize, (None, None, 0))(A, C, dt)
+    for f, q, t in zip(F, Q, dt, strict=True):
+        expected = torch.as_tensor(scipy.linalg.expm(A.numpy() * float(t)))
+        close(f, expected, tolerance=1e-12)
+        close(q, rest - expected @ rest @ expected.mT, float(rest.abs().max()), tolerance=1e-12)
+    G = rates(3)
+    P = torch.func.vmap(discretize_chain, (None, 0))(G, dt)
+    for p, t in zip(P, dt, strict=True):
+        close(p, torch.as_tensor(scipy.linalg.expm(G.numpy() * min(float(t), 1e4))), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("t", [0.01, 0.7, 20.0])
+def test_probabilities_have_derivatives_by_rates_whose_rows_sum_to_zero(t):
+    G, weight = rates(3), torch.randn(3, 3, dtype=F64)
+    dt = torch.tensor([t], dtype=F64)
+
+    def total(rate, dt):
+        return (weight * discretize_chain(rate, dt)).sum()
+
+    G.requires_grad_()
+    (slopes,) = torch.autograd.grad(total(G, dt), G)
+    G = G.detach()
+    mapped = torch.func.vmap(torch.func.grad(total), (None, 0))(G, dt.unsqueeze(-1)).squeeze(0)  # numbers are not read
+    for i in range(3):
+        for j in range(3):  # a rate is taken from the diagonal
+            away = np.zeros((3, 3))
+            away[i, j], away[i, i] = 1.0, away[i, i] - 1.0
+            away = away if i != j else np.zeros((3, 3))
+            moved = scipy.linalg.expm_frechet(G.numpy() * t, away * t, compute_expm=False)
+            expected = (weight * torch.as_tensor(moved)).sum()
+            close(slopes[i, j], expected, 1 + t, tolerance=1e-12)
+            close(mapped[i, j], expected, 1 + t, tolerance=1e-12)
+
+
 def test_offsets_and_inputs_are_integrals_over_a_step():
     model, dt = flowing(2, 3, 1, u=2), torch.tensor([0.3, 4.0], dtype=F64)
     steps = model.at(dt)
