@@ -166,6 +166,42 @@ def test_steps_carry_on_what_a_series_does(calls, method):
 
 
 @each
+def test_steps_of_one_target_are_those_of_torch(calls, monkeypatch, method):
+    """However few they are, they are compiled; unless something is to be differentiated."""
+    monkeypatch.setattr(dispatch, "WORTH_FILTERING", 1000)
+    model, start = system(3, 2, 2), beginning(3, 2)
+    chosen, y = SwitchingFilter(model, *method), observed(model, 5)
+    y[2, 0] = torch.nan
+    state, slow = chosen.init(**start), chosen.init(**start)
+    for observation in y:
+        state, found = chosen.step(state, observation)
+        few = chosen.step(slow, observation, fields=("mean", "innovation"))[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "WORTH_FILTERING", math.inf)
+            slow, expected = chosen.step(slow, observation)
+            by_torch_alone = chosen.step(slow, observation, fields="covariance")[1]
+        same(found, expected, tolerance=1e-10)
+        torch.testing.assert_close(few.mean, expected.mean)
+        assert {name for name, t in few._asdict().items() if t is not None} == {"mean", "innovation", "log_likelihood"}
+        assert by_torch_alone.mean is None
+    assert calls == [True] * 10
+    moved = chosen.step(state, y[0].requires_grad_())[1]
+    assert moved.mean.requires_grad
+    assert calls == [True] * 10
+
+
+@pytest.mark.parametrize(("k", "targets"), [(2, 1), (3, 1), (5, 2), (8, 3), (9, 1)])
+@pytest.mark.parametrize("lead", [(), (6,), (-1, 1)], ids=["constant", "in time", "of targets"])
+def test_few_targets_have_the_numbers_of_torch(calls, monkeypatch, k, targets, lead):
+    """Modes are in the lanes where they fill more of them than targets do."""
+    model, start = system(k, 3, 2, lead=tuple(targets if n < 0 else n for n in lead)), beginning(k, 3)
+    y = observed(model, 6, targets)
+    y[0, 2, 0], y[-1, 3] = torch.nan, torch.nan
+    same(imm(model, y, **start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
+    assert calls == [True]
+
+
+@each
 @pytest.mark.parametrize("far", [1.0, 1e3, 1e6])
 def test_dead_modes_zero_transitions_and_outliers_stay_exact(calls, monkeypatch, method, far):
     T = torch.tensor([[0.7, 0.3, 0, 0], [0.0, 1.0, 0, 0], [0, 0.1, 0.9, 0], [1.0, 0, 0, 0]], dtype=F64)

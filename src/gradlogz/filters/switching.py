@@ -18,6 +18,7 @@ observation. All weights are logarithms; modes and transitions of probability 0 
 Read next: enumeration.py (the exact filter), kalman.py (one step), consistency.py (is the filter what it claims).
 """
 
+import math
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
@@ -193,9 +194,18 @@ class SwitchingFilter(NamedTuple):
         log_mode_probability: Float[Tensor, "*#n k"] | None = None,
         batch_shape: tuple[int, ...] = (),
     ) -> State:
-        """What is believed at time 0, of every target in a batch."""
+        """What is believed at time 0, of every target in a batch.
+
+        The kernel of the steps that will follow is loaded, and compiled where none was kept: some ten seconds, once.
+        """
         start = (mean, covariance, log_mode_probability)
-        return _begin("SwitchingFilter.init", self, torch.Size(batch_shape), start)
+        state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), start)
+        if isinstance(self.model, SwitchingModel) and (self.model.components is None or self.model.fill == "zero"):
+            given = (*self.model.fields().values(), *state)
+            if (kernel := filtering_kernel(given, 0, is_online=True)) is not None:
+                depth = 0 if self.method == "imm" else self.depth
+                kernel.prepare(depth, self.model.R.dtype, math.prod(batch_shape), self.model.modes)
+        return state
 
     def step(
         self,
@@ -206,14 +216,17 @@ class SwitchingFilter(NamedTuple):
         mask: Bool[Tensor, "*b"] | Bool[Tensor, "*b o"] | None = None,
         time: int = 0,
         dt: float | Float[Tensor, "*#b"] | None = None,
+        fields: Collection[str] | None = None,
     ) -> tuple[State, Filtered]:
         """One transition and one observation; `time` counts the steps of a model that changes, from 0.
 
-        A model with rate is told dt, the time that has passed, of all targets or of each.
+        A model with rate is told dt, the time that has passed, of all targets or of each. Fields are as of `imm`; a few
+        of them are found in half the time.
 
         The series of steps is `filter`: tests/laws/test_switching_filters_keep_their_laws.py.
         """
         call = "SwitchingFilter.step"
+        wanted = _wanted(call, fields)
         steps = self.model.steps
         if not 0 <= time < (steps or time + 1):
             remedy = "Count steps from 0, or pass the model of each step."
@@ -232,7 +245,7 @@ class SwitchingFilter(NamedTuple):
             times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
             validate=self.model.validate,
         )
-        if (found := _at_once(self, parameters, state, y, seen, last=True)) is not None:
+        if (found := _at_once(self, parameters, state, y, seen, last=True, wanted=wanted, is_online=True)) is not None:
             return found
         with torch.autocast(y.device.type, enabled=False):
             y, seen = y.squeeze(-2), None if seen is None else seen.squeeze(-2)
@@ -240,7 +253,7 @@ class SwitchingFilter(NamedTuple):
             state, moved = _advance(self, now, state, y, seen)
             if self.model.validate:
                 check_densities(call, moved.failure)
-            return state, combined(moved, now, y, seen, state.log_likelihood)
+            return state, _only(wanted, combined(moved, now, y, seen, state.log_likelihood))
 
     def filter(
         self,
@@ -279,10 +292,7 @@ def _run(
     if keep not in ("all", "last"):
         remedy = "All steps are reported, or the last alone."
         raise ValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
-    wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
-    if unknown := wanted - ALL:
-        remedy = f"Choose of {', '.join(Filtered._fields)}."
-        raise ValueError(sentence(call, "fields must be names of Filtered", f"{sorted(map(str, unknown))}", remedy))
+    wanted = _wanted(call, fields)
     model = chosen.model
     inputs, mask, lengths, times = extra
     validate = model.validate
@@ -310,8 +320,21 @@ def _run(
             found = combined(whole, now, observation, look, state.log_likelihood)
         else:
             found = combined(whole, parameters, y, seen, state.log_likelihood)
-        kept = wanted | {"log_likelihood"}
-        return Filtered._make(t if name in kept else None for name, t in found._asdict().items())
+        return _only(wanted, found)
+
+
+def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
+    """The names of the fields that are to be reported."""
+    wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
+    if unknown := wanted - ALL:
+        remedy = f"Choose of {', '.join(Filtered._fields)}."
+        raise ValueError(sentence(call, "fields must be names of Filtered", f"{sorted(map(str, unknown))}", remedy))
+    return wanted
+
+
+def _only(wanted: frozenset[str], found: Filtered) -> Filtered:
+    kept = wanted | {"log_likelihood"}
+    return Filtered._make(t if name in kept else None for name, t in found._asdict().items())
 
 
 def _at_once(
@@ -322,13 +345,15 @@ def _at_once(
     seen: Tensor | None,
     *,
     last: bool,
-    wanted: frozenset[str] = ALL,
+    wanted: frozenset[str],
+    is_online: bool = False,
 ) -> tuple[State, Filtered] | None:
     """All steps by a compiled kernel, where one takes them; None where this file must."""
     if not isinstance(parameters, Parameters) or parameters.has is not None:
         return None
     depth, fields = 0 if chosen.method == "imm" else chosen.depth, tuple(parameters[:7])
-    kernel = filtering_kernel((*fields, *state, y), y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1))
+    filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
+    kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
     found = None if kernel is None else kernel.forward(depth, fields, tuple(state), y, seen, last=last, wanted=wanted)
     return None if found is None else (State(*found[1:]), Filtered._make((*found.reported, found.log_likelihood)))
 

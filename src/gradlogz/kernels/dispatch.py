@@ -5,12 +5,14 @@
     flash      CPU without numba, where output and log normaliser are all that counts   flash.py
     blocked    everything else: float64, dropout, small problems, other devices         blocked.py
 
-Switching filters have a kernel of numba too (switching_cpu.py); ../filters/switching.py is their torch path.
+Switching filters have a kernel of numba too (switching_cpu.py) and one of CUDA (switching_gpu.py);
+../filters/switching.py is their torch path.
 
 Each takes the same arguments and gives the same numbers up to rounding; the statistics are float32 or better whatever
 the inputs are.
 """
 
+import math
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -32,6 +34,8 @@ from .scoring import Scoring, Sight
 WORTH_COMPILING = 1 << 10
 # Kalman filters, one step of one mode each, from which it is worth to compile them all.
 WORTH_FILTERING = 1 << 8
+# The same on a GPU, where the first call compiles for a second and every call waits once.
+WORTH_FILTERING_THERE = 1 << 12
 # Queries that share a key head, up to which splitting the keys is ahead of splitting the queries.
 FEW_QUERIES = 64
 
@@ -119,20 +123,26 @@ def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout
     return None
 
 
-def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int) -> Any:
+def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_online: bool = False) -> Any:
     """The compiled kernel of switching filters, a module with `forward`; or None.
 
-    It takes float64 and float32 on the CPU, of which nothing is to be differentiated, in any mode.
+    It takes float64 and float32, of which nothing is to be differentiated, in any mode; no recorded graphs of a GPU.
+    Steps that are taken one by one are many, however few they are at once.
     """
     given = [t for t in tensors if t is not None]
-    if filters < WORTH_FILTERING or not has_values(*given) or forward_ad._current_level >= 0:
+    device = given[0].device
+    worth = WORTH_FILTERING_THERE if device.type == "cuda" else WORTH_FILTERING
+    is_worth = filters >= worth or (is_online and device.type == "cpu" and worth < math.inf)
+    if not is_worth or not has_values(*given) or forward_ad._current_level >= 0:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return None
-    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and t.numel() for t in given)
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.device == device and t.numel() for t in given)
     if not plain or {t.dtype for t in given} not in ({torch.float64}, {torch.float32}):
         return None
-    return _imported("switching_cpu", "numba")
+    if device.type == "cuda":
+        return None if torch.cuda.is_current_stream_capturing() else _imported("switching_gpu", "ctypes")
+    return _imported("switching_cpu", "numba") if device.type == "cpu" else None
 
 
 @cache

@@ -166,12 +166,21 @@ def combine(zero: Vector, single: Vector, state: Size, observation: Size, w: Mem
 
 @compiled
 def put(
-    zero: Vector, single: Vector, table: int, whole: int, results: int, base: int, is_odd: bool, entry: int, count: int
+    zero: Vector,
+    single: Vector,
+    table: int,
+    whole: int,
+    results: int,
+    written: int,
+    base: int,
+    is_odd: bool,
+    entry: int,
+    count: int,
 ) -> None:
     """Results to rows of tensors [targets, times, ...]: first those of all modes together, then those of each."""
     for f in range(results):
         at = table + f * RESULT_BYTES
-        start = read_integer(at, 0) + entry * read_integer(at, 1)
+        start = written + read_integer(at, 0) + entry * read_integer(at, 1)
         items, source = read_integer(at, 2), base + read_integer(at, 5 if is_odd else 4)
         if f < whole:
             spread(single, source, items, start, 0, 1)
@@ -222,7 +231,7 @@ def filter_alone(
         if time >= p.first_reported:
             combine(zero, single, state, observation, w, p, told)
             entry = task * (p.steps - p.first_reported) + time - p.first_reported
-            put(zero, single, p.results, p.whole, p.reported, base, time % 2 == 1, entry, k)
+            put(zero, single, p.results, p.whole, p.reported, p.written, base, time % 2 == 1, entry, k)
     store(total, even.step, 0)
-    put(zero, single, p.results + p.reported * RESULT_BYTES, 1, ENDS, base, False, task, k)
+    put(zero, single, p.results + p.reported * RESULT_BYTES, 1, ENDS, p.written, base, False, task, k)
     return True

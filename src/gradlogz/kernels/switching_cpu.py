@@ -51,12 +51,11 @@ from .switching_steps import (
 )
 from .tiles import compiled
 
-ADDRESSES = 4  # that a problem begins with
 HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes of it per thread, blocks that failed
 WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
 WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
 SMALL = 6  # states and observations of which loops are unrolled
-STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
+MODEL_ENDS = {"T": 2, "F": 3, "Q": 3, "H": 3, "R": 3, "b": 2, "d": 2}  # dimensions of one step
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
 ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
 # The fields of `Filtered`: where they lie in the memory of a thread, their shapes, and what is computed for them.
@@ -85,7 +84,6 @@ CARRIED = {
     "covariance": ("P", "gss"),
     "log_probability": ("log_h", "h"),
 }
-READ = ("T", "F", "Q", "H", "R", "b", "d", "y", "m", "P", "log_h")
 ONE_PIECE = 1 << 12  # numbers up to which results are allocated together
 LARGE = 1 << 22  # bytes from which pages of 2 MiB are worth asking for
 ADVICE = 14  # of Linux, to take them
@@ -122,42 +120,33 @@ def forward(
         last: report the last step alone, without time.
         wanted: the fields to report, by name.
     """
-    y, batch = observations, tuple(observations.shape[:-2])
-    (k, s), (steps, o), h = parameters[2].shape[-3:-1], y.shape[-2:], state[2].shape[-1]
+    y, (k, s) = observations, parameters[2].shape[-3:-1]
+    batch, (steps, o), h = tuple(y.shape[:-2]), y.shape[-2:], state[2].shape[-1]
     form = _form(depth, batch, steps, (k, s, o, h), y.dtype, last, wanted)
     if form is None or any(t.shape != shape for t, shape in zip(state, form.believed, strict=True)):
         return None
     # What is read
-    T, *others = parameters[:5]
-    b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, o), strict=True))
-    model = (T.mT if form.is_alone else T, *others, b, d)
-    modes = k if form.is_alone else None
-    read = [
-        *(_field(t, ending, batch, modes) for t, ending in zip(model, STEP_ENDS, strict=True)),
-        _field(y, 1, batch, 0 if form.is_alone else None),
-        *(_field(t.unsqueeze(len(batch)), ending, batch, modes) for t, ending in zip(state, (2, 3, 1), strict=False)),
-    ]
-    fields = array("q", chain(*((*field, place) for (_, *field), place in zip(read, form.places, strict=True))))
-    begun, looks = state[3].contiguous(), None if seen is None else seen.contiguous()
-    begins = (begun.data_ptr(), 0 if looks is None else looks.data_ptr())
+    given = (*parameters[:5], *(blank if t is None else t for t, blank in zip(parameters[5:], form.blank, strict=True)))
+    model = [_field(form, name, t) for name, t in zip(MODEL_ENDS, given, strict=True)]
+    series, looks = [t.contiguous() for t in (y, *state)], None if seen is None else seen.contiguous()
+    beliefs = ((t.data_ptr(), *where) for t, where in zip(series, form.read, strict=False))
+    fields = array("q", chain(*(field for _, field in model), *beliefs))
     # What is written
-    written = _allocated(y, form)
-    results = array("q", chain(*((t.data_ptr(), *r.where) for t, r in zip(written, form.results, strict=True))))
+    start, results, tensors = _allocated(form, y)
     # Who does it
-    is_shared = form.is_alone or all(row == 0 for _, _, row, *_ in read[:5])
     work = y.shape[:-1].numel() * k ** max(depth, 1)
     known = (s, o) if s <= SMALL and o <= SMALL and work >= WORTH_SIZES else None
-    method = ALONE if form.is_alone else min(depth, 2)
-    found = worker(method, NUMBERS[y.dtype], form.width, 1 if is_shared else form.width, known)
+    is_shared = form.is_alone or all(field[1] == 0 for _, field in model[:5])
+    found = worker(form.method, NUMBERS[y.dtype], form.width, 1 if is_shared else form.width, known)
     threads = max(1, min(torch.get_num_threads(), form.tasks, work // WORTH_A_THREAD))
-    memory = workspace.reserve(threads * form.space)
-    addresses = (fields.buffer_info()[0], results.buffer_info()[0], *begins)
-    plan = array("q", (0, 0, memory, form.space, 0, *addresses, *form.numbers))
+    plan = form.plan[:]
+    plan[2] = workspace.reserve(threads * form.space)
+    addresses = (fields.buffer_info()[0], results.buffer_info()[0], start, series[-1].data_ptr())
+    plan[HEADER : HEADER + 5] = array("q", (*addresses, 0 if looks is None else looks.data_ptr()))
     team().run(found, threads, plan.buffer_info()[0])
     if plan[4]:
         return None
-    names = [r.name for r in form.results[: -len(CARRIED)]]
-    reported, ends = dict(zip(names, written, strict=False)), written[-len(CARRIED) :]
+    reported, ends = dict(zip(form.names, tensors, strict=False)), tensors[-len(CARRIED) :]
     return Finished(tuple(map(reported.get, REPORTED)), **dict(zip(CARRIED, ends, strict=True)))
 
 
@@ -165,29 +154,33 @@ def prepare(depth: int, dtype: torch.dtype, targets: int, modes: int) -> None:
     """Compile or load what steps taken one by one will call."""
     form = _form(depth, (targets,), 1, (modes, 1, 1, modes), dtype, True, frozenset())
     if form is not None:
-        worker(ALONE if form.is_alone else min(depth, 2), NUMBERS[dtype], form.width, 1, None)
-
-
-class Written(NamedTuple):
-    """A tensor that is to be written: its name, its shape, and `Result` without its address."""
-
-    name: str
-    shape: tuple[int, ...]
-    where: tuple[int, ...]
+        worker(form.method, NUMBERS[dtype], form.width, 1, None)
 
 
 class Form(NamedTuple):
     """All that follows from the sizes of a problem, whatever its numbers are."""
 
-    is_alone: bool  # modes are in the lanes, in place of targets
+    batch: tuple[int, ...]
+    modes: int
+    method: int  # imm, gpb1, gpb, or ALONE
     width: int
     tasks: int
     space: int  # bytes of the memory of a thread
     believed: tuple[tuple[int, ...], ...]  # the shapes of a state
-    places: tuple[int, ...]  # of what is read, in the memory of a thread
-    results: tuple[Written, ...]  # what is reported, then what is carried on
-    counts: tuple[int, ...]  # of their numbers
-    numbers: tuple[int, ...]  # `Problem` after its addresses, `Memory` of even steps and of odd ones
+    places: dict[str, int]  # of the fields of a model, in the memory of a thread
+    blank: tuple[Tensor, Tensor]  # b and d, where there are none
+    read: tuple[tuple[int, ...], ...]  # `Field` of observations and beliefs, but for addresses
+    names: tuple[str, ...]  # of what is reported
+    shapes: tuple[tuple[int, ...], ...]  # of what is reported, then of what is carried on
+    results: tuple[tuple[int, ...], ...]  # `Result` of each, but for addresses
+    counts: tuple[int, ...]  # how many numbers each has
+    in_one_piece: "array[int]"  # `Result` of each, addresses from 0
+    plan: "array[int]"  # but for addresses
+
+    @property
+    def is_alone(self) -> bool:
+        """Modes are in the lanes, in place of targets."""
+        return self.method == ALONE
 
 
 @lru_cache(maxsize=256)
@@ -205,28 +198,33 @@ def _form(
     most = k if depth == 0 else k ** (depth - 1)
     if h % k or h > max(most, k):
         return None
-    targets, register = math.prod(batch), lanes_of(NUMBERS[dtype])
+    targets, number, register = math.prod(batch), dtype.itemsize, lanes_of(NUMBERS[dtype])
     is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
     width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register
-    even, odd, space = _layout(depth, most, k, s, o, width * dtype.itemsize, is_alone)
+    even, odd, space = _layout(depth, most, k, s, o, width * number, is_alone)
+    # Observations and beliefs
+    kept, row = 1 if depth == 1 else h, steps * o * number
+    beliefs = {"m": (kept, s), "P": (kept, s, s), "log_h": (h,)}
+    read = [(row, 0 if is_alone else row, o * number if steps > 1 else 0, number, o, even.y)]
+    for name, shape in beliefs.items():
+        row, items = math.prod(shape) * number, math.prod(shape) // (k if is_alone else 1)
+        read.append((row, items * number if is_alone else row, 0, number, items, getattr(even, name)))
+    # What is reported, first what is of all modes together; and what is carried on
     after = even if steps % 2 == 0 else odd
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
-
-    def written(name: str, form: str, times: tuple[int, ...], even: int, odd: int) -> Written:
-        shape = tuple(letters[letter] for letter in form)
-        row = math.prod(shape) * dtype.itemsize
-        items, apart = math.prod(shape), math.prod(times) * row
-        if is_alone and form[:1] in ("k", "g", "h"):
-            items, apart = items // k, row // k
-        return Written(name, (*batch, *times, *shape), (row, items, apart, even, odd))
-
-    chosen = [(name, *rest) for name, rest in REPORTED.items() if name in wanted]
-    chosen.sort(key=lambda field: field[2].startswith("k"))
-    results = [
-        *(written(n, f, () if last else (steps,), getattr(even, at), getattr(odd, at)) for n, at, f, _ in chosen),
-        *(written(n, f, (), getattr(after, at), getattr(after, at)) for n, (at, f) in CARRIED.items()),
-    ]
+    names = sorted((name for name in REPORTED if name in wanted), key=lambda name: REPORTED[name][1].startswith("k"))
+    chosen, series = [REPORTED[name] for name in names], () if last else (steps,)
+    written = [(form, series, getattr(even, at), getattr(odd, at)) for at, form, _ in chosen]
+    written += [(form, (), getattr(after, at), getattr(after, at)) for at, form in CARRIED.values()]
+    shapes, results = [], []
+    for form, times, *places in written:
+        shape, of_modes = tuple(letters[letter] for letter in form), is_alone and form[:1] in ("k", "g", "h")
+        row, items = math.prod(shape) * number, math.prod(shape) // (k if of_modes else 1)
+        results.append((row, items, items * number if is_alone else math.prod(times) * row, *places))
+        shapes.append((*batch, *times, *shape))
+    counts = [math.prod(shape) for shape in shapes]
+    starts = accumulate((n * number for n in counts[:-1]), initial=0)
     problem = {
         "seen_row": steps * o,
         "targets": targets,
@@ -238,54 +236,27 @@ def _form(
         "histories": h,
         "most": most,
         "reported": len(chosen),
-        "whole": sum(not form.startswith("k") for _, _, form, _ in chosen),
+        "whole": sum(not form.startswith("k") for _, form, _ in chosen),
         "needs": reduce(or_, (needs for *_, needs in chosen), 0),
     }
-    kept = 1 if depth == 1 else h
     return Form(
-        is_alone,
-        width,
-        targets if is_alone else -(-targets // width),
-        space,
-        ((*batch, kept, s), (*batch, kept, s, s), (*batch, h), batch),
-        tuple(getattr(even, name) for name in READ),
-        tuple(results),
-        tuple(math.prod(r.shape) for r in results),
-        (*(problem[name] for name in Problem._fields[ADDRESSES:]), *even, *odd),
+        batch=batch,
+        modes=k,
+        method=ALONE if is_alone else min(depth, 2),
+        width=width,
+        tasks=targets if is_alone else -(-targets // width),
+        space=space,
+        believed=(*((*batch, *shape) for shape in beliefs.values()), batch),
+        places={name: getattr(even, name) for name in MODEL_ENDS},
+        blank=(torch.zeros(k, s, dtype=dtype), torch.zeros(k, o, dtype=dtype)),
+        read=tuple(read),
+        names=tuple(names),
+        shapes=tuple(shapes),
+        results=tuple(results),
+        counts=tuple(counts),
+        in_one_piece=array("q", chain(*((start, *result) for start, result in zip(starts, results, strict=True)))),
+        plan=array("q", (0, 0, 0, space, 0, *(problem.get(name, 0) for name in Problem._fields), *even, *odd)),
     )
-
-
-def _field(
-    field: Tensor, ending: int, batch: tuple[int, ...], modes: int | None
-) -> tuple[Tensor, int, int, int, int, int]:
-    """A tensor in one piece, and `Field` but for its place: its last dimensions are those of a step.
-
-    Before them may be time, and targets. In the lanes are targets (None), or so many modes; none: all have the same.
-    """
-    if field.ndim == ending:
-        field, row, time = field.contiguous(), 0, 0
-    else:
-        *own, steps = field.shape[:-ending]
-        is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
-        field = field[(0,) * len(own)] if is_shared else field.expand(*batch, *field.shape[-ending - 1 :])
-        field = field.contiguous()
-        step = field.shape[-ending:].numel() * field.element_size()
-        row, time = 0 if is_shared else steps * step, step if steps > 1 else 0
-    items = field.shape[-ending:].numel() // (modes or 1)
-    apart = row if modes is None else items * field.element_size() if modes else 0
-    return field, field.data_ptr(), row, apart, time, items
-
-
-def _allocated(like: Tensor, form: Form) -> Sequence[Tensor]:
-    """What is to be written; what is small, in one piece."""
-    if (total := sum(form.counts)) <= ONE_PIECE:
-        # Not as views, of which one that is written to would count as written in all.
-        parts = torch.unsafe_split_with_sizes(like.new_empty(total), form.counts)
-        return [part.view(r.shape) for part, r in zip(parts, form.results, strict=True)]
-    found = [like.new_empty(r.shape) for r in form.results]
-    for tensor in found:
-        prefer_large_pages(tensor)
-    return found
 
 
 @lru_cache(maxsize=256)
@@ -302,6 +273,40 @@ def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone
     if most <= k and depth != 1:
         even, odd = (memory._replace(mode_m=memory.new_m, mode_P=memory.new_P) for memory in (even, odd))
     return even, odd, -(-sum(sizes) // LINE) * LINE
+
+
+def _field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """A field of the model in one piece, and `Field`: before the dimensions of a step may be time, and targets."""
+    ending, number = MODEL_ENDS[name], field.element_size()
+    if field.ndim == ending:
+        field, row, time = field.contiguous(), 0, 0
+        items = field.numel()
+    else:
+        *own, steps = field.shape[:-ending]
+        is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
+        field = field[(0,) * len(own)] if is_shared else field.expand(*form.batch, *field.shape[-ending - 1 :])
+        field, items = field.contiguous(), field.shape[-ending:].numel()
+        row, time = 0 if is_shared else steps * items * number, items * number if steps > 1 else 0
+    apart, each = row, number
+    if form.is_alone:  # a lane is a mode; of transitions, the one that is moved to
+        items //= form.modes
+        apart, each = (number, form.modes * number) if name == "T" else (items * number, number)
+    return field, (field.data_ptr(), row, apart, time, each, items, form.places[name])
+
+
+def _allocated(form: Form, like: Tensor) -> "tuple[int, array[int], Sequence[Tensor]]":
+    """What is to be written, where, and to which table of `Result`; what is small, in one piece."""
+    if (total := sum(form.counts)) <= ONE_PIECE:
+        whole = like.new_empty(total)
+        # Not as views, of which one that is written to would count as written in all.
+        parts = torch.unsafe_split_with_sizes(whole, form.counts)
+        tensors = [p if len(shape) == 1 else p.view(shape) for p, shape in zip(parts, form.shapes, strict=True)]
+        return whole.data_ptr(), form.in_one_piece, tensors
+    tensors = [like.new_empty(shape) for shape in form.shapes]
+    for tensor in tensors:
+        prefer_large_pages(tensor)
+    table = chain(*((t.data_ptr(), *result) for t, result in zip(tensors, form.results, strict=True)))
+    return 0, array("q", table), tensors
 
 
 def prefer_large_pages(tensor: Tensor) -> None:
@@ -353,7 +358,7 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
         base = read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
         problem, even, odd = problem_at(plan, 0), even_at(plan, base), odd_at(plan, base)
         state, observation = state_of(problem), observation_of(problem)  # type: ignore[name-defined]
-        tasks = (problem.targets + lanes_each - 1) // lanes_each  # type: ignore[name-defined]
+        tasks = (problem.targets + targets_each - 1) // targets_each  # type: ignore[name-defined]
         task = take(plan)
         while task < tasks:
             if not filter_block(zeros(), coefficients(), state, observation, problem, task, base, even, odd):  # type: ignore[name-defined]
@@ -365,7 +370,7 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
     # What is enclosed is part of the key under which numba keeps a kernel, and every process writes compiled functions
     # in another way: what differs between workers is global to each of them, and named by `enclosed`.
     own = {
-        "lanes_each": width,
+        "targets_each": 1 if method == ALONE else width,
         "zeros": nothing(Lanes(number, width)),
         "coefficients": nothing(Lanes(number, model_width)),
         "filter_block": filter_alone if method == ALONE else block_of((advance_imm, advance_gpb1, advance_gpb)[method]),

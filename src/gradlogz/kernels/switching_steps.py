@@ -53,6 +53,7 @@ class Problem(NamedTuple):
 
     fields: int  # of the tables that switching_cpu.py writes: what is read; what is reported, and what is carried on
     results: int
+    written: int  # where results begin that are in one piece; 0: wherever they are
     start_log_likelihood: int
     seen: int  # 0: everywhere
     seen_row: int
@@ -76,6 +77,7 @@ class Field(NamedTuple):
     row: int  # bytes from target to target
     apart: int  # bytes from lane to lane
     time: int  # bytes from step to step
+    each: int  # bytes from item to item
     items: int
     place: int  # in the memory of a thread
 
@@ -640,24 +642,23 @@ FIELD_BYTES, RESULT_BYTES = 8 * len(Field._fields), 8 * len(Result._fields)
 @compiled
 def fetch(zero: Vector, table: int, chosen: tuple[int, int], base: int, time: int, first: int, count: int) -> None:
     """Fields of the target `first`, and of those that are in lanes beside it, at first or if they change."""
-    single = size_of(zero) // lanes(zero)
     for f in range(chosen[0], chosen[1]):
         entry = table + f * FIELD_BYTES
         step = read_integer(entry, 3)
         if time == 0 or step != 0:
             start = read_integer(entry, 0) + first * read_integer(entry, 1) + time * step
-            apart, place = read_integer(entry, 2), base + read_integer(entry, 5)
-            for i in range(read_integer(entry, 4)):
-                store(gather(zero, start + i * single, apart, count), place, i)
+            apart, each, place = read_integer(entry, 2), read_integer(entry, 4), base + read_integer(entry, 6)
+            for i in range(read_integer(entry, 5)):
+                store(gather(zero, start + i * each, apart, count), place, i)
 
 
 @compiled
-def put(zero: Vector, table: int, results: int, base: int, is_odd: bool, entry: int, count: int) -> None:
+def put(zero: Vector, table: int, results: int, written: int, base: int, is_odd: bool, entry: int, count: int) -> None:
     """Results to rows of tensors [targets, times, items]; `entry` counts targets and times before the first."""
     for f in range(results):
         at = table + f * RESULT_BYTES
         source = base + read_integer(at, 5 if is_odd else 4)
-        start = read_integer(at, 0) + entry * read_integer(at, 1)
+        start = written + read_integer(at, 0) + entry * read_integer(at, 1)
         spread(zero, source, read_integer(at, 2), start, read_integer(at, 3), count)
 
 
@@ -732,9 +733,9 @@ def block_of(advance: Any) -> Any:
             if is_reported:
                 combine(zero, state, observation, w, p, told)
                 entry = first * (p.steps - p.first_reported) + time - p.first_reported
-                put(zero, p.results, p.reported, base, time % 2 == 1, entry, count)
+                put(zero, p.results, p.reported, p.written, base, time % 2 == 1, entry, count)
         store(total, even.step, 0)
-        put(zero, p.results + p.reported * RESULT_BYTES, ENDS, base, False, first, count)
+        put(zero, p.results + p.reported * RESULT_BYTES, ENDS, p.written, base, False, first, count)
         return True
 
     return compiled(named(filter_block, advance.__name__))
