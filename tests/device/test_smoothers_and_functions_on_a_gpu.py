@@ -1,0 +1,370 @@
+"""Smoothers, functions, particles, times and learning on a GPU: the numbers of the CPU, and nothing that waits."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import gradlogz
+from filtering import (
+    CALLS,
+    FAMILIES,
+    Place,
+    conjugate,
+    flowing,
+    message,
+    radar,
+    same_everywhere,
+    series,
+    taught,
+    turning,
+)
+from gradlogz import (
+    AttentionFilter,
+    ConjugateFilter,
+    Discount,
+    Reset,
+    SwitchingFilter,
+    SwitchingModel,
+    attentive_imm,
+    exact,
+    fit,
+    gpb2,
+    imm,
+    rao_blackwell,
+    smooth,
+)
+from switching import F64, beginning, chain, observed, system
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+HERE, THERE = Place(), Place("cuda")
+each = pytest.mark.parametrize("name", CALLS)
+# The order of histories that are nearly as likely, marginals to 1e-12 and pseudo-inverses need more digits than these.
+SINGLE = [name for name in CALLS if not any(word in name for word in ("likeliest", "sinkhorn", "kim", "later"))]
+
+
+def test_every_public_function_is_called_here():
+    functions = [n for n in gradlogz.filters.__all__ if inspect.isfunction(getattr(gradlogz, n))]
+    assert set(functions) <= {name.split(":")[0] for name in CALLS}
+
+
+@each
+def test_the_numbers_are_those_of_the_cpu(name):
+    run = CALLS[name]()
+    same_everywhere(run(THERE), run(HERE), device="cuda")
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_precision_stays_and_is_near(name):
+    run = CALLS[name]()
+    expected, found = run(HERE), run(Place("cuda", torch.float32))
+    same_everywhere(found, expected, tolerance=1e-3, device="cuda")
+    assert {t.dtype for t in tree_leaves(found) if isinstance(t, torch.Tensor)} <= {
+        torch.float32,
+        torch.int64,
+        torch.bool,
+    }
+
+
+# Derivatives ---------------------------------------------------------------------------------------------------------
+
+
+FIELDS = ("transition", "F", "Q", "H", "R", "b", "d")
+
+
+def slopes(at, given, total):
+    """Derivatives of a number by all that it depends on."""
+    leaves = [t.detach().requires_grad_() for t in at(given)]
+    return torch.autograd.grad(total(*leaves), leaves, allow_unused=True)
+
+
+def compared(given, total):
+    for a, e in zip(slopes(THERE, given, total), slopes(HERE, given, total), strict=True):
+        assert (a is None) == (e is None)
+        if e is not None:
+            assert a.device.type == "cuda"
+            torch.testing.assert_close(a.cpu(), e, rtol=1e-9, atol=1e-9 * float(1 + e.abs().max()))
+
+
+@pytest.mark.parametrize("lag", [None, 1])
+@pytest.mark.parametrize("method", ["imm", "gpb2", "kim", "exact"])
+def test_gradients_of_smoothers_are_those_of_the_cpu(method, lag):
+    model, start = system(2), beginning(2)
+    y = observed(model, 4, 3)
+
+    def total(y, mean, covariance, log_pi, *fields):
+        begins = {"mean": mean, "covariance": covariance, "log_mode_probability": log_pi}
+        own = {} if method == "exact" else {"lag": lag}
+        found = smooth(SwitchingModel(*fields, validate=False), y, **begins, method=method, **own)
+        parts = (found.mean, found.covariance, found.lag_covariance, found.log_pair_probability.exp())
+        return sum(part.sin().sum() for part in (*parts, found.initial_mode_mean)) + found.filtered.log_likelihood.sum()
+
+    compared([y, *start.values(), *(getattr(model, f) for f in FIELDS)], total)
+
+
+def test_gradients_at_any_time_are_those_of_the_cpu():
+    fields, y, options = flowing()
+    names, times = list(fields), options["times"]
+    begins = {name: options[name] for name in ("mean", "covariance")}
+
+    def total(y, times, mean, covariance, *given):
+        model = SwitchingModel(**dict(zip(names, given, strict=True)), validate=False)
+        return smooth(model, y, mean=mean, covariance=covariance, times=times).mean.sin().sum()
+
+    compared([y.nan_to_num(0.3), times, *begins.values(), *fields.values()], total)
+
+
+@pytest.mark.parametrize("method", ["ekf", "ukf"])
+def test_gradients_of_functions_are_those_of_the_cpu(method):
+    y, start = radar()
+
+    def total(y, mean, covariance):
+        at = Place(y.device.type)
+        model = turning(at, method)
+        found = [f(model, y, mean=mean, covariance=covariance).mean for f in (imm, gpb2, smooth)]
+        return sum(m.sin().sum() for m in found)
+
+    compared([y.nan_to_num(20.0), start["mean"], start["covariance"] + 0.01], total)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "LinearGaussian"])
+def test_gradients_of_conjugate_filters_are_those_of_the_cpu(name):
+    family, prior, y, _ = conjugate()[name]
+
+    def total(prior, transition):
+        given, seen = Place(prior.device.type)((family, y))
+        chosen = ConjugateFilter(given, transition=transition, dynamics=(Discount(0.9), Reset(prior)), validate=False)
+        found = chosen.filter(seen, prior=prior)
+        return found.log_likelihood.sum() + found.mode_mean.sin().sum()
+
+    compared([prior, chain(2)], total)
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2", "kim"])
+def test_smoothers_are_mapped(method):
+    model, start = THERE((system(2, lead=(4, 1)), beginning(2)))
+    y = observed(model, 4, 4).cuda()
+    each_of = {name: getattr(model, name) for name in FIELDS if name != "transition"}
+
+    def alone(y, fields):
+        return smooth(SwitchingModel(model.transition, **fields, validate=False), y, method=method, **start)
+
+    same_everywhere(torch.func.vmap(alone)(y, each_of), HERE(smooth(model, y, method=method, **start)), device="cuda")
+
+
+# Draws ---------------------------------------------------------------------------------------------------------------
+
+
+def test_particles_that_draw_the_same_numbers_are_the_same(monkeypatch):
+    given = series()
+
+    def sampled(at):
+        numbers = torch.Generator().manual_seed(3)
+
+        def rand(*shape, generator, dtype, device):  # generators of devices differ: numbers of one, for both
+            return torch.empty(*shape, dtype=dtype).uniform_(generator=numbers).to(device)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "rand", rand)
+            model, y, options = at(given)
+            return rao_blackwell(model, y, particles=50, threshold=0.9, **options)
+
+    expected = sampled(HERE)
+    assert expected.resampled.any()
+    assert not expected.resampled.all()
+    same_everywhere(sampled(THERE), expected, device="cuda")
+
+
+def test_particles_have_no_bias_and_repeat_themselves():
+    model, start = system(2), beginning(2)
+    y = observed(model, 5)
+    truth = exact(model, y, **start).filtered.log_likelihood
+    there, series_there, begins = THERE((model, y.expand(500, 5, 2), start))
+
+    def sampled(seed):
+        draws = torch.Generator("cuda").manual_seed(seed)
+        return rao_blackwell(there, series_there, particles=8, threshold=1.0, generator=draws, **begins)
+
+    found = sampled(0)
+    ratio = (found.filtered.log_likelihood.cpu() - truth).exp()
+    assert float(ratio.std()) > 1e-3  # they are drawn
+    assert abs(float(ratio.mean()) - 1) < 5 * float(ratio.std()) / 500**0.5
+    assert all(torch.equal(a, b) for a, b in zip(tree_leaves(found), tree_leaves(sampled(0)), strict=True))
+    assert not torch.equal(found.histories, sampled(1).histories)
+
+
+def test_starts_of_learning_are_drawn_there():
+    model, y, options = THERE(taught())
+    rounds = {"learn": ["transition", "Q", "d"], "max_rounds": 3}
+
+    def found(seed):
+        return fit(model, y, starts=3, generator=torch.Generator("cuda").manual_seed(seed), **rounds, **options)
+
+    first = found(0)
+    assert float(first.log_likelihood) == float(first.starts.max())
+    assert len(first.starts.unique()) == 3
+    assert torch.equal(first.starts, found(0).starts)
+    assert not torch.equal(first.starts, found(1).starts)
+
+
+# Tensors that were left on the CPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["mask", "lengths", "mean", "covariance", "log_mode_probability"])
+@pytest.mark.parametrize("function", [imm, smooth, exact, rao_blackwell, fit], ids=lambda f: f.__name__)
+def test_what_was_left_on_the_cpu_is_named(function, left):
+    model, y, options = series(2, 2, steps=4, targets=3)
+    if left == "log_mode_probability":
+        options["mean"], options["covariance"] = options["mean"][0], options["covariance"][0]
+    moved = THERE(options) | {left: options[left]}
+    with pytest.raises(ValueError, match=f"^{function.__name__}: tensors must be on one device; got .*{left} on cpu"):
+        function(THERE(model), y.cuda(), **moved)
+
+
+@pytest.mark.parametrize("left", ["observations", "times", "model"])
+def test_series_and_models_are_on_one_device(left):
+    fields, y, options = flowing()
+    times, begins = options["times"], {name: options[name] for name in ("mean", "covariance")}
+    given = {"observations": y.cuda(), "times": times.cuda(), "model": SwitchingModel(**THERE(fields))}
+    given |= {left: {"observations": y, "times": times, "model": SwitchingModel(**fields)}[left]}
+    with pytest.raises(ValueError, match=f"^smooth: tensors must be on one device; got .*{left} on cpu"):
+        smooth(given["model"], given["observations"], times=given["times"], **THERE(begins))
+
+
+@pytest.mark.parametrize("left", ["mask", "lengths", "prior", "log_mode_probability"])
+def test_conjugate_filters_name_it_too(left):
+    family, prior, y, _ = conjugate()["GammaPoisson"]
+    chosen = ConjugateFilter(family, transition=chain(2).cuda(), dynamics=(Discount(0.9), Reset(prior.cuda())))
+    options = {
+        "mask": torch.ones(3, 5, dtype=torch.bool),
+        "lengths": torch.tensor([5, 4, 3]),
+        "prior": prior,
+        "log_mode_probability": torch.full((2,), 0.5, dtype=F64).log(),
+    }
+    match = f"^ConjugateFilter.filter: tensors must be on one device; got .*{left} on cpu"
+    with pytest.raises(ValueError, match=match):
+        chosen.filter(y.cuda(), **THERE(options) | {left: options[left]})
+
+
+@pytest.mark.parametrize("left", ["value", "noise", "eta"])
+def test_attention_filters_name_it_too(left):
+    slots, eta, value, noise = message()
+    given = THERE({"value": value, "noise": noise, "eta": eta}) | {
+        left: {"value": value, "noise": noise, "eta": eta}[left]
+    }
+    with pytest.raises(ValueError, match=r"^AttentionFilter(\.step)?: tensors must be on one device; got .* on cpu"):
+        AttentionFilter(value=given["value"], noise=given["noise"], keep="covariance").step(THERE(slots), given["eta"])
+
+
+def test_the_length_of_a_step_may_come_from_anywhere():
+    fields, y, options = THERE(flowing())
+    online = SwitchingFilter(SwitchingModel(**fields))
+    state = online.init(**{name: options[name] for name in ("mean", "covariance")}, batch_shape=(5,))
+    dt = torch.linspace(0.1, 1.0, 5, dtype=F64)
+    same_everywhere(online.step(state, y[:, 0], dt=dt), HERE(online.step(state, y[:, 0], dt=dt.cuda())), device="cuda")
+
+
+# Waiting -------------------------------------------------------------------------------------------------------------
+
+
+def linear(**more):
+    return THERE(series(validate=False, **more))
+
+
+def smoothed(**options):
+    model, y, given = linear()
+    return lambda: smooth(model, y, **given, **options)
+
+
+def differentiated():
+    model, y, given = linear()
+    y = y.nan_to_num(0.0).requires_grad_()
+    return lambda: torch.autograd.grad(smooth(model, y, **given).mean.sum(), y)
+
+
+def unequal():
+    model, y, given = linear(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+    return lambda: (smooth(model, y, **given), smooth(model, y, method="imm", lag=2, **given))
+
+
+def at_any_time():
+    fields, y, given = THERE(flowing())
+    model = SwitchingModel(**fields, validate=False)
+    return lambda: smooth(model, y, **given)
+
+
+def step_by_step():
+    fields, y, given = THERE(flowing())
+    model = SwitchingModel(**fields, components=((0, 1), (0, 1, 2), (1, 2, 3)), validate=False)
+    online = SwitchingFilter(model, "gpb")
+    state = online.init(**{name: given[name] for name in ("mean", "covariance")}, batch_shape=(5,))
+    return lambda: online.step(online.step(state, y[:, 0], dt=0.3)[0], y[:, 1], dt=2)
+
+
+def functions(method):
+    y, start = THERE(radar())
+    model = turning(THERE, method, validate=False)
+    return lambda: (imm(model, y, **start), smooth(model, y, **start), smooth(model, y, lag=1, **start))
+
+
+def drawn_histories():
+    model, y, given = linear()
+    draws = torch.Generator("cuda").manual_seed(0)
+    return lambda: rao_blackwell(model, y, particles=20, generator=draws, **given)
+
+
+def enumerated():
+    model, y, given = linear()
+    return lambda: exact(model, y, keep=20, **given)
+
+
+def attentive():
+    model, y, given = linear()
+    eta = torch.randn(3, 4, dtype=F64).cuda()
+    return lambda: attentive_imm(model, y, eta=eta, **given)
+
+
+def conjugated(name):
+    (family, prior, y, motion), T = THERE((conjugate()[name], chain(2)))
+
+    def run():
+        for dynamics in ((motion, Discount(0.9, prior)), (Discount(0.95), Reset(prior))):
+            ConjugateFilter(family, transition=T, dynamics=dynamics, validate=False).filter(y, prior=prior)
+
+    return run
+
+
+# Kim's smoother is not here: pseudo-inverses of covariances that may be singular come from eigenvalues, and torch waits
+# to see whether these were found.
+WITHOUT_WAITING = {
+    "imm": lambda: smoothed(method="imm"),
+    "gpb2": lambda: smoothed(),
+    "lag": lambda: smoothed(lag=2),
+    "histories": lambda: smoothed(method="exact", keep=10),
+    "gradient": differentiated,
+    "unequal": unequal,
+    "times": at_any_time,
+    "steps": step_by_step,
+    "ekf": lambda: functions("ekf"),
+    "ukf": lambda: functions("ukf"),
+    "particles": drawn_histories,
+    "enumeration": enumerated,
+    "attentive": attentive,
+    **{name: lambda name=name: conjugated(name) for name in (*FAMILIES, "LinearGaussian")},
+}
+
+
+@pytest.mark.parametrize("prepare", WITHOUT_WAITING.values(), ids=WITHOUT_WAITING)
+def test_nothing_waits_for_the_gpu(prepare):
+    run = prepare()
+    run()  # libraries load
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():  # it says that it may miss some
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
