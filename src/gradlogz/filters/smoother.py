@@ -109,7 +109,8 @@ def smooth(
 
     The other arguments are those of `imm`. Cost: k² steps of a Kalman filter and as many solutions of s equations a
     step, back and forth. Covariances are what is left of the filtered ones: beliefs at time 0 that are more than 1e10
-    times wider than what is observed (1e4 in float32) cost the first times their digits.
+    times wider than what is observed (1e4 in float32) cost the first times their digits. On a GPU no step waits for it
+    if the model has validate=False, but those of "kim", which ask for eigenvalues.
     Law: tests/agreement/test_smoothers_agree_with_enumeration.py.
 
     >>> import torch
