@@ -149,6 +149,7 @@ _CHAPTERS = {
         "NonlinearModel",
         "NonlinearMode",
         "unknown_turn",
+        "follow_drift",
         "range_bearing",
         "wrap_angles",
         "gpb1",

@@ -12,6 +12,7 @@ from gradlogz import (
     constant_acceleration,
     constant_velocity,
     exact,
+    follow_drift,
     imm,
     unknown_turn,
 )
@@ -209,9 +210,54 @@ ERRORS = [
     ),
     (
         ValueError,
-        "NonlinearModel.of: linear models must be of steps, and not change from one to the next; got a continuous one.",
+        "NonlinearModel.of: linear models must not change from one step to the next; got one that changes in time.",
+        lambda: NonlinearModel.of([stepping._replace(F=stepping.F.expand(3, 2, 2))], transition=stay[:1, :1]),
+    ),
+    (
+        ValueError,
+        "NonlinearModel.of: models must be of steps with transition; got 1 of 2 that are continuous.",
         lambda: NonlinearModel.of([stepping, flowing], transition=stay),
     ),
+    (
+        ValueError,
+        "NonlinearModel.of: models must be continuous with rate; got 1 of 2 that are continuous.",
+        lambda: NonlinearModel.of([unknown_turn(2, **TURN), flowing], rate=rate),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; got neither.",
+        bent(transition=None),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; "
+        "got transition and rate.",
+        bent(rate=rate),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; got rate and dt.",
+        bent(transition=None, rate=rate, dt=times),
+    ),
+    (TypeError, "NonlinearModel: Q must be a tensor; got NoneType.", lambda: NonlinearModel(stay)),
+    (
+        ValueError,
+        "NonlinearModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
+        "got a smallest rate of 0 and sums that miss zero by 1.",
+        bent(transition=None, rate=stay, move=lambda x, dt: x),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: move must leave a state where it is for dt = 0; got a state 0 that moved.",
+        bent(transition=None, rate=rate, move=lambda x, dt: x + 1),
+    ),
+    (ValueError, "NonlinearModel.at: the model must have rate; got transition.", lambda: bent()().at(times)),
+    (
+        ValueError,
+        "imm: times must be given if and only if the model has rate; got rate but no times.",
+        lambda: imm(bent(transition=None, rate=rate, move=lambda x, dt: x)(), y, mean=noise[0, 0], covariance=noise[0]),
+    ),
+    (ValueError, "follow_drift: steps must be at least 1; got 0.", lambda: follow_drift(torch.sin, steps=0)),
     (
         ValueError,
         "unknown_turn: spectral_density must be a number, not negative; got -1.",

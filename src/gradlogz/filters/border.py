@@ -178,7 +178,6 @@ def _of_steps(
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
             remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
             raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
-    assert isinstance(model, SwitchingModel)  # no other has rate
     return model.at(dt)
 
 
@@ -200,6 +199,8 @@ def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
     """Fields of a model that differ from target to target have the targets of the observations."""
+    if model.steps is None:  # targets come before time
+        return
     for name, t in model.fields().items():
         own = t.shape[: -len(ENDS[name]) - 1]
         if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):

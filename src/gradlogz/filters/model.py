@@ -20,6 +20,7 @@ switching.py (the filters).
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -54,6 +55,7 @@ ENDS = {
     "D": "kou",
     "has": "ks",
     "u": "1u",
+    "dt": "",
 }
 NEEDED: Any = None  # fields without which there is no model, though what stands before them may be left out
 
@@ -275,7 +277,7 @@ class SwitchingModel:
         """Which components of the state each mode has; None if every mode has all."""
         return belonging(self.components, self.R.device)
 
-    @property
+    @cached_property
     def steps(self) -> int | None:
         """t, the number of steps for which a model that changes in time is given; None where it does not change."""
         return steps_of(self.fields())
@@ -337,12 +339,14 @@ class SwitchingModel:
 
     def narrow(self, time: int) -> "SwitchingModel":
         """The model of one step, its time dimension kept with size 1."""
+        if self.steps in (None, 1):
+            return self
         fields: dict[str, Any] = {name: narrowed(t, len(ENDS[name]), time) for name, t in self.fields().items()}
-        return self if self.steps in (None, 1) else dataclasses.replace(self, **fields, validate=False)
+        return dataclasses.replace(self, **fields, validate=False)
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors that it is made of, by name."""
-        return present(**{name: getattr(self, name) for name in ENDS if name not in ("has", "u")})
+        return present(**{name: getattr(self, name) for name in ENDS if name not in ("has", "u", "dt")})
 
 
 # What models of any kind have in common -------------------------------------------------------------------------------
@@ -375,7 +379,8 @@ def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str
         if t is None or t.ndim == ending:
             apart.append(itertools.repeat(t, steps))
         else:
-            apart.append(t.expand(*t.shape[: -ending - 1], steps, *t.shape[-ending:]).unbind(-ending - 1))
+            own = t.shape[t.ndim - ending :]
+            apart.append(t.expand(*t.shape[: -ending - 1], steps, *own).unbind(-ending - 1))
     return (dict(zip(fields, now, strict=True)) for now in zip(*apart, strict=True))
 
 

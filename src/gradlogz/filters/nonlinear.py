@@ -15,6 +15,9 @@ These are the usual weighted sums over 2 n + 1 points, sorted into what is odd a
 W = 0 and give the Kalman filter, and a covariance is a sum of squares. The rest is that filter in the coordinates z. L
 is Cholesky's root, of singular covariances too. With alpha = 1, kappa = 0, beta = 2 all weights are nonnegative.
 
+In continuous time a function is told how long it moves the state, f_j(x, dt), and noise has a density: what it adds to
+is ∫ Phi C Phi^T over the step, Phi the tangents of what is left of it (discretization.py).
+
 Smoothers ask for cov(x, f) = P A^T too: A = f'(m), or A L = G [sarkka08]. Any such A will do where P is singular.
 
 Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), switching.py (the filters), hearing.py.
@@ -26,14 +29,24 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, sentence, shape_of
+from .._errors import (
+    check_finite,
+    check_floats,
+    check_positive_semidefinite,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
 from .._typing import Bool, Float, Int, Tensor
 from ..measures.measure import measure as record
 from ..measures.measure import static
+from .discretization import NODES, diffuse, discretize_chain, exponential
 from .kalman import Motion, Sight, Updated, correct
 from .merging import Moments, symmetric
 from .model import (
     ENDS,
+    NEEDED,
     KalmanModel,
     belonging,
     check_chain,
@@ -46,18 +59,22 @@ from .model import (
     steps_of,
 )
 
-Function = Callable[..., Tensor]  # of one state [s], or of a state and an input [u]
+Function = Callable[..., Tensor]  # of one state [s]; of a state and an input [u]; in continuous time with dt between
 Mapped = Callable[..., tuple[Tensor, ...]]
 Residual = Callable[[Tensor, Tensor], Tensor]  # what lies between two observations [o]
 
 
 class NonlinearMode(NamedTuple):
-    """One mode: x' = move(x) + N(0, Q), y = observe(x) + N(0, R). Functions are of one state [s], in torch."""
+    """One mode: x' = move(x) + N(0, Q), y = observe(x) + N(0, R). Functions are of one state [s], in torch.
+
+    If it is continuous, move(x, dt) is where x is a time dt later but for noise, whose spectral density is Q.
+    """
 
     move: Function
     Q: Float[Tensor, "*#t s s"]
     observe: Function
     R: Float[Tensor, "*#t o o"]
+    continuous: bool = False
 
 
 @record
@@ -69,11 +86,17 @@ class NonlinearModel:
         p(y_t | x_t, s_t = j)       = N(observe_j(x_t, u_t), R_j)
 
     Every filter takes it where it takes a SwitchingModel. Fields may change in time, as those do; functions are told
-    of time by their inputs, which they have as a second argument if input_size is given.
+    of time by their inputs, which they have as a last argument if input_size is given.
+
+    With `rate`, the generator of a chain, in place of `transition`, time is continuous: move(x, dt) is where a state
+    is a time dt later but for noise, Q is the spectral density of the noise, and filters are told the times of
+    observations. Noise is moved by the tangents of the flow; follow_drift makes a flow of a drift.
 
     Attributes:
         move: a function of one state [s], for all modes or one for each; it is mapped over targets (torch.func.vmap).
         observe: likewise, [s] to [o].
+        rate: of a chain in continuous time.
+        dt: how long each step is, of flows beside `transition`; `at` sets it.
         method: "ekf" or "ukf".
         residual: what lies between two observations, such as wrap_angles(1); None is their difference.
         input_size: u, of functions that are given inputs.
@@ -94,11 +117,13 @@ class NonlinearModel:
     tensor([1, 1])
     """
 
-    transition: Float[Tensor, "*#t k k"]
-    move: Function | Sequence[Function] = static()
-    Q: Float[Tensor, "*#t k s s"]
-    observe: Function | Sequence[Function] = static()
-    R: Float[Tensor, "*#t k o o"]
+    transition: Float[Tensor, "*#t k k"] | None = None
+    move: Function | Sequence[Function] = static(default=())
+    Q: Float[Tensor, "*#t k s s"] = NEEDED
+    observe: Function | Sequence[Function] = static(default=())
+    R: Float[Tensor, "*#t k o o"] = NEEDED
+    rate: Float[Tensor, "*#t k k"] | None = dataclasses.field(default=None, kw_only=True)
+    dt: Float[Tensor, "*#t"] | None = dataclasses.field(default=None, kw_only=True)
     method: Literal["ekf", "ukf"] = static(default="ekf", kw_only=True)
     residual: Residual | None = static(default=None, kw_only=True)
     input_size: int | None = static(default=None, kw_only=True)
@@ -111,7 +136,12 @@ class NonlinearModel:
 
     def __post_init__(self) -> None:
         call, fields = "NonlinearModel", self.fields()
-        check_floats(call, **fields)
+        if (self.transition is None) == (self.rate is None) or (self.rate is not None and self.dt is not None):
+            fact = " and ".join(name for name in ("transition", "rate", "dt") if name in fields) or "neither"
+            condition = "one of transition and rate must be given, and dt beside transition alone"
+            remedy = "A chain has probabilities for each step, or rates in continuous time."
+            raise ValueError(sentence(call, condition, fact, remedy))
+        check_floats(call, **fields | {"Q": self.Q, "R": self.R})
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
         for name in names:
@@ -127,7 +157,7 @@ class NonlinearModel:
         check_components(call, self.components, self.fill, self.modes, self.state_size)
         if self.validate:
             check_finite(call, **fields)
-            check_chain(call, self.transition, None)
+            check_chain(call, self.transition, self.rate)
             check_positive_semidefinite(call, "Q", self.Q)
             check_positive_semidefinite(call, "R", self.R)
             self._check_functions(call)
@@ -137,7 +167,8 @@ class NonlinearModel:
         cls,
         models: Sequence[NonlinearMode | KalmanModel],
         *,
-        transition: Float[Tensor, "*#t k k"],
+        transition: Float[Tensor, "*#t k k"] | None = None,
+        rate: Float[Tensor, "*#t k k"] | None = None,
         observe: Function | None = None,
         R: Float[Tensor, "*#t o o"] | None = None,
         components: Sequence[Sequence[int]] | None = None,
@@ -147,6 +178,8 @@ class NonlinearModel:
         """Modes of one state, linear or not, assembled in this order.
 
         Args:
+            transition: of modes of steps.
+            rate: of modes of continuous time.
             observe: of the whole state, in place of what each mode observes; with R.
             components: which components of the whole state each mode has, in its order; None if each has all.
             options: those of NonlinearModel.
@@ -160,6 +193,11 @@ class NonlinearModel:
             fact = "R alone" if observe is None else "observe alone"
             remedy = "R is the covariance of the noise in what is observed."
             raise ValueError(sentence(call, "observe and R must be given together", fact, remedy))
+        if {m.continuous for m in models} != {rate is not None}:
+            fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
+            condition = f"models must be {'of steps with transition' if rate is None else 'continuous with rate'}"
+            remedy = "unknown_turn and its like are of steps with dt=, and continuous without it."
+            raise ValueError(sentence(call, condition, fact, remedy))
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=R) for m in modes]
@@ -173,6 +211,7 @@ class NonlinearModel:
         seen = tuple(m.observe for m in modes) if observe is None else (observe,) * len(modes)
         return cls(
             transition=transition,
+            rate=rate,
             move=tuple(m.move for m in modes),
             Q=Q,
             observe=seen,
@@ -185,7 +224,7 @@ class NonlinearModel:
     @property
     def modes(self) -> int:
         """k."""
-        return self.transition.shape[-1]
+        return self.R.shape[-3]
 
     @property
     def state_size(self) -> int:
@@ -198,11 +237,6 @@ class NonlinearModel:
         return self.R.shape[-1]
 
     @property
-    def rate(self) -> None:
-        """None: time goes in steps, of which functions are told by their inputs."""
-        return None
-
-    @property
     def has(self) -> Bool[Tensor, "k s"] | None:
         """Which components of the state each mode has; None if every mode has all."""
         return belonging(self.components, self.R.device)
@@ -212,13 +246,23 @@ class NonlinearModel:
         """t, the number of steps for which a model that changes in time is given; None where it does not change."""
         return steps_of(self.fields())
 
+    def at(self, dt: Float[Tensor, "*#b t"]) -> "NonlinearModel":
+        """The model of steps of given lengths, of a model of continuous time; inputs are held during a step."""
+        if self.rate is None:
+            remedy = "Give rate= in place of transition=, and functions of a state and a time."
+            raise ValueError(sentence("NonlinearModel.at", "the model must have rate", "transition", remedy))
+        chain = discretize_chain(self.rate, dt)
+        return dataclasses.replace(self, transition=chain, rate=None, dt=dt, validate=False)
+
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """What a filter needs of the model."""
+        assert self.transition is not None  # filters ask of steps
         has, Q = self.has, self.Q
         if has is not None:
             Q = Q * (has.unsqueeze(-1) & has.unsqueeze(-2))
         u = None if inputs is None else inputs.unsqueeze(-2)
-        return NonlinearParameters(self.transition, Q, self.R, u, has if self.fill == "modes" else None, self.has, self)
+        fill = has if self.fill == "modes" else None
+        return NonlinearParameters(self.transition, Q, self.R, u, self.dt, fill, has, self)
 
     def narrow(self, time: int) -> "NonlinearModel":
         """The model of one step, its time dimension kept with size 1."""
@@ -227,7 +271,7 @@ class NonlinearModel:
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors that it is made of, by name."""
-        return {"transition": self.transition, "Q": self.Q, "R": self.R}
+        return present(**{name: getattr(self, name) for name in ("transition", "rate", "Q", "R", "dt")})
 
     def functions(self, name: Literal["move", "observe"]) -> tuple[Function, ...]:
         """One for each mode."""
@@ -235,20 +279,26 @@ class NonlinearModel:
         return (given,) * self.modes if callable(given) else tuple(given)
 
     def _check_functions(self, call: str) -> None:
-        """Functions take a state and give what they should; they are tried at 0."""
+        """Functions take a state and give what they should; they are tried at 0, for no time."""
         if not has_values(self.Q):
             return
-        arguments = [self.Q.new_zeros(self.state_size)]
+        state, more = self.Q.new_zeros(self.state_size), []
         if self.input_size is not None:
-            arguments.append(self.Q.new_zeros(self.input_size))
+            more.append(self.Q.new_zeros(self.input_size))
+        flows = self.rate is not None or self.dt is not None
         sizes: dict[Literal["move", "observe"], int] = {"move": self.state_size, "observe": self.observation_size}
         for name, size in sizes.items():
             for f in self.functions(name):
-                found = f(*arguments)
+                flow = flows and name == "move"
+                found = f(state, self.Q.new_zeros(()), *more) if flow else f(state, *more)
                 if found.shape != (size,):
                     condition = f"{name} must take a state [{self.state_size}] to [{size}]"
                     remedy = "Functions are written for one state; targets are mapped over."
                     raise ValueError(sentence(call, condition, f"shape {shape_of(found)}", remedy))
+                if flow and bool((found.abs() > 1e-6).any()):
+                    remedy = "move(x, dt) is where x is after dt; follow_drift makes it of a drift."
+                    fact = "a state 0 that moved"
+                    raise ValueError(sentence(call, "move must leave a state where it is for dt = 0", fact, remedy))
 
 
 class NonlinearParameters(NamedTuple):
@@ -258,25 +308,27 @@ class NonlinearParameters(NamedTuple):
     Q: Float[Tensor, "*#t k s s"]
     R: Float[Tensor, "*#t k o o"]
     u: Float[Tensor, "*#t 1 u"] | None
+    dt: Float[Tensor, "*#t"] | None
     has: Bool[Tensor, "k s"] | None
     own: Bool[Tensor, "k s"] | None
     model: NonlinearModel
 
     def each(self, steps: int) -> "Iterator[NonlinearParameters]":
         """Those of every step, without time."""
-        tensors = {name: getattr(self, name) for name in ("transition", "Q", "R", "u")}
+        tensors = {name: getattr(self, name) for name in ("transition", "Q", "R", "u", "dt")}
         return (self._replace(**now) for now in each_step(tensors, steps))
 
     def by_history(self) -> "NonlinearParameters":
         """Those of one step for states [*b, h, k, s]: every history by every mode."""
         u = None if self.u is None else self.u.unsqueeze(-3)
-        return self._replace(Q=self.Q.unsqueeze(-4), R=self.R.unsqueeze(-4), u=u)
+        dt = None if self.dt is None else self.dt.unsqueeze(-1)
+        return self._replace(Q=self.Q.unsqueeze(-4), R=self.R.unsqueeze(-4), u=u, dt=dt)
 
     # What a filter asks of one step, mode by mode --------------------------------------------------------------------
 
     def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of the state one step on, as a Gaussian."""
-        return self._moved(self._through("move", mean, covariance, None), covariance)
+        return self._moved(self._through("move", mean, covariance, None), mean, covariance)
 
     def update(
         self,
@@ -312,7 +364,7 @@ class NonlinearParameters(NamedTuple):
         """The law of the state one step on, as a Gaussian, and the matrix that has its covariance with the state."""
         through = self._through("move", mean, covariance, None)
         F = through.matrix() if self.own is None else through.matrix() * self.own.unsqueeze(-1)
-        return Motion(self._moved(through, covariance), F)
+        return Motion(self._moved(through, mean, covariance), F)
 
     def linearize_observe(
         self,
@@ -353,18 +405,46 @@ class NonlinearParameters(NamedTuple):
             "transition": which.new_ones(1, 1),
             "move": chosen(self.model.functions("move"), self.own),
             "observe": chosen(self.model.functions("observe"), None),
+            "dt": self.dt if self.dt is None or self.dt.ndim < 2 else self.dt.unsqueeze(-2),
             "input_size": inputs.shape[-1],
             "components": None,
             "validate": False,
         }
         return dataclasses.replace(self.model, **changed | fields), inputs
 
-    def _moved(self, through: "Through", covariance: Tensor) -> Moments:
+    def _moved(self, through: "Through", mean: Tensor, covariance: Tensor) -> Moments:
         """A Gaussian after a step; what a mode lacks stays 0."""
-        m, P = through.mean, symmetric(through.spread(covariance) + self.Q)
+        m, P = through.mean, symmetric(through.spread(covariance) + self._noise(mean))
         if self.own is None:
             return Moments(m, P)
         return Moments(m * self.own, P * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2)))
+
+    def _noise(self, mean: Tensor) -> Tensor:
+        """Q, or what a density adds up to in a step along the flow."""
+        if self.dt is None:
+            return self.Q
+        functions = self.model.functions("move")
+        m = mean.expand(*mean.shape[:-2], len(functions), -1)
+        nodes = torch.tensor(NODES, dtype=m.dtype, device="cpu").to(m.device, non_blocking=True)
+
+        def rest(f: Function) -> Mapped:
+            def at(x: Tensor, dt: Tensor, *u: Tensor) -> tuple[Tensor, ...]:
+                def one(node: Tensor) -> Tensor:
+                    left = torch.func.jacfwd(lambda x: f(x, (1 - node) * dt, *u))
+                    return left(f(x, node * dt, *u))  # type: ignore[no-any-return]
+
+                return (torch.func.vmap(one)(nodes),)
+
+            return at
+
+        (tangents,) = _each_mode(functions, rest, m, self._more("move", m))
+        return diffuse(tangents.to(m.dtype), self.Q, self.dt.unsqueeze(-1))
+
+    def _more(self, name: Literal["move", "observe"], m: Tensor) -> tuple[Tensor, ...]:
+        """What functions are given beside states m [*b, k, s]."""
+        lead = m.shape[:-1]
+        dt = () if self.dt is None or name == "observe" else (self.dt.unsqueeze(-1).expand(lead),)
+        return dt if self.u is None else (*dt, self.u.expand(*lead, -1))
 
     def _through(
         self, name: Literal["move", "observe"], mean: Tensor, covariance: Tensor, residual: Residual | None
@@ -373,9 +453,9 @@ class NonlinearParameters(NamedTuple):
         functions = self.model.functions(name)
         m = mean.expand(*mean.shape[:-2], len(functions), -1)
         if self.model.method == "ekf":
-            return _tangent(functions, m, self.u)
+            return _tangent(functions, m, self._more(name, m))
         P = covariance.expand(*m.shape, -1)
-        return _sigma_points(functions, m, P, self.u, residual, self.model)
+        return _sigma_points(functions, m, P, self._more(name, m), residual, self.model)
 
 
 class Through(NamedTuple):
@@ -405,13 +485,13 @@ class Through(NamedTuple):
         )
 
 
-def _tangent(functions: tuple[Function, ...], m: Tensor, u: Tensor | None) -> Through:
+def _tangent(functions: tuple[Function, ...], m: Tensor, more: tuple[Tensor, ...]) -> Through:
     """f and f' at the mean, in one forward pass."""
 
     def twice(f: Function) -> Mapped:
         return torch.func.jacfwd(lambda *x: (f(*x),) * 2, has_aux=True)  # type: ignore[no-any-return]
 
-    slope, value = _each_mode(functions, twice, m, u)
+    slope, value = _each_mode(functions, twice, m, more)
     return Through(value, slope.to(m.dtype))  # torch's tangents of single numbers times floats are float64
 
 
@@ -419,7 +499,7 @@ def _sigma_points(
     functions: tuple[Function, ...],
     m: Tensor,
     P: Tensor,
-    u: Tensor | None,
+    more: tuple[Tensor, ...],
     residual: Residual | None,
     model: NonlinearModel,
 ) -> Through:
@@ -433,7 +513,7 @@ def _sigma_points(
     def everywhere(f: Function) -> Mapped:
         return lambda x, *more: (torch.func.vmap(lambda point: f(point, *more))(x),)
 
-    (f,) = _each_mode(functions, everywhere, points, u, inner=1)
+    (f,) = _each_mode(functions, everywhere, points, more, inner=1)
     center = f[..., :1, :]
     if residual is not None:  # all points on the side of the circle on which the first one is
         f = torch.cat((center, center + _between(residual, f[..., 1:, :], center)), -2)
@@ -463,22 +543,23 @@ def _each_mode(
     functions: tuple[Function, ...],
     change: Callable[[Function], Mapped],
     x: Tensor,
-    u: Tensor | None,
+    more: tuple[Tensor, ...],
     inner: int = 0,
 ) -> list[Tensor]:
     """Function j of x [*b, k, ..., s] at mode j, mapped over the rest; one call for all modes that share a function."""
     # Maps of derivatives do not compile. The name is looked up when it is needed: it imports torch's compiler.
     each = torch.compiler.disable(_each_in_turn) if torch.compiler.is_compiling() else _each_in_turn
-    found: list[Tensor] = each(functions, change, x, u, inner)
+    found: list[Tensor] = each(functions, change, x, more, inner)
     return found
 
 
 def _each_in_turn(
-    functions: tuple[Function, ...], change: Callable[[Function], Mapped], x: Tensor, u: Tensor | None, inner: int
+    functions: tuple[Function, ...],
+    change: Callable[[Function], Mapped],
+    x: Tensor,
+    more: tuple[Tensor, ...],
+    inner: int,
 ) -> list[Tensor]:
-    lead = x.shape[: x.ndim - 1 - inner]
-    more = () if u is None else (u.expand(*lead, u.shape[-1]),)
-
     def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
         before = arguments[0].shape[: arguments[0].ndim - 1 - inner]
         flat = [a.reshape(-1, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
@@ -486,7 +567,7 @@ def _each_in_turn(
 
     if all(f is functions[0] for f in functions):
         return list(mapped(functions[0], x, *more))
-    at = len(lead) - 1
+    at = x.ndim - 2 - inner
     found = [mapped(f, *(a.select(at, j) for a in (x, *more))) for j, f in enumerate(functions)]
     return [torch.stack(parts, at) for parts in zip(*found, strict=True)]
 
@@ -502,19 +583,38 @@ def _between(residual: Residual | None, left: Tensor, right: Tensor) -> Tensor:
 
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """A linear system as two functions."""
-    if model.continuous or any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
-        fact = "a continuous one" if model.continuous else "one that changes in time"
-        condition = "linear models must be of steps, and not change from one to the next"
+    if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
+        condition, fact = "linear models must not change from one step to the next", "one that changes in time"
         raise ValueError(sentence(call, condition, fact, "Write a function of state and input."))
 
-    def linear(matrix: Tensor, offset: Tensor | None, driven: Tensor | None) -> Function:
-        def through(x: Tensor, *u: Tensor) -> Tensor:
-            y = matrix @ x if offset is None else matrix @ x + offset
-            return y if driven is None else y + driven @ u[0]
+    ends = model.continuous and _ends(model.F)
 
-        return through
+    def driven(offset: Tensor | None, matrix: Tensor | None, u: tuple[Tensor, ...]) -> Tensor | None:
+        parts = [t for t in (offset, None if matrix is None else matrix @ u[0]) if t is not None]
+        return sum(parts[1:], parts[0]) if parts else None
 
-    return NonlinearMode(linear(model.F, model.b, model.B), model.Q, linear(model.H, model.d, model.D), model.R)
+    def move(x: Tensor, *u: Tensor) -> Tensor:
+        y, more = model.F @ x, driven(model.b, model.B, u)
+        return y if more is None else y + more
+
+    def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:
+        more = driven(model.b, model.B, u)
+        if more is None:
+            return exponential(model.F, dt, ends=ends) @ x
+        held = torch.nn.functional.pad(torch.cat((model.F, more.unsqueeze(-1)), -1), (0, 0, 0, 1))
+        return (exponential(held, dt, ends=ends) @ torch.nn.functional.pad(x, (0, 1), value=1.0))[:-1]
+
+    def observe(x: Tensor, *u: Tensor) -> Tensor:
+        y, more = model.H @ x, driven(model.d, model.D, u)
+        return y if more is None else y + more
+
+    return NonlinearMode(flow if model.continuous else move, model.Q, observe, model.R, model.continuous)
+
+
+def _ends(A: Tensor) -> bool:
+    """Whether the series of exp(A dt) ends, as of positions and velocities; that of a derivative in A does not."""
+    constant = not A.requires_grad and torch.autograd.forward_ad.unpack_dual(A).tangent is None
+    return has_values(A) and constant and not bool(torch.linalg.matrix_power(A, A.shape[-1]).any())
 
 
 def _whole(mode: NonlinearMode, E: Tensor, own: list[int]) -> NonlinearMode:
@@ -525,4 +625,5 @@ def _whole(mode: NonlinearMode, E: Tensor, own: list[int]) -> NonlinearMode:
         E @ mode.Q @ E.mT,
         lambda x, *u: mode.observe(x[places], *u),
         mode.R,
+        mode.continuous,
     )
