@@ -1,0 +1,178 @@
+"""Switching filters on a GPU, compiled by NVRTC: tensors to addresses, targets to threads.
+
+    forward      what ../filters/switching.py calls where nothing is to be differentiated
+
+Each target is a thread, and all steps of a series are one launch: only observations are read and only what is wanted is
+written. CUDA, and not Triton, because a thread keeps small matrices in registers, which Triton has no arrays for. A
+kernel is compiled at the first call for its method, sizes, number and wanted fields, in one to some seconds, and
+remembered as long as the process lives. The caller waits once, for whether all densities were finite.
+
+Read next: switching_steps.cu (what is compiled), nvrtc.py (how).
+"""
+
+import math
+from array import array
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .._typing import Bool, Float, Tensor
+from .nvrtc import Kernel, compile_source
+
+SOURCE = Path(__file__).with_name("switching_steps.cu")
+NUMBERS = {torch.float64: "double", torch.float32: "float"}
+STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
+LARGEST_STATE, LARGEST_OBSERVATION = 9, 6  # loops over them are unrolled: beyond, compiling takes half a minute
+LOCAL = 1 << 14  # bytes of histories for each thread; the driver sets aside that much for all that may run at once
+STAGE = 3 << 14  # bytes of shared memory that a block may have
+# The fields of `Filtered` and the shapes of one step: modes k, state s, observation o.
+REPORTED = {
+    "mean": "s",
+    "covariance": "ss",
+    "mode_mean": "ks",
+    "mode_covariance": "kss",
+    "log_mode_probability": "k",
+    "predicted_mean": "s",
+    "predicted_covariance": "ss",
+    "predicted_mode_mean": "ks",
+    "predicted_mode_covariance": "kss",
+    "predicted_log_mode_probability": "k",
+    "innovation": "o",
+    "innovation_covariance": "oo",
+    "mode_innovation": "ko",
+    "mode_innovation_covariance": "koo",
+    "mode_log_likelihood": "k",
+    "step_log_likelihood": "",
+}
+
+
+class Finished(NamedTuple):
+    """The fields of `Filtered` in their order, but for the last, None where not wanted; and what is carried on."""
+
+    reported: tuple[Tensor | None, ...]
+    mean: Float[Tensor, "*b g s"]
+    covariance: Float[Tensor, "*b g s s"]
+    log_probability: Float[Tensor, "*b h"]
+    log_likelihood: Float[Tensor, "*b"]
+
+
+class Sizes(NamedTuple):
+    """What is known when a kernel is compiled."""
+
+    number: str
+    modes: int
+    state: int
+    observation: int
+    depth: int  # 0 is imm
+    most: int  # histories that are kept
+    wanted: int  # a bit for each field
+    threads: int  # of a block
+    lanes: int = 32  # of a warp
+
+
+def forward(
+    depth: int,
+    parameters: tuple[Any, ...],
+    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    observations: Float[Tensor, "*b t o"],
+    seen: Bool[Tensor, "*b t o"] | None,
+    *,
+    last: bool,
+    wanted: frozenset[str],
+) -> Finished | None:
+    """All steps of a series, or its last alone; None where a density was 0, infinite or none, or sizes are too large.
+
+    Args:
+        depth: of "gpb"; 0 is "imm".
+        parameters: tensors transition, F, Q, H, R, b, d; the last two may be None.
+        state: mean, covariance, log probability and log likelihood at the beginning.
+        observations: without NaN.
+        seen: where there are observations, None for everywhere.
+        last: report the last step alone, without time.
+        wanted: the fields to report, by name.
+    """
+    y, (*batch, steps, o) = observations, observations.shape
+    (k, s), h = parameters[2].shape[-3:-1], state[2].shape[-1]
+    most = k if depth == 0 else k ** (depth - 1)
+    begun = 1 if depth == 1 else h
+    shapes = ((*batch, begun, s), (*batch, begun, s, s), (*batch, h), tuple(batch))
+    if any(t.shape != shape for t, shape in zip(state, shapes, strict=True)) or h % k or h > max(most, k):
+        return None
+    kernel_sizes = sizes_of(depth, k, s, o, most, y.dtype, wanted)
+    kernel = None if kernel_sizes is None else compiled(kernel_sizes, y.device)
+    if kernel is None or kernel_sizes is None:
+        return None
+
+    b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, o), strict=True))
+    read = [
+        *(_field(t, ending, batch) for t, ending in zip((*parameters[:5], b, d), STEP_ENDS, strict=True)),
+        _field(y, 1, batch),
+        *(_field(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state, (2, 3, 1, 0), strict=True)),
+    ]
+    looks = None if seen is None else seen.contiguous()
+    time, of = () if last else (steps,), {"k": k, "s": s, "o": o}
+    reported = tuple(
+        y.new_empty((*batch, *time, *map(of.__getitem__, form))) if name in wanted else None
+        for name, form in REPORTED.items()
+    )
+    end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
+    end_g = 1 if depth == 1 else end_h
+    ends = tuple(y.new_empty((*batch, *form)) for form in ((end_g, s), (end_g, s, s), (end_h,), ()))
+    failed = torch.zeros(1, dtype=torch.int32, device=y.device)
+
+    targets = math.prod(batch)
+    numbers = chain(
+        *((t.data_ptr(), row, step) for t, row, step in read),
+        (0 if looks is None else looks.data_ptr(), targets, steps, steps - 1 if last else 0, h),
+        (0 if t is None else t.data_ptr() for t in (*reported, *ends)),
+        (failed.data_ptr(),),
+    )
+    problem = array("q", numbers)
+    blocks = -(-targets // kernel_sizes.threads)
+    is_taken = kernel.launch(blocks, kernel_sizes.threads, problem.buffer_info()[0])
+    return Finished(reported, *ends) if is_taken and not bool(failed) else None
+
+
+def sizes_of(
+    depth: int, modes: int, state: int, observation: int, most: int, dtype: torch.dtype, wanted: frozenset[str]
+) -> Sizes | None:
+    """What a kernel is compiled for; None where it would be too large."""
+    k, s, o, size = modes, state, observation, dtype.itemsize
+    kept = (2 * max(most, k) * (s + s * (s + 1) // 2 + 2) + k * (k + s)) * size
+    if s > LARGEST_STATE or o > LARGEST_OBSERVATION or kept > LOCAL:
+        return None
+    stage = (max(s * s, o * o, k) | 1) * size
+    threads = next((n for n in (128, 64, 32) if n * stage <= STAGE), None)
+    bits = sum(1 << i for i, name in enumerate(REPORTED) if name in wanted)
+    return None if threads is None else Sizes(NUMBERS[dtype], k, s, o, depth, most, bits, threads)
+
+
+def source_of(sizes: Sizes) -> str:
+    """The sizes, and the text that reads them."""
+    number, *others = sizes
+    constants = "".join(
+        f"constexpr int {name.upper()} = {value};\n" for name, value in zip(Sizes._fields[1:], others, strict=True)
+    )
+    return f"using Number = {number};\n{constants}{SOURCE.read_text(encoding='utf-8')}"
+
+
+@cache
+def compiled(sizes: Sizes, device: torch.device) -> Kernel | None:
+    """The kernel of these sizes on a device; None where there is no compiler."""
+    return compile_source(source_of(sizes), "filter_all", device)
+
+
+def _field(field: Tensor, ending: int, batch: list[int]) -> tuple[Tensor, int, int]:
+    """A tensor in one piece whose last dimensions are those of a step, and its numbers from target to target, and
+    from step to step; before the last dimensions may be time, and targets."""
+    *own, steps = field.shape[: field.ndim - ending] or (1,)
+    items = field.shape[field.ndim - ending :].numel()
+    is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
+    if is_shared:
+        field = field[(0,) * len(own)]
+    else:
+        field = field.expand(*batch, *field.shape[len(own) :])
+    return field.contiguous(), 0 if is_shared else steps * items, items if steps > 1 else 0
