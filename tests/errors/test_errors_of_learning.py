@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from form import each_of, refused
 
-from gradlogz import SwitchingModel, fit
+from gradlogz import NonlinearModel, SwitchingModel, fit
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)
@@ -22,6 +22,11 @@ def fitted(m=model, y=y, **options):
 
 
 ERRORS = [
+    (
+        TypeError,
+        "fit: model must be a SwitchingModel; got NonlinearModel.",
+        fitted(NonlinearModel(T, torch.sin, both, torch.cos, both)),
+    ),
     (ValueError, "fit: learn must name some of transition, Q, R, F, H, b, d, initial; got ['P'].", fitted(learn=["P"])),
     (ValueError, 'fit: method must be "em" or "gradient"; got \'newton\'.', fitted(method="newton")),
     (ValueError, "fit: the model must have b to learn it; got None.", fitted(learn=["b"])),

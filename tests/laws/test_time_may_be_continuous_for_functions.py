@@ -135,7 +135,7 @@ def circle(x):
 
 TURN = unknown_turn(2, rate_density=0.05, **NOISE)
 SWING = NonlinearMode(
-    follow_drift(pendulum, steps=100), positive(2, scale=0.3), lambda x: x[:1], torch.eye(1, dtype=F64), continuous=True
+    follow_drift(pendulum, steps=60), positive(2, scale=0.3), lambda x: x[:1], torch.eye(1, dtype=F64), continuous=True
 )
 
 

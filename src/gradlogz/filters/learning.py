@@ -104,6 +104,9 @@ def fit(
     (True, True)
     """
     call = "fit"
+    if not isinstance(model, SwitchingModel):
+        remedy = "What functions hold is learned by the gradient: imm(...).log_likelihood.backward()."
+        raise TypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
     plan = _planned(call, model, learn, structure or {}, shared, method)
     begin = _begun(call, model, mean, covariance, log_mode_probability)
     data = _arranged(call, model, observations, mask, lengths, times)
