@@ -307,6 +307,7 @@ def _():
 # Functions -----------------------------------------------------------------------------------------------------------
 
 
+RATE = torch.tensor([[-0.3, 0.3], [0.2, -0.2]], dtype=F64)
 CHAIN = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64)
 ERRORS = torch.tensor([[0.5, 0.0], [0.0, 0.01]], dtype=F64)  # of ranges and bearings
 
@@ -366,6 +367,32 @@ for method in ("ekf", "ukf"):
             return found, smooth(model, y, lag=1, **start)
 
         return run
+
+
+def bending(at, method, **options):
+    """Targets that turn, or whose speed is damped while they do, in continuous time."""
+    noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
+    turn = unknown_turn(2, rate_density=0.01, **noise)
+
+    def drift(x):
+        return torch.stack((x[1], -0.1 * x[1] - x[4] * x[3], x[3], -0.1 * x[3] + x[4] * x[1], -0.2 * x[4]))
+
+    damped = turn._replace(move=gradlogz.follow_drift(drift))
+    return NonlinearModel.of([turn, damped], rate=at(RATE), method=method, **options)
+
+
+@call("follow_drift: at any time")
+def _():
+    _, start = radar()
+    y, times = 3 * torch.randn(4, 6, 2, dtype=F64), (torch.rand(4, 6, dtype=F64) * 2).cumsum(-1)
+    y[1, 2], y[2, 3, 1], times[0, 1] = torch.nan, torch.nan, times[0, 0]
+
+    def run(at):
+        here, begins, when = at((y, start, times))
+        found = [imm(bending(at, method), here, times=when, **begins) for method in ("ekf", "ukf")]
+        return found, smooth(bending(at, "ekf"), here, times=when, **begins)
+
+    return run
 
 
 @call("smooth: histories of functions")

@@ -12,6 +12,7 @@ from filtering import (
     CALLS,
     FAMILIES,
     Place,
+    bending,
     conjugate,
     flowing,
     message,
@@ -309,6 +310,13 @@ def functions(method):
     return lambda: (imm(model, y, **start), smooth(model, y, **start), smooth(model, y, lag=1, **start))
 
 
+def flows():
+    y, start = THERE(radar())
+    times = torch.arange(6, dtype=F64).sqrt().cuda()
+    model = bending(THERE, "ekf", validate=False)
+    return lambda: smooth(model, y, times=times, **start)
+
+
 def drawn_histories():
     model, y, given = linear()
     draws = torch.Generator("cuda").manual_seed(0)
@@ -349,6 +357,7 @@ WITHOUT_WAITING = {
     "steps": step_by_step,
     "ekf": lambda: functions("ekf"),
     "ukf": lambda: functions("ukf"),
+    "flows": flows,
     "particles": drawn_histories,
     "enumeration": enumerated,
     "attentive": attentive,
