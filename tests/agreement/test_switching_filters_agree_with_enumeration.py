@@ -12,6 +12,7 @@ import scipy.stats
 import torch
 
 from gradlogz import Filtered, SwitchingModel, exact, gpb, gpb1, gpb2, imm
+from gradlogz.kernels import dispatch
 from switching import F64, beginning, by_definition, observed, positive, same, system
 
 FILTERS = {"gpb1": gpb1, "gpb2": gpb2, "imm": imm}
@@ -82,6 +83,36 @@ def test_modes_that_never_switch_are_a_bank_of_kalman_filters(filter):
         torch.testing.assert_close(found.mode_mean[t].numpy(), m, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(found.mode_covariance[t].numpy(), P, rtol=1e-11, atol=1e-11)
     assert math.isclose(float(found.log_likelihood), scipy.special.logsumexp(log_w), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["torch", "compiled"])
+@pytest.mark.parametrize("T", [[[0.9, 0.1], [0.1, 0.9]], [[0.9, 0.1], [1.0, 0.0]]], ids=["ergodic", "zero"])
+def test_histories_that_were_given_up_and_come_back_have_their_weight(monkeypatch, T, is_compiled):
+    """An outlier leaves one mode exp(-1e5) of the mass; the next says that it was right."""
+    monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0 if is_compiled else math.inf)
+    F, Q, H, R = torch.tensor([[1.0, 0.5], [0.01, 0.01], [1.0, 1.0], [0.01, 1.0]], dtype=F64)[..., None, None]
+    model = SwitchingModel(torch.tensor(T, dtype=F64), F, Q, H, R)
+    start = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    y = torch.tensor([[300.0], [300.0]], dtype=F64)
+    expected = by_definition(model, y, start)
+    for found in (gpb2(model, y, **start), gpb(model, y, depth=3, **start), exact(model, y, **start).filtered):
+        same(found, expected, tolerance=1e-10)  # logarithms of 1e5 have eleven digits after the point
+    slopes = []
+    for filter in (gpb2, lambda *a, **more: exact(*a, **more).filtered):
+        leaf = y.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(filter(model, leaf, **start).log_likelihood, leaf)[0])
+    nudged = [by_definition(model, y + e * torch.tensor([[1.0], [0.0]], dtype=F64), start) for e in (0.5, -0.5)]
+    slope = nudged[0].log_likelihood - nudged[1].log_likelihood  # of what is quadratic there
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(slopes[0][0, 0], slope, rtol=1e-8, atol=0.0)
+
+
+@pytest.mark.parametrize("depth", [7, 30])
+def test_filters_deeper_than_the_series_need_no_more_than_it(depth):
+    model, start = system(2, 1, 1), beginning(2, 1)
+    y = observed(model, 5)
+    found = gpb(model, y.expand(80, 5, 1), depth=depth, **start)
+    same(Filtered(*(part[7] for part in found)), by_definition(model, y, start))
 
 
 def test_deeper_filters_come_nearer_and_are_exact_at_last():

@@ -1,5 +1,7 @@
 """What holds for every switching filter: batches, order, gaps, time, symmetry, modes that cannot be.   [theory 7.4]"""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from gradlogz import (
     gpb2,
     imm,
 )
+from gradlogz.kernels import dispatch
 from scales import close
 from switching import F64, beginning, chain, observed, positive, same, system
 
@@ -234,8 +237,14 @@ def test_switches_bring_a_mode_back_from_nothing(method):
     close(found.log_mode_probability[1].exp(), model.transition[sure])
 
 
-@pytest.mark.parametrize("steps", [3_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_long_runs_stay_symmetric_and_positive(steps):
+COMPILED = find_spec("numba") is not None
+LONG = 1_000_000 if COMPILED else pytest.param(1_000_000, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("steps", [LONG, 3_000])
+@pytest.mark.parametrize("filter", [gpb1, gpb2, imm], ids=["gpb1", "gpb2", "imm"])
+def test_long_runs_stay_symmetric_and_positive(filter, steps):
+    """Every covariance of every step, by the compiled path where there is one; few steps by the other."""
     slow, fast = (
         constant_velocity(2, dt=0.1, spectral_density=q, observation_variance=1e-6, dtype=F64) for q in (1e-8, 1.0)
     )
@@ -246,17 +255,35 @@ def test_long_runs_stay_symmetric_and_positive(steps):
     path = torch.randn(steps, 2, dtype=F64, generator=generator).cumsum(0).cumsum(0) * 0.01  # as far as it goes
     y = path + 1e-3 * torch.randn(steps, 2, dtype=F64, generator=generator)
     state = {"mean": torch.zeros(4, dtype=F64), "covariance": 1e6 * torch.eye(4, dtype=F64)}
-    for part in y.split(100_000):  # what imm knows after a series is what it begins the next one with
-        with torch.no_grad():
-            found = imm(model, part, **state)
-        for P in (found.covariance, found.mode_covariance):
+    if steps < 1_000_000:
+        y.requires_grad_()  # by torch
+    names = ("covariance", "mode_covariance", "predicted_covariance", "innovation_covariance")
+    carried = ("mean", "covariance") if filter is gpb1 else ("mode_mean", "mode_covariance")
+    for part in y.split(100_000):  # what a filter knows after a series is what it begins the next one with
+        found = filter(model, part, **state, fields=(*names, *carried, "log_mode_probability"))
+        for P in (getattr(found, name) for name in names):
             assert torch.equal(P, P.mT)
-            values = torch.linalg.eigvalsh(P)
-            assert (values[..., 0] > 0).all()
-            assert (values[-1] < 1e3).all()  # and it has settled
+            assert not torch.linalg.cholesky_ex(P).info.any()
+            assert (P[-1].diagonal(dim1=-2, dim2=-1) < 1e3).all()  # and it has settled
         assert found.log_likelihood.isfinite()
-        names = {"mean": "mode_mean", "covariance": "mode_covariance", "log_mode_probability": "log_mode_probability"}
-        state = {name: getattr(found, field)[-1] for name, field in names.items()}
+        mean, covariance = (getattr(found, name)[-1].detach() for name in carried)
+        log_pi = found.log_mode_probability[-1].detach()
+        state = {"mean": mean, "covariance": covariance, "log_mode_probability": log_pi.log_softmax(-1)}
+
+
+@pytest.mark.parametrize("far", [3.0, 300.0, 1e6])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["torch", "compiled"])
+@each
+def test_probabilities_after_are_those_before_times_likelihoods(monkeypatch, method, is_compiled, far):
+    """log pi' = log c + log p(y | mode) - log p(y), also where the observation brings back what was given up."""
+    monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0 if is_compiled else torch.inf)
+    model, start = system(2, 1, 1), beginning(2, 1)
+    y = observed(model, 6, 4)
+    y[:, 2:4] = far
+    found = filter_of(model, method).filter(y, **start)
+    joint = found.predicted_log_mode_probability + found.mode_log_likelihood
+    close(found.log_mode_probability, joint - found.step_log_likelihood.unsqueeze(-1), far**2 * 10)
+    close(found.step_log_likelihood, joint.logsumexp(-1), far**2 * 10)
 
 
 @each

@@ -31,7 +31,7 @@ from .._typing import Bool, Float, Int, Tensor
 from .border import seen_of
 from .closure import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
-from .merging import apart, posterior, weigh
+from .merging import apart, likelihood_of_modes, posterior, weigh
 
 
 class ConjugateState(NamedTuple):
@@ -299,15 +299,15 @@ class ConjugateFilter:
         one = self.depth == 1  # law for all modes
         log_h = state.log_probability.unsqueeze(-1)
         T = self.transition.repeat(log_h.shape[-2] // k, 1)  # by the newest mode of a history
-        log_c, came = weigh(T, log_h)
+        came = log_c, shares = weigh(T, log_h)
         # Predict and update: every history by every mode -------------------------------------------------------------
         before = torch.stack([moved(family, motion, state.natural) for motion in self.dynamics], -2)
         told = family.told(y, seen)
         after, likelihood = self._updated(
             before, told.natural.unsqueeze(-3), told.log_base.unsqueeze(-2), seen.unsqueeze(-2)
         )
-        share = torch.ones_like(likelihood) if one else came
-        mode_likelihood = weigh(share, likelihood).log_sum
+        share = torch.ones_like(likelihood) if one else shares
+        mode_likelihood = likelihood.squeeze(-2) if one else likelihood_of_modes(T, log_h, likelihood, came)
         log_pi, step, possible = posterior(log_c, mode_likelihood)
         after = torch.where(possible[..., None, None, None], after, before)
         likelihood = torch.where(possible[..., None, None], likelihood, 0.0)

@@ -16,7 +16,7 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
 from .border import arranged, beginning, check_densities
-from .merging import collapse, weigh
+from .merging import collapse, likelihood_of_modes, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered, Moved, combined
@@ -146,7 +146,7 @@ def branch(
     before = wide.predict(mean.unsqueeze(-2), covariance.unsqueeze(-3))
     after = wide.update(*before, observation[..., None, None, :], None if seen is None else seen[..., None, None, :])
     # Probabilities before and after the observation ------------------------------------------------------------------
-    log_c, share_before = weigh(T, log_w)
+    came = log_c, share_before = weigh(T, log_w)
     step = log_sum_exp((_log(T) + log_w + after.log_likelihood).flatten(-2))
     told = torch.where((step > -torch.inf)[..., None, None], after.log_likelihood, 0.0)
     log_v, share = weigh(T, log_w + told)
@@ -155,7 +155,7 @@ def branch(
         log_c,
         *collapse(share.mT, after.mean.movedim(-3, -2), after.covariance.movedim(-4, -3)),
         log_v.log_softmax(-1),
-        weigh(share_before, after.log_likelihood).log_sum,
+        likelihood_of_modes(T, log_w, after.log_likelihood, came),
         step,
         after.failure.amax(-2),
     )

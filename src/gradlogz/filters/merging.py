@@ -46,6 +46,22 @@ def weigh(weight: Float[Tensor, "*#b i #j"], logarithm: Float[Tensor, "*#b i #j"
     return Weighed(log_sum, mass / total)
 
 
+def likelihood_of_modes(
+    weight: Float[Tensor, "*#b i #j"],
+    log_prior: Float[Tensor, "*#b i 1"],
+    log_likelihood: Float[Tensor, "*#b i j"],
+    before: Weighed,
+) -> Float[Tensor, "*b j"]:
+    """log p(y | j) = log sum_i w_ij p_i L_ij - log c_j, from histories i; log c_j and shares before y are given.
+
+    Shares w_ij p_i / c_j would be 0 for histories that only this observation brings back: the sum is one of logarithms.
+    Of a mode without mass, it is what the shares give that it would have.
+    """
+    alive = before.log_sum > -torch.inf
+    joint = weigh(weight, log_prior + log_likelihood).log_sum - torch.where(alive, before.log_sum, 0.0)
+    return torch.where(alive, joint, weigh(before.shares, log_likelihood).log_sum)
+
+
 class Moments(NamedTuple):
     """Mean and covariance."""
 

@@ -28,7 +28,7 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.dispatch import filtering_kernel
 from .border import arranged, beginning, check_densities
-from .merging import Moments, apart, collapse, fill, mix, posterior, to_one, weigh
+from .merging import Moments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
 from .result import Filtered, Moved, State, combined
@@ -420,7 +420,7 @@ def _gpb(
     histories = log_h.shape[-2]
     T = now.transition.repeat(*[1] * (now.transition.ndim - 2), histories // k, 1)  # by the newest mode of a history
     # Mix: nothing; the mixture is what the modes predict together, and is reported -----------------------------------
-    log_c, share = weigh(T, log_h)
+    came = log_c, share = weigh(T, log_h)
     m, P = state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3)
     if now.has is None:
         mixed = mix(share.mT, state.mean, state.covariance)
@@ -433,7 +433,7 @@ def _gpb(
     wide = now.by_history()
     before = wide.predict(m, P)
     after = wide.update(*before, y[..., None, None, :], None if seen is None else seen[..., None, None, :])
-    mode_likelihood = weigh(share, after.log_likelihood).log_sum
+    mode_likelihood = likelihood_of_modes(T, log_h, after.log_likelihood, came)
     log_pi, step, possible = posterior(log_c, mode_likelihood)
     # Collapse: the oldest mode of each history, by the weights that the observation gave it --------------------------
     told = torch.where(possible[..., None, None], after.log_likelihood, 0.0)

@@ -198,6 +198,7 @@ def _form(
     most = k if depth == 0 else k ** (depth - 1)
     if h % k or h > max(most, k):
         return None
+    most = min(most, h * k**steps)  # histories that there will be
     targets, number, register = math.prod(batch), dtype.itemsize, lanes_of(NUMBERS[dtype])
     is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
     width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register

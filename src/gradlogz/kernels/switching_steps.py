@@ -609,7 +609,15 @@ def advance_gpb(
             new_m, new_P = w.new_m + kept * s * vector, w.new_P + kept * s * s * vector
             collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, state)
         if needs & BEFORE:
-            store(weigh(zero, w.prior_share, w.branch_likelihood, histories, w.share), w.likelihood, j)
+            # Of what was likely before, histories that only this observation brings back have no share: the sum is one
+            # of logarithms. A mode without mass has the shares that it would have.
+            for rest in range(rests):
+                store(load(zero, w.ones, 0), w.column, rest)
+                store(load(zero, w.new_log_h, rest * k + j), w.weight, rest)
+            joint = weigh(zero, w.column, w.weight, rests, w.share)
+            without = weigh(zero, w.prior_share, w.branch_likelihood, histories, w.share)
+            log_c = load(zero, w.log_c, j)
+            store(where_possible(log_c, joint - log_c, without), w.likelihood, j)
     step = normalize(zero, w.new_log_h, rests * k, w.log_h, w.h)
     if needs & MODES and p.most > k:
         to_modes(zero, state, w, p, rests)
