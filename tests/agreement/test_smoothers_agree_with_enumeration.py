@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradlogz import Smoothed, SwitchingModel, constant_acceleration, constant_velocity, exact, gpb2, imm, smooth
+from scales import close
 from smoothing import near, smoothed_by_definition
 from switching import F64, beginning, chain, observed, positive, same, system
 
@@ -203,6 +204,102 @@ def test_singular_covariances_are_smoothed_like_others():
     still = SwitchingModel.of([slow._replace(Q=0 * slow.Q)], transition=torch.ones(1, 1, dtype=F64))
     for method in METHODS:
         agrees(smooth(still, y, method=method, **start), smoothed_by_definition(still, y, start))
+
+
+def by_kim(model, y, start):
+    """The published recursions, forward and back, as a textbook has them: numpy, one pair of modes at a time."""
+    k, inverse, dot = model.modes, np.linalg.inv, np.einsum
+    T, F, Q, H, R = (getattr(model, name).numpy() for name in ("transition", "F", "Q", "H", "R"))
+    m, P = start["mean"].expand(k, -1).numpy(), start["covariance"].expand(k, -1, -1).numpy()
+    p = np.full(k, 1 / k)
+    known, steps = [(m, P, p)], []
+    pairs = [(i, j) for i in range(k) for j in range(k)]
+    for seen in y.numpy():
+        predicted_m, predicted_P, means, covariances = {}, {}, {}, {}
+        weight = np.zeros((k, k))
+        for i, j in pairs:
+            predicted_m[i, j], predicted_P[i, j] = F[j] @ m[i], F[j] @ P[i] @ F[j].T + Q[j]
+            S = H[j] @ predicted_P[i, j] @ H[j].T + R[j]
+            K, v = predicted_P[i, j] @ H[j].T @ inverse(S), seen - H[j] @ predicted_m[i, j]
+            means[i, j], covariances[i, j] = predicted_m[i, j] + K @ v, predicted_P[i, j] - K @ S @ K.T
+            weight[i, j] = p[i] * T[i, j] * np.exp(-v @ inverse(S) @ v / 2) / np.sqrt(np.linalg.det(2 * np.pi * S))
+        weight /= weight.sum()
+        laws = [[(means[i, j], covariances[i, j]) for i in range(k)] for j in range(k)]
+        m, P = together(weight.T / weight.sum(0)[:, None], laws)
+        steps.append((predicted_m, predicted_P, p[:, None] * T / (p @ T)))
+        p = weight.sum(0)
+        known.append((m, P, p))
+    rows = [known[-1]]
+    for (m, P, _), (predicted_m, predicted_P, past) in zip(known[-2::-1], steps[::-1], strict=True):
+        later_m, later_P, later_p = rows[-1]
+        both = later_p * past  # P(i, j | all) = P(j | all) P(i | j, past)
+        laws = [[] for _ in range(k)]
+        for i, j in pairs:
+            J = P[i] @ F[j].T @ inverse(predicted_P[i, j])
+            moved = m[i] + J @ (later_m[j] - predicted_m[i, j])
+            laws[i].append((moved, P[i] + J @ (later_P[j] - predicted_P[i, j]) @ J.T))
+        rows.append((*together(both / both.sum(1)[:, None], laws), both.sum(1)))
+    m, P, p = (np.stack(part) for part in zip(*rows[::-1], strict=True))
+    mean = dot("tj,tjs->ts", p, m)
+    away = m - mean[:, None]
+    return mean, dot("tj,tjsr->tsr", p, P) + dot("tj,tjs,tjr->tsr", p, away, away), m, P, p
+
+
+def together(shares, laws):
+    """Mean and covariance of each row of laws, by its shares."""
+    rows = []
+    for share, row in zip(shares, laws, strict=True):
+        mean = sum(w * m for w, (m, _) in zip(share, row, strict=True))
+        away = [np.outer(m - mean, m - mean) for m, _ in row]
+        rows.append((mean, sum(w * (P + e) for w, (_, P), e in zip(share, row, away, strict=True))))
+    return [np.stack(part) for part in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize(("k", "s", "o"), [(1, 2, 1), (2, 3, 1), (3, 2, 2)])
+def test_kim_is_the_published_smoother(k, s, o):
+    model, start = system(k, s, o, offsets=False), beginning(k, s)
+    y = observed(model, 6)
+    begins = {name: start[name] for name in ("mean", "covariance")}
+    found = smooth(model, y, method="kim", **begins)
+    mean, covariance, means, covariances, p = by_kim(model, y, begins)
+    close(found.mean, torch.as_tensor(mean[1:]), scale=10, tolerance=1e-11)
+    close(found.covariance, torch.as_tensor(covariance[1:]), scale=10, tolerance=1e-11)
+    close(found.mode_mean, torch.as_tensor(means[1:]), scale=10, tolerance=1e-11)
+    close(found.mode_covariance, torch.as_tensor(covariances[1:]), scale=10, tolerance=1e-11)
+    close(found.log_mode_probability.exp(), torch.as_tensor(p[1:]))
+    close(found.initial_mode_mean, torch.as_tensor(means[0]), scale=10, tolerance=1e-11)
+    close(found.initial_mode_covariance, torch.as_tensor(covariances[0]), scale=10, tolerance=1e-11)
+
+
+@each
+@pytest.mark.parametrize("lag", [None, 1])
+def test_noise_along_one_oblique_direction_from_a_known_start(method, lag):
+    """50 models as one batch. Covariances of rank one, two, ... are covariances, however precise observations are."""
+    n, k, s = 50, 2, 3
+    along = 100 * torch.randn(n, 1, k, s, 1, dtype=F64)
+    model = SwitchingModel(
+        torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64),
+        F=torch.eye(s, dtype=F64) + 0.3 * torch.randn(n, 1, k, s, s, dtype=F64),
+        Q=along @ along.mT,
+        H=torch.randn(n, 1, k, 1, s, dtype=F64),
+        R=torch.ones(k, 1, 1, dtype=F64),
+    )
+    start = {"mean": torch.zeros(s, dtype=F64), "covariance": torch.zeros(s, s, dtype=F64)}
+    found = smooth(model, torch.randn(n, 4, 1, dtype=F64), method=method, lag=lag, **start)
+    for P in (found.covariance, found.mode_covariance, found.previous_covariance):
+        eigenvalues = torch.linalg.eigvalsh(P)
+        assert float((eigenvalues[..., 0] / eigenvalues[..., -1].clamp(min=1e-300)).min()) > -1e-10
+        assert bool(P.isfinite().all())
+    one = SwitchingModel(torch.ones(1, 1, dtype=F64), *(getattr(model, f)[..., :1, :, :] for f in "FQHR"))
+    y = torch.randn(n, 4, 1, dtype=F64)
+    found = smooth(one, y, method=method, **start)
+    for i in range(5):
+        alone = SwitchingModel(
+            torch.ones(1, 1, dtype=F64), *(getattr(one, f).expand(n, 1, 1, -1, -1)[i, 0] for f in "FQHR")
+        )
+        true = smoothed_by_definition(alone, y[i], start)
+        close(found.mean[i], true["mean"], scale=true["mean"].abs().max(), tolerance=1e-8)
+        close(found.covariance[i], true["covariance"], scale=true["covariance"].abs().max(), tolerance=1e-8)
 
 
 def test_pruned_histories_are_the_likeliest():

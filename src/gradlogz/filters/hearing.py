@@ -19,30 +19,32 @@ that which went from i to j:
 Functions are taken for the lines that a filter takes them for, each pair of modes for its own: F, H and R below are
 those of nonlinear.py at the Gaussian of i, moved by j.
 
-Read next: smoother.py (the steps in their order), switching.py (the filters).
+Read next: smoother.py (the steps in their order), kim.py (the published step), switching.py (the filters).
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .._typing import Bool, Float, Tensor
 from ..kernels.reference import log_sum_exp
 from ..measures.gating import gated_mean, gated_spread
-from .kalman import Sight, correct
+from .kalman import Motion, Sight, correct
 from .merging import Moments, collapse, fill, symmetric, weigh
 from .model import Parameters
 from .nonlinear import NonlinearParameters
 
-Hearing = Literal["quotient", "kim"]
-
 
 class Known(NamedTuple):
-    """A Gaussian for each mode and its probability, given what came before and now."""
+    """A Gaussian for each mode and its probability, given what came before and now.
+
+    Covariances are rounded as those were that they come from, the variances before the last observation.
+    """
 
     mean: Float[Tensor, "*b k s"]
     covariance: Float[Tensor, "*b k s s"]
     log_probability: Float[Tensor, "*b k"]
+    variance_before: Float[Tensor, "*b k s"]
 
 
 class Later(NamedTuple):
@@ -67,10 +69,10 @@ class Steps(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """s_{t-1} = i and s_t = j: the law of x_t before y_t, that of (x_t, x_{t-1}) after it, and what y_t says."""
+    """s_{t-1} = i and s_t = j: x_{t-1} and how j moves it, the law of (x_t, x_{t-1}) after y_t, and what y_t says."""
 
-    predicted: Moments
-    F: Float[Tensor, "*#b #i j s s"]
+    start: Moments
+    motion: Motion
     joint: Moments
     log_likelihood: Float[Tensor, "*b i j"]
     score: Float[Tensor, "*b i j s"]
@@ -93,7 +95,8 @@ def pair(step: Steps, before: Known) -> Pairs:
         filled = fill(share.mT, before.mean, before.covariance, now.has)
         m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
     now = now.by_history()
-    predicted, F = now.linearize_move(m, P)
+    motion = now.linearize_move(m, P)
+    predicted, F = motion.predicted, motion.F
     m, P = m.expand_as(predicted.mean), P.expand_as(predicted.covariance)
     y, seen = step.observations[..., None, None, :], None if step.seen is None else step.seen[..., None, None, :]
     lag = F @ P
@@ -106,15 +109,14 @@ def pair(step: Steps, before: Known) -> Pairs:
     )
     # What no mode can produce says nothing about them.
     told = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
-    return Pairs(predicted, F, Moments(mean, covariance), told, *_told(sight, predicted.covariance, seen))
+    told_state = _told(sight, predicted.covariance, seen)
+    return Pairs(Moments(m, P), motion, Moments(mean, covariance), told, *told_state)
 
 
-def hear(method: Hearing, step: Steps, before: Known, pairs: Pairs, after: Known, later: Later) -> Heard:
+def hear(_step: Steps, _before: Known, pairs: Pairs, after: Known, later: Later) -> Heard:
     """What comes after y_t, kept as heard by the Gaussian of j, as heard by each pair i, j."""
     s = after.mean.shape[-1]
     m, P = pairs.joint.mean[..., :s], pairs.joint.covariance[..., :s, :s]
-    if method == "kim":
-        return _kim(step, before, Moments(m, P), after, later)
     later = _proper(later, after)
     gain, score, information = _elsewhere(
         later.score.unsqueeze(-3),
@@ -131,7 +133,7 @@ def pass_on(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Later:
     before y_t:   g' = H^T S^-1 v + A g,   L' = H^T S^-1 H + A L A^T,   A = (I - K H)^T
     at x_{t-1}:   F^T g',   F^T L' F
     """
-    F, P = pairs.F, pairs.predicted.covariance
+    F, P = pairs.motion.F, pairs.motion.predicted.covariance
     A = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - pairs.information @ P
     score = _times(F.mT, pairs.score + _times(A, heard.score))
     information = F.mT @ (pairs.information + A @ heard.information @ A.mT) @ F
@@ -152,25 +154,23 @@ class Row(NamedTuple):
     log_pair: Float[Tensor, "*b k k"]
 
 
-def read(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Row:
+def both(pairs: Pairs, heard: Heard) -> Moments:
+    """The law of (x_t, x_{t-1}) of each pair, given all."""
+    m, P = pairs.joint
+    C = P[..., : P.shape[-1] // 2]
+    return Moments(m + _times(C, heard.score), P - C @ heard.information @ C.mT)
+
+
+def read(step: Steps, before: Known, log_evidence: Float[Tensor, "*b i j"], each: Moments) -> Row:
     """The pairs i, j as one Gaussian of both times for each j."""
     T = step.parameters.transition
-    logs = before.log_probability.unsqueeze(-1) + heard.log_evidence
+    logs = before.log_probability.unsqueeze(-1) + log_evidence
     log_sum, share = weigh(T, logs)
     total = log_sum_exp(log_sum)[..., None]
     positive = T > 0
     log_T = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf)
-    m, P = pairs.joint
-    C = P[..., : P.shape[-1] // 2]
-    mean, covariance = m + _times(C, heard.score), P - C @ heard.information @ C.mT
-    collapsed = collapse(share.mT, mean.movedim(-3, -2), covariance.movedim(-4, -3))
+    collapsed = collapse(share.mT, each.mean.movedim(-3, -2), each.covariance.movedim(-4, -3))
     return Row(*collapsed, (log_sum - total).log_softmax(-1), log_T + logs - total.unsqueeze(-1))
-
-
-def moved_by(later: Later, mean: Float[Tensor, "*b k s"], covariance: Float[Tensor, "*b k s s"]) -> Moments:
-    """m + P g and P - P L P."""
-    m, P = mean, covariance  # Shorthand
-    return Moments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
 
 
 def nothing(known: Known) -> Later:
@@ -179,16 +179,11 @@ def nothing(known: Known) -> Later:
     return Later(torch.zeros_like(known.log_probability), torch.zeros_like(known.mean), zero, zero)
 
 
-def _kim(step: Steps, before: Known, own: Moments, after: Known, later: Later) -> Heard:
-    """P(i | j, all) = P(i | j, past), and x_t as smoothed for j whatever i was: the published step.   [kim94]"""
-    mean, covariance = moved_by(later, after.mean, after.covariance)
-    log_c = weigh(step.parameters.transition, before.log_probability.unsqueeze(-1)).log_sum
-    log_probability = after.log_probability + later.log_evidence
-    log_evidence = torch.where(log_c > -torch.inf, log_probability - log_c, -torch.inf).unsqueeze(-2)
-    inverse = torch.linalg.pinv(own.covariance, hermitian=True)  # where nothing can move, nothing is asked
-    score = _times(inverse, mean.unsqueeze(-3) - own.mean)
-    information = symmetric(inverse @ (own.covariance - covariance.unsqueeze(-4)) @ inverse)
-    return Heard(log_evidence.expand_as(score[..., 0]), score, information)
+def begun(known: Known, later: Later) -> tuple[Moments, Float[Tensor, "*b k"]]:
+    """The law of a time of which there are no pairs: m + P g, P - P L P, and the modes."""
+    m, P = known.mean, known.covariance  # Shorthand
+    moved = Moments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
+    return moved, known.log_probability + later.log_evidence
 
 
 def _elsewhere(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tensor) -> Heard:

@@ -30,10 +30,11 @@ class Updated(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """A step that is linear, or taken for it: the law of the state after it, and F with cov(x', x) = F P."""
+    """A step that is linear, or taken for it: N(F m + b, F P F^T + Q), F with cov(x', x) = F P, and Q."""
 
     predicted: Moments
     F: Float[Tensor, "*#b s s"]
+    Q: Float[Tensor, "*#b s s"]
 
 
 class Sight(NamedTuple):

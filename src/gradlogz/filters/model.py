@@ -126,8 +126,8 @@ class Parameters(NamedTuple):
     # What a smoother asks of one step --------------------------------------------------------------------------------
 
     def linearize_move(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Motion:
-        """The law of the state one step on, with F."""
-        return Motion(self.predict(mean, covariance), self.F)
+        """The law of the state one step on, with F and Q."""
+        return Motion(self.predict(mean, covariance), self.F, self.Q)
 
     def linearize_observe(
         self,

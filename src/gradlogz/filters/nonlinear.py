@@ -328,7 +328,7 @@ class NonlinearParameters(NamedTuple):
 
     def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of the state one step on, as a Gaussian."""
-        return self._moved(self._through("move", mean, covariance, None), mean, covariance)
+        return self._moved(self._through("move", mean, covariance, None), covariance, self._noise(mean))
 
     def update(
         self,
@@ -361,10 +361,13 @@ class NonlinearParameters(NamedTuple):
     # What a smoother asks of one step --------------------------------------------------------------------------------
 
     def linearize_move(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Motion:
-        """The law of the state one step on, as a Gaussian, and the matrix that has its covariance with the state."""
+        """The law of the state one step on, as a Gaussian, the matrix that has its covariance with the state, and Q."""
         through = self._through("move", mean, covariance, None)
-        F = through.matrix() if self.own is None else through.matrix() * self.own.unsqueeze(-1)
-        return Motion(self._moved(through, mean, covariance), F)
+        F, noise = through.matrix(), self._noise(mean)
+        Q = noise + through.curvature
+        if self.own is not None:
+            F, Q = F * self.own.unsqueeze(-1), Q * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2))
+        return Motion(self._moved(through, covariance, noise), F, Q)
 
     def linearize_observe(
         self,
@@ -412,9 +415,9 @@ class NonlinearParameters(NamedTuple):
         }
         return dataclasses.replace(self.model, **changed | fields), inputs
 
-    def _moved(self, through: "Through", mean: Tensor, covariance: Tensor) -> Moments:
+    def _moved(self, through: "Through", covariance: Tensor, noise: Tensor) -> Moments:
         """A Gaussian after a step; what a mode lacks stays 0."""
-        m, P = through.mean, symmetric(through.spread(covariance) + self._noise(mean))
+        m, P = through.mean, symmetric(through.spread(covariance) + noise)
         if self.own is None:
             return Moments(m, P)
         return Moments(m * self.own, P * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2)))

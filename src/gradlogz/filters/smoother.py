@@ -3,9 +3,10 @@
     p(x_t, s_t | y_1 ... y_T)          all observations: from the last time back to the first
     p(x_t, s_t | y_1 ... y_{t+lag})    a few after its own: all times at once
 
-Read next: hearing.py (the step), switching.py (the filters), enumeration.py (the exact one).
+Read next: hearing.py (the step), kim.py (the published one), switching.py (the filters), enumeration.py (exactly).
 """
 
+from collections.abc import Callable
 from itertools import starmap
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +15,10 @@ import torch
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
+from . import hearing, kim
 from .border import arranged, beginning
 from .enumeration import Exact, exact
-from .hearing import Hearing, Known, Later, Row, Steps, hear, moved_by, nothing, pair, pass_on, read
+from .hearing import Known, Row, Steps, pair, read
 from .merging import Moments, mix, to_one, weigh
 from .model import ENDS, Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
@@ -157,18 +159,33 @@ def smooth(
             torch.cat((m.unsqueeze(-3), filtered.mode_mean), -3),
             torch.cat((P.unsqueeze(-4), filtered.mode_covariance), -4),
             torch.cat((log_pi.unsqueeze(-2), filtered.log_mode_probability), -2),
+            torch.cat((P.unsqueeze(-4), filtered.predicted_mode_covariance), -4).diagonal(dim1=-2, dim2=-1),
         )
         steps = Steps(parameters, y, seen, filtered.step_log_likelihood > -torch.inf)
-        hearing: Hearing = "kim" if method == "kim" else "quotient"
+        way = KIM if method == "kim" else QUOTIENT
         if lag is None:
-            return _interval(hearing, steps, known, filtered)
-        return _fixed_lag(hearing, steps, known, filtered, lag)
+            return _interval(way, steps, known, filtered)
+        return _fixed_lag(way, steps, known, filtered, lag)
 
 
-def _interval(method: Hearing, steps: Steps, known: Known, filtered: Filtered) -> Smoothed:
+class Way(NamedTuple):
+    """What to do with what comes later, in the words of hearing.py and of kim.py: at the end, at a step, at time 0."""
+
+    nothing: Callable[..., Any]
+    hear: Callable[..., Any]
+    both: Callable[..., Moments]
+    pass_on: Callable[..., Any]
+    begun: Callable[..., tuple[Moments, Tensor]]
+
+
+QUOTIENT = Way(hearing.nothing, hearing.hear, hearing.both, hearing.pass_on, hearing.begun)
+KIM = Way(kim.nothing, kim.hear, kim.both, kim.pass_on, kim.begun)
+
+
+def _interval(way: Way, steps: Steps, known: Known, filtered: Filtered) -> Smoothed:
     """From the last time to the first."""
     count = steps.observations.shape[-2]
-    later = nothing(_at(known, count))
+    later = way.nothing(_at(known, count))
     looks = [None] * count if steps.seen is None else steps.seen.unbind(-2)
     each = zip(
         steps.parameters.each(count), steps.observations.unbind(-2), looks, steps.possible.unbind(-1), strict=True
@@ -177,26 +194,27 @@ def _interval(method: Hearing, steps: Steps, known: Known, filtered: Filtered) -
     for t, step in reversed([*enumerate(starmap(Steps, each))]):
         before = _at(known, t)
         pairs = pair(step, before)
-        heard = hear(method, step, before, pairs, _at(known, t + 1), later)
-        rows.append(read(step, before, pairs, heard))
-        later = pass_on(step, before, pairs, heard)
+        heard = way.hear(step, before, pairs, _at(known, t + 1), later)
+        rows.append(read(step, before, heard.log_evidence, way.both(pairs, heard)))
+        later = way.pass_on(step, before, pairs, heard)
     joined = (torch.stack(parts, filtered.log_likelihood.ndim) for parts in zip(*rows[::-1], strict=True))
-    return _reported(steps.parameters.has, Row(*joined), *_begun(_at(known, 0), later), filtered)
+    return _reported(steps.parameters.has, Row(*joined), *way.begun(_at(known, 0), later), filtered)
 
 
-def _fixed_lag(method: Hearing, steps: Steps, known: Known, filtered: Filtered, lag: int) -> Smoothed:
+def _fixed_lag(way: Way, steps: Steps, known: Known, filtered: Filtered, lag: int) -> Smoothed:
     """All times at once: what a time hears of the next `lag` observations, from what its next hears of one fewer."""
     count = steps.observations.shape[-2]
     before, after = _between(known, 0, count), _between(known, 1, count)
-    last, first = nothing(_at(known, count)), nothing(_at(known, 0))
-    pairs, later, end = pair(steps, before), nothing(after), filtered.log_likelihood.ndim
+    last, first = way.nothing(_at(known, count)), way.nothing(_at(known, 0))
+    pairs, later, end = pair(steps, before), way.nothing(after), filtered.log_likelihood.ndim
     for _ in range(min(lag, count)):
-        passed = pass_on(steps, before, pairs, hear(method, steps, before, pairs, after, later))
+        passed = way.pass_on(steps, before, pairs, way.hear(steps, before, pairs, after, later))
         first = _at(passed, 0)
         tails = zip(passed, last, strict=True)
-        later = Later(*(torch.cat((t.narrow(end, 1, count - 1), e.unsqueeze(end)), end) for t, e in tails))
-    row = read(steps, before, pairs, hear(method, steps, before, pairs, after, later))
-    return _reported(steps.parameters.has, row, *_begun(_at(known, 0), first), filtered)
+        later = type(last)(*(torch.cat((t.narrow(end, 1, count - 1), e.unsqueeze(end)), end) for t, e in tails))
+    heard = way.hear(steps, before, pairs, after, later)
+    row = read(steps, before, heard.log_evidence, way.both(pairs, heard))
+    return _reported(steps.parameters.has, row, *way.begun(_at(known, 0), first), filtered)
 
 
 def _reported(has: Tensor | None, row: Row, initial: Moments, log_initial: Tensor, filtered: Filtered) -> Smoothed:
@@ -218,11 +236,6 @@ def _reported(has: Tensor | None, row: Row, initial: Moments, log_initial: Tenso
         log_initial,
         filtered,
     )
-
-
-def _begun(known: Known, later: Later) -> tuple[Moments, Tensor]:
-    """Time 0, of which there are no pairs."""
-    return moved_by(later, known.mean, known.covariance), known.log_probability + later.log_evidence
 
 
 def _at(series: Any, time: int) -> Any:
