@@ -24,6 +24,8 @@ from gradlogz import (
     random_walk,
     singer,
 )
+from gradlogz.filters.switching import STRETCH
+from gradlogz.kernels import dispatch
 from scales import close
 from switching import F64, beginning, observed, positive, same
 
@@ -273,6 +275,26 @@ def test_times_may_differ_between_targets_and_come_one_by_one(method):
     close(state.log_likelihood, found.log_likelihood, 100.0)
     shared = run(model, method, y, start, times=times[0], inputs=u)
     same(Filtered(*(part[0] for part in shared)), Filtered(*(part[0] for part in found)), 10.0)
+
+
+@each
+def test_the_last_of_a_long_series_is_found_stretch_by_stretch(monkeypatch, method):
+    """No more than a stretch of it is discretised at a time: memory does not grow with time."""
+    model, start = flowing(3, 2, 2, u=2), beginning(3, 2)
+    steps = 2 * STRETCH + 7
+    y, u = observed(model, steps, 4), torch.randn(steps, 2, dtype=F64)
+    y[1, 70, 0] = torch.nan
+    more = {"times": 0.1 * torch.rand(4, steps, dtype=F64).cumsum(-1), "inputs": u, **start}
+    more["lengths"] = torch.tensor([steps, 70, 3, steps])
+    chosen, lengths = SwitchingFilter(model, *method), []
+    discretised = SwitchingModel.at
+    monkeypatch.setattr(SwitchingModel, "at", lambda m, dt: (lengths.append(dt.shape[-1]), discretised(m, dt))[1])
+    whole = chosen.filter(y, **more)
+    last = Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)
+    for threshold in (0, torch.inf):  # compiled, and not
+        monkeypatch.setattr(dispatch, "WORTH_FILTERING", threshold)
+        same(chosen.filter(y, **more, keep="last"), last, tolerance=1e-10)
+    assert lengths == [steps, *[STRETCH, STRETCH, 7] * 2]
 
 
 def test_the_exact_filter_is_told_times_too():

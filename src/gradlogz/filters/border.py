@@ -5,7 +5,9 @@
 Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +51,24 @@ def arranged(
     validate: bool = True,
 ) -> Series:
     """Check a series against its model, and find out what of it was seen."""
+    return next(
+        stretches(call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=validate)
+    )
+
+
+def stretches(
+    call: str,
+    model: Model,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
+    validate: bool = True,
+    longest: int | None = None,
+) -> Iterator[Series]:
+    """The same, of models of continuous time in parts of so many steps: each is discretised when it is asked for."""
     y, o = observations, model.observation_size
     check_floats(call, observations=y, model=model.R, **present(inputs=inputs, times=times))
     if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
@@ -67,8 +87,13 @@ def arranged(
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
     _check_inputs(call, model, batch, steps, inputs)
-    model = _of_steps(call, model, y, times, lengths, validate)
-    return Series(model.parameters(inputs), y, seen)
+    dt = _lasting(call, model, y, times, lengths, validate)
+    if dt is None:
+        return iter((Series(model.parameters(inputs), y, seen),))
+    size = longest if longest is not None and model.steps is None else steps
+    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
+    parts = zip(dt.split(size, -1), *rest, strict=False)
+    return (Series(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
 
 
 def beginning(
@@ -150,22 +175,22 @@ def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
         raise ValueError(sentence(call, "tensors must be on one device", fact, remedy))
 
 
-def _of_steps(
+def _lasting(
     call: str,
     model: Model,
     y: Tensor,
     times: Tensor | None,
     lengths: Tensor | None,
     validate: bool,
-) -> Model:
-    """The model of the steps from one observation to the next, the first from time 0."""
+) -> Tensor | None:
+    """How long it takes from one observation to the next, the first from time 0; None for models of steps."""
     if (times is None) != (model.rate is None):
         fact = "times but transition" if model.rate is None else "rate but no times"
         condition = "times must be given if and only if the model has rate"
         remedy = "A model of continuous time has rate= in place of transition=, and is looked at at the times given."
         raise ValueError(sentence(call, condition, fact, remedy))
     if times is None:
-        return model
+        return None
     if times.shape not in (y.shape[:-1], y.shape[-2:-1]):
         condition = f"times must be {tuple(y.shape[:-1])} or {tuple(y.shape[-2:-1])}, one for each observation"
         raise ValueError(sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0."))
@@ -178,7 +203,7 @@ def _of_steps(
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
             remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
             raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
-    return model.at(dt)
+    return dt
 
 
 def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:

@@ -27,7 +27,7 @@ import torch
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.dispatch import filtering_kernel
-from .border import arranged, beginning, check_densities
+from .border import Series, arranged, beginning, check_densities, stretches
 from .merging import Moments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
@@ -236,24 +236,17 @@ class SwitchingFilter(NamedTuple):
             condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
             remedy = "Begin with init(batch_shape=...) of its targets."
             raise ValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
-        parameters, y, seen = arranged(
-            call,
-            self.model.narrow(time),
-            observation.unsqueeze(-2),
-            inputs=None if inputs is None else inputs.unsqueeze(-2),
-            mask=None if mask is None else mask.unsqueeze(len(batch)),
-            times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
-            validate=self.model.validate,
-        )
-        if (found := _at_once(self, parameters, state, y, seen, last=True, wanted=wanted, is_online=True)) is not None:
-            return found
-        with torch.autocast(y.device.type, enabled=False):
-            y, seen = y.squeeze(-2), None if seen is None else seen.squeeze(-2)
-            (now,) = parameters.each(1)
-            state, moved = _advance(self, now, state, y, seen)
-            if self.model.validate:
-                check_densities(call, moved.failure)
-            return state, _only(wanted, combined(moved, now, y, seen, state.log_likelihood))
+        with torch.autocast(observation.device.type, enabled=False):
+            series = arranged(
+                call,
+                self.model.narrow(time),
+                observation.unsqueeze(-2),
+                inputs=None if inputs is None else inputs.unsqueeze(-2),
+                mask=None if mask is None else mask.unsqueeze(len(batch)),
+                times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
+                validate=self.model.validate,
+            )
+            return _pass(call, self, series, state, "last", wanted, is_online=True)
 
     def filter(
         self,
@@ -275,6 +268,7 @@ class SwitchingFilter(NamedTuple):
 
 
 ALL = frozenset(Filtered._fields)
+STRETCH = 64  # steps that are discretised at a time where only the last is wanted
 Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_probability
 Extra = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths, times
 
@@ -293,34 +287,53 @@ def _run(
         remedy = "All steps are reported, or the last alone."
         raise ValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
     wanted = _wanted(call, fields)
-    model = chosen.model
-    inputs, mask, lengths, times = extra
-    validate = model.validate
-    parameters, y, seen = arranged(
-        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=validate
-    )
-    steps = y.shape[-2]
-    state = _begin(call, chosen, y.shape[:-2], start)
-    at_once = _at_once(chosen, parameters, state, y, seen, last=keep == "last", wanted=wanted)
+    model, names = chosen.model, ("inputs", "mask", "lengths", "times")
+    with torch.autocast(model.R.device.type, enabled=False):
+        parts = stretches(
+            call,
+            model,
+            observations,
+            **dict(zip(names, extra, strict=True)),
+            validate=model.validate,
+            longest=STRETCH if keep == "last" else None,
+        )
+        state = _begin(call, chosen, observations.shape[:-2], start)
+        for series in parts:
+            state, found = _pass(call, chosen, series, state, keep, wanted)
+        return found
+
+
+def _pass(
+    call: str,
+    chosen: SwitchingFilter,
+    series: Series,
+    state: State,
+    keep: str,
+    wanted: frozenset[str],
+    *,
+    is_online: bool = False,
+) -> tuple[State, Filtered]:
+    """All steps, one after the other; what is reported of them is computed at once."""
+    parameters, y, seen = series
+    at_once = _at_once(chosen, series, state, last=keep == "last", wanted=wanted, is_online=is_online)
     if at_once is not None:
-        return at_once[1]
+        return at_once
+    steps = y.shape[-2]
     looks = [None] * steps if seen is None else seen.unbind(-2)
     moves: list[Moved] = []
-    with torch.autocast(y.device.type, enabled=False):
-        for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
-            state, moved = _advance(chosen, now, state, observation, look)
-            if keep == "last" and moves:  # all that is remembered of a step is whether there was a density
-                failure = torch.maximum(moves.pop().failure, moved.failure)
-                moved = moved._replace(failure=failure)
-            moves.append(moved)
-        whole = moves[0] if keep == "last" else Moved.joined(moves)
-        if validate:
-            check_densities(call, whole.failure)
-        if keep == "last":
-            found = combined(whole, now, observation, look, state.log_likelihood)
-        else:
-            found = combined(whole, parameters, y, seen, state.log_likelihood)
-        return _only(wanted, found)
+    for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
+        state, moved = _advance(chosen, now, state, observation, look)
+        if keep == "last" and moves:  # all that is remembered of a step is whether there was a density
+            moved = moved._replace(failure=torch.maximum(moves.pop().failure, moved.failure))
+        moves.append(moved)
+    whole = moves[0] if keep == "last" else Moved.joined(moves)
+    if chosen.model.validate:
+        check_densities(call, whole.failure)
+    if keep == "last":
+        found = combined(whole, now, observation, look, state.log_likelihood)
+    else:
+        found = combined(whole, parameters, y, seen, state.log_likelihood)
+    return state, _only(wanted, found)
 
 
 def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
@@ -338,17 +351,10 @@ def _only(wanted: frozenset[str], found: Filtered) -> Filtered:
 
 
 def _at_once(
-    chosen: SwitchingFilter,
-    parameters: Parameters | NonlinearParameters,
-    state: State,
-    y: Tensor,
-    seen: Tensor | None,
-    *,
-    last: bool,
-    wanted: frozenset[str],
-    is_online: bool = False,
+    chosen: SwitchingFilter, series: Series, state: State, *, last: bool, wanted: frozenset[str], is_online: bool
 ) -> tuple[State, Filtered] | None:
     """All steps by a compiled kernel, where one takes them; None where this file must."""
+    parameters, y, seen = series
     if not isinstance(parameters, Parameters) or parameters.has is not None:
         return None
     depth, fields = 0 if chosen.method == "imm" else chosen.depth, tuple(parameters[:7])
