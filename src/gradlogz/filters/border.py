@@ -76,11 +76,13 @@ def stretches(
         remedy = "One series of numbers is [t, 1]; targets come first."
         raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
-    if model.steps not in (None, 1, steps):
-        condition = f"observations must have t={model.steps}, the steps of the model"
+    known = model.steps
+    if known not in (None, 1, steps):
+        condition = f"observations must have t={known}, the steps of the model"
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
         raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
-    _check_targets(call, model, batch)
+    if known is not None:  # targets come before time
+        _check_targets(call, model, batch)
     seen = seen_of(call, y, mask, lengths, validate)
     if seen is not None:
         y = torch.where(seen, y, 0.0)
@@ -90,7 +92,7 @@ def stretches(
     dt = _lasting(call, model, y, times, lengths, validate)
     if dt is None:
         return iter((Series(model.parameters(inputs), y, seen),))
-    size = longest if longest is not None and model.steps is None else steps
+    size = longest if longest is not None and known is None else steps
     rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
     parts = zip(dt.split(size, -1), *rest, strict=False)
     return (Series(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
@@ -224,8 +226,6 @@ def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
     """Fields of a model that differ from target to target have the targets of the observations."""
-    if model.steps is None:  # targets come before time
-        return
     for name, t in model.fields().items():
         own = t.shape[: -len(ENDS[name]) - 1]
         if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):

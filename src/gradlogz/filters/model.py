@@ -20,7 +20,6 @@ switching.py (the filters).
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -277,7 +276,7 @@ class SwitchingModel:
         """Which components of the state each mode has; None if every mode has all."""
         return belonging(self.components, self.R.device)
 
-    @cached_property
+    @property
     def steps(self) -> int | None:
         """t, the number of steps for which a model that changes in time is given; None where it does not change."""
         return steps_of(self.fields())

@@ -239,7 +239,7 @@ class SwitchingFilter(NamedTuple):
         with torch.autocast(observation.device.type, enabled=False):
             series = arranged(
                 call,
-                self.model.narrow(time),
+                self.model if steps is None else self.model.narrow(time),
                 observation.unsqueeze(-2),
                 inputs=None if inputs is None else inputs.unsqueeze(-2),
                 mask=None if mask is None else mask.unsqueeze(len(batch)),
