@@ -15,7 +15,7 @@ import torch
 
 from gradlogz import Filtered, SwitchingFilter, SwitchingModel
 from gradlogz.kernels import dispatch, switching_gpu
-from switching import F64, beginning, observed, same, system
+from switching import F64, beginning, by_definition, observed, same, system
 
 compiler = shutil.which("g++")
 pytestmark = pytest.mark.skipif(compiler is None, reason="needs g++")
@@ -201,6 +201,27 @@ def test_a_mode_that_had_no_probability_comes_back(calls, monkeypatch):
     found = SwitchingFilter(model).filter(y, **start)
     assert found.predicted_log_mode_probability[:, 0, 1].sub(math.log(0.5) - 900).abs().max() < 1e-12
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("T", [[[0.9, 0.1], [0.1, 0.9]], [[0.9, 0.1], [1.0, 0.0]]], ids=["ergodic", "zero"])
+def test_histories_that_were_given_up_and_come_back_have_their_weight(calls, T, depth):
+    """An outlier leaves one mode exp(-1e5) of the mass; the next says that it was right."""
+    F, Q, H, R = torch.tensor([[1.0, 0.5], [0.01, 0.01], [1.0, 1.0], [0.01, 1.0]], dtype=F64)[..., None, None]
+    model = SwitchingModel(torch.tensor(T, dtype=F64), F, Q, H, R)
+    start = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    y = torch.tensor([[300.0], [300.0]], dtype=F64)
+    found = SwitchingFilter(model, "gpb", depth).filter(y, **start)
+    same(found, by_definition(model, y, start), tolerance=1e-10)  # logarithms of 1e5 have eleven digits after the point
+    assert calls == [True]
+
+
+def test_filters_deeper_than_the_series_need_no_more_than_it(calls):
+    model, start = system(2, 1, 1), beginning(2, 1)
+    y = observed(model, 4)
+    found = SwitchingFilter(model, "gpb", 30).filter(y, **start)
+    same(found, by_definition(model, y, start), tolerance=1e-10)
     assert calls == [True]
 
 

@@ -25,7 +25,7 @@ from .nvrtc import Kernel, compile_source
 SOURCE = Path(__file__).with_name("switching_steps.cu")
 NUMBERS = {torch.float64: "double", torch.float32: "float"}
 STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
-LARGEST_STATE, LARGEST_OBSERVATION = 9, 6  # loops over them are unrolled: beyond, compiling takes half a minute
+LARGEST_STATE, LARGEST_OBSERVATION = 9, 6  # loops over them are unrolled: beyond, little of it fits in registers
 LOCAL = 1 << 14  # bytes of histories for each thread; the driver sets aside that much for all that may run at once
 STAGE = 3 << 14  # bytes of shared memory that a block may have
 # The fields of `Filtered` and the shapes of one step: modes k, state s, observation o.
@@ -101,6 +101,7 @@ def forward(
     shapes = ((*batch, begun, s), (*batch, begun, s, s), (*batch, h), tuple(batch))
     if any(t.shape != shape for t, shape in zip(state, shapes, strict=True)) or h % k or h > max(most, k):
         return None
+    most = min(most, h * k**steps)  # histories that there will be
     kernel_sizes = sizes_of(depth, k, s, o, most, y.dtype, wanted)
     kernel = None if kernel_sizes is None else compiled(kernel_sizes, y.device)
     if kernel is None or kernel_sizes is None:

@@ -508,9 +508,12 @@ DEVICE Number advance_gpb(Beliefs& x, const Model& model, const Observation& loo
             }
         }
         if (page.open) {
-            log_pi[j] = column[j].log_c > NEVER ? mode_mass.logarithm() : NEVER;
+            // Histories that only this observation brings back had no share before: the sum is one of logarithms. A
+            // mode without mass has the shares that it would have.
+            const bool is_alive = column[j].log_c > NEVER;
+            log_pi[j] = is_alive ? mode_mass.logarithm() : NEVER;
+            told[j] = is_alive ? log_pi[j] - column[j].log_c : likelihood.logarithm();
             page.say<MODE_MEAN, MODE_COVARIANCE, K>(j, of_mode);
-            told[j] = likelihood.logarithm();
         }
     }
     x.grown = rests * K;
