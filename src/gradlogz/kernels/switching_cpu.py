@@ -1,14 +1,15 @@
 """Switching filters on the CPU, compiled by numba: tensors to addresses, targets to threads.
 
     forward      what ../filters/switching.py calls where nothing is to be differentiated
+    prepare      the same before steps that will be taken one by one
 
 Targets are taken by the vector; threads take vectors from one counter. Where there are too few targets to fill them,
 the modes of one target are the lanes, and of filters other than imm a vector has one lane.
 Memory beside the results is that of one step of one vector of targets for each thread. Kernels are compiled at the
-first call, once for each of imm, gpb1 and gpb whatever the sizes, and again for sizes with which there is much to do,
-and kept on disk.
+first call, once for each filter and width whatever the sizes, and again for sizes with which there is much to do, and
+kept on disk.
 
-Read next: switching_steps.py (what is compiled).
+Read next: switching_steps.py and switching_alone.py (what is compiled).
 """
 
 import ctypes
