@@ -114,14 +114,15 @@ def imm(
         log_mode_probability: at time 0, [k] or [*b, k]; None is uniform.
         inputs: u of models with B or D.
         mask: true where there is an observation, beside NaN.
-        lengths: how many steps of each target count; what comes after them is not observed but predicted.
+        lengths: how many steps of each target count; what comes after them is not observed but predicted, and with
+            times, which need not be any there, stands still.
         times: of the observations, of models with rate; beliefs are of time 0, and none may come before the last.
         keep: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
         fields: the names of what is wanted of `Filtered`, such as ("mean", "log_mode_probability"); what is not is
             None. The log likelihood always comes. Three times as fast for many targets, in a tenth of the memory.
 
-    Where nothing is to be differentiated, on the CPU and with numba installed, all steps are one call of a compiled
-    kernel (../kernels/switching_cpu.py).
+    Where nothing is to be differentiated all steps are one call of a compiled kernel: on the CPU where numba is
+    installed (../kernels/switching_cpu.py), on a GPU for many targets (../kernels/switching_gpu.py).
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
