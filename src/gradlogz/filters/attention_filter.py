@@ -27,6 +27,7 @@ from ..measures.measure import Measure
 from .border import arranged
 from .merging import symmetric
 from .model import SwitchingModel
+from .precision import without_autocast
 from .result import Filtered
 from .switching import SwitchingFilter
 
@@ -129,6 +130,7 @@ class AttentionFilter:
         self.keep, self.coupling, self.weights = keep, coupling, weights
         self.tolerance, self.max_rounds = tolerance, max_rounds
 
+    @without_autocast
     def step(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Collapsed:
         """Slots after one step, from the natural parameters (queries) of each of them."""
         self._check("AttentionFilter.step", slots, eta)
@@ -142,12 +144,14 @@ class AttentionFilter:
         slots_after = Slots(mean if self.value is None else mean @ self.value, covariance, log_after)
         return Collapsed(slots_after, G, self._log_received(slots, natural, h, log_after - G))
 
+    @without_autocast
     def dropped(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m e e"]:
         """The covariance of the state after, given the slot: what keeping the mean alone throws away.   [theory 8.3]"""
         self._check("AttentionFilter.dropped", slots, eta)
         h, natural = self._measure(slots, eta), self.scale * eta
         return self._sent(self._spread(h, slots, natural))
 
+    @without_autocast
     def chain(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Coupling:
         """P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations is this filter; all m x n numbers.
 
@@ -246,6 +250,7 @@ class AttentionFilter:
             raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
 
 
+@without_autocast
 def attentive_imm(
     model: SwitchingModel,
     observations: Float[Tensor, "*b t o"],
@@ -312,6 +317,7 @@ class LinearLink(NamedTuple):
     divergence: Float[Tensor, ""]
 
 
+@without_autocast
 def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
     """Fit eta ≈ mu B + b to the pairs (mu, eta) = (∇G(eta), eta) of a measure, by least squares.
 

@@ -44,6 +44,7 @@ from .families import (
     LinearGaussian,
 )
 from .merging import symmetric
+from .precision import without_autocast
 
 
 class Discount(NamedTuple):
@@ -81,6 +82,7 @@ class Closure(NamedTuple):
     why: str
 
 
+@without_autocast
 def closed(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
     """Whether x' = W x + b + N(0, Q) stays in a family.   [theory 7.4, E49]
 

@@ -32,6 +32,7 @@ from .border import seen_of
 from .closure import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
 from .merging import apart, likelihood_of_modes, posterior, weigh
+from .precision import without_autocast
 
 
 class ConjugateState(NamedTuple):
@@ -98,6 +99,7 @@ class ConjugateFilter:
     tensor([0, 0, 0, 1, 0])
     """
 
+    @without_autocast
     def __init__(
         self,
         family: ConjugateFamily,
@@ -137,6 +139,7 @@ class ConjugateFilter:
         self.family, self.transition, self.dynamics = family, transition, tuple(dynamics)
         self.method, self.depth, self.validate = method, depth, validate
 
+    @without_autocast
     def init(
         self,
         *,
@@ -152,6 +155,7 @@ class ConjugateFilter:
         """
         return self._begin("ConjugateFilter.init", torch.Size(batch_shape), prior, log_mode_probability)
 
+    @without_autocast
     def step(
         self,
         state: ConjugateState,
@@ -169,6 +173,7 @@ class ConjugateFilter:
             raise ValueError(sentence(call, condition, f"shape {shape_of(observation)}", remedy))
         return self._advance(state, y.squeeze(-2), seen.squeeze(-2))
 
+    @without_autocast
     def filter(
         self,
         observations: Float[Tensor, "*b t o"],

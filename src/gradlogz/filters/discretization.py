@@ -23,6 +23,7 @@ import torch
 
 from .._errors import has_values
 from .._typing import Float, Tensor
+from .precision import without_autocast
 
 # Gauss and Legendre's nodes and weights on [0, 1]: exact to degree 15, and for a turn by six radians to 1e-10.
 NODES = (
@@ -49,6 +50,7 @@ TERMS = 18  # of steps of at most half the fastest time of A; 1/18! is 2e-16
 DOUBLINGS = 34  # of steps up to 8e9 times that time, where numbers cannot be looked at to see how many it takes
 
 
+@without_autocast
 def discretize(
     drift: Float[Tensor, "*#t s s"], density: Float[Tensor, "*#t s s"], dt: Float[Tensor, "*#t"]
 ) -> tuple[Float[Tensor, "*#t s s"], Float[Tensor, "*#t s s"]]:
@@ -106,6 +108,7 @@ def diffuse(
     return dt[..., None, None] * weighed.sum(-3)
 
 
+@without_autocast
 def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: Float[Tensor, "*#t"]) -> Float[Tensor, "*#t k k"]:
     """P(dt) = exp(G dt): where a chain is that leaves mode i for mode j at rate G_ij, a time dt later.
 

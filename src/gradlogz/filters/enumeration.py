@@ -19,6 +19,7 @@ from .border import arranged, beginning, check_densities
 from .merging import collapse, likelihood_of_modes, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
+from .precision import without_autocast
 from .result import Filtered, Moved, combined
 
 MOST = 1 << 20  # histories that are written down
@@ -44,6 +45,7 @@ class Exact(NamedTuple):
     log_pruned: Float[Tensor, "*b t"]
 
 
+@without_autocast
 def exact(
     model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],

@@ -37,6 +37,7 @@ from ..measures.prior import BASES
 from ..measures.wishart import smat, svec
 from .merging import Moments, symmetric
 from .merging import collapse as collapse_gaussians
+from .precision import without_autocast
 
 LEAST = 1e-5  # successes and failures that forgetting leaves: E[log x] of others tells little of fewer
 LEAST_SHARE = 1e-9  # of the others
@@ -508,6 +509,7 @@ class InverseWishartNormal(ConjugateFamily):
     def observation_size(self) -> int:
         return self.dimension
 
+    @without_autocast
     def prior(self, df: Float[Tensor, "*#b"], scale: Float[Tensor, "*#b q q"]) -> Float[Tensor, "*b p"]:
         """Natural parameters of InverseWishart(scale, df), df > p - 1."""
         call, p = "InverseWishartNormal.prior", self.dimension
@@ -524,6 +526,7 @@ class InverseWishartNormal(ConjugateFamily):
             raise ValueError(sentence(call, condition, fact, "df = p + 2 and a covariance are a weak prior."))
         return natural
 
+    @without_autocast
     def parameters(self, natural: Float[Tensor, "*b p"]) -> WishartParameters:
         """Degrees of freedom and scale."""
         return WishartParameters(natural[..., -1] + self.dimension + 1, smat(natural[..., :-1]))
@@ -613,6 +616,7 @@ class LinearGaussian(ConjugateFamily):
     def observation_size(self) -> int:
         return self.H.shape[-2]
 
+    @without_autocast
     def prior(self, mean: Float[Tensor, "*#b s"], covariance: Float[Tensor, "*#b s s"]) -> Float[Tensor, "*b p"]:
         """Natural parameters of N(mean, covariance)."""
         call, s = "LinearGaussian.prior", self.H.shape[-1]
@@ -629,6 +633,7 @@ class LinearGaussian(ConjugateFamily):
         precision = symmetric(torch.cholesky_inverse(L))
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
+    @without_autocast
     def parameters(self, natural: Float[Tensor, "*b p"]) -> Moments:
         """Mean and covariance."""
         s = self.H.shape[-1]

@@ -20,6 +20,7 @@ from .climbing import climbed, standard_errors
 from .maximization import maximised
 from .model import ENDS, SwitchingModel
 from .parametrization import MATRICES, NAMES, PLAIN, Beginning, Plan, Structure
+from .precision import without_autocast
 from .samples import Data
 from .smoother import Method
 
@@ -50,6 +51,7 @@ class Fitted(NamedTuple):
     standard_error: dict[str, Tensor] | None
 
 
+@without_autocast
 def fit(
     model: SwitchingModel,
     observations: Float[Tensor, "*b t o"],

@@ -39,6 +39,7 @@ from ..measures.measure import static
 from .discretization import discretize, discretize_chain
 from .kalman import Motion, Sight, Updated, expect, predict, update
 from .merging import Moments
+from .precision import without_autocast
 
 # The dimensions of one step of each field; what stands before them is time, and targets before time.
 ENDS = {
@@ -200,6 +201,7 @@ class SwitchingModel:
             check_positive_semidefinite("SwitchingModel", "R", self.R)
 
     @classmethod
+    @without_autocast
     def of(
         cls,
         models: Sequence[KalmanModel],
@@ -281,6 +283,7 @@ class SwitchingModel:
         """t, the number of steps for which a model that changes in time is given; None where it does not change."""
         return steps_of(self.fields())
 
+    @without_autocast
     def at(self, dt: Float[Tensor, "*#b t"]) -> "SwitchingModel":
         """The model of steps of given lengths, of a model of continuous time; inputs are held during a step.
 

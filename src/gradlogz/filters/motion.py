@@ -22,11 +22,13 @@ from .._errors import has_values, sentence
 from .._typing import Tensor
 from .discretization import discretize
 from .model import KalmanModel
+from .precision import without_autocast
 
 Number = float | Tensor
 Numbers = dict[str, float | Tensor | None]
 
 
+@without_autocast
 def random_walk(
     dimensions: int,
     *,
@@ -42,6 +44,7 @@ def random_walk(
     return _chain("random_walk", 1, dimensions, derivatives, noise, dtype, device)
 
 
+@without_autocast
 def constant_velocity(
     dimensions: int,
     *,
@@ -68,6 +71,7 @@ def constant_velocity(
     return _chain("constant_velocity", 2, dimensions, derivatives, noise, dtype, device)
 
 
+@without_autocast
 def constant_acceleration(
     dimensions: int,
     *,
@@ -82,6 +86,7 @@ def constant_acceleration(
     return _chain("constant_acceleration", 3, dimensions, 3, noise, dtype, device)
 
 
+@without_autocast
 def singer(
     dimensions: int,
     *,
@@ -107,6 +112,7 @@ def singer(
     return _assembled(*_looked_at(A, C, step), dimensions, r, continuous=step is None)
 
 
+@without_autocast
 def coordinated_turn(
     dimensions: int,
     *,

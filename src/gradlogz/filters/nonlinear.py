@@ -58,6 +58,7 @@ from .model import (
     stack_modes,
     steps_of,
 )
+from .precision import without_autocast
 
 Function = Callable[..., Tensor]  # of one state [s]; of a state and an input [u]; in continuous time with dt between
 Mapped = Callable[..., tuple[Tensor, ...]]
@@ -163,6 +164,7 @@ class NonlinearModel:
             self._check_functions(call)
 
     @classmethod
+    @without_autocast
     def of(
         cls,
         models: Sequence[NonlinearMode | KalmanModel],
@@ -246,6 +248,7 @@ class NonlinearModel:
         """t, the number of steps for which a model that changes in time is given; None where it does not change."""
         return steps_of(self.fields())
 
+    @without_autocast
     def at(self, dt: Float[Tensor, "*#b t"]) -> "NonlinearModel":
         """The model of steps of given lengths, of a model of continuous time; inputs are held during a step."""
         if self.rate is None:

@@ -15,8 +15,10 @@ from .._errors import has_values, sentence
 from .._typing import Tensor
 from .discretization import discretize
 from .nonlinear import Function, NonlinearMode, Residual
+from .precision import without_autocast
 
 
+@without_autocast
 def unknown_turn(
     dimensions: int,
     *,

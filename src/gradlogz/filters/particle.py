@@ -23,6 +23,7 @@ from .border import arranged, beginning, check_densities
 from .enumeration import branch
 from .model import SwitchingModel
 from .nonlinear import NonlinearModel
+from .precision import without_autocast
 from .result import Filtered, Moved, combined
 
 
@@ -48,6 +49,7 @@ class Sampled(NamedTuple):
     resampled: Bool[Tensor, "*b t"]
 
 
+@without_autocast
 def rao_blackwell(
     model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],

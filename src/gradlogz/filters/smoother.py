@@ -22,6 +22,7 @@ from .hearing import Known, Row, Steps, pair, read
 from .merging import Moments, mix, to_one, weigh
 from .model import ENDS, Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
+from .precision import without_autocast
 from .result import Filtered
 from .switching import SwitchingFilter
 
@@ -66,6 +67,7 @@ class Smoothed(NamedTuple):
     filtered: Filtered
 
 
+@without_autocast
 def smooth(
     model: SwitchingModel | NonlinearModel,
     observations: Float[Tensor, "*b t o"],
@@ -149,23 +151,22 @@ def smooth(
     }
     m, P, log_pi, _ = beginning(call, model, batch, **begins)
     given: dict[str, Any] = {"inputs": inputs, "mask": mask, "lengths": lengths, "times": times}
-    with torch.autocast(y.device.type, enabled=False):
-        if method == "exact":
-            found = exact(model, observations, **begins, **given, keep=keep)
-            return _of_histories(found, parameters, y, seen, Moments(m, P))
-        chosen = SwitchingFilter(model) if method == "imm" else SwitchingFilter(model, "gpb")
-        filtered = chosen.filter(observations, **begins, **given)
-        known = Known(
-            torch.cat((m.unsqueeze(-3), filtered.mode_mean), -3),
-            torch.cat((P.unsqueeze(-4), filtered.mode_covariance), -4),
-            torch.cat((log_pi.unsqueeze(-2), filtered.log_mode_probability), -2),
-            torch.cat((P.unsqueeze(-4), filtered.predicted_mode_covariance), -4).diagonal(dim1=-2, dim2=-1),
-        )
-        steps = Steps(parameters, y, seen, filtered.step_log_likelihood > -torch.inf)
-        way = KIM if method == "kim" else QUOTIENT
-        if lag is None:
-            return _interval(way, steps, known, filtered)
-        return _fixed_lag(way, steps, known, filtered, lag)
+    if method == "exact":
+        found = exact(model, observations, **begins, **given, keep=keep)
+        return _of_histories(found, parameters, y, seen, Moments(m, P))
+    chosen = SwitchingFilter(model) if method == "imm" else SwitchingFilter(model, "gpb")
+    filtered = chosen.filter(observations, **begins, **given)
+    known = Known(
+        torch.cat((m.unsqueeze(-3), filtered.mode_mean), -3),
+        torch.cat((P.unsqueeze(-4), filtered.mode_covariance), -4),
+        torch.cat((log_pi.unsqueeze(-2), filtered.log_mode_probability), -2),
+        torch.cat((P.unsqueeze(-4), filtered.predicted_mode_covariance), -4).diagonal(dim1=-2, dim2=-1),
+    )
+    steps = Steps(parameters, y, seen, filtered.step_log_likelihood > -torch.inf)
+    way = KIM if method == "kim" else QUOTIENT
+    if lag is None:
+        return _interval(way, steps, known, filtered)
+    return _fixed_lag(way, steps, known, filtered, lag)
 
 
 class Way(NamedTuple):
