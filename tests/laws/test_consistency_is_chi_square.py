@@ -7,33 +7,45 @@ import pytest
 import scipy.stats
 import torch
 
-from gradlogz import Consistency, gate, imm, nees, normalized_innovation
+from gradlogz import (
+    Consistency,
+    SwitchingModel,
+    constant_velocity,
+    coordinated_turn,
+    exact,
+    gate,
+    imm,
+    nees,
+    normalized_innovation,
+)
 from gradlogz.filters.consistency import chi_square_quantile
 from scales import close
 from switching import F64, beginning, system
 
 
-def simulated(model, start, runs, steps, generator):
-    """States and observations of a model of one mode."""
-    F, Q, H, R, b, d = (getattr(model, n)[0] for n in ("F", "Q", "H", "R", "b", "d"))
+def simulated(model, start, modes, generator):
+    """States and observations of modes [runs, t]."""
 
     def noise(covariance):
-        z = torch.randn(runs, len(covariance), dtype=F64, generator=generator)
-        return z @ torch.linalg.cholesky(covariance).mT
+        z = torch.randn(len(modes), covariance.shape[-1], 1, dtype=F64, generator=generator)
+        return (torch.linalg.cholesky(covariance) @ z).squeeze(-1)
+
+    def affine(A, x, offset):
+        return (A @ x.unsqueeze(-1)).squeeze(-1) + (0.0 if offset is None else offset[j])
 
     x = start["mean"] + noise(start["covariance"])
     states, seen = [], []
-    for _ in range(steps):
-        x = x @ F.mT + b + noise(Q)
+    for j in modes.unbind(-1):
+        x = affine(model.F[j], x, model.b) + noise(model.Q[j])
         states.append(x)
-        seen.append(x @ H.mT + d + noise(R))
+        seen.append(affine(model.H[j], x, model.d) + noise(model.R[j]))
     return torch.stack(states, 1), torch.stack(seen, 1)
 
 
 def case(runs=400, steps=10):
     model, start = system(1, 3, 2), beginning(1, 3, shared=True)
     start = {"mean": start["mean"], "covariance": start["covariance"]}
-    x, y = simulated(model, start, runs, steps, torch.Generator().manual_seed(0))
+    x, y = simulated(model, start, torch.zeros(runs, steps, dtype=torch.long), torch.Generator().manual_seed(0))
     return model, start, x, y
 
 
@@ -121,3 +133,27 @@ def test_several_modes_have_the_mean_of_chi_square():
     value = normalized_innovation(found).value[:, 0]
     # IMM mixes before it predicts: the density it reports is its own, whose moments are those it reports too.
     close((density * value).sum(), torch.ones((), dtype=F64), tolerance=1e-8)
+
+
+def test_the_exact_filter_has_errors_of_its_covariance_though_its_law_is_a_mixture():
+    """E (x - m)^T P^-1 (x - m) = E trace P^-1 Cov(x | y) = s, if modes are drawn from the chain too.
+
+    A filter that follows the likeliest history alone is too sure of itself.
+    """
+    options = {"dt": 1.0, "spectral_density": 0.01, "observation_variance": 0.25, "dtype": F64}
+    model = SwitchingModel.of(
+        [constant_velocity(2, **options), coordinated_turn(2, rate=0.6, **options)],
+        transition=torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=F64),
+    )
+    start = {"mean": torch.tensor([0.0, 2.0, 0.0, 0.0], dtype=F64), "covariance": torch.eye(4, dtype=F64)}
+    generator, runs = torch.Generator().manual_seed(0), 4000
+    modes = [torch.randint(2, (runs,), generator=generator)]
+    for _ in range(6):
+        modes.append(torch.multinomial(model.transition[modes[-1]], 1, generator=generator).squeeze(-1))
+    x, y = simulated(model, start, torch.stack(modes[1:], -1), generator)
+    value = nees(exact(model, y, **start).filtered, x).value.mean(-1) / 4
+    error = float(value.std()) / math.sqrt(runs)
+    assert error < 0.01
+    assert abs(float(value.mean()) - 1) < 3 * error
+    sure = nees(exact(model, y, keep=1, **start).filtered, x).value.mean(-1) / 4
+    assert float(sure.mean()) > 1.1
