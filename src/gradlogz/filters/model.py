@@ -159,8 +159,8 @@ class SwitchingModel:
 
     With `components`, mode j has only some components of the state; what its matrices say of others is not looked at.
     It keeps them at 0. Where a mode that lacks a component is followed by one that has it, `fill="modes"` takes mean
-    and covariance of it from the modes that have it [yuan12; granstrom15], and `fill="zero"` leaves the 0 (`fill` in
-    merging.py has the formula).
+    and covariance of it from the modes that have it, where one has it as in [yuan12], and `fill="zero"` leaves the 0
+    (`fill` in merging.py has the formula).
 
     >>> import torch
     >>> model = SwitchingModel.of(
