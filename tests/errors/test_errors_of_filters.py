@@ -277,6 +277,16 @@ ERRORS = [
     ),
     (
         ValueError,
+        "nees: truth must be (4, 1), of them; got shape (4, 2).",
+        lambda: nees(imm(model, y, **start), y.expand(4, 2), components=[1]),
+    ),
+    (
+        ValueError,
+        "nees: components must be different ones of 0 ... 1, one or more; got [0, 2].",
+        lambda: nees(imm(model, y, **start), y.expand(4, 2), components=(0, 2)),
+    ),
+    (
+        ValueError,
         "gate: covariance must end in the size of innovation (4, 1), twice; got shape (2, 2).",
         lambda: gate(y, eye),
     ),

@@ -17,6 +17,7 @@ from gradlogz import (
     imm,
     nees,
     normalized_innovation,
+    smooth,
 )
 from gradlogz.filters.consistency import chi_square_quantile
 from scales import close
@@ -103,6 +104,71 @@ def test_gaps_have_fewer_degrees():
     seen = imm(model, y, **start)
     inside = gate(seen.innovation, seen.innovation_covariance, probability=1 - 1e-9)
     assert inside.tolist() == [[True, False, True, True], [True] * 4]
+
+
+def known(direction, runs=400, steps=6):
+    """Runs of a system that is certain of what lies across the direction in which it moves, from a known start."""
+    along = torch.tensor(direction, dtype=F64)
+    model = SwitchingModel(
+        torch.ones(1, 1, dtype=F64),
+        F=torch.eye(3, dtype=F64).expand(1, 3, 3),
+        Q=(along.outer(along)).expand(1, 3, 3),
+        H=torch.ones(1, 1, 3, dtype=F64),
+        R=torch.full((1, 1, 1), 1e-4, dtype=F64),
+    )
+    start = {"mean": torch.tensor([1.0, -2.0, 0.5], dtype=F64), "covariance": torch.zeros(3, 3, dtype=F64)}
+    generator = torch.Generator().manual_seed(0)
+    moved = torch.randn(runs, steps, 1, dtype=F64, generator=generator).cumsum(1)
+    x = start["mean"] + moved * along
+    return model, start, x, x.sum(-1, keepdim=True) + 0.01 * torch.randn(runs, steps, 1, dtype=F64, generator=generator)
+
+
+@pytest.mark.parametrize("direction", [(0.0, 300.0, 0.0), (120.0, -40.0, 70.0)])
+def test_what_is_certain_has_no_degrees_of_freedom(direction):
+    """On the line that is its support, P is one variance: NEES is the square of the error along it."""
+    model, start, x, y = known(direction)
+    for found in (imm(model, y, **start), smooth(model, y, **start)):
+        e = nees(found, x)
+        assert (e.degrees == 1).all()
+        unit = torch.tensor(direction, dtype=F64)
+        unit = unit / unit.norm()
+        along, variance = (x - found.mean) @ unit, (found.covariance @ unit) @ unit
+        close(e.value, along**2 / variance, scale=1 + along**2 / variance, tolerance=1e-6)  # 2e-16 of 300² in 1e-4
+        assert scipy.stats.kstest(e.value[:, -1], scipy.stats.chi2(1).cdf).pvalue > 0.01
+        assert e.mean().holds
+    away = torch.tensor([1.0, 1.0, 1.0], dtype=F64)
+    wrong = nees(found, x + away)
+    assert (wrong.value == torch.inf).all()
+    assert not wrong.holds.any()
+    assert wrong.mean().value == torch.inf
+
+
+def test_components_are_judged_by_themselves():
+    model, start, x, y = case(50, 4)
+    found = imm(model, y, **start)
+    pair = nees(found, x[..., [2, 0]], components=(2, 0))
+    e, P = (x - found.mean)[..., [2, 0]].numpy(), found.covariance[..., [2, 0], :][..., [2, 0]].numpy()
+    close(
+        pair.value, torch.as_tensor(np.einsum("btc,btcd,btd->bt", e, np.linalg.inv(P), e)), pair.value, tolerance=1e-10
+    )
+    assert (pair.degrees == 2).all()
+    partly = x.clone()
+    partly[..., 1] = torch.nan  # a component of which the truth is not known
+    close(nees(found, partly).value, pair.value, pair.value, tolerance=1e-10)
+    assert nees(found, x * torch.nan).value.isnan().all()
+
+
+def test_units_do_not_matter():
+    model, start, x, y = case(20, 3)
+    found = imm(model, y, **start)
+    unit = torch.tensor([1e-9, 1.0, 1e12], dtype=F64)
+    scaled = found._replace(
+        mean=found.mean * unit,
+        covariance=found.covariance * unit * unit[:, None],
+        predicted_covariance=found.predicted_covariance * unit * unit[:, None],
+    )
+    e = nees(found, x)
+    close(nees(scaled, x * unit).value, e.value, e.value, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("probability", [1e-6, 0.025, 0.5, 0.975, 0.99, 1 - 1e-9])
