@@ -1,13 +1,17 @@
-"""A million targets on a GPU: target-steps per second of IMM with 3 modes, state 4, observation 2.
+"""A million targets on a GPU: target-steps per second of switching filters, state 4, observation 2.
 
 python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
 
-"series" keeps the last step alone, "all fields" keeps every field of every step, "gradients" is the log likelihood of
-the series with its gradient in the model and the observations, and "step, compiled" is `SwitchingFilter.step` under
-torch.compile, one call for each observation. "bytes" is the memory at its highest for each target.
+"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch (../src/gradlogz/kernels/
+switching_gpu.py). "last step" keeps the last step alone, "all fields" every field of every step, "means and modes" the
+mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one call for each observation, and
+"gradients" is the log likelihood of the series with its gradient in the model and the observations. "bytes" is the
+memory at its highest for each target, "A/A" the fused filter again, divided by itself. "few" are milliseconds of 100
+steps of few targets, by both.
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -19,65 +23,131 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
+from gradlogz.kernels import dispatch
 
 TARGETS, STEPS, ROUNDS = 1 << 20, 3, 5
+FUSED_STEPS = {"all fields": 10, "means and modes": 30, "last step": 30}
+ASKED = {
+    "all fields": {},
+    "means and modes": {"fields": ("mean", "log_mode_probability")},
+    "last step": {"keep": "last"},
+}
 FIELDS = ("transition", "F", "Q", "H", "R")
 
 
-def assembled(dtype: torch.dtype) -> SwitchingModel:
-    """One mode that flies straight, and two turns."""
+def assembled(dtype: torch.dtype, modes: int = 3) -> SwitchingModel:
+    """One mode that flies straight, and turns to both sides."""
     noise = {"dt": 1.0, "spectral_density": 0.05, "observation_variance": 0.5, "dtype": dtype}
-    modes = [constant_velocity(2, **noise), *(coordinated_turn(2, rate=r, **noise) for r in (0.2, -0.2))]
-    transition = torch.full((3, 3), 0.05, dtype=dtype).fill_diagonal_(0.9)
-    model = SwitchingModel.of(modes, transition=transition)
+    turns = [sign * 0.2 * (n + 1) for n in range(modes // 2) for sign in (1, -1)][: modes - 1]
+    parts = [constant_velocity(2, **noise), *(coordinated_turn(2, rate=rate, **noise) for rate in turns)]
+    transition = torch.full((modes, modes), 0.1 / (modes - 1), dtype=dtype).fill_diagonal_(0.9)
+    model = SwitchingModel.of(parts, transition=transition)
     return SwitchingModel(**{name: getattr(model, name).cuda() for name in FIELDS}, validate=False)
 
 
-def measured(call: Callable[[], object], steps: int) -> dict[str, float]:
+def beginning(like: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"mean": torch.zeros(4).to(like), "covariance": torch.eye(4).to(like)}
+
+
+def measured(call: Callable[[], object], targets: int, steps: int, rounds: int = ROUNDS) -> dict[str, float]:
     """Target-steps per second, the median of rounds, and bytes for each target."""
     call()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         call()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    rate = TARGETS * steps / statistics.median(seconds)
-    return {"rate": round(rate), "bytes": round(torch.cuda.max_memory_allocated() / TARGETS)}
+    rate = targets * steps / statistics.median(seconds)
+    memory = round(torch.cuda.max_memory_allocated() / targets)
+    return {"targets": targets, "steps": steps, "rate": round(rate), "bytes": memory}
+
+
+def by_torch(call: Callable[[], object], *sizes: int) -> dict[str, float]:
+    """The same step by step."""
+    before, dispatch.WORTH_FILTERING_THERE = dispatch.WORTH_FILTERING_THERE, math.inf
+    try:
+        return measured(call, *sizes)
+    finally:
+        dispatch.WORTH_FILTERING_THERE = before
+
+
+def compared(dtype: torch.dtype, method: str, modes: int) -> list[dict[str, object]]:
+    """Both paths of one filter. Torch has fewer targets where there are many modes, to leave it the memory."""
+    chosen = SwitchingFilter(assembled(dtype, modes), "imm" if method == "imm" else "gpb")
+    y = torch.randn(TARGETS, max(FUSED_STEPS.values()), 2, dtype=dtype, device="cuda").cumsum(1)
+    start, few = beginning(y), TARGETS if modes <= 3 else TARGETS >> 3
+    found = []
+    for asked, more in ASKED.items():
+        z, short = y[:, : FUSED_STEPS[asked]].contiguous(), y[:few, :STEPS].contiguous()
+        row = {"dtype": str(dtype).removeprefix("torch."), "filter": method, "modes": modes, "asked": asked}
+        fused = [measured(lambda z=z, m=more: chosen.filter(z, **start, **m), *z.shape[:2]) for _ in range(2)]
+        found.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
+        torch.cuda.empty_cache()
+        if "fields" not in more:  # which torch computes in any case
+            slow = by_torch(lambda z=short, m=more: chosen.filter(z, **start, **m), *short.shape[:2], 3)
+            found.append({**row, "path": "torch", **slow})
+            torch.cuda.empty_cache()
+    return found
+
+
+def others(dtype: torch.dtype) -> list[dict[str, object]]:
+    """Gradients, and single steps."""
+    model = assembled(dtype)
+    chosen = SwitchingFilter(model)
+    y = torch.randn(TARGETS, STEPS, 2, dtype=dtype, device="cuda").cumsum(1)
+    start = beginning(y)
+
+    def gradients() -> object:
+        leaves = [t.detach().requires_grad_() for t in (y, *(getattr(model, name) for name in FIELDS))]
+        learned = SwitchingFilter(SwitchingModel(*leaves[1:], validate=False))
+        total = learned.filter(leaves[0], **start, keep="last").log_likelihood.sum()
+        return torch.autograd.grad(total, leaves)
+
+    def step() -> object:
+        return chosen.step(state, y[:, 0])
+
+    state = chosen.init(**start, batch_shape=(TARGETS,))
+    row = {"dtype": str(dtype).removeprefix("torch."), "filter": "imm", "modes": 3}
+    found = [{**row, "asked": "gradients", "path": "torch", **measured(gradients, TARGETS, STEPS, 3)}]
+    torch.cuda.empty_cache()
+    row["asked"] = "one step"
+    fused = [measured(step, TARGETS, 1) for _ in range(2)]
+    found.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
+    found.append({**row, "path": "torch", **by_torch(step, TARGETS, 1, 3)})
+    torch.cuda.empty_cache()
+    return found
+
+
+def few() -> list[dict[str, object]]:
+    """Milliseconds of 100 steps of few targets by both paths."""
+    chosen, found = SwitchingFilter(assembled(torch.float64)), []
+    y = torch.randn(4096, 100, 2, dtype=torch.float64, device="cuda").cumsum(1)
+    worth = dispatch.WORTH_FILTERING_THERE
+    for targets in (1, 64, 4096):
+        row: dict[str, object] = {"targets": targets}
+        for path, bound in (("fused", 1), ("torch", math.inf)):
+            dispatch.WORTH_FILTERING_THERE = bound
+            z = y[:targets]
+            rate = measured(lambda z=z: chosen.filter(z, **beginning(z)), targets, 100, 3)["rate"]
+            row[path] = round(1e3 * targets * 100 / rate, 3)
+        found.append(row)
+    dispatch.WORTH_FILTERING_THERE = worth
+    return found
 
 
 def rows() -> list[dict[str, object]]:
     found = []
     for dtype in (torch.float64, torch.float32):
-        model = assembled(dtype)
-        chosen = SwitchingFilter(model)
-        y = torch.randn(TARGETS, STEPS, 2, dtype=dtype, device="cuda").cumsum(1)
-        start = {name: t.to(y) for name, t in (("mean", torch.zeros(4)), ("covariance", torch.eye(4)))}
-
-        def gradients(y: torch.Tensor = y, model: SwitchingModel = model, start: dict = start) -> object:
-            leaves = [t.detach().requires_grad_() for t in (y, *(getattr(model, name) for name in FIELDS))]
-            learned = SwitchingFilter(SwitchingModel(*leaves[1:], validate=False))
-            total = learned.filter(leaves[0], **start, keep="last").log_likelihood.sum()
-            return torch.autograd.grad(total, leaves)
-
-        step = torch.compile(lambda state, observation, c=chosen: c.step(state, observation))
-        state = chosen.init(**start, batch_shape=(TARGETS,))
-        calls = {
-            "series": lambda c=chosen, y=y, s=start: c.filter(y, **s, keep="last"),
-            "all fields": lambda c=chosen, y=y, s=start: c.filter(y, **s),
-            "gradients": gradients,
-            "step, compiled": lambda f=step, s=state, z=y[:, 0]: f(s, z),
-        }
-        for name, call in calls.items():
-            try:
-                row = measured(call, 1 if name.startswith("step") else STEPS)
-            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-                row = {"failed": str(error).splitlines()[0][:200]}
-            found.append({"dtype": str(dtype).removeprefix("torch."), "asked": name, **row})
-            print(found[-1], flush=True)
-            torch.cuda.empty_cache()
+        for method in ("imm", "gpb2"):
+            for modes in (3, 8):
+                found.extend(compared(dtype, method, modes))
+                print(*found[-5:], sep="\n", flush=True)
+    for dtype in (torch.float64, torch.float32):
+        found.extend(others(dtype))
+        print(*found[-3:], sep="\n", flush=True)
     return found
 
 
@@ -87,7 +157,7 @@ if __name__ == "__main__":
         "benchmark": "filters_gpu",
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
-        "targets": TARGETS,
+        "few": few(),
         "rows": rows(),
     }
     (folder / "filters_gpu.json").write_text(json.dumps(table, indent=2) + "\n")

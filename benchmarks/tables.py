@@ -264,14 +264,21 @@ def filters() -> str:
 
 
 def filters_gpu() -> str:
-    """Millions of target-steps per second and bytes for each target, one row per thing asked for."""
-    table = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())
+    """Millions of target-steps per second, fused and by torch, one row per filter."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
+    asked = ("all fields", "means and modes", "last step", "one step", "gradients")
+    filters: dict[tuple[str, int, str], dict[tuple[str, str], dict]] = {}
+    for row in rows:
+        filters.setdefault((row["filter"], row["modes"], row["dtype"]), {})[row["asked"], row["path"]] = row
     lines = [
-        f"| {table['targets']} targets | asked | million target-steps a second | bytes a target |",
-        "|---|---|---|---|",
+        "| million target-steps a second, fused / torch | " + " | ".join(asked) + " | A/A |",
+        "|---|" + "---|" * (len(asked) + 1),
     ]
-    for row in table["rows"]:
-        lines.append(f"| {row['dtype']} | {row['asked']} | {row['rate'] / 1e6:.1f} | {row['bytes']} |")
+    for (method, modes, dtype), found in filters.items():
+        pairs = [[found[name, path]["rate"] for path in ("fused", "torch") if (name, path) in found] for name in asked]
+        cells = (" / ".join(f"{rate / 1e6:.{0 if rate > 1e8 else 1}f}" for rate in pair) for pair in pairs)
+        again = max((row["A/A"] for row in found.values() if "A/A" in row), key=lambda ratio: abs(ratio - 1))
+        lines.append(f"| {method}, {modes} modes, {dtype} | " + " | ".join(cells) + f" | {again:.2f} |")
     return "\n".join(lines)
 
 
