@@ -1,13 +1,19 @@
 """How good the switching filters and smoothers are, on two manoeuvres, beside filterpy's IMM and nearly exact ones.
 
-python benchmarks/filter_quality.py             100 runs of each, a few minutes; results/filter_quality.json
-python benchmarks/filter_quality.py smoother    only rows of that kind, in place of those that are there; or filter
+python benchmarks/filter_quality.py             100 runs of each, some ten minutes; results/filter_quality.json
 python benchmarks/filter_quality.py picture     one run of the turns, drawn to docs/pictures/smoothing.svg
+
+The exact filter has k^t Gaussians. What stands for it is `gpb` of a depth at which nothing changes any more: rows of
+fewer Gaussians, and of particles, which come to the same filter in another way, say how far that has been reached.
 
 Errors are of position and velocity. NEES is of both together, divided by their number: 1 is what a filter should have,
 more is too sure. A mode is right where the likeliest one is the true one. The delay of a switch is how many steps pass
 until the new mode is the likeliest for the first time, the length of its stay if it never is. Runs are independent:
 intervals are 1.96 standard errors of their averages.
+
+Manoeuvres happen when they are told to, which no filter expects. As many runs have modes drawn from the chain, so that
+the model is right. There the NEES of the exact filter is 1 on average, mixture or not, E (x - m)^T P^-1 (x - m) being
+the trace of P^-1 P; and log likelihood that is lost to it is a divergence, 0 for the exact filter alone.
 """
 
 import json
@@ -38,7 +44,7 @@ from gradlogz import (
 )
 
 ROOT = Path(__file__).parents[1]
-RUNS, KEEP = 100, 100
+RUNS = 100
 F64 = torch.float64
 
 
@@ -57,6 +63,7 @@ class Estimate(NamedTuple):
     mean: torch.Tensor  # [runs, t, s]
     covariance: torch.Tensor
     probability: torch.Tensor  # [runs, t, k]
+    log_likelihood: torch.Tensor | None  # [runs], of filters that say it
 
 
 def accelerating() -> Scenario:
@@ -92,20 +99,30 @@ def turning() -> Scenario:
     return Scenario("coordinated turns", model, start, modes, (0, 2), (1, 3))
 
 
-def drawn(scenario: Scenario, runs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """States and observations of the given modes: noise of the model, and a beginning as it is believed."""
-    model, generator = scenario.model, torch.Generator().manual_seed(seed)
+def chained(scenario: Scenario, runs: int, generator: torch.Generator) -> torch.Tensor:
+    """Modes as the chain of the model goes, [runs, t]."""
+    now, modes = scenario.start["log_mode_probability"].exp().expand(runs, -1), []
+    for _ in scenario.modes:
+        before = torch.multinomial(now, 1, generator=generator).squeeze(-1) if not modes else modes[-1]
+        modes.append(torch.multinomial(scenario.model.transition[before], 1, generator=generator).squeeze(-1))
+    return torch.stack(modes, -1)
+
+
+def drawn(scenario: Scenario, modes: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and observations of modes [runs, t]: noise of the model, and a beginning as it is believed."""
+    model, runs = scenario.model, len(modes)
 
     def noise(covariance: torch.Tensor) -> torch.Tensor:
         values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp(min=0).sqrt()
-        return torch.randn(runs, len(root), dtype=F64, generator=generator) @ root.mT
+        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+        z = torch.randn(runs, root.shape[-1], dtype=F64, generator=generator)
+        return (root @ z.unsqueeze(-1)).squeeze(-1)
 
     x, states, seen = scenario.start["mean"] + noise(scenario.start["covariance"]), [], []
-    for j in scenario.modes.tolist():
-        x = x @ model.F[j].mT + noise(model.Q[j])
+    for j in modes.unbind(-1):
+        x = (model.F[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.Q[j])
         states.append(x)
-        seen.append(x @ model.H[j].mT + noise(model.R[j]))
+        seen.append((model.H[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.R[j]))
     return torch.stack(states, 1), torch.stack(seen, 1)
 
 
@@ -128,31 +145,47 @@ def of_filterpy(scenario: Scenario, y: torch.Tensor) -> Estimate:
                 row.append(np.array(value))
         for part, row in zip(parts, rows, strict=True):
             part.append(np.stack(row))
-    return Estimate(*(torch.from_numpy(np.stack(part)) for part in parts))
+    return Estimate(*(torch.from_numpy(np.stack(part)) for part in parts), None)
 
 
 def ours(filter: Callable[..., Any], **options: Any) -> Callable[[Scenario, torch.Tensor], Estimate]:
     def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
         found = filter(scenario.model, y, **scenario.start, **options)
         found = getattr(found, "filtered", found) if filter is not smooth else found
-        return Estimate(found.mean, found.covariance, found.log_mode_probability.exp())
+        told = None if filter is smooth else found.log_likelihood
+        return Estimate(found.mean, found.covariance, found.log_mode_probability.exp(), told)
 
     return run
 
 
-def deep(scenario: Scenario, y: torch.Tensor) -> Estimate:
-    """As many modes back as fit in about a hundred Gaussians: the nearest to the exact filter that is run here."""
-    return ours(gpb, depth=8 if scenario.model.modes == 2 else 5)(scenario, y)
+def deep(two: int, three: int) -> Callable[[Scenario, torch.Tensor], Estimate]:
+    """As many modes back for a model of two modes, and for one of three."""
+
+    def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
+        return ours(gpb, depth=two if scenario.model.modes == 2 else three)(scenario, y)
+
+    return run
 
 
+def seeded(particles: int) -> Callable[[Scenario, torch.Tensor], Estimate]:
+    def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
+        return ours(rao_blackwell, particles=particles, generator=torch.Generator().manual_seed(0))(scenario, y)
+
+    return run
+
+
+NEAREST = "gpb, 8192 Gaussians or 6561"
 FILTERS = {
     "filterpy, IMM": of_filterpy,
     "imm": ours(imm),
     "gpb1": ours(gpb1),
     "gpb2": ours(gpb2),
-    "gpb, 128 Gaussians or 81": deep,
-    f"exact, {KEEP} histories": ours(exact, keep=KEEP),
-    f"rao_blackwell, {KEEP} particles": ours(rao_blackwell, particles=KEEP, generator=torch.Generator().manual_seed(0)),
+    "gpb, 128 Gaussians or 81": deep(8, 5),
+    "gpb, 1024 Gaussians or 729": deep(11, 7),
+    NEAREST: deep(14, 9),
+    "rao_blackwell, 100 particles": seeded(100),
+    "rao_blackwell, 400 particles": seeded(400),
+    "exact, the likeliest 100": ours(exact, keep=100),
 }
 SMOOTHERS = {
     "smooth, lag 5, gpb2": ours(smooth, method="gpb2", lag=5),
@@ -167,12 +200,16 @@ def interval(values: torch.Tensor) -> list[float]:
     return [round(float(values.mean()), 4), round(1.96 * float(values.std()) / math.sqrt(len(values)), 4)]
 
 
+def distance(scenario: Scenario, x: torch.Tensor, found: Estimate) -> torch.Tensor:
+    """NEES of position and velocity, divided by their number: the average of each run."""
+    both = [*scenario.position, *scenario.velocity]
+    error, P = (found.mean - x)[..., both], found.covariance[..., both, :][..., both]
+    return (error * torch.linalg.solve(P, error.unsqueeze(-1)).squeeze(-1)).sum(-1).mean(-1) / len(both)
+
+
 def judged(scenario: Scenario, x: torch.Tensor, found: Estimate) -> dict[str, list[float]]:
     """What is asked of every filter, each with its interval."""
     error = found.mean - x
-    both = [*scenario.position, *scenario.velocity]
-    P = found.covariance[..., both, :][..., both]
-    distance = (error[..., both] * torch.linalg.solve(P, error[..., both].unsqueeze(-1)).squeeze(-1)).sum(-1)
     likeliest, true = found.probability.argmax(-1), scenario.modes
     switches = [t for t in range(1, len(true)) if true[t] != true[t - 1]]
     ends = [*switches[1:], len(true)]
@@ -183,26 +220,32 @@ def judged(scenario: Scenario, x: torch.Tensor, found: Estimate) -> dict[str, li
     return {
         "position": interval(error[..., scenario.position].square().sum(-1).mean(-1).sqrt()),
         "velocity": interval(error[..., scenario.velocity].square().sum(-1).mean(-1).sqrt()),
-        "nees": interval(distance.mean(-1) / len(both)),
+        "nees": interval(distance(scenario, x, found)),
         "mode": interval((likeliest == true).to(F64).mean(-1)),
         "delay": interval(torch.stack(waits).mean(0)),
     }
 
 
-def rows(kinds: list[str], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for scenario in (accelerating(), turning()):
-        x, y = drawn(scenario, RUNS)
+        told, right = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+        x, y = drawn(scenario, scenario.modes.expand(RUNS, -1), told)
+        x_right, y_right = drawn(scenario, chained(scenario, RUNS, right), right)
+        begin, likelihoods = len(found), {}
         for kind, alternatives in (("filter", FILTERS), ("smoother", SMOOTHERS)):
-            if kind not in kinds:
-                found += [row for row in known if (row["scenario"], row["kind"]) == (scenario.name, kind)]
-                continue
             for name, run in alternatives.items():
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 with torch.no_grad():
                     row = judged(scenario, x, run(scenario, y))
+                    of_chain = run(scenario, y_right)
+                row["nees drawn"] = interval(distance(scenario, x_right, of_chain))
+                likelihoods[name] = of_chain.log_likelihood
                 found.append({"scenario": scenario.name, "kind": kind, "name": name, "runs": RUNS, **row})
-                print(f"{time.perf_counter() - begin:6.1f} s", found[-1], flush=True)
+                print(f"{time.perf_counter() - start:6.1f} s", found[-1], flush=True)
+        for row in found[begin:]:
+            if (of_row := likelihoods[row["name"]]) is not None and row["name"] != NEAREST:
+                row["lost"] = interval(likelihoods[NEAREST] - of_row)
     return found
 
 
@@ -215,7 +258,8 @@ def picture(path: Path) -> None:
     from matplotlib import pyplot
 
     scenario = turning()
-    x, y = (part[:1] for part in drawn(scenario, RUNS))
+    modes = scenario.modes.expand(RUNS, -1)
+    x, y = (part[:1] for part in drawn(scenario, modes, torch.Generator().manual_seed(0)))
     back = smooth(scenario.model, y, **scenario.start, method="gpb2")
     forward = back.filtered
     colours = {"filter": "#c8781e", "smoother": "#2b5d9b"}
@@ -245,11 +289,10 @@ def picture(path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def main(kinds: list[str]) -> None:
-    path = ROOT / "benchmarks" / "results" / "filter_quality.json"
-    known = json.loads(path.read_text())["rows"] if kinds else []
+def main() -> None:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    table = {"benchmark": "filter_quality", **versions, "rows": rows(kinds or ["filter", "smoother"], known)}
+    table = {"benchmark": "filter_quality", **versions, "rows": rows()}
+    path = ROOT / "benchmarks" / "results" / "filter_quality.json"
     path.write_text(json.dumps(table, indent=2) + "\n")
 
 
@@ -257,4 +300,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["picture"]:
         picture(ROOT / "docs" / "pictures" / "smoothing.svg")
     else:
-        main(sys.argv[1:])
+        main()

@@ -3,10 +3,13 @@
 filterpy     its IMMEstimator, and a GPB2 built of its Kalman filters; about two thirds of its time is scipy's logpdf,
              so that it is measured with a few lines of numpy in its place too
 jax          a scan over time, vmapped over targets, written by hand with 2 x 2 inverses and without Joseph's form; it
-             returns mean and mode probabilities alone, or as many numbers as `Filtered` has. Where jax is not installed
-             (extra [bench]) its columns are empty
+             returns means and mode probabilities alone, or as many numbers as `Filtered` has. Where jax is not
+             installed (extra [bench]) its columns are empty
 torch        the differentiable path of gradlogz, step by step: as it is, and its step compiled
-gradlogz     all fields of every step, and the last step alone
+gradlogz     means and mode probabilities alone, all fields of every step, and all of the last step alone
+
+The last row is of one target whose observations come one by one: microseconds for each, filterpy's predict and update
+beside `SwitchingFilter.step`.
 
 Seconds are those of the processor, of all threads together, so that what else runs on the machine counts little.
 Every alternative has as many steps as it can take in a fraction of a second; the first estimates are compared before
@@ -48,6 +51,8 @@ STEPS = {  # of ours, of jax, of torch, of filterpy
 }
 COMPILED = (("imm", 3, 1), ("imm", 3, 1000), ("gpb2", 3, 1000))
 CHECKED = 20
+ONLINE = 300
+MEANS = ("mean", "log_mode_probability")
 MEAN, COVARIANCE = torch.zeros(4, dtype=F64), torch.eye(4, dtype=F64)
 START = {"mean": MEAN, "covariance": COVARIANCE}
 
@@ -229,9 +234,11 @@ def rows() -> list[dict[str, object]]:
         single = y[0, :of_filterpy].numpy()
         alone = filterpy_imm if method == "imm" else filterpy_gpb2
         check = chosen.filter(y[:, :CHECKED], **START).mean
-        steps = {"gradlogz": own * targets, "gradlogz, last step": own * targets, "torch": of_torch * targets}
+        steps = dict.fromkeys(("gradlogz", "gradlogz, means", "gradlogz, last step"), own * targets)
+        steps["torch"] = of_torch * targets
         alternatives = {
             "gradlogz": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START),
+            "gradlogz, means": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START, fields=MEANS),
             "gradlogz, last step": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START, keep="last"),
             "torch": by_torch(chosen, y[:, :of_torch].contiguous()),
             "filterpy": lambda f=alone, m=model, z=single: f(m, z),
@@ -248,10 +255,10 @@ def rows() -> list[dict[str, object]]:
         if jax is not None:
             filtered, data = jax_filter(model, method), jnp.asarray(y[:, :of_jax].numpy())
             np.testing.assert_allclose(filtered(data)[0][:, :CHECKED], check[:, :of_jax], atol=1e-8)
-            alternatives["jax"] = lambda f=filtered, d=data: jax.block_until_ready(f(d))
+            alternatives["jax, means"] = lambda f=filtered, d=data: jax.block_until_ready(f(d))
             whole = jax_filter(model, method, is_whole=True)
             alternatives["jax, all fields"] = lambda f=whole, d=data: jax.block_until_ready(f(d))
-            steps["jax"] = steps["jax, all fields"] = of_jax * targets
+            steps["jax, means"] = steps["jax, all fields"] = of_jax * targets
         steps["A/A"] = steps["gradlogz"]
         seconds = compare(alternatives, rounds=7, clock=time.process_time)
         rates = {name: steps[name] / t for name, t in seconds.items()}
@@ -263,4 +270,32 @@ def rows() -> list[dict[str, object]]:
                 "ratios": {name: round(rate / r, 3) for name, r in rates.items() if name != "gradlogz"},
             }
         )
-    return found
+    return [*found, online()]
+
+
+def online() -> dict[str, object]:
+    """Microseconds of a step whose observation has just come, of one target."""
+    model = assembled(3)
+    chosen, y = SwitchingFilter(model, "imm"), tracks(1, ONLINE)[0]
+    begin = chosen.init(**START)
+
+    def stepping(fields):
+        state = begin
+        for observation in y.unbind(0):
+            state, now = chosen.step(state, observation, fields=fields)
+        return now
+
+    alternatives = {
+        "gradlogz": lambda: stepping(None),
+        "gradlogz, mean and covariance": lambda: stepping(("mean", "covariance")),
+        "filterpy": lambda: filterpy_imm(model, y.numpy()),
+    }
+    alternatives["filterpy, quick logpdf"] = patched(alternatives["filterpy"])
+    np.testing.assert_allclose(alternatives["filterpy"]()[-1], stepping(None).mean, atol=1e-8)
+    seconds = compare(alternatives, clock=time.process_time)
+    again = seconds.pop("A/A")
+    return {
+        "problem": "imm, 3 modes, 1 target, step by step",
+        "microseconds": {name: round(1e6 * t / ONLINE, 1) for name, t in seconds.items()},
+        "ratios": {"A/A": round(again / seconds["gradlogz"], 3)},
+    }

@@ -226,8 +226,8 @@ def filter_quality() -> str:
     tables = []
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
         lines = [
-            f"| {scenario} | position | velocity | NEES / 4 | mode right, % | delay, steps |",
-            "|---|" + "---|" * 5,
+            f"| {scenario} | position | velocity | NEES / 4 | mode right, % | delay, steps | drawn: NEES / 4 | lost |",
+            "|---|" + "---|" * 7,
         ]
         for row in rows:
             if row["scenario"] == scenario:
@@ -238,8 +238,10 @@ def filter_quality() -> str:
                     (row["nees"], 2),
                     (percent, 1),
                     (row["delay"], 1),
+                    (row["nees drawn"], 2),
+                    (row.get("lost"), 3),
                 )
-                cells = (f"{value:.{digits}f} ± {half:.{digits}f}" for (value, half), digits in measured)
+                cells = (f"{of[0]:.{digits}f} ± {of[1]:.{digits}f}" if of else "" for of, digits in measured)
                 lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
@@ -249,16 +251,28 @@ def filters() -> str:
     """Thousands of target-steps per second, one row per problem."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters.json").read_text())["rows"]
     names = (
-        *("filterpy", "filterpy, quick logpdf", "torch", "torch, compiled", "jax", "jax, all fields"),
-        *("gradlogz", "gradlogz, last step"),
+        *("filterpy", "filterpy, quick logpdf", "torch", "torch, compiled", "jax, means", "gradlogz, means"),
+        *("jax, all fields", "gradlogz", "gradlogz, last step"),
     )
     lines = [
         "| thousand target-steps a second | " + " | ".join(names) + " | A/A |",
         "|---|" + "---|" * (len(names) + 1),
     ]
-    for row in rows:
+    for row in (row for row in rows if "rates" in row):
         rates = (row["rates"].get(name) for name in names)
         cells = ("" if rate is None else f"{rate / 1e3:.3g}" if rate < 1e6 else f"{rate / 1e3:.0f}" for rate in rates)
+        lines.append(f"| {row['problem']} | " + " | ".join(cells) + f" | {row['ratios']['A/A']:.2f} |")
+    return "\n".join(lines)
+
+
+def filters_online() -> str:
+    """Microseconds of a step, one row per problem."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filters.json").read_text())["rows"]
+    rows = [row for row in rows if "microseconds" in row]
+    names = tuple(rows[0]["microseconds"])
+    lines = ["| microseconds a step | " + " | ".join(names) + " | A/A |", "|---|" + "---|" * (len(names) + 1)]
+    for row in rows:
+        cells = (f"{row['microseconds'][name]:.0f}" for name in names)
         lines.append(f"| {row['problem']} | " + " | ".join(cells) + f" | {row['ratios']['A/A']:.2f} |")
     return "\n".join(lines)
 
@@ -327,6 +341,7 @@ TABLES = {
     "probe": probe,
     "probe gpu": probe_gpu,
     "filters": filters,
+    "filters online": filters_online,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,
