@@ -82,7 +82,10 @@ def check_positive(call: str, **tensors: Tensor) -> None:
             raise ValueError(sentence(call, f"{name} must be positive", fact, "Pass values above 0."))
 
 
-def check_normalized(call: str, name: str, total: Tensor) -> None:
+ANY_MASS = "Normalise them (torch.log_softmax), or use add for measures of any mass."
+
+
+def check_normalized(call: str, name: str, total: Tensor, remedy: str = ANY_MASS) -> None:
     """Log masses that are promised to be 0 (probabilities that sum to one) are."""
     if not has_values(total):
         return
@@ -90,7 +93,6 @@ def check_normalized(call: str, name: str, total: Tensor) -> None:
     worst = float(total.detach().abs().max()) if total.numel() else 0.0
     if not worst <= tolerance:
         fact = f"a log sum of {worst:.3g} at worst"
-        remedy = "Normalise them (torch.log_softmax), or use add for measures of any mass."
         raise ValueError(sentence(call, f"{name} must sum to one", fact, remedy))
 
 

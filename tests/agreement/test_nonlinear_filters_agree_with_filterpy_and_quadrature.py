@@ -242,10 +242,25 @@ def test_odd_and_even_parts_are_the_weighted_sums_of_the_definition(alpha, beta,
     values = np.stack([cubic(torch.as_tensor(p)).numpy() for p in points])
     mean = w_mean @ values
     covariance = (w_covariance[:, None] * (values - mean)).T @ (values - mean)
-    found = moments(cubic, "ukf", m, P, alpha=alpha, beta=beta, kappa=kappa)
+    found = moments(cubic, "ukf", m, P, alpha=alpha, beta=beta, kappa=kappa, validate=False)
     size = 1 + float(np.abs(covariance).max())
     close(found[0], torch.as_tensor(mean), size, tolerance=1e-11)
     close(found[1], torch.as_tensor(covariance), size, tolerance=1e-11)
+
+
+def test_what_curvature_adds_is_a_covariance_up_to_the_border_that_models_have():
+    """Of |x|² all points see the same: what it adds is 0 where alpha² kappa + n beta is, and negative beyond."""
+    n, kappa = 4, -2.0
+    m, P = torch.zeros(n, dtype=F64), torch.eye(n, dtype=F64)
+
+    def square(x):
+        return torch.cat(((x * x).sum(-1, keepdim=True), 0 * x[1:]))
+
+    for beta, options in ((0.5, {}), (0.75, {}), (0.25, {"validate": False})):
+        variance = moments(square, "ukf", m, P, beta=beta, kappa=kappa, **options)[1][0, 0]
+        close(variance, torch.tensor(16 * (beta - 0.5), dtype=F64), scale=16)
+    with pytest.raises(ValueError, match="alpha² kappa"):
+        moments(square, "ukf", m, P, beta=0.25, kappa=kappa)
 
 
 def test_the_likelihood_of_a_curved_sensor_is_better_by_sigma_points():

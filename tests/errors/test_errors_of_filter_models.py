@@ -14,6 +14,7 @@ from gradlogz import (
     exact,
     follow_drift,
     imm,
+    range_bearing,
     unknown_turn,
 )
 
@@ -44,6 +45,15 @@ def bent(**changes):
 
 def filtered(model=continuous, **options):
     return lambda: imm(model, y, **start, **options)
+
+
+def at_the_sensor():
+    line = constant_velocity(2, dt=1.0, spectral_density=0.1, observation_variance=1.0, dtype=F64)
+    radar = NonlinearModel.of(
+        [line], transition=torch.ones(1, 1, dtype=F64), observe=range_bearing(), R=torch.eye(2, dtype=F64)
+    )
+    seen = torch.ones(2, 2, dtype=F64)
+    return imm(radar, seen, mean=torch.zeros(4, dtype=F64), covariance=torch.eye(4, dtype=F64))
 
 
 ERRORS = [
@@ -170,6 +180,24 @@ ERRORS = [
         'NonlinearModel: method must be "ekf" or "ukf", and alpha² (s + kappa) positive; '
         "got 'ukf', alpha=1.0, kappa=-1.",
         bent(method="ukf", kappa=-1),
+    ),
+    (
+        ValueError,
+        'NonlinearModel: alpha² kappa + s beta must be 0 or more for "ukf", so that what it adds is a covariance; '
+        "got alpha=1.0, beta=0.0, kappa=-0.5 and s=1.",
+        bent(method="ukf", beta=0.0, kappa=-0.5),
+    ),
+    (
+        ValueError,
+        "NonlinearModel: alpha² (s + kappa) must be at least 2.2e-12 in torch.float64, so that points differ; "
+        "got 1e-12.",
+        bent(method="ukf", alpha=1e-6),
+    ),
+    (
+        ValueError,
+        "imm: observe and move must be finite, with finite derivatives, where the filter goes; "
+        "got 2 of 2 that are not.",
+        at_the_sensor,
     ),
     (
         ValueError,

@@ -7,7 +7,11 @@ import torch
 from form import each_of, refused
 
 from gradlogz import (
+    ConjugateFilter,
+    Discount,
+    GammaPoisson,
     KalmanModel,
+    State,
     SwitchingFilter,
     SwitchingModel,
     constant_velocity,
@@ -20,6 +24,7 @@ from gradlogz import (
     normalized_innovation,
     singer,
 )
+from gradlogz.filters.border import check_state
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)
@@ -151,6 +156,49 @@ ERRORS = [
         ValueError,
         "imm: lengths must be whole numbers of shape (), one for each target; got torch.int64 of shape (2,).",
         filtered(lengths=torch.tensor([1, 2])),
+    ),
+    (
+        ValueError,
+        "imm: lengths must be whole numbers of shape (2,), one for each target; got torch.bool of shape (2,).",
+        filtered(y.expand(2, 4, 1), lengths=torch.tensor([True, False])),
+    ),
+    (
+        ValueError,
+        "imm: lengths must be in 0 ... t=4; got 2 that are not.",
+        filtered(y.expand(3, 4, 1), lengths=torch.tensor([-1, 5, 4])),
+    ),
+    (TypeError, "imm: lengths must be a tensor; got list.", filtered(y.expand(2, 4, 1), lengths=[4, 3])),
+    (TypeError, "imm: mask must be a tensor; got list.", filtered(mask=[True] * 4)),
+    (
+        TypeError,
+        "SwitchingFilter.init: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        lambda: SwitchingFilter(KalmanModel(eye, eye, eye[:1], eye[:1, :1])).init(**start),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: state must be one of this filter, with 1 Gaussian of s=2 components; "
+        "got shapes (2, 2) and (2,).",
+        lambda: check_state("SwitchingFilter.step", model, SwitchingFilter(model).init(**start), depth=1),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: state must be one of this filter, with k=2 Gaussians of s=2 components; "
+        "got shapes (1, 2) and (2,).",
+        lambda: check_state(
+            "SwitchingFilter.step", model, SwitchingFilter(model, "gpb", depth=1).init(**start), depth=0
+        ),
+    ),
+    (
+        TypeError,
+        "SwitchingFilter.step: tensors must share one dtype; got state.mean torch.float32, model torch.float64.",
+        lambda: check_state(
+            "SwitchingFilter.step", model, State(*(t.float() for t in SwitchingFilter(model).init(**start))), depth=0
+        ),
+    ),
+    (
+        ValueError,
+        "imm: mean must be [2] or [2, 2]; got shape (7, 2).",
+        filtered(mean=torch.zeros(7, 2, dtype=F64)),
     ),
     (
         ValueError,
@@ -296,6 +344,29 @@ ERRORS = [
 @each_of(ERRORS)
 def test_what_is_wrong_is_said(refusal):
     refused(refusal)
+
+
+def test_states_of_a_filter_are_its_own():
+    for depth in (0, 1, 2, 3, 4):
+        own = SwitchingFilter(model) if depth == 0 else SwitchingFilter(model, "gpb", depth=depth)
+        state = own.init(**start)
+        for seen in y:
+            check_state("SwitchingFilter.step", model, state, depth=depth)
+            state, _ = own.step(state, seen)
+        check_state("SwitchingFilter.step", model, state, depth=depth)
+
+
+def test_probabilities_that_are_no_logarithms_are_told_how_to_be():
+    for call in (filtered(log_mode_probability=good["transition"][0]), lambda: counted(good["transition"][0])):
+        with pytest.raises(ValueError, match=r"\.log\(\) of probabilities, or \.log_softmax\(-1\)"):
+            call()
+
+
+def counted(log_mode_probability):
+    family = GammaPoisson()
+    prior = family.prior(torch.ones((), dtype=F64), torch.ones((), dtype=F64))
+    chosen = ConjugateFilter(family, transition=good["transition"], dynamics=[Discount(0.9), Discount(0.5)])
+    return chosen.filter(y, prior=prior, log_mode_probability=log_mode_probability)
 
 
 def test_what_is_nearly_right_is_not_refused():

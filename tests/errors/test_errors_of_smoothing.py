@@ -3,7 +3,7 @@
 import torch
 from form import each_of, refused
 
-from gradlogz import KalmanModel, SwitchingModel, rao_blackwell, smooth
+from gradlogz import KalmanModel, SwitchingModel, exact, rao_blackwell, smooth
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)
@@ -19,6 +19,16 @@ ERRORS = [
         TypeError,
         "smooth: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
         lambda: smooth(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, **start),
+    ),
+    (
+        TypeError,
+        "exact: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        lambda: exact(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, **start),
+    ),
+    (
+        TypeError,
+        "rao_blackwell: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        lambda: rao_blackwell(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, **start),
     ),
     (
         ValueError,

@@ -25,10 +25,11 @@ from .._errors import (
 )
 from .._typing import Bool, Float, Int, Tensor
 from .model import ENDS, SwitchingModel
-from .nonlinear import NonlinearModel
+from .nonlinear import NOT_FINITE, NonlinearModel
 from .result import State
 
 Model = SwitchingModel | NonlinearModel
+LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of any numbers."
 
 
 class Series(NamedTuple):
@@ -108,6 +109,7 @@ def beginning(
     log_mode_probability: Float[Tensor, "*#n k"] | None,
 ) -> State:
     """What is believed at time 0, for every target and every mode."""
+    check_model(call, model)
     k, s = model.modes, model.state_size
     check_floats(
         call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_mode_probability)
@@ -130,14 +132,51 @@ def beginning(
             raise ValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
         if model.validate:
             check_logarithms(call, "log_mode_probability", log_mode_probability)
-            check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1))
+            check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1), LOGARITHMS)
     return State(m, P, log_pi, m.new_zeros(batch))
 
 
+def check_model(call: str, model: object) -> None:
+    """What filters take."""
+    if not isinstance(model, SwitchingModel | NonlinearModel):
+        condition = "model must be a SwitchingModel or a NonlinearModel"
+        remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
+        raise TypeError(sentence(call, condition, type(model).__name__, remedy))
+
+
+def check_state(call: str, model: Model, state: State, *, depth: int) -> None:
+    """A state is one that this filter has made: of its dtype, its components, its modes and its histories.
+
+    Args:
+        depth: of "gpb", 0 for "imm".
+    """
+    check_floats(call, **{"state.mean": state.mean, "model": model.R})
+    k, s = model.modes, model.state_size
+    gaussians, histories = state.mean.shape[-2], state.log_probability.shape[-1]
+    if depth == 1:
+        fits = (gaussians, histories) == (1, k)
+    else:
+        deep = {k**n for n in range(1, max(depth, 2))}
+        fits = gaussians == histories and gaussians in deep
+    if not fits or state.mean.shape[-1] != s:
+        wanted = (
+            "1 Gaussian" if depth == 1 else f"k={k} Gaussians" if depth < 3 else f"k, k², ... k^{depth - 1} Gaussians"
+        )
+        condition = f"state must be one of this filter, with {wanted} of s={s} components"
+        fact = f"shapes {shape_of(state.mean)} and {shape_of(state.log_probability)}"
+        raise ValueError(sentence(call, condition, fact, "Begin with init of the same filter."))
+
+
 def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
-    """What is observed has a density in every mode: S = H P H^T + R is positive definite."""
+    """What is observed has a density in every mode: S = H P H^T + R is positive definite, and functions have values."""
     if not has_values(failure):
         return
+    lost = int((failure == NOT_FINITE).sum())
+    if lost:
+        condition = "observe and move must be finite, with finite derivatives, where the filter goes"
+        fact = f"{lost} of {failure.numel()} that are not"
+        remedy = 'A bearing has no tangent at the sensor itself: begin elsewhere, or take method="ukf".'
+        raise ValueError(sentence(call, condition, fact, remedy))
     bad = int((failure != 0).sum())
     if bad:
         condition = "H P H^T + R must be positive definite, so that what is observed has a density"
@@ -150,6 +189,10 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
     seen = None
     if not validate or not has_values(y) or bool(torch.isnan(y).any()):
         seen = ~torch.isnan(y)
+    for name, given in (("mask", mask), ("lengths", lengths)):
+        if given is not None and not isinstance(given, Tensor):
+            fact, remedy = type(given).__name__, "Wrap it in torch.tensor."
+            raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
             condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
@@ -159,11 +202,16 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
         seen = mask if seen is None else seen & mask
     if lengths is not None:
-        if lengths.is_floating_point() or lengths.shape != y.shape[:-2]:
+        whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
+        if not whole or lengths.shape != y.shape[:-2]:
             condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
             fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
             raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
         _check_device(call, "lengths", lengths, y)
+        outside = (lengths < 0) | (lengths > y.shape[-2])
+        if validate and has_values(lengths) and bool(outside.any()):
+            condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
+            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
         seen = inside if seen is None else seen & inside
@@ -240,8 +288,8 @@ def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: 
     full = (*batch, k)
     wrong = tuple(t.shape[len(lead) :]) != ending or len(lead) not in (0, 1, len(full))
     if wrong or any(a not in (1, b) for a, b in zip(lead[::-1], full[::-1], strict=False)):
-        forms = [", ".join(map(str, (*front, *ending))) for front in ((), (k,), full)]
-        condition = f"{name} must be [{forms[0]}], [{forms[1]}] or [{forms[2]}]"
+        *forms, last = dict.fromkeys(f"[{', '.join(map(str, (*front, *ending)))}]" for front in ((), (k,), full))
+        condition = f"{name} must be {', '.join(forms)} or {last}"
         remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
         raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
     return t.expand(*full, *ending)

@@ -28,7 +28,7 @@ from .._errors import (
     shape_of,
 )
 from .._typing import Bool, Float, Int, Tensor
-from .border import seen_of
+from .border import LOGARITHMS, seen_of
 from .closure import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
 from .merging import apart, likelihood_of_modes, posterior, weigh
@@ -133,7 +133,7 @@ class ConjugateFilter:
             if has_values(transition) and bool((transition < 0).any()):
                 fact = f"{int((transition < 0).sum())} below 0"
                 raise ValueError(sentence(call, "transition must be probabilities", fact, "Rows sum to one."))
-            check_normalized(call, "rows of transition", transition.sum(-1).log())
+            check_normalized(call, "rows of transition", transition.sum(-1).log(), "Divide each row by its sum.")
             for motion in dynamics:
                 check_dynamics(call, family, motion)
         self.family, self.transition, self.dynamics = family, transition, tuple(dynamics)
@@ -262,7 +262,7 @@ class ConjugateFilter:
             raise ValueError(sentence(call, condition, f"shape {shape_of(log_pi)}", "None is uniform."))
         elif self.validate:
             check_logarithms(call, "log_mode_probability", log_pi)
-            check_normalized(call, "exp(log_mode_probability)", log_pi.logsumexp(-1))
+            check_normalized(call, "exp(log_mode_probability)", log_pi.logsumexp(-1), LOGARITHMS)
         natural, log_pi = prior.expand(*full, p), log_pi.expand(full)
         if self.method == "gpb" and self.depth == 1:
             natural = self.family.collapse(log_pi.exp(), natural).unsqueeze(-2)

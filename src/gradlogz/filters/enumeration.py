@@ -15,7 +15,7 @@ import torch
 from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
-from .border import arranged, beginning, check_densities
+from .border import arranged, beginning, check_densities, check_model
 from .merging import collapse, likelihood_of_modes, weigh
 from .model import Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
@@ -75,7 +75,9 @@ def exact(
     >>> found.histories[found.log_probability.argmax()]  # it moved all the time
     tensor([1, 1, 1])
     """
-    call, k = "exact", model.modes
+    call = "exact"
+    check_model(call, model)
+    k = model.modes
     parameters, y, seen = arranged(
         call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
     )

@@ -62,6 +62,7 @@ from .precision import without_autocast
 
 Function = Callable[..., Tensor]  # of one state [s]; of a state and an input [u]; in continuous time with dt between
 Mapped = Callable[..., tuple[Tensor, ...]]
+NOT_FINITE = 1 << 20  # the code of a function that has no value or no derivative, above those of Cholesky's method
 Residual = Callable[[Tensor, Tensor], Tensor]  # what lies between two observations [o]
 
 
@@ -101,7 +102,7 @@ class NonlinearModel:
         method: "ekf" or "ukf".
         residual: what lies between two observations, such as wrap_angles(1); None is their difference.
         input_size: u, of functions that are given inputs.
-        alpha, beta, kappa: of the sigma points.
+        alpha, beta, kappa: of the sigma points. Means are rounded by eps |x| / c², c² = alpha² (s + kappa).
         components, fill: as of a SwitchingModel; functions are of the whole state.
 
     >>> import torch
@@ -156,6 +157,8 @@ class NonlinearModel:
             fact = f"{self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
             raise ValueError(sentence(call, condition, fact, "kappa must be above -s, the size of the state."))
         check_components(call, self.components, self.fill, self.modes, self.state_size)
+        if self.validate and self.method == "ukf":
+            self._check_points(call)
         if self.validate:
             check_finite(call, **fields)
             check_chain(call, self.transition, self.rate)
@@ -281,6 +284,22 @@ class NonlinearModel:
         given: Function | Sequence[Function] = getattr(self, name)
         return (given,) * self.modes if callable(given) else tuple(given)
 
+    def _check_points(self, call: str) -> None:
+        """What curvature adds is W = sum_i d_i d_i^T / c² + (beta - alpha²) e e^T with e = sum_i d_i / c².
+
+        That is a covariance for all d_i = (f_i+ + f_i-) / 2 - f(m) if c² + n (beta - alpha²) is not negative.
+        """
+        n, kappa = self.state_size, self.kappa
+        if self.alpha**2 * kappa + n * self.beta < 0:
+            condition = 'alpha² kappa + s beta must be 0 or more for "ukf", so that what it adds is a covariance'
+            fact = f"alpha={self.alpha}, beta={self.beta}, kappa={kappa} and s={n}"
+            raise ValueError(sentence(call, condition, fact, "beta=2 is that of Gaussians, kappa=0 needs no more."))
+        least = 1e4 * torch.finfo(self.R.dtype).eps
+        if self.alpha**2 * (n + kappa) < least:
+            condition = f"alpha² (s + kappa) must be at least {least:.2g} in {self.R.dtype}, so that points differ"
+            fact = f"{self.alpha**2 * (n + kappa):.2g}"
+            raise ValueError(sentence(call, condition, fact, "alpha=1 keeps all digits; or take float64."))
+
     def _check_functions(self, call: str) -> None:
         """Functions take a state and give what they should; they are tried at 0, for no time."""
         if not has_values(self.Q):
@@ -344,11 +363,13 @@ class NonlinearParameters(NamedTuple):
         through = self._through("observe", mean, covariance, self.model.residual)
         v = self.difference(observation, through.mean)
         if through.root is None:
-            return correct(mean, covariance, v, H=through.slope, R=self.R, seen=seen)
+            found = correct(mean, covariance, v, H=through.slope, R=self.R, seen=seen)
+            return found._replace(failure=_named(found.failure, through))
         L, eye = through.root, torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         z = correct(torch.zeros_like(mean), eye, v, H=through.slope, R=self.R + through.curvature, seen=seen)
         m = mean + (L @ z.mean.unsqueeze(-1)).squeeze(-1)
-        return z._replace(mean=m, covariance=symmetric(L @ z.covariance @ L.mT))
+        P = symmetric(L @ z.covariance @ L.mT)
+        return z._replace(mean=m, covariance=P, failure=_named(z.failure, through))
 
     def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
         """The law of what will be observed; where angles are, those of all modes on one side of the circle."""
@@ -462,6 +483,12 @@ class NonlinearParameters(NamedTuple):
             return _tangent(functions, m, self._more(name, m))
         P = covariance.expand(*m.shape, -1)
         return _sigma_points(functions, m, P, self._more(name, m), residual, self.model)
+
+
+def _named(failure: Tensor, through: "Through") -> Tensor:
+    """Why there is no density: functions that have no value or no derivative come first."""
+    lost = ~through.mean.isfinite().all(-1) | ~through.slope.isfinite().flatten(-2).all(-1)
+    return torch.where(lost, NOT_FINITE, failure)
 
 
 class Through(NamedTuple):

@@ -19,7 +19,7 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
 from ..measures.annealing import ancestors, effective_sample_size
-from .border import arranged, beginning, check_densities
+from .border import arranged, beginning, check_densities, check_model
 from .enumeration import branch
 from .model import SwitchingModel
 from .nonlinear import NonlinearModel
@@ -85,7 +85,9 @@ def rao_blackwell(
     >>> bool((found.filtered.mean - exact(model, y, **start).filtered.mean).abs().amax() < 0.1)
     True
     """
-    call, k, n = "rao_blackwell", model.modes, particles
+    call = "rao_blackwell"
+    check_model(call, model)
+    k, n = model.modes, particles
     if n < 1 or not 0 <= threshold <= 1:
         condition = "particles must be at least 1 and threshold in [0, 1]"
         remedy = "A share of 0.5 is usual."

@@ -16,7 +16,7 @@ from .._errors import sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.reference import log_sum_exp
 from . import hearing, kim
-from .border import arranged, beginning
+from .border import arranged, beginning, check_model
 from .enumeration import Exact, exact
 from .hearing import Known, Row, Steps, pair, read
 from .merging import Moments, mix, to_one, weigh
@@ -129,10 +129,7 @@ def smooth(
     tensor(True)
     """
     call = "smooth"
-    if not isinstance(model, SwitchingModel | NonlinearModel):
-        condition = "model must be a SwitchingModel or a NonlinearModel"
-        remedy = "SwitchingModel.of([...], transition=...) takes models of one mode."
-        raise TypeError(sentence(call, condition, type(model).__name__, remedy))
+    check_model(call, model)
     if method not in ("imm", "gpb2", "kim", "exact"):
         remedy = "gpb2 is the nearest to exact, imm needs the least."
         raise ValueError(sentence(call, 'method must be "imm", "gpb2", "kim" or "exact"', f"{method!r}", remedy))
