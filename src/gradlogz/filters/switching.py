@@ -348,7 +348,7 @@ def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
 
 def _only(wanted: frozenset[str], found: Filtered) -> Filtered:
     kept = wanted | {"log_likelihood"}
-    return Filtered._make(t if name in kept else None for name, t in found._asdict().items())
+    return Filtered._make([t if name in kept else None for name, t in found._asdict().items()])
 
 
 def _at_once(
