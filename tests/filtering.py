@@ -354,6 +354,30 @@ for name in ("unknown_turn", "range_bearing", "wrap_angles"):
             return run
 
 
+@call("range_bearing_elevation: at any time")
+def _():
+    y = torch.tensor([30.0, 3.1, 0.2], dtype=F64) + 0.1 * torch.randn(4, 6, 3, dtype=F64)
+    y[1, 2], y[2, 3, 2] = torch.nan, torch.nan
+    times = torch.rand(4, 6, dtype=F64).cumsum(-1)
+    start = {"mean": torch.tensor([-30.0, 1.0, 1.0, 0.0, 6.0, 0.0], dtype=F64), "covariance": positive(6)}
+    R = torch.diag(torch.tensor([0.5, 0.01, 0.01], dtype=F64))
+
+    def run(at):
+        here, begins, when = at((y, start, times))
+        noise = {"observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
+        model = NonlinearModel.of(
+            [constant_velocity(3, spectral_density=density, **noise) for density in (0.01, 1.0)],
+            rate=at(RATE),
+            observe=gradlogz.range_bearing_elevation(),
+            R=at(R),
+            residual=gradlogz.wrap_angles(1, 2),
+            method="ukf",
+        )
+        return imm(model, here, times=when, **begins)
+
+    return run
+
+
 for method in ("ekf", "ukf"):
 
     @call(f"smooth: functions, {method}")

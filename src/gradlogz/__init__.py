@@ -151,6 +151,7 @@ _CHAPTERS = {
         "unknown_turn",
         "follow_drift",
         "range_bearing",
+        "range_bearing_elevation",
         "wrap_angles",
         "gpb1",
         "gpb2",

@@ -20,6 +20,7 @@ from gradlogz import (
     exact,
     imm,
     range_bearing,
+    range_bearing_elevation,
     unknown_turn,
     wrap_angles,
 )
@@ -300,6 +301,44 @@ def test_a_turn_of_unknown_rate_turns_by_that_rate(rate):
     slope = jacrev(jacrev(TURN.move))(x)[:, 4, 4]
     numeric = (TURN.move(x + step) - 2 * TURN.move(x) + TURN.move(x - step)) / h**2
     close(slope, numeric, 10.0, tolerance=1e-6)
+
+
+def test_a_radar_in_space_sees_spherical_coordinates():
+    """Numpy's vectors: the length, the angle in the plane as that of a complex number, the angle to the axis above."""
+    observe = range_bearing_elevation(0, 3, 2, origin=(1.0, -2.0, 0.5))
+    for _ in range(20):
+        state = 10 * torch.randn(4, dtype=F64)
+        p = state[[0, 3, 2]].numpy() - np.array([1.0, -2.0, 0.5])
+        length = np.linalg.norm(p)
+        expected = [length, np.angle(complex(p[0], p[1])), np.pi / 2 - np.arccos(p[2] / length)]
+        close(observe(state), torch.tensor(expected, dtype=F64), scale=10, tolerance=1e-10)
+        r, azimuth, elevation = observe(state).numpy()
+        back = r * np.array(
+            [np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)]
+        )
+        np.testing.assert_allclose(back, p, rtol=0, atol=1e-12 * length)
+
+
+@pytest.mark.parametrize("way", ["ekf", "ukf"])
+def test_a_target_in_space_is_followed_across_the_cut_of_the_bearing(way):
+    """Seen without errors but those that the filter is told of: it ends where the target is."""
+    noise = {"dt": 1.0, "spectral_density": 1e-4, "observation_variance": 1.0, "dtype": F64}
+    radar = NonlinearModel.of(
+        [constant_velocity(3, **noise)],
+        transition=torch.ones(1, 1, dtype=F64),
+        observe=range_bearing_elevation(),
+        R=torch.diag(torch.tensor([1.0, 1e-4, 1e-4], dtype=F64)),
+        residual=wrap_angles(1, 2),
+        method=way,
+    )
+    t = torch.arange(1.0, 31.0, dtype=F64)
+    path = torch.stack((-100.0 + 0 * t, 30.0 - 2.0 * t, 40.0 + 1.0 * t), -1)  # from the second quadrant to the third
+    r = path.norm(dim=-1)
+    y = torch.stack((r, torch.atan2(path[:, 1], path[:, 0]), torch.asin(path[:, 2] / r)), -1)
+    start = {"mean": torch.tensor([-95.0, 0, 35, 0, 45, 0], dtype=F64), "covariance": 25 * torch.eye(6, dtype=F64)}
+    found = imm(radar, y, **start)
+    assert float((found.mean[-1, ::2] - path[-1]).norm()) < 0.5
+    assert float((found.mean[-1, 1::2] - torch.tensor([0.0, -2.0, 1.0], dtype=F64)).norm()) < 0.1
 
 
 def test_a_third_dimension_moves_on_a_line():

@@ -3,7 +3,7 @@
 SwitchingModel      k linear Gaussian systems and the chain that switches them; KalmanModel, one of them
 constant_velocity   the usual models of motion; random_walk, constant_acceleration, singer, coordinated_turn
 NonlinearModel      the same with functions, by EKF or UKF; NonlinearMode, one of them
-unknown_turn        motion and sensors that are functions; follow_drift, range_bearing, wrap_angles
+unknown_turn        a turn as a function, follow_drift; range_bearing, range_bearing_elevation, sensors; wrap_angles
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb, its relatives; Filtered, what they find
 SwitchingFilter     the same one observation at a time; State, what is carried on
 exact               every history of modes; Exact
@@ -34,7 +34,7 @@ from .learning import Fitted, fit
 from .model import KalmanModel, SwitchingModel
 from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
 from .nonlinear import NonlinearMode, NonlinearModel
-from .nonlinear_motion import follow_drift, range_bearing, unknown_turn, wrap_angles
+from .nonlinear_motion import follow_drift, range_bearing, range_bearing_elevation, unknown_turn, wrap_angles
 from .particle import Sampled, rao_blackwell
 from .result import Filtered, State
 from .smoother import Smoothed, smooth
@@ -55,6 +55,7 @@ __all__ = [
     "unknown_turn",
     "follow_drift",
     "range_bearing",
+    "range_bearing_elevation",
     "wrap_angles",
     "gpb1",
     "gpb2",

@@ -2,6 +2,7 @@
 
     a turn of rate w, in the plane:   x' and y' turn by w dt,   x += (sin(w dt) x' - (1 - cos(w dt)) y') / w,   ...
     range and bearing:                |p - origin|,   atan2(y - origin_y, x - origin_x)
+    elevation, in space:              atan2(z - origin_z, what the range is in the plane)
     a drift:                          dx = f(x) dt, followed for a time dt
 
 Read next: nonlinear.py (the filters' side of it).
@@ -136,6 +137,27 @@ def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float
     def seen(state: Tensor, *_: Tensor) -> Tensor:
         x, y = state[first] - origin[0], state[second] - origin[1]
         return torch.stack((torch.hypot(x, y), torch.atan2(y, x)), -1)
+
+    return seen
+
+
+def range_bearing_elevation(
+    first: int = 0, second: int = 2, third: int = 4, *, origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
+) -> Function:
+    """What a radar sees of three components of the state: sqrt(x² + y² + z²), atan2(y, x), atan2(z, sqrt(x² + y²)).
+
+    The first angle goes round, from x towards y; the second is above the plane of x and y, in [-pi/2, pi/2]. Filters
+    need residual=wrap_angles(1, 2) beside them. Straight above the sensor there is no tangent of the bearing.
+
+    >>> import torch
+    >>> range_bearing_elevation()(torch.tensor([3.0, 0.0, 4.0, 0.0, 5.0, 0.0]))
+    tensor([7.0711, 0.9273, 0.7854])
+    """
+
+    def seen(state: Tensor, *_: Tensor) -> Tensor:
+        x, y, z = (state[c] - o for c, o in zip((first, second, third), origin, strict=True))
+        flat = torch.hypot(x, y)
+        return torch.stack((torch.hypot(flat, z), torch.atan2(y, x), torch.atan2(z, flat)), -1)
 
     return seen
 
