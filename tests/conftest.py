@@ -27,6 +27,7 @@ def checked_modules() -> set[str]:
         "gradlogz.kernels.gpu",
         "gradlogz.kernels.lanes",
         "gradlogz.kernels.simd",
+        "gradlogz.kernels.switching_alone",
         "gradlogz.kernels.switching_cpu",
         "gradlogz.kernels.switching_steps",
         "gradlogz.kernels.tiles",

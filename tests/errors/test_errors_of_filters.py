@@ -272,6 +272,17 @@ ERRORS = [
     ),
     (
         ValueError,
+        "nees: filtered must have mean and covariance; got no covariance.",
+        lambda: nees(imm(model, y, fields="mean", **start), y),
+    ),
+    (
+        ValueError,
+        "normalized_innovation: filtered must have innovation and innovation_covariance; got no innovation and no "
+        "innovation_covariance.",
+        lambda: normalized_innovation(imm(model, y, fields=(), **start)),
+    ),
+    (
+        ValueError,
         "imm: fields must be names of Filtered; got ['means'].",
         lambda: imm(model, y, fields=("means", "covariance"), **start),
     ),

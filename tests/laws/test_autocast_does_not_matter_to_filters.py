@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from filtering import CALLS, Place
-from gradlogz import InverseWishartNormal, LinearGaussian
+from gradlogz import InverseWishartNormal, KalmanModel, LinearGaussian, SwitchingFilter, SwitchingModel
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -34,3 +34,12 @@ def test_priors_of_families_are_those_without():
     torch.testing.assert_close(prior, gaussian.prior(mean, covariance), rtol=0, atol=0)
     torch.testing.assert_close(wishart, InverseWishartNormal(2).prior(torch.tensor(7.0), covariance), rtol=0, atol=0)
     torch.testing.assert_close(found.mean, mean)
+
+
+def test_what_a_filter_begins_with_is_as_precise_as_what_it_is_given():
+    modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.1, 4.0)]
+    model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
+    chosen, start = SwitchingFilter(model, "gpb", depth=1), {"mean": torch.rand(2, 1), "covariance": torch.eye(1)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state = chosen.init(**start)
+    assert all(torch.equal(a, b) for a, b in zip(state, chosen.init(**start), strict=True))

@@ -57,7 +57,7 @@ def normalized_innovation(filtered: Filtered, *, level: float = 0.95) -> Consist
     Law: tests/laws/test_consistency_is_chi_square.py.
     """
     _check_level("normalized_innovation", "level", level)
-    v, S = filtered.innovation, filtered.innovation_covariance  # Shorthand
+    v, S = _found("normalized_innovation", filtered, "innovation", "innovation_covariance")
     return _beside(_distance(v, S, ~torch.isnan(v)), level)
 
 
@@ -86,7 +86,7 @@ def nees(
     >>> nees(found, torch.tensor([[1.0], [2.0]]), components=(0,)).degrees
     tensor([1., 1.])
     """
-    m, P = filtered.mean, filtered.covariance  # Shorthand
+    m, P = _found("nees", filtered, "mean", "covariance")
     check_floats("nees", truth=truth, mean=m)
     _check_level("nees", "level", level)
     s = m.shape[-1]
@@ -129,6 +129,16 @@ def gate(
     _check_level("gate", "probability", probability)
     value, degrees = _distance(innovation, covariance, ~torch.isnan(innovation))
     return value <= chi_square_quantile(probability, degrees)
+
+
+def _found(call: str, filtered: Filtered | Smoothed, *names: str) -> list[Tensor]:
+    """Fields of a result, which may have been left out of it."""
+    found = [getattr(filtered, name) for name in names]
+    if missing := [name for name, t in zip(names, found, strict=True) if t is None]:
+        condition = f"filtered must have {' and '.join(names)}"
+        remedy = "Name them in fields= of the filter, or leave that out."
+        raise ValueError(sentence(call, condition, f"no {' and no '.join(missing)}", remedy))
+    return found
 
 
 def chi_square_quantile(probability: float, degrees: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

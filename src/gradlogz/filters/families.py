@@ -196,7 +196,7 @@ class GammaPoisson(_Independent):
                 sentence("GammaPoisson", "exposure must be at least 0", fact, "0 is a mode without events.")
             )
 
-    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
+    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.
@@ -271,7 +271,7 @@ class GammaExponential(_Independent):
     def __post_init__(self) -> None:
         _check_channels("GammaExponential", self.channels)
 
-    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
+    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.
@@ -349,7 +349,7 @@ class BetaBinomial(_Independent):
         if self.trials < 1:
             raise ValueError(sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli."))
 
-    def prior(self, a: Float[Tensor, "*#b"], b: Float[Tensor, "*#b"]) -> Float[Tensor, "*b p"]:
+    def prior(self, a: Float[Tensor, "*#b"], b: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.

@@ -37,7 +37,7 @@ def random_walk(
     observation_variance: Number,
     derivatives: int = 1,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Positions that diffuse: p' = noise of the given spectral density. Further derivatives are held at 0."""
     noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
@@ -53,7 +53,7 @@ def constant_velocity(
     observation_variance: Number,
     derivatives: int = 2,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Velocities that diffuse: p'' = noise of the given spectral density.
 
@@ -79,7 +79,7 @@ def constant_acceleration(
     spectral_density: Number,
     observation_variance: Number,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Accelerations that diffuse: p''' = noise of the given spectral density."""
     noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
@@ -95,7 +95,7 @@ def singer(
     acceleration_variance: Number,
     observation_variance: Number,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Accelerations that last for a time tau: p''' = -p'' / tau + noise of density 2 variance / tau.   [singer70]
 
@@ -121,7 +121,7 @@ def coordinated_turn(
     spectral_density: Number,
     observation_variance: Number,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Velocities that turn at a known rate in radians, from the first dimension to the second, and diffuse.
 
@@ -152,7 +152,7 @@ def _chain(
     derivatives: int,
     numbers: Numbers,
     dtype: torch.dtype | None,
-    device: torch.device | None,
+    device: torch.device | str | None,
 ) -> KalmanModel:
     """Integrators in a row, noise in the last of them; what the state has beyond is 0."""
     step, (q, r) = _numbers(call, dimensions, numbers, dtype, device)
@@ -201,7 +201,7 @@ def _numbers(
     dimensions: int,
     numbers: Numbers,
     dtype: torch.dtype | None,
-    device: torch.device | None,
+    device: torch.device | str | None,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """dt, and the rest, as tensors of one dtype, those given as tensors deciding which; but a rate none is negative."""
     if not 1 <= dimensions <= 3:

@@ -28,7 +28,7 @@ def unknown_turn(
     rate_density: float | Tensor,
     observation_variance: float | Tensor,
     dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> NonlinearMode:
     """Velocities that turn in the plane at a rate that is part of the state: x, x', y, y', w. Positions are observed.
 

@@ -21,7 +21,8 @@ class State(NamedTuple):
     """What a filter carries from one step to the next: Gaussians of mode histories and their probabilities.
 
     For imm and gpb2 the histories h are the k modes. gpb1 keeps one Gaussian (g = 1) and k probabilities; deeper ones
-    keep up to k^(depth-1) histories, the newest mode last in the index.
+    keep up to k^(depth-1) histories, the newest mode last in the index. Tensors may be those that were given to `init`
+    or are reported: what is changed in place is changed in both.
     """
 
     mean: Float[Tensor, "*b g s"]

@@ -29,8 +29,9 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels.dispatch import filtering_kernel
 from .border import Series, arranged, beginning, check_densities, check_model, check_state, stretches
 from .merging import Moments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
-from .model import Parameters, SwitchingModel
+from .model import ENDS, Parameters, SwitchingModel
 from .nonlinear import NonlinearModel, NonlinearParameters
+from .precision import without_autocast
 from .result import Filtered, Moved, State, combined
 
 
@@ -188,6 +189,7 @@ class SwitchingFilter(NamedTuple):
     method: Literal["imm", "gpb"] = "imm"
     depth: int = 2
 
+    @without_autocast
     def init(
         self,
         *,
@@ -206,9 +208,13 @@ class SwitchingFilter(NamedTuple):
             given = (*self.model.fields().values(), *state)
             if (kernel := filtering_kernel(given, 0, is_online=True)) is not None:
                 depth = 0 if self.method == "imm" else self.depth
-                kernel.prepare(depth, self.model.R.dtype, math.prod(batch_shape), self.model.modes)
+                model = self.model
+                sizes = (model.modes, model.state_size, model.observation_size)
+                is_own = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
+                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, is_own=is_own)
         return state
 
+    @without_autocast
     def step(
         self,
         state: State,
@@ -239,17 +245,16 @@ class SwitchingFilter(NamedTuple):
             condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
             remedy = "Begin with init(batch_shape=...) of its targets."
             raise ValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
-        with torch.autocast(observation.device.type, enabled=False):
-            series = arranged(
-                call,
-                self.model if steps is None else self.model.narrow(time),
-                observation.unsqueeze(-2),
-                inputs=None if inputs is None else inputs.unsqueeze(-2),
-                mask=None if mask is None else mask.unsqueeze(len(batch)),
-                times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
-                validate=self.model.validate,
-            )
-            return _pass(call, self, series, state, "last", wanted, is_online=True)
+        series = arranged(
+            call,
+            self.model if steps is None else self.model.narrow(time),
+            observation.unsqueeze(-2),
+            inputs=None if inputs is None else inputs.unsqueeze(-2),
+            mask=None if mask is None else mask.unsqueeze(len(batch)),
+            times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
+            validate=self.model.validate,
+        )
+        return _pass(call, self, series, state, "last", wanted, is_online=True)
 
     def filter(
         self,
@@ -276,6 +281,7 @@ Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_proba
 Extra = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths, times
 
 
+@without_autocast
 def _run(
     call: str,
     chosen: SwitchingFilter,
@@ -292,19 +298,18 @@ def _run(
     wanted = _wanted(call, fields)
     model, names = chosen.model, ("inputs", "mask", "lengths", "times")
     check_model(call, model)
-    with torch.autocast(model.R.device.type, enabled=False):
-        parts = stretches(
-            call,
-            model,
-            observations,
-            **dict(zip(names, extra, strict=True)),
-            validate=model.validate,
-            longest=STRETCH if keep == "last" else None,
-        )
-        state = _begin(call, chosen, observations.shape[:-2], start)
-        for series in parts:
-            state, found = _pass(call, chosen, series, state, keep, wanted)
-        return found
+    parts = stretches(
+        call,
+        model,
+        observations,
+        **dict(zip(names, extra, strict=True)),
+        validate=model.validate,
+        longest=STRETCH if keep == "last" else None,
+    )
+    state = _begin(call, chosen, observations.shape[:-2], start)
+    for series in parts:
+        state, found = _pass(call, chosen, series, state, keep, wanted)
+    return found
 
 
 def _pass(

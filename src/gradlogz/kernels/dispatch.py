@@ -137,7 +137,9 @@ def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_onl
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return None
-    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.device == device and t.numel() for t in given)
+    plain = all(
+        type(t) in (Tensor, torch.nn.Parameter) and t.device == device and t.numel() and not t.is_neg() for t in given
+    )
     if not plain or {t.dtype for t in given} not in ({torch.float64}, {torch.float32}):
         return None
     if device.type == "cuda":

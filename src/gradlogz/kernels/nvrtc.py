@@ -35,7 +35,7 @@ def compile_source(source: str, name: str, device: torch.device) -> Kernel | Non
     major, minor = torch.cuda.get_device_capability(device)
     try:
         image = _compiled(source, f"--gpu-architecture=sm_{major}{minor}", "--std=c++17")
-    except OSError:  # no library
+    except (OSError, AttributeError):  # no library, or none of NVIDIA's
         return None
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):

@@ -136,9 +136,7 @@ def forward(
     start, results, tensors = _allocated(form, y)
     # Who does it
     work = y.shape[:-1].numel() * k ** max(depth, 1)
-    known = (s, o) if s <= SMALL and o <= SMALL and work >= WORTH_SIZES else None
-    is_shared = form.is_alone or all(field[1] == 0 for _, field in model[:5])
-    found = worker(form.method, NUMBERS[y.dtype], form.width, 1 if is_shared else form.width, known)
+    found = _worker(form, y.dtype, work, (s, o), is_own=any(field[1] for _, field in model[:5]))
     threads = max(1, min(torch.get_num_threads(), form.tasks, work // WORTH_A_THREAD))
     plan = form.plan[:]
     plan[2] = workspace.reserve(threads * form.space)
@@ -151,11 +149,19 @@ def forward(
     return Finished(tuple(map(reported.get, REPORTED)), **dict(zip(CARRIED, ends, strict=True)))
 
 
-def prepare(depth: int, dtype: torch.dtype, targets: int, modes: int) -> None:
-    """Compile or load what steps taken one by one will call."""
-    form = _form(depth, (targets,), 1, (modes, 1, 1, modes), dtype, True, frozenset())
+def prepare(depth: int, sizes: tuple[int, int, int], targets: int, dtype: torch.dtype, *, is_own: bool) -> None:
+    """Compile or load what steps taken one by one will call; sizes are those of modes, states and observations."""
+    k, s, o = sizes
+    form = _form(depth, (targets,), 1, (k, s, o, k), dtype, True, frozenset())
     if form is not None:
-        worker(form.method, NUMBERS[dtype], form.width, 1, None)
+        _worker(form, dtype, targets * k ** max(depth, 1), (s, o), is_own=is_own)
+
+
+def _worker(form: "Form", dtype: torch.dtype, work: int, sizes: tuple[int, int], *, is_own: bool) -> Any:
+    """The kernel for a form and so many steps of filters; whether targets have models of their own."""
+    known = sizes if max(sizes) <= SMALL and work >= WORTH_SIZES else None
+    width = form.width if is_own and not form.is_alone else 1
+    return worker(form.method, NUMBERS[dtype], form.width, width, known)
 
 
 class Form(NamedTuple):
@@ -199,7 +205,7 @@ def _form(
     most = k if depth == 0 else k ** (depth - 1)
     if h % k or h > max(most, k):
         return None
-    most = min(most, h * k**steps)  # histories that there will be
+    most = min(most, h * k ** min(steps, depth))  # histories that there will be
     targets, number, register = math.prod(batch), dtype.itemsize, lanes_of(NUMBERS[dtype])
     is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
     width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register
@@ -250,7 +256,7 @@ def _form(
         space=space,
         believed=(*((*batch, *shape) for shape in beliefs.values()), batch),
         places={name: getattr(even, name) for name in MODEL_ENDS},
-        blank=(torch.zeros(k, s, dtype=dtype), torch.zeros(k, o, dtype=dtype)),
+        blank=(torch.zeros(k, s, dtype=dtype, device="cpu"), torch.zeros(k, o, dtype=dtype, device="cpu")),
         read=tuple(read),
         names=tuple(names),
         shapes=tuple(shapes),

@@ -101,7 +101,7 @@ def forward(
     shapes = ((*batch, begun, s), (*batch, begun, s, s), (*batch, h), tuple(batch))
     if any(t.shape != shape for t, shape in zip(state, shapes, strict=True)) or h % k or h > max(most, k):
         return None
-    most = min(most, h * k**steps)  # histories that there will be
+    most = min(most, h * k ** min(steps, depth))  # histories that there will be
     kernel_sizes = sizes_of(depth, k, s, o, most, y.dtype, wanted)
     kernel = None if kernel_sizes is None else compiled(kernel_sizes, y.device)
     if kernel is None or kernel_sizes is None:
