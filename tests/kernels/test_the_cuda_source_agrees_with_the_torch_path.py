@@ -97,7 +97,7 @@ def calls(monkeypatch, built):
     monkeypatch.setattr(switching_gpu, "sizes_of", alone)
     monkeypatch.setattr(switching_gpu, "compiled", built)
     monkeypatch.setattr(switching_gpu, "forward", counted)
-    monkeypatch.setattr(switching_gpu, "prepare", lambda *arguments: None, raising=False)  # what the CPU is asked for
+    monkeypatch.setattr(switching_gpu, "prepare", lambda *_, **__: None, raising=False)  # what the CPU is asked for
     monkeypatch.setattr(dispatch, "_imported", lambda name, needs: switching_gpu)
     monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0)
     return finished

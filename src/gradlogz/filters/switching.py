@@ -206,7 +206,8 @@ class SwitchingFilter(NamedTuple):
         state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), start)
         if isinstance(self.model, SwitchingModel) and (self.model.components is None or self.model.fill == "zero"):
             given = (*self.model.fields().values(), *state)
-            if (kernel := filtering_kernel(given, 0, is_online=True)) is not None:
+            kernel = filtering_kernel(given, 0, is_online=True) if state.mean.device.type == "cpu" else None
+            if kernel is not None:
                 depth = 0 if self.method == "imm" else self.depth
                 model = self.model
                 sizes = (model.modes, model.state_size, model.observation_size)
