@@ -190,6 +190,23 @@ def test_steps_of_one_target_are_those_of_torch(calls, monkeypatch, method):
     assert calls == [True] * 10
 
 
+@each
+@pytest.mark.parametrize(("targets", "lead"), [(1, ()), (9, ()), (9, (9, 1)), (9, (1, 1))], ids=str)
+def test_what_is_prepared_is_what_steps_call(calls, monkeypatch, method, targets, lead):
+    """A step that compiled would come seconds late."""
+    asked = []
+    worker = switching_cpu.worker
+    monkeypatch.setattr(switching_cpu, "worker", lambda *which: (asked.append(which), worker(*which))[1])
+    model, start = system(3, 2, 2, lead=lead), beginning(3, 2)
+    chosen = SwitchingFilter(model, *method)
+    state = chosen.init(**start, batch_shape=(targets,))
+    prepared = list(asked)
+    chosen.step(state, observed(model, 1, targets)[:, 0])
+    assert len(prepared) == 1
+    assert asked == prepared * 2
+    assert calls == [True]
+
+
 @pytest.mark.parametrize(("k", "targets"), [(2, 1), (3, 1), (5, 2), (8, 3), (9, 1)])
 @pytest.mark.parametrize("lead", [(), (6,), (-1, 1)], ids=["constant", "in time", "of targets"])
 def test_few_targets_have_the_numbers_of_torch(calls, monkeypatch, k, targets, lead):

@@ -40,21 +40,9 @@ class Series(NamedTuple):
     seen: Bool[Tensor, "*b t o"] | None
 
 
-def arranged(
-    call: str,
-    model: Model,
-    observations: Float[Tensor, "*b t o"],
-    *,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    validate: bool = True,
-) -> Series:
-    """Check a series against its model, and find out what of it was seen."""
-    return next(
-        stretches(call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=validate)
-    )
+def arranged(call: str, model: Model, observations: Float[Tensor, "*b t o"], **extra: Any) -> Series:
+    """Check a series against its model, and find out what of it was seen; `extra` is what `stretches` takes too."""
+    return next(stretches(call, model, observations, **extra))
 
 
 def stretches(
@@ -69,7 +57,7 @@ def stretches(
     validate: bool = True,
     longest: int | None = None,
 ) -> Iterator[Series]:
-    """The same, of models of continuous time in parts of so many steps: each is discretised when it is asked for."""
+    """The same as one part, of models of continuous time as parts of so many steps, discretised when asked for."""
     y, o = observations, model.observation_size
     check_floats(call, observations=y, model=model.R, **present(inputs=inputs, times=times))
     if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:

@@ -35,6 +35,7 @@ from .cpu import LINE, compile_worker, team, workspace
 from .lanes import Lanes, counted, lanes_of, named, nothing
 from .simd import INT64, Writer, instruction, read_integer, take, whole
 from .switching_alone import filter_alone
+from .switching_fields import MODEL_ENDS, SHAPES, Finished, in_one_piece
 from .switching_steps import (
     BEFORE,
     BEFORE_TOGETHER,
@@ -56,27 +57,26 @@ HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes
 WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
 WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
 SMALL = 6  # states and observations of which loops are unrolled
-MODEL_ENDS = {"T": 2, "F": 3, "Q": 3, "H": 3, "R": 3, "b": 2, "d": 2}  # dimensions of one step
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
 ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
-# The fields of `Filtered`: where they lie in the memory of a thread, their shapes, and what is computed for them.
+# The fields of `Filtered`: where they lie in the memory of a thread, and what is computed for them.
 REPORTED = {
-    "mean": ("whole_m", "s", MODES | MEAN),
-    "covariance": ("whole_P", "ss", MODES | MEAN | COVARIANCE),
-    "mode_mean": ("mode_m", "ks", MODES),
-    "mode_covariance": ("mode_P", "kss", MODES),
-    "log_mode_probability": ("log_pi", "k", MODES),
-    "predicted_mean": ("whole_predicted_m", "s", BEFORE | BEFORE_TOGETHER),
-    "predicted_covariance": ("whole_predicted_P", "ss", BEFORE | BEFORE_TOGETHER),
-    "predicted_mode_mean": ("predicted_m", "ks", BEFORE),
-    "predicted_mode_covariance": ("predicted_P", "kss", BEFORE),
-    "predicted_log_mode_probability": ("log_c", "k", BEFORE),
-    "innovation": ("innovation", "o", BEFORE | INNOVATION),
-    "innovation_covariance": ("whole_S", "oo", BEFORE | INNOVATION),
-    "mode_innovation": ("expected", "ko", BEFORE | INNOVATION),
-    "mode_innovation_covariance": ("S", "koo", BEFORE),
-    "mode_log_likelihood": ("likelihood", "k", BEFORE),
-    "step_log_likelihood": ("step", "", 0),
+    "mean": ("whole_m", MODES | MEAN),
+    "covariance": ("whole_P", MODES | MEAN | COVARIANCE),
+    "mode_mean": ("mode_m", MODES),
+    "mode_covariance": ("mode_P", MODES),
+    "log_mode_probability": ("log_pi", MODES),
+    "predicted_mean": ("whole_predicted_m", BEFORE | BEFORE_TOGETHER),
+    "predicted_covariance": ("whole_predicted_P", BEFORE | BEFORE_TOGETHER),
+    "predicted_mode_mean": ("predicted_m", BEFORE),
+    "predicted_mode_covariance": ("predicted_P", BEFORE),
+    "predicted_log_mode_probability": ("log_c", BEFORE),
+    "innovation": ("innovation", BEFORE | INNOVATION),
+    "innovation_covariance": ("whole_S", BEFORE | INNOVATION),
+    "mode_innovation": ("expected", BEFORE | INNOVATION),
+    "mode_innovation_covariance": ("S", BEFORE),
+    "mode_log_likelihood": ("likelihood", BEFORE),
+    "step_log_likelihood": ("step", 0),
 }
 # What is carried on, first what is of all modes together: where it lies, and its shape.
 CARRIED = {
@@ -88,16 +88,6 @@ CARRIED = {
 ONE_PIECE = 1 << 12  # numbers up to which results are allocated together
 LARGE = 1 << 22  # bytes from which pages of 2 MiB are worth asking for
 ADVICE = 14  # of Linux, to take them
-
-
-class Finished(NamedTuple):
-    """The fields of `Filtered` in their order, but for the last, None where not wanted; and what is carried on."""
-
-    reported: tuple[Tensor | None, ...]
-    mean: Float[Tensor, "*b g s"]
-    covariance: Float[Tensor, "*b g s s"]
-    log_probability: Float[Tensor, "*b h"]
-    log_likelihood: Float[Tensor, "*b"]
 
 
 def forward(
@@ -221,9 +211,9 @@ def _form(
     after = even if steps % 2 == 0 else odd
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
-    names = sorted((name for name in REPORTED if name in wanted), key=lambda name: REPORTED[name][1].startswith("k"))
-    chosen, series = [REPORTED[name] for name in names], () if last else (steps,)
-    written = [(form, series, getattr(even, at), getattr(odd, at)) for at, form, _ in chosen]
+    names = sorted((name for name in REPORTED if name in wanted), key=lambda name: SHAPES[name].startswith("k"))
+    chosen, series = {name: REPORTED[name] for name in names}, () if last else (steps,)
+    written = [(SHAPES[name], series, getattr(even, at), getattr(odd, at)) for name, (at, _) in chosen.items()]
     written += [(form, (), getattr(after, at), getattr(after, at)) for at, form in CARRIED.values()]
     shapes, results = [], []
     for form, times, *places in written:
@@ -244,8 +234,8 @@ def _form(
         "histories": h,
         "most": most,
         "reported": len(chosen),
-        "whole": sum(not form.startswith("k") for _, form, _ in chosen),
-        "needs": reduce(or_, (needs for *_, needs in chosen), 0),
+        "whole": sum(not SHAPES[name].startswith("k") for name in chosen),
+        "needs": reduce(or_, (needs for _, needs in chosen.values()), 0),
     }
     return Form(
         batch=batch,
@@ -285,16 +275,10 @@ def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone
 
 def _field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """A field of the model in one piece, and `Field`: before the dimensions of a step may be time, and targets."""
-    ending, number = MODEL_ENDS[name], field.element_size()
-    if field.ndim == ending:
-        field, row, time = field.contiguous(), 0, 0
-        items = field.numel()
-    else:
-        *own, steps = field.shape[:-ending]
-        is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
-        field = field[(0,) * len(own)] if is_shared else field.expand(*form.batch, *field.shape[-ending - 1 :])
-        field, items = field.contiguous(), field.shape[-ending:].numel()
-        row, time = 0 if is_shared else steps * items * number, items * number if steps > 1 else 0
+    number = field.element_size()
+    field, row, time = in_one_piece(field, MODEL_ENDS[name], form.batch)
+    items = field.shape[field.ndim - MODEL_ENDS[name] :].numel()
+    row, time = row * number, time * number
     apart, each = row, number
     if form.is_alone:  # a lane is a mode; of transitions, the one that is moved to
         items //= form.modes

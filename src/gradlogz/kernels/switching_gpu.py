@@ -21,42 +21,13 @@ import torch
 
 from .._typing import Bool, Float, Tensor
 from .nvrtc import Kernel, compile_source
+from .switching_fields import MODEL_ENDS, SHAPES, Finished, in_one_piece
 
 SOURCE = Path(__file__).with_name("switching_steps.cu")
 NUMBERS = {torch.float64: "double", torch.float32: "float"}
-STEP_ENDS = (2, 3, 3, 3, 3, 2, 2)  # dimensions of one step: transition, F, Q, H, R, b, d
 LARGEST_STATE, LARGEST_OBSERVATION = 9, 6  # loops over them are unrolled: beyond, little of it fits in registers
 LOCAL = 1 << 14  # bytes of histories for each thread; the driver sets aside that much for all that may run at once
 STAGE = 3 << 14  # bytes of shared memory that a block may have
-# The fields of `Filtered` and the shapes of one step: modes k, state s, observation o.
-REPORTED = {
-    "mean": "s",
-    "covariance": "ss",
-    "mode_mean": "ks",
-    "mode_covariance": "kss",
-    "log_mode_probability": "k",
-    "predicted_mean": "s",
-    "predicted_covariance": "ss",
-    "predicted_mode_mean": "ks",
-    "predicted_mode_covariance": "kss",
-    "predicted_log_mode_probability": "k",
-    "innovation": "o",
-    "innovation_covariance": "oo",
-    "mode_innovation": "ko",
-    "mode_innovation_covariance": "koo",
-    "mode_log_likelihood": "k",
-    "step_log_likelihood": "",
-}
-
-
-class Finished(NamedTuple):
-    """The fields of `Filtered` in their order, but for the last, None where not wanted; and what is carried on."""
-
-    reported: tuple[Tensor | None, ...]
-    mean: Float[Tensor, "*b g s"]
-    covariance: Float[Tensor, "*b g s s"]
-    log_probability: Float[Tensor, "*b h"]
-    log_likelihood: Float[Tensor, "*b"]
 
 
 class Sizes(NamedTuple):
@@ -109,15 +80,18 @@ def forward(
 
     b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, o), strict=True))
     read = [
-        *(_field(t, ending, batch) for t, ending in zip((*parameters[:5], b, d), STEP_ENDS, strict=True)),
-        _field(y, 1, batch),
-        *(_field(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state, (2, 3, 1, 0), strict=True)),
+        *(
+            in_one_piece(t, ending, batch)
+            for t, ending in zip((*parameters[:5], b, d), MODEL_ENDS.values(), strict=True)
+        ),
+        in_one_piece(y, 1, batch),
+        *(in_one_piece(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state, (2, 3, 1, 0), strict=True)),
     ]
     looks = None if seen is None else seen.contiguous()
     time, of = () if last else (steps,), {"k": k, "s": s, "o": o}
     reported = tuple(
         y.new_empty((*batch, *time, *map(of.__getitem__, form))) if name in wanted else None
-        for name, form in REPORTED.items()
+        for name, form in SHAPES.items()
     )
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     end_g = 1 if depth == 1 else end_h
@@ -147,7 +121,7 @@ def sizes_of(
         return None
     stage = (max(s * s, o * o, k) | 1) * size
     threads = next((n for n in (128, 64, 32) if n * stage <= STAGE), None)
-    bits = sum(1 << i for i, name in enumerate(REPORTED) if name in wanted)
+    bits = sum(1 << i for i, name in enumerate(SHAPES) if name in wanted)
     return None if threads is None else Sizes(NUMBERS[dtype], k, s, o, depth, most, bits, threads)
 
 
@@ -164,16 +138,3 @@ def source_of(sizes: Sizes) -> str:
 def compiled(sizes: Sizes, device: torch.device) -> Kernel | None:
     """The kernel of these sizes on a device; None where there is no compiler."""
     return compile_source(source_of(sizes), "filter_all", device)
-
-
-def _field(field: Tensor, ending: int, batch: list[int]) -> tuple[Tensor, int, int]:
-    """A tensor in one piece whose last dimensions are those of a step, and its numbers from target to target, and
-    from step to step; before the last dimensions may be time, and targets."""
-    *own, steps = field.shape[: field.ndim - ending] or (1,)
-    items = field.shape[field.ndim - ending :].numel()
-    is_shared = all(n == 1 or stride == 0 for n, stride in zip(own, field.stride(), strict=False))
-    if is_shared:
-        field = field[(0,) * len(own)]
-    else:
-        field = field.expand(*batch, *field.shape[len(own) :])
-    return field.contiguous(), 0 if is_shared else steps * items, items if steps > 1 else 0
