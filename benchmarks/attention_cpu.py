@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from gradlogz import attend
-from gradlogz.kernels import blocked, dispatch
-from gradlogz.kernels.attention import directional
-from gradlogz.kernels.scoring import Scoring, Sight
+from gradlogz.kernels.attention import blocked
+from gradlogz.kernels.attention.operator import directional
+from gradlogz.kernels.attention.scoring import Scoring, Sight
 from timing import compare
 
 THREADS = 2
@@ -149,7 +149,7 @@ def memory() -> Iterator[dict]:
     with torch.profiler.profile(profile_memory=True) as profile:
         attend(q, k, v)
     made = sum(max(event.cpu_memory_usage, 0) for event in profile.events() if event.name.startswith("aten::empty"))
-    kernel = dispatch._imported("cpu", "numba")
+    kernel = kernel_module("gradlogz.kernels.attention.cpu", "numba")
     yield {
         "problem": "8 x 16384 x 64, memory made",
         "asked": "scalar",

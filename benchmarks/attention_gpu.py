@@ -34,9 +34,9 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import attend
-from gradlogz.kernels import decoding, gpu
-from gradlogz.kernels.attention import directional
-from gradlogz.kernels.scoring import Scoring, Sight
+from gradlogz.kernels.attention import decoding, gpu
+from gradlogz.kernels.attention.operator import directional
+from gradlogz.kernels.attention.scoring import Scoring, Sight
 
 SHAPES = [(4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
 # Batch, heads, heads of keys, queries, keys, head size, and whether a tenth of the keys is padding.

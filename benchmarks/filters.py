@@ -29,7 +29,7 @@ import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
 from gradlogz import SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
-from gradlogz.kernels import dispatch
+from gradlogz.kernels.filters import dispatch
 from timing import compare
 
 try:

@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
-from gradlogz.kernels import dispatch
+from gradlogz.kernels.filters import dispatch
 
 TARGETS, STEPS, ROUNDS = 1 << 20, 3, 5
 FUSED_STEPS = {"all fields": 10, "means and modes": 30, "last step": 30}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from gradlogz.probing import running
-from gradlogz.probing.passes import without_cache
+from gradlogz.probing import run_probe as running
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.statistics import GROUPS, merge
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
 from timing import compare
 
 
@@ -34,7 +34,7 @@ def random_batches(vocabulary: int, rows: int, length: int, count: int) -> list[
 
 def rows() -> list[dict[str, object]]:
     """On the CPU: each prediction by itself, and all of them."""
-    from gradlogz.probing.loading import load
+    from gradlogz.probing.inside.loading import load
 
     torch.set_num_threads(2)
     found: list[dict[str, object]] = []

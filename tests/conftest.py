@@ -22,15 +22,15 @@ def checked_modules() -> set[str]:
     return {name.removesuffix(".__init__") for name in names} - {
         "gradlogz",
         "gradlogz.kernels",
-        "gradlogz.kernels.cpu",
-        "gradlogz.kernels.decoding",
-        "gradlogz.kernels.gpu",
-        "gradlogz.kernels.lanes",
+        "gradlogz.kernels.attention.cpu",
+        "gradlogz.kernels.attention.decoding",
+        "gradlogz.kernels.attention.gpu",
+        "gradlogz.kernels.filters.lanes",
         "gradlogz.kernels.simd",
-        "gradlogz.kernels.switching_alone",
-        "gradlogz.kernels.switching_cpu",
-        "gradlogz.kernels.switching_steps",
-        "gradlogz.kernels.tiles",
+        "gradlogz.kernels.filters.modes_in_lanes",
+        "gradlogz.kernels.filters.cpu",
+        "gradlogz.kernels.filters.targets_in_lanes",
+        "gradlogz.kernels.attention.tiles",
     }
 
 

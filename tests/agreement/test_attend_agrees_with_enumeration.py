@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradlogz import attend
-from rows import FIELDS, NAMES, cases, enumerated
+from support.enumerated_attention import FIELDS, NAMES, cases, enumerated
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-6}
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from gradlogz import Empirical
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 BATCHES = [(), (2,), (2, 3)]
 

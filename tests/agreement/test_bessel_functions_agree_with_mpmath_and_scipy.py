@@ -13,7 +13,7 @@ import scipy.special
 import torch
 
 from gradlogz import Sphere
-from gradlogz.kernels.bessel import bessel_ratio, log_bessel, radial
+from gradlogz.special.bessel import bessel_ratio, log_bessel, radial
 
 DIMENSIONS = [2, 3, 4, 5, 8, 16, 63, 256, 1024, 4096]
 LENGTHS = [1e-150, 1e-8, 1e-3, 0.3, 1.0, 7.0, 60.0, 500.0, 1e4, 1e6]

@@ -12,8 +12,8 @@ from sklearn.ensemble import AdaBoostClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 from gradlogz import boost, margin_measure
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 ROUNDS = 12
 

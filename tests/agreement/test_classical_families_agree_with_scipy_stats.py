@@ -12,7 +12,7 @@ import torch
 from scipy import integrate, special, stats
 
 import gradlogz as gz
-from registry import Source
+from support.measure_registry import Source
 
 
 def column(*values):

@@ -26,8 +26,8 @@ from gradlogz import (
     imm,
     smat,
 )
-from scales import close
-from switching import beginning, chain, observed, system
+from support.scales import close
+from support.switching_oracles import beginning, chain, observed, system
 
 F64 = torch.float64
 

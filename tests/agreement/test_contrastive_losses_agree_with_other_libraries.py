@@ -12,9 +12,9 @@ import torch
 from pytorch_metric_learning import losses
 from torch.nn.functional import cross_entropy, logsigmoid, normalize
 
-import contrasts
 import gradlogz as gz
-from scales import close
+from support import contrastive_definitions as contrasts
+from support.scales import close
 
 PAGE = Path(__file__).parents[2] / "docs" / "contrastive.md"
 T, PAIRS = 0.1, 7

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradlogz import exact
-from switching import F64, beginning, by_definition, chain, observed, same, system
+from support.switching_oracles import F64, beginning, by_definition, chain, observed, same, system
 
 
 @pytest.mark.parametrize(("k", "s", "o", "steps"), [(1, 2, 1, 5), (2, 1, 1, 6), (3, 2, 2, 4), (2, 3, 2, 5)])

@@ -13,8 +13,8 @@ import torch
 
 import gradlogz as gz
 from gradlogz import Empirical
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 

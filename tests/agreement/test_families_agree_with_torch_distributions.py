@@ -12,8 +12,8 @@ from torch import distributions as D
 from torch.distributions import kl_divergence
 
 import gradlogz as gz
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 
 class Known(NamedTuple):

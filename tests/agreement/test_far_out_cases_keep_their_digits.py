@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from scales import close
+from support.scales import close
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -24,7 +24,7 @@ from gradlogz import (
     singer,
 )
 from gradlogz.filters.kalman import predict, update
-from switching import F64, beginning, observed, positive, system
+from support.switching_oracles import F64, beginning, observed, positive, system
 
 
 def of_filterpy(model, j, mean, covariance):

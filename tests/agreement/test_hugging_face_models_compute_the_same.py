@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradlogz
-from architectures import ARCHITECTURES, TOKENS, kept, outputs_of
+from support.architectures import ARCHITECTURES, TOKENS, kept, outputs_of
 
 INTERFACE = [a for a in ARCHITECTURES if not a.fallback]
 DECODERS = [a for a in ARCHITECTURES if a.kind == "decoder"]

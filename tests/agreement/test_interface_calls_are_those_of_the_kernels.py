@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from gradlogz.attention.calls import of_interface
-from scales import close
+from gradlogz.attention.in_models.intercepted_calls import of_interface
+from support.scales import close
 
 F64 = torch.float64
 

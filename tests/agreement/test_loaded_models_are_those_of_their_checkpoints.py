@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import nn
 
-from gradlogz.probing.loading import PACKAGES, SMILES, describe, load, random_twin
-from gradlogz.probing.texts import batches, documents
-from pretrained import SENTENCES, folder, minilm
+from gradlogz.probing.corpus.text import batches, documents
+from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, random_twin
+from support.pretrained import SENTENCES, folder, minilm
 
 REACTIONS = ["CC[O-]~[Na+].BrCC>>CCOCC", "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"]
 BERT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

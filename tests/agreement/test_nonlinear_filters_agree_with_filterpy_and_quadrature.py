@@ -24,9 +24,9 @@ from gradlogz import (
     unknown_turn,
     wrap_angles,
 )
-from gradlogz.filters.nonlinear import root
-from scales import close
-from switching import F64, beginning, chain, observed, positive, same, system
+from gradlogz.filters.models.nonlinear_model import root
+from support.scales import close
+from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

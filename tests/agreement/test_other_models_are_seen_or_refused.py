@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 import gradlogz
-from architectures import BERT, LLAMA, SIZES, TEXT, TOKENS, VISION, VOCABULARY
+from support.architectures import BERT, LLAMA, SIZES, TEXT, TOKENS, VISION, VOCABULARY
 
 WIDE = {**BERT, "max_position_embeddings": 80}
 WAVES = {

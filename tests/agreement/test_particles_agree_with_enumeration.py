@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradlogz import SwitchingModel, exact, rao_blackwell
-from switching import F64, beginning, chain, observed, same, system
+from support.switching_oracles import F64, beginning, chain, observed, same, system
 
 RUNS = 400
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradlogz
-import pretrained
+from support import pretrained
 
 CASES = {"minilm": ("last_hidden_state", 6, 12), "smollm2": ("logits", 30, 9)}
 

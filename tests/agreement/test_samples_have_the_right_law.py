@@ -9,7 +9,7 @@ from scipy import integrate, special, stats
 from torch.utils._pytree import tree_map
 
 import gradlogz as gz
-from registry import NAMES, case
+from support.measure_registry import NAMES, case
 
 N = 20000
 

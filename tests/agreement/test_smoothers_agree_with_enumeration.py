@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradlogz import Smoothed, SwitchingModel, constant_acceleration, constant_velocity, exact, gpb2, imm, smooth
-from scales import close
-from smoothing import near, smoothed_by_definition
-from switching import F64, beginning, chain, observed, positive, same, system
+from support.scales import close
+from support.smoother_oracles import near, smoothed_by_definition
+from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 
 METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)

@@ -12,8 +12,8 @@ from filterpy.kalman import MerweScaledSigmaPoints, UnscentedKalmanFilter
 from torch.func import jacrev
 
 from gradlogz import KalmanModel, NonlinearModel, Smoothed, range_bearing, smooth, unknown_turn, wrap_angles
-from smoothing import near, smoothed_by_definition
-from switching import F64, beginning, chain, observed, positive, same, system
+from support.smoother_oracles import near, smoothed_by_definition
+from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 
 METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)

@@ -37,8 +37,8 @@ from gradlogz.probing.statistics import (
     token_hashes,
     variance,
 )
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 
 def keys_of(count):

@@ -12,8 +12,8 @@ import scipy.stats
 import torch
 
 from gradlogz import Filtered, SwitchingModel, exact, gpb, gpb1, gpb2, imm
-from gradlogz.kernels import dispatch
-from switching import F64, beginning, by_definition, observed, positive, same, system
+from gradlogz.kernels.filters import dispatch
+from support.switching_oracles import F64, beginning, by_definition, observed, positive, same, system
 
 FILTERS = {"gpb1": gpb1, "gpb2": gpb2, "imm": imm}
 

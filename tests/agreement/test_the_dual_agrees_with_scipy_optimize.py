@@ -13,8 +13,8 @@ from scipy.optimize import linprog, minimize
 from scipy.special import logsumexp
 
 import gradlogz as gz
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 
 def minimise(objective, start):

@@ -6,9 +6,9 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
 from gradlogz import attend
-from gradlogz.kernels.attention import _operator, _operator_backward
-from rows import NAMES, cases
-from scales import close
+from gradlogz.kernels.attention.operator import _operator, _operator_backward
+from support.enumerated_attention import NAMES, cases
+from support.scales import close
 
 
 def run(function, case, statistics):

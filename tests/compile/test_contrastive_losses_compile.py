@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from scales import close
+from support.scales import close
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0])
 LOSSES = {

@@ -5,8 +5,8 @@ import torch
 from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.utils import _pytree as pytree
 
-from registry import NAMES, case
-from scales import close, scale_of
+from support.measure_registry import NAMES, case
+from support.scales import close, scale_of
 
 KINDS = sorted({type(case(name).measure): name for name in reversed(NAMES)}.values())
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradlogz import EquilibriumAttention
-from scales import close
+from support.scales import close
 
 
 @pytest.mark.parametrize("moving", [False, True])

@@ -5,8 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gradlogz as gz
-from registry import NAMES, case
-from scales import close, scale_of
+from support.measure_registry import NAMES, case
+from support.scales import close, scale_of
 
 # One measure of each class, and the forms of those that have several.
 KINDS = {type(case(name).measure): name for name in reversed(NAMES)}

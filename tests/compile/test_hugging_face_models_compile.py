@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradlogz
-from architectures import ARCHITECTURES
+from support.architectures import ARCHITECTURES
 
 
 @pytest.mark.parametrize(("name", "dynamic"), [("llama", None), ("bert", None), ("llama", True)])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from layers import EMBED_DIM, LAYERS, NAMES
-from scales import close
+from support.attention_layers import EMBED_DIM, LAYERS, NAMES
+from support.scales import close
 
 
 def gradients(function, layer, x):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gradlogz as gz
-from registry import NAMES, case
-from scales import close, scale_of
+from support.measure_registry import NAMES, case
+from support.scales import close, scale_of
 
 KINDS = sorted({type(case(name).measure): name for name in reversed(NAMES)}.values())
 

@@ -3,7 +3,7 @@
 import torch
 
 from gradlogz import SwitchingModel, smooth
-from switching import beginning, observed, system
+from support.switching_oracles import beginning, observed, system
 
 
 def test_a_smoother_compiles_with_its_gradient():

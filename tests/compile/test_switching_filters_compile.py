@@ -11,7 +11,7 @@ from gradlogz import (
     constant_velocity,
     imm,
 )
-from switching import F64, beginning, observed, same, system
+from support.switching_oracles import F64, beginning, observed, same, system
 
 METHODS = {"gpb2": ("gpb", 2), "imm": ("imm", 2)}
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from gradlogz import attend
-from gradlogz.kernels import dispatch
-from rows import NAMES, Case, cases, enumerated
+from gradlogz.kernels.attention import dispatch
+from support.enumerated_attention import NAMES, Case, cases, enumerated
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-import contrasts
 import gradlogz as gz
+from support import contrastive_definitions as contrasts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LABELS = torch.arange(70) % 20

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from filtering import CALLS, Place, same_everywhere
+from support.filter_calls import CALLS, Place, same_everywhere
 
 DEVICES = (
     ("meta", "cuda") if torch.cuda.is_available() else ("meta",)
@@ -17,7 +17,7 @@ DEVICES = (
 def test_results_are_those_of_the_arguments(name, default):
     run = CALLS[name]()
     for place in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        if (kernel := sys.modules.get("gradlogz.kernels.switching_cpu")) is not None:
+        if (kernel := sys.modules.get("gradlogz.kernels.filters.cpu")) is not None:
             kernel._form.cache_clear()  # what was made before this is not what is asked here
         with torch.device(default):
             found = run(Place(place))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from layers import EMBED_DIM, LAYERS, NAMES
+from support.attention_layers import EMBED_DIM, LAYERS, NAMES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

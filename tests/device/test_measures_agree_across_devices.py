@@ -5,8 +5,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from gradlogz import dual
-from registry import NAMES, case
-from scales import close, scale_of
+from support.measure_registry import NAMES, case
+from support.scales import close, scale_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -8,20 +8,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import gradlogz
-from filtering import (
-    CALLS,
-    FAMILIES,
-    Place,
-    bending,
-    conjugate,
-    flowing,
-    message,
-    radar,
-    same_everywhere,
-    series,
-    taught,
-    turning,
-)
 from gradlogz import (
     AttentionFilter,
     ConjugateFilter,
@@ -37,7 +23,21 @@ from gradlogz import (
     rao_blackwell,
     smooth,
 )
-from switching import F64, beginning, chain, observed, system
+from support.filter_calls import (
+    CALLS,
+    FAMILIES,
+    Place,
+    bending,
+    conjugate,
+    flowing,
+    message,
+    radar,
+    same_everywhere,
+    series,
+    taught,
+    turning,
+)
+from support.switching_oracles import F64, beginning, chain, observed, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HERE, THERE = Place(), Place("cuda")

@@ -16,8 +16,8 @@ from gradlogz.probing.statistics import (
     to_tensors,
     token_hashes,
 )
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

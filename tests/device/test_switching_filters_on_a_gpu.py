@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradlogz import Filtered, SwitchingFilter, SwitchingModel, exact, normalized_innovation
-from switching import F64, beginning, observed, same, system
+from support.switching_oracles import F64, beginning, observed, same, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}

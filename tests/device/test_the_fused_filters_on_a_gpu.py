@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gradlogz import Filtered, SwitchingFilter, SwitchingModel, imm
-from gradlogz.kernels import dispatch, switching_gpu
-from switching import F64, beginning, observed, same, system
+from gradlogz.kernels.filters import dispatch
+from gradlogz.kernels.filters import gpu as switching_gpu
+from support.switching_oracles import F64, beginning, observed, same, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = {"imm": ("imm", 2), "gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3)}

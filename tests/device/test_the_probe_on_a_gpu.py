@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradlogz.probing import running
+from gradlogz.probing import run_probe as running
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.discovery import trace
 from gradlogz.probing.statistics import GROUPS, merge, to_tensors
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

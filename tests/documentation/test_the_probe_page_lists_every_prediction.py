@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gradlogz.probing.predictions import PREDICTIONS
-from gradlogz.probing.running import name_of
+from gradlogz.probing.run_probe import name_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 

@@ -1,9 +1,9 @@
 """The operations on measures say what does not fit together."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical, Gamma, Gaussian, Partial, add, convolve, merge, product, pushforward, reweight, tilt
+from support.error_form import each_of, refused
 
 h = Gaussian.diagonal(torch.zeros(3), torch.ones(3))
 batch = Gaussian.diagonal(torch.zeros(2, 3), torch.ones(2, 3))

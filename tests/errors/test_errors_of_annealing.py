@@ -1,9 +1,9 @@
 """Particles say which sets, queries, schedules and schemes they cannot take."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical, Gaussian, ancestors, anneal, particles
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 keys = Empirical(torch.eye(3, dtype=F64))

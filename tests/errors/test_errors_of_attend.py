@@ -1,9 +1,9 @@
 """attend says what is wrong with its operands, masks and options."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Attention, Partial, attend, merge
+from support.error_form import each_of, refused
 
 q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 3)
 against = "must broadcast against (2, 4, 5, 7), batch, heads, queries and keys"

@@ -1,7 +1,6 @@
 """Bands, nulls, plateaus and modes of clouds say what is wrong with a name, a level, or a number of draws."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import (
     Ascent,
@@ -15,6 +14,7 @@ from gradlogz import (
     renyi_centers,
     resample,
 )
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)

@@ -1,9 +1,9 @@
 """margin_measure and boost say what is wrong with labels, predictions and learners."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Gaussian, boost, margin_measure
+from support.error_form import each_of, refused
 
 labels, predictions = torch.ones(4), torch.ones(4, 2)
 h = margin_measure(labels, predictions)

@@ -7,17 +7,18 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from form import each_of, refused
 from torch import nn
 
 import gradlogz
-from architectures import ARCHITECTURES
-from gradlogz.probing import command, running
-from gradlogz.probing.inputs import Inputs, images
-from gradlogz.probing.loading import Loaded
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
-from planted.matrices import gpt2, random_heads
+from gradlogz.probing import command
+from gradlogz.probing import run_probe as running
+from gradlogz.probing.corpus.images import Inputs, images
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.loading import Loaded
+from support.architectures import ARCHITECTURES
+from support.error_form import each_of, refused
+from support.planted.matrices import gpt2, random_heads
 
 
 class HiddenAttention(nn.Module):

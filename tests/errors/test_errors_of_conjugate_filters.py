@@ -1,7 +1,6 @@
 """Conjugate and attention filters say what is wrong with a family, a motion, a prior, a count or a slot."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import (
     AttentionFilter,
@@ -22,6 +21,7 @@ from gradlogz import (
     closed,
     linear_link,
 )
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 

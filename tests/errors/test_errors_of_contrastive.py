@@ -1,9 +1,9 @@
 """Contrastive losses say what is wrong with vectors, labels, indices, weights and temperatures."""
 
 import torch
-from form import each_of, refused
 
 import gradlogz as gz
+from support.error_form import each_of, refused
 
 a, b = torch.ones(4, 3), torch.ones(4, 3)
 y = torch.tensor([0, 0, 1, 1])

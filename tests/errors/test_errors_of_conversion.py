@@ -1,10 +1,10 @@
 """from_distribution and to_distribution say which laws they know."""
 
 import torch
-from form import each_of, refused
 from torch import distributions as D
 
 from gradlogz import Empirical, Gamma, Sphere, from_distribution, to_distribution
+from support.error_form import each_of, refused
 
 known = "p must be a Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson; got"
 gamma, three = Gamma(torch.ones(1), torch.ones(1)), torch.zeros(3)

@@ -1,9 +1,9 @@
 """dual, link, bregman, project and maximum_entropy say what is wrong with a mean, and when the search has failed."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical, Gaussian, bregman, dual, link, maximum_entropy, project
+from support.error_form import each_of, refused
 
 square = Empirical(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double())
 batch = Gaussian.diagonal(torch.zeros(2, 3), torch.ones(2, 3))

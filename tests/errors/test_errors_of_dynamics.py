@@ -1,7 +1,6 @@
 """evolve, GaussianCloud and the growth factors say what is wrong with a cloud, an ascent or a contraction."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import (
     Ascent,
@@ -18,6 +17,7 @@ from gradlogz import (
     separation,
     sphere_growth,
 )
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 x = torch.randn(9, 3, dtype=F64)

@@ -1,9 +1,9 @@
 """Empirical says what is wrong with its points and weights."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical
+from support.error_form import each_of, refused
 
 nan, inf = torch.nan, torch.inf
 points, batched = torch.ones(4, 3), torch.ones(2, 4, 3)

@@ -1,9 +1,9 @@
 """The classical families say what is wrong with their parameters."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Gamma, InverseGaussian, OneHot, Poisson, Spins
+from support.error_form import each_of, refused
 
 one, two = torch.ones(1), torch.ones(2)
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from form import each_of, refused
 
 from gradlogz import (
     KalmanModel,
@@ -17,6 +16,7 @@ from gradlogz import (
     range_bearing,
     unknown_turn,
 )
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 NOISE = {"spectral_density": 1.0, "observation_variance": 1.0, "dtype": F64}

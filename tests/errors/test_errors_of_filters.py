@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from form import each_of, refused
 
 from gradlogz import (
     ConjugateFilter,
@@ -24,7 +23,8 @@ from gradlogz import (
     normalized_innovation,
     singer,
 )
-from gradlogz.filters.border import check_state
+from gradlogz.filters.validation import check_state
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)

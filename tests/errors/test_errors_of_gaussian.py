@@ -1,9 +1,9 @@
 """Gaussian says what is wrong with its mean and the parts of its covariance."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Gaussian
+from support.error_form import each_of, refused
 
 nan = torch.nan
 loc, eye = torch.zeros(3), torch.eye(3)

@@ -1,9 +1,9 @@
 """Gibbs says which pairs of measures have no joint law, or none that it can write down."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical, Gaussian, Gibbs
+from support.error_form import each_of, refused
 
 two, three = torch.eye(2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
 unit = Gaussian(torch.zeros(2, dtype=torch.float64), two)

@@ -1,9 +1,9 @@
 """Networks of spins and their machines say which weights, states and sizes they cannot take."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Empirical, Gibbs, Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 pair = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64)

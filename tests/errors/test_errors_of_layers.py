@@ -1,10 +1,10 @@
 """The layers say what is wrong with their sizes, tokens and masks."""
 
 import torch
-from form import each_of, refused
 from torch import nn
 
 from gradlogz import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
+from support.error_form import each_of, refused
 
 multihead = MultiheadAttention(8, 2, batch_first=True)
 moment, full = MomentAttention(8, 2), MomentAttention(8, 2, covariance="full")

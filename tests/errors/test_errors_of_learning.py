@@ -3,9 +3,9 @@
 import dataclasses
 
 import torch
-from form import each_of, refused
 
 from gradlogz import NonlinearModel, SwitchingModel, fit
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)

@@ -4,10 +4,10 @@ The shape law: eta is [*b, *m, d], the batch of the measure first; batches broad
 """
 
 import torch
-from form import each_of, refused
 
 import gradlogz as gz
 from gradlogz import Empirical, Gamma, Gaussian, InverseGaussian, Measure
+from support.error_form import each_of, refused
 
 h, batch = Gaussian.diagonal(torch.zeros(3), torch.ones(3)), Gaussian.diagonal(torch.zeros(2, 3), torch.ones(2, 3))
 eta, two = torch.zeros(3), torch.zeros(2)

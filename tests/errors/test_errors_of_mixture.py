@@ -3,9 +3,9 @@
 import math
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Gaussian, Mixture
+from support.error_form import each_of, refused
 
 half = torch.full((2,), math.log(0.5))
 components = Gaussian.diagonal(torch.zeros(2, 3), torch.ones(2, 3))

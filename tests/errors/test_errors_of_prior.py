@@ -1,9 +1,9 @@
 """ConjugatePrior says which base families there are and what is wrong with xi, nu and an observation."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import ConjugatePrior
+from support.error_form import each_of, refused
 
 xi, nu = torch.ones(2), torch.tensor(3.0)
 known = "ConjugatePrior: base must be one of gaussian, poisson, exponential, bernoulli, categorical; got"

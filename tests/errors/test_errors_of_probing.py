@@ -14,15 +14,15 @@ from unittest import mock
 import pytest
 import torch
 import transformers
-from form import check_form, each_of, refused
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from gradlogz.probing.corpus.text import Document, batches, documents
 from gradlogz.probing.findings import Claim, Finding, Findings
-from gradlogz.probing.loading import load, random_twin
-from gradlogz.probing.runs import Run, check_place, read_findings, read_run, write_run
-from gradlogz.probing.texts import Document, batches, documents
+from gradlogz.probing.inside.loading import load, random_twin
+from gradlogz.probing.run_folder import Run, check_place, read_findings, read_run, write_run
+from support.error_form import check_form, each_of, refused
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
 atexit.register(shutil.rmtree, HERE, ignore_errors=True)
@@ -114,7 +114,7 @@ def with_hub(name, answer=None, download=LocalEntryNotFoundError("not there")):
 
 
 def of_package(name):
-    with mock.patch("gradlogz.probing.loading.find_spec", return_value=None):
+    with mock.patch("gradlogz.probing.inside.loading.find_spec", return_value=None):
         return load(name)
 
 

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from form import each_of, refused
-
 from gradlogz import Finding, Findings, compare, report
+from support.error_form import each_of, refused
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
 atexit.register(shutil.rmtree, HERE, ignore_errors=True)

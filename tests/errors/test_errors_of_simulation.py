@@ -4,9 +4,9 @@ import sys
 from unittest import mock
 
 import torch
-from form import each_of, refused
 
 from gradlogz import simulate, sweep
+from support.error_form import each_of, refused
 
 
 def without_jinja():

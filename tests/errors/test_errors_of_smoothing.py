@@ -1,9 +1,9 @@
 """Smoothers and particle filters say what is wrong with a method, a lag, a number of particles or a model."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import KalmanModel, SwitchingModel, exact, rao_blackwell, smooth
+from support.error_form import each_of, refused
 
 F64 = torch.float64
 eye = torch.eye(2, dtype=F64)

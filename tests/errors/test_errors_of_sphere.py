@@ -1,10 +1,10 @@
 """Sphere and the Bessel functions say what is wrong with a dimension, a radius and an order."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Sphere
-from gradlogz.kernels.bessel import bessel_ratio, log_bessel
+from gradlogz.special.bessel import bessel_ratio, log_bessel
+from support.error_form import each_of, refused
 
 one = torch.ones(())
 order = "order must be one of 0, 1/2, 1, 3/2, ...; got"

@@ -1,9 +1,9 @@
 """Statistic says which families there are and what is wrong with a natural parameter."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Statistic
+from support.error_form import each_of, refused
 
 two = torch.tensor([1.0, -1.0])
 known = "Statistic: family must be one of normal, gamma, beta, dirichlet, bernoulli; got"

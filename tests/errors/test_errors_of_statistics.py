@@ -1,7 +1,6 @@
 """The statistics of the probe say what is wrong with shapes, groups, and states that do not belong together."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz.probing.statistics import (
     affine_fit,
@@ -14,6 +13,7 @@ from gradlogz.probing.statistics import (
     sums_of,
     to_tensors,
 )
+from support.error_form import each_of, refused
 
 keys, x, y = torch.arange(3), torch.ones(2, 5, 4), torch.ones(2, 5, 3)
 edges = torch.tensor([0.0, 1.0])

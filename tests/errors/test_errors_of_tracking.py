@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from form import each_of, refused
-
 from gradlogz import track
+from support.error_form import each_of, refused
 
 FOLDER = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)

@@ -6,13 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
-from form import each_of, refused
 from torch import nn
 
-from architectures import ARCHITECTURES
 from gradlogz import monitor, observe, register, unregister
-from gradlogz.attention.calls import of_interface
-from training import GPT, Encoder, batches, train
+from gradlogz.attention.in_models.intercepted_calls import of_interface
+from support.architectures import ARCHITECTURES
+from support.error_form import each_of, refused
+from support.small_trainings import GPT, Encoder, batches, train
 
 ids = batches(1)[0]
 q = torch.randn(1, 2, 3, 4)

@@ -1,9 +1,9 @@
 """Wishart, svec and smat say what is wrong with degrees of freedom, matrices and vectors."""
 
 import torch
-from form import each_of, refused
 
 from gradlogz import Wishart, smat, svec
+from support.error_form import each_of, refused
 
 df, V = torch.tensor(5.0), torch.eye(2)
 shapes = "Wishart: covariance_matrix must be [*b, p, p] and df [*b]; got shapes"

@@ -7,7 +7,7 @@ import ast
 import importlib
 from pathlib import Path
 
-from form import PACKAGE, refused
+from support.error_form import PACKAGE, refused
 
 CHAPTERS = ["_errors.py", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from form import check_form
 from torch.func import grad, jacfwd, vmap
 
 import gradlogz as gz
+from support.error_form import check_form
 
 nan, one, two = torch.nan, torch.ones(1), torch.ones(2)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gradlogz.probing.findings import Claim, Finding, Findings, Token
-from gradlogz.probing.runs import Run, read_run, write_run
+from gradlogz.probing.run_folder import Run, read_run, write_run
 from gradlogz.probing.statistics import Histogram, histogram_of, sums_of
 
 KILLED = """

@@ -13,11 +13,11 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from gradlogz import attend
-from gradlogz.kernels import blocked, derivatives
-from gradlogz.kernels.attention import attention
-from gradlogz.kernels.scoring import Scoring, Sight
-from rows import NAMES, Case, cases
-from scales import close
+from gradlogz.kernels.attention import blocked, derivatives
+from gradlogz.kernels.attention.operator import attention
+from gradlogz.kernels.attention.scoring import Scoring, Sight
+from support.enumerated_attention import NAMES, Case, cases
+from support.scales import close
 
 
 @pytest.fixture(autouse=True)

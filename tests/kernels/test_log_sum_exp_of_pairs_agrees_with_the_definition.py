@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gradlogz.kernels import blocked
-from gradlogz.kernels.logsumexp import Seen, log_sum_exp
-from gradlogz.kernels.rowwise import rowwise
-from scales import close
+from gradlogz.kernels.attention import blocked
+from gradlogz.kernels.losses.pairwise_log_sum_exp import Seen, log_sum_exp
+from gradlogz.kernels.losses.rowwise import rowwise
+from support.scales import close
 
 LABELS = torch.arange(70) % 3
 

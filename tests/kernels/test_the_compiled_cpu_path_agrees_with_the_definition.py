@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradlogz.kernels import reference
-from gradlogz.kernels.scoring import Block, Scoring, Sight, logits, visible
+from gradlogz.kernels.attention import reference
+from gradlogz.kernels.attention.scoring import Block, Scoring, Sight, logits, visible
 
-cpu = pytest.importorskip("gradlogz.kernels.cpu", reason="numba is not installed")
+cpu = pytest.importorskip("gradlogz.kernels.attention.cpu", reason="numba is not installed")
 
 #         b  h  hk    m    n   d    v
 SHAPES = [

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gradlogz import Filtered, SwitchingFilter, SwitchingModel, gpb, imm
-from gradlogz.kernels import dispatch
-from switching import F64, beginning, by_definition, observed, positive, same, system
+from gradlogz.kernels.filters import dispatch
+from support.switching_oracles import F64, beginning, by_definition, observed, positive, same, system
 
-lanes = pytest.importorskip("gradlogz.kernels.lanes", reason="needs numba")
-switching_cpu = pytest.importorskip("gradlogz.kernels.switching_cpu", reason="needs numba")
+lanes = pytest.importorskip("gradlogz.kernels.filters.lanes", reason="needs numba")
+switching_cpu = pytest.importorskip("gradlogz.kernels.filters.cpu", reason="needs numba")
 
 METHODS = {"imm": ("imm", 2), "gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -402,7 +402,7 @@ def test_kernels_of_several_processes_do_not_take_each_others_place(tmp_path):
     """One process keeps each, another loads them all: functions of the same name are one function there."""
     code = (
         "import sys, torch; from gradlogz import KalmanModel, SwitchingModel, SwitchingFilter\n"
-        "from gradlogz.kernels import dispatch\n"
+        "from gradlogz.kernels.filters import dispatch\n"
         "modes = [KalmanModel(*torch.tensor([[[f]], [[0.5]], [[1.0]], [[0.2]]])) for f in (1.0, 0.3)]\n"
         "model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.4, 0.6]]))\n"
         "y, start = torch.randn(30, 10, 1), {'mean': torch.zeros(1), 'covariance': torch.eye(1)}\n"

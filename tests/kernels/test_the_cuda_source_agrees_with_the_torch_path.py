@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from gradlogz import Filtered, SwitchingFilter, SwitchingModel
-from gradlogz.kernels import dispatch, switching_gpu
-from switching import F64, beginning, by_definition, observed, same, system
+from gradlogz.kernels.filters import dispatch
+from gradlogz.kernels.filters import gpu as switching_gpu
+from support.switching_oracles import F64, beginning, by_definition, observed, same, system
 
 compiler = shutil.which("g++")
 pytestmark = pytest.mark.skipif(compiler is None, reason="needs g++")
@@ -98,7 +99,7 @@ def calls(monkeypatch, built):
     monkeypatch.setattr(switching_gpu, "compiled", built)
     monkeypatch.setattr(switching_gpu, "forward", counted)
     monkeypatch.setattr(switching_gpu, "prepare", lambda *_, **__: None, raising=False)  # what the CPU is asked for
-    monkeypatch.setattr(dispatch, "_imported", lambda name, needs: switching_gpu)
+    monkeypatch.setattr(dispatch, "kernel_module", lambda name, compiler: switching_gpu)
     monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0)
     return finished
 

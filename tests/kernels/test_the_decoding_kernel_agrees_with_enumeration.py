@@ -8,11 +8,11 @@ import torch
 pytest.importorskip("triton")
 
 from gradlogz import attend
-from gradlogz.kernels import blocked, decoding, dispatch
-from gradlogz.kernels.chunks import Chunked
-from gradlogz.kernels.reference import Statistics
-from gradlogz.kernels.scoring import Scoring, Sight
-from rows import Case, enumerated
+from gradlogz.kernels.attention import blocked, decoding, dispatch
+from gradlogz.kernels.attention.reference import Statistics
+from gradlogz.kernels.attention.scoring import Scoring, Sight
+from gradlogz.kernels.attention.wide_values import Chunked
+from support.enumerated_attention import Case, enumerated
 
 pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 

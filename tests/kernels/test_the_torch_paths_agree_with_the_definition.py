@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gradlogz.attention import masks
-from gradlogz.kernels import blocked, derivatives, flash
-from gradlogz.kernels.blocked import Gradients, coefficients
-from gradlogz.kernels.chunks import Chunked
-from gradlogz.kernels.dropout import Dropout
-from gradlogz.kernels.scoring import Scoring, Sight
-from rows import NAMES, cases
-from scales import close
+from gradlogz.kernels.attention import blocked, derivatives, flash
+from gradlogz.kernels.attention.blocked import Gradients, coefficients
+from gradlogz.kernels.attention.dropout import Dropout
+from gradlogz.kernels.attention.scoring import Scoring, Sight
+from gradlogz.kernels.attention.wide_values import Chunked
+from support.enumerated_attention import NAMES, cases
+from support.scales import close
 
 
 def problem(name):

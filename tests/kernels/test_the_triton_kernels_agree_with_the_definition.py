@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from gradlogz.kernels import gpu, reference
-from gradlogz.kernels.reference import Statistics
-from gradlogz.kernels.scoring import Block, Scoring, Sight, logits, visible
+from gradlogz.kernels.attention import gpu, reference
+from gradlogz.kernels.attention.reference import Statistics
+from gradlogz.kernels.attention.scoring import Block, Scoring, Sight, logits, visible
 
 pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 

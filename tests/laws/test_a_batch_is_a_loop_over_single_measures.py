@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from statements import scales
 from torch.utils import _pytree as pytree
 
-from registry import NAMES, case
-from scales import close
+from support.measure_agreement import scales
+from support.measure_registry import NAMES, case
+from support.scales import close
 
 BATCHED = [name for name in NAMES if len(case(name).measure.batch_shape) == 1]
 STATISTICS = ["log_normalizer", "mean", "covariance", "support", "in_domain", "relative_entropy"]

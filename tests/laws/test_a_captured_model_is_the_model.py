@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import gradlogz
-from architectures import ARCHITECTURES
-from gradlogz.attention.calls import Logits
-from gradlogz.probing.capturing import follow
-from gradlogz.probing.tracing import trace
-from gradlogz.probing.weights import weights_of
-from scales import close
+from gradlogz.attention.in_models.intercepted_calls import Logits
+from gradlogz.probing.inside.capturing import follow
+from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.weights import weights_of
+from support.architectures import ARCHITECTURES
+from support.scales import close
 
 PLACEMENTS = {
     "post": ("bert", "roberta", "albert", "distilbert", "electra", "bart", "wav2vec2", "deberta-v2"),

@@ -7,7 +7,7 @@ import torch
 
 from gradlogz import Ascent, GaussianCloud, evolve
 from gradlogz.dynamics.contraction import moments_of, projected_moments
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 CONTRACTIONS = [

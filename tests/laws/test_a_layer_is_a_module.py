@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from layers import EMBED_DIM, LAYERS, NAMES
+from support.attention_layers import EMBED_DIM, LAYERS, NAMES
 
 
 def tokens(dtype=torch.float32):

@@ -9,11 +9,11 @@ import torch
 import torch.multiprocessing
 
 import gradlogz
-from architectures import ARCHITECTURES
-from gradlogz.attention import rows
-from gradlogz.attention.calls import of_attend, of_softmax, padding
-from gradlogz.attention.watching import _original, _watches
-from training import GPT, TOKENS, Encoder, batches, monitored_rank, train
+from gradlogz.attention.in_models import head_summaries as rows
+from gradlogz.attention.in_models.intercepted_calls import of_attend, of_softmax, padding
+from gradlogz.attention.in_models.interception import _original, _watches
+from support.architectures import ARCHITECTURES
+from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
 
 QUIET = gradlogz.Thresholds(None, None, None)
 MODELS = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from scales import close
+from support.scales import close
 
 
 @given(size=st.integers(1, 7), batches=st.lists(st.integers(1, 9), min_size=1, max_size=6))

@@ -6,14 +6,14 @@ import torch
 
 from gradlogz.probing import capture
 from gradlogz.probing.findings import Finding
+from gradlogz.probing.inside.weights import HeadWeights
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import tie
 from gradlogz.probing.statistics import comoments_of, merge
-from gradlogz.probing.weights import HeadWeights
-from planted import matrices
-from pretrained import minilm
-from probing import findings_of, judged, probed, state_of, token_batches
-from scales import close
+from support.planted import matrices
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.scales import close
 
 BATCHES = token_batches(matrices.VOCABULARY, rows=3, length=16)
 

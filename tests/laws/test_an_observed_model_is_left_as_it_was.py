@@ -12,11 +12,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 import gradlogz
-from architectures import ARCHITECTURES
-from gradlogz.attention.calls import of_softmax
-from gradlogz.attention.watching import _original, _watches
-from scales import close
-from training import GPT, Encoder, batches
+from gradlogz.attention.in_models.intercepted_calls import of_softmax
+from gradlogz.attention.in_models.interception import _original, _watches
+from support.architectures import ARCHITECTURES
+from support.scales import close
+from support.small_trainings import GPT, Encoder, batches
 
 F64 = torch.float64
 

@@ -7,10 +7,10 @@ import torch
 import gradlogz
 from gradlogz.probing.predictions import ascent
 from gradlogz.probing.statistics import merge
-from planted.matrices import VOCABULARY, gpt2, random_heads, tied
-from planted.rows import decoder, encoder
-from probing import judged, probed, state_of, token_batches
-from scales import close
+from support.planted.matrices import VOCABULARY, gpt2, random_heads, tied
+from support.planted.rows import decoder, encoder
+from support.probe_models import judged, probed, state_of, token_batches
+from support.scales import close
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_shards_merge_to_the_whole():
 
 
 def test_layers_that_compute_their_own_logits_are_left_out():
-    from architectures import ARCHITECTURES
+    from support.architectures import ARCHITECTURES
 
     model = next(a for a in ARCHITECTURES if a.name == "bloom").build()
     found = judged(ascent, model, token_batches(64, rows=2, batches=2))

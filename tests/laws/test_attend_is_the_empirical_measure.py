@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlogz import Empirical, attend, merge
-from scales import close
+from support.scales import close
 
 sizes = st.integers(1, 6)
 

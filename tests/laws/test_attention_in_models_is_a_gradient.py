@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from architectures import ARCHITECTURES
-from gradlogz.probing.capturing import Attended
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.capturing import Attended
 from gradlogz.probing.predictions import identity
 from gradlogz.probing.statistics import hash_of, merge
-from gradlogz.probing.texts import Batch
-from planted.rows import VOCABULARY, decoder, encoder
-from pretrained import minilm
-from probing import judged, probed, state_of, token_batches
+from support.architectures import ARCHITECTURES
+from support.planted.rows import VOCABULARY, decoder, encoder
+from support.pretrained import minilm
+from support.probe_models import judged, probed, state_of, token_batches
 
 EVERY = [a for a in ARCHITECTURES if a.kind in ("encoder", "decoder", "pair")]
 

@@ -17,8 +17,8 @@ from gradlogz import (
     imm,
     linear_link,
 )
-from scales import close
-from switching import beginning, chain, observed, positive, system
+from support.scales import close
+from support.switching_oracles import beginning, chain, observed, positive, system
 
 F64 = torch.float64
 

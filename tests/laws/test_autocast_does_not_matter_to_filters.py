@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from filtering import CALLS, Place
 from gradlogz import InverseWishartNormal, KalmanModel, LinearGaussian, SwitchingFilter, SwitchingModel
+from support.filter_calls import CALLS, Place
 
 
 @pytest.mark.parametrize("name", CALLS)

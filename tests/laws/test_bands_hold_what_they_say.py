@@ -7,10 +7,10 @@ import scipy.stats
 import torch
 
 from gradlogz import Ascent, GaussianCloud, evolve, mardia_band, null_band, resample, self_weight
-from gradlogz.dynamics.bands import band_of_draws, band_of_mean, student_quantile
-from gradlogz.dynamics.nulls import GIVEN_RADIUS, OF_A_STEP, chi_square_quantile, gaussian_clouds
+from gradlogz.dynamics.gaussian_null import GIVEN_RADIUS, OF_A_STEP, chi_square_quantile, gaussian_clouds
+from gradlogz.dynamics.intervals import band_of_draws, band_of_mean, student_quantile
 from gradlogz.dynamics.observables import OBSERVABLES
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 TRIALS = 400

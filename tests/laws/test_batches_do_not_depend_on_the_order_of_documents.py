@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from gradlogz.probing.corpus.text import BUFFER, PADDED, PART, Document, batches, documents
 from gradlogz.probing.statistics import GROUPS, group_of, hash_of
-from gradlogz.probing.texts import BUFFER, PADDED, PART, Document, batches, documents
 
 WORDS = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]
 

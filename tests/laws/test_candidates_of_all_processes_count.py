@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gradlogz as gz
-from ranks import SIZES, batch, contrastive_rank, encoder
-from scales import close
+from support.distributed_ranks import SIZES, batch, contrastive_rank, encoder
+from support.scales import close
 
 
 @pytest.fixture(scope="module")

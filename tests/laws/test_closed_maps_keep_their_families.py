@@ -25,7 +25,7 @@ from gradlogz import (
     smat,
     svec,
 )
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

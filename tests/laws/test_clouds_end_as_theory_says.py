@@ -7,7 +7,7 @@ import torch
 
 from gradlogz import Ascent, critical_beta, evolve, self_weight
 from gradlogz.dynamics.contraction import NAMES
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 BETAS = torch.tensor([0.2, 0.4, 0.8], dtype=F64)

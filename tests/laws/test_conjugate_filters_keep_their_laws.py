@@ -25,15 +25,15 @@ from gradlogz import (
     smat,
     svec,
 )
-from gradlogz.kernels.digamma import (
+from gradlogz.special.digamma import (
     concentration,
     digamma_gap,
     digamma_gap_slope,
     inverse_digamma_gap,
     inverse_digamma_gaps,
 )
-from scales import close
-from switching import chain
+from support.scales import close
+from support.switching_oracles import chain
 
 F64 = torch.float64
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import EMPIRICAL, dot, log_weights, logits
 
 import gradlogz as gz
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import close, scale_of
+from support.measure_agreement import EMPIRICAL, dot, log_weights, logits
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import close, scale_of
 
 
 @pytest.mark.parametrize("name", EMPIRICAL)

@@ -19,9 +19,9 @@ from gradlogz import (
     normalized_innovation,
     smooth,
 )
-from gradlogz.filters.consistency import chi_square_quantile
-from scales import close
-from switching import F64, beginning, system
+from gradlogz.filters.gaussian.consistency import chi_square_quantile
+from support.scales import close
+from support.switching_oracles import F64, beginning, system
 
 
 def simulated(model, start, modes, generator):

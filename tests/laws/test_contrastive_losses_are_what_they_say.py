@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import contrasts
 import gradlogz as gz
-from contrasts import TEMPERATURES
-from registry import Source, seeds
-from scales import close
+from support import contrastive_definitions as contrasts
+from support.contrastive_definitions import TEMPERATURES
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 temperatures = st.sampled_from(TEMPERATURES)
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3])

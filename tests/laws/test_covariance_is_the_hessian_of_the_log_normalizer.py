@@ -3,10 +3,10 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import longest
 
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import TOLERANCE, close, scale_of
+from support.measure_agreement import longest
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import TOLERANCE, close, scale_of
 
 
 def hessian(measure, eta):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing.capturing import capture
+from gradlogz.probing.inside.capturing import capture
+from gradlogz.probing.inside.discovery import trace
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import dropped_covariance as dropped
 from gradlogz.probing.statistics import merge, sums_of
-from gradlogz.probing.tracing import trace
-from planted.rows import VOCABULARY, SureModel, decoder, encoder
-from probing import findings_of, judged, state_of, token_batches
+from support.planted.rows import VOCABULARY, SureModel, decoder, encoder
+from support.probe_models import findings_of, judged, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -71,7 +71,7 @@ def test_models_without_a_head_for_the_next_token_are_not_judged():
 
 
 def test_a_masked_head_has_a_pseudo_loss_that_is_only_told():
-    from architectures import ARCHITECTURES
+    from support.architectures import ARCHITECTURES
 
     bert = next(a for a in ARCHITECTURES if a.name == "bert").build("sdpa")
     found = judged(dropped, bert, token_batches(60))

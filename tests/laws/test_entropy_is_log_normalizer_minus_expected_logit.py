@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import EMPIRICAL, dot, logits, longest, scales
 
 import gradlogz as gz
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import TOLERANCE, close, scale_of
+from support.measure_agreement import EMPIRICAL, dot, logits, longest, scales
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import TOLERANCE, close, scale_of
 
 COUNTING = ["empirical", "empirical, one point", "empirical, on a plane", "empirical, far away"]
 SCALES = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)

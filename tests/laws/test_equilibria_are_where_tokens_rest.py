@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradlogz import Gaussian, equilibrium, jacobian_penalty, retrieve, secular_equilibrium, spectral_radius
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

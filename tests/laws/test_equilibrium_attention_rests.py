@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradlogz import EquilibriumAttention, jacobian_penalty
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 CONTRACTIONS = ["layer_norm", "rms_norm", "sphere", "resolvent"]

@@ -7,10 +7,10 @@ import torch
 from gradlogz.probing import capture
 from gradlogz.probing.predictions import linearity
 from gradlogz.probing.statistics import affine_fit, comoments_of, merge
-from planted import matrices
-from pretrained import minilm
-from probing import judged, probed, state_of, token_batches
-from scales import close
+from support.planted import matrices
+from support.pretrained import minilm
+from support.probe_models import judged, probed, state_of, token_batches
+from support.scales import close
 
 BATCHES = token_batches(matrices.VOCABULARY, rows=4, length=32)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gradlogz.probing.findings import VERDICTS, Claim, Finding, Findings, Token
 from gradlogz.probing.predictions import tie
-from gradlogz.probing.runs import read_findings, write_findings
+from gradlogz.probing.run_folder import read_findings, write_findings
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 names = st.sampled_from(["tie", "ascent", "[bold]x[/]", "<b>&"])

@@ -9,7 +9,7 @@ from torch import nn
 
 import gradlogz as gz
 from gradlogz.attention.layers.gated import coherence
-from scales import close
+from support.scales import close
 
 B, N, E, H, D = 2, 5, 6, 3, 2
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import gradlogz as gz
 from gradlogz.measures.mixture import GaussianMessages
-from registry import Source, seeds
-from scales import close, scale_of
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 sizes = {"seed": seeds, "n": st.integers(1, 6), "d": st.integers(1, 4), "m": st.integers(1, 3)}
 

@@ -7,21 +7,21 @@ import pytest
 import torch
 from scipy import stats
 
-from gradlogz.probing import shapes
-from gradlogz.probing.capturing import capture
+from gradlogz.probing.corpus.text import Batch
 from gradlogz.probing.findings import Finding
+from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import gaussianity
 from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS, FIRST, MASSIVE, MEAN, OWN, POSITIONS
-from gradlogz.probing.rows import SHARE
-from gradlogz.probing.shapes import LARGEST, SLICED
+from gradlogz.probing.predictions.observables import gaussianity_tests as shapes
+from gradlogz.probing.predictions.observables.attention_rows import SHARE
+from gradlogz.probing.predictions.observables.gaussianity_tests import LARGEST, SLICED
 from gradlogz.probing.statistics import merge, token_hashes
-from gradlogz.probing.texts import Batch
-from planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
-from planted.rows import encoder
-from pretrained import minilm
-from probing import judged, probed, state_of, token_batches
-from scales import close
+from support.planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
+from support.planted.rows import encoder
+from support.pretrained import minilm
+from support.probe_models import judged, probed, state_of, token_batches
+from support.scales import close
 
 
 def cloud(x, documents=None, positions=None):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing import rows as chosen_rows
-from gradlogz.probing.capturing import capture
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.capturing import capture
+from gradlogz.probing.inside.discovery import trace
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import coherence
+from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
 from gradlogz.probing.statistics import merge, sums_of
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
-from planted.rows import VOCABULARY, decoder, encoder, with_loud_head
-from pretrained import minilm
-from probing import findings_of, judged, state_of, token_batches
+from support.planted.rows import VOCABULARY, decoder, encoder, with_loud_head
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import ARCHITECTURES
-from gradlogz.probing import rows as chosen_rows
-from gradlogz.probing.capturing import Attended, capture
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.capturing import Attended, capture
+from gradlogz.probing.inside.discovery import trace
 from gradlogz.probing.prediction import Probed, Twin
 from gradlogz.probing.predictions import hopfield
+from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
 from gradlogz.probing.statistics import merge, sums_of
 from gradlogz.probing.statistics.histogram import Histogram
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
-from planted.rows import VOCABULARY, decoder, encoder
-from pretrained import minilm
-from probing import findings_of, judged, state_of, token_batches
+from support.architectures import ARCHITECTURES
+from support.planted.rows import VOCABULARY, decoder, encoder
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -109,7 +109,7 @@ def test_sharp_heads_retrieve_and_even_ones_average():
 
 
 def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
-    from gradlogz.probing.rows import Rows
+    from gradlogz.probing.predictions.observables.attention_rows import Rows
 
     batches = token_batches(VOCABULARY, length=64)
     whole = Rows.averaged
@@ -119,7 +119,7 @@ def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
 
 def test_layers_that_write_their_own_softmax_are_not_judged():
     def change(event):
-        from gradlogz.attention.calls import Logits
+        from gradlogz.attention.in_models.intercepted_calls import Logits
 
         if not isinstance(event, Attended):
             return event

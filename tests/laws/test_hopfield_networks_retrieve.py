@@ -15,7 +15,7 @@ from gradlogz import (
     retrieve,
     separation,
 )
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given
-from statements import longest
 
 import gradlogz as gz
-from registry import NAMES, Source, case, magnitudes, query_shapes, seeds
-from scales import TOLERANCE, close, scale_of
+from support.measure_agreement import longest
+from support.measure_registry import NAMES, Source, case, magnitudes, query_shapes, seeds
+from support.scales import TOLERANCE, close, scale_of
 
 MIXTURES = [name for name in NAMES if name.startswith("mixture")]
 

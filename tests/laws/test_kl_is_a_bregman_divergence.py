@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import EMPIRICAL, dot, logits, longest
 
 import gradlogz as gz
-from registry import NAMES, case, inside, magnitudes, query_shapes, seeds
-from scales import TOLERANCE, close, scale_of
+from support.measure_agreement import EMPIRICAL, dot, logits, longest
+from support.measure_registry import NAMES, case, inside, magnitudes, query_shapes, seeds
+from support.scales import TOLERANCE, close, scale_of
 
 
 def two(name, seed=0, **options):

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import gradlogz
-from architectures import ARCHITECTURES
 from gradlogz.probing.predictions import ascent
-from gradlogz.probing.rows import at, chosen
-from planted.matrices import VOCABULARY, gpt2, tied
-from planted.rows import decoder, encoder
-from probing import state_of, token_batches
-from scales import close
+from gradlogz.probing.predictions.observables.attention_rows import at, chosen
+from support.architectures import ARCHITECTURES
+from support.planted.matrices import VOCABULARY, gpt2, tied
+from support.planted.rows import decoder, encoder
+from support.probe_models import state_of, token_batches
+from support.scales import close
 
 OWN_LOGITS = {"bloom", "falcon", "gptj", "deberta-v2"}
 INTERFACE = [a for a in ARCHITECTURES if a.name not in OWN_LOGITS]

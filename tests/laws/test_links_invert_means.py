@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import gradlogz as gz
-from registry import Source
-from scales import close
+from support.measure_registry import Source
+from support.scales import close
 
 B, N, E, H, D = 2, 5, 8, 2, 4
 MEASURES = {

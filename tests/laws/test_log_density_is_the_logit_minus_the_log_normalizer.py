@@ -3,10 +3,10 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import EMPIRICAL, dot, log_weights, logits, longest
 
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import close, scale_of
+from support.measure_agreement import EMPIRICAL, dot, log_weights, logits, longest
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import close, scale_of
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ from torch.func import grad, hessian, jvp, vmap
 
 from gradlogz import Empirical
 from gradlogz.measures import empirical
-from scales import close
+from support.scales import close
 
 SHAPES = {
     "one batch": ((7, 3), None),

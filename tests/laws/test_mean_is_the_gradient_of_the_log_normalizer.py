@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import close, scale_of
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import close, scale_of
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import gradlogz as gz
-from registry import NAMES, case
+from support.measure_registry import NAMES, case
 
 
 def tensors(part):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from scipy import stats
-from statements import agree
 
 import gradlogz as gz
-from registry import Source, inside, magnitudes, seeds
-from scales import close
+from support.measure_agreement import agree
+from support.measure_registry import Source, inside, magnitudes, seeds
+from support.scales import close
 
 tensor = functools.partial(torch.tensor, dtype=torch.float64)
 

@@ -5,11 +5,11 @@ import functools
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import agree, scales
 
 import gradlogz as gz
-from registry import NAMES, Source, case, inside, magnitudes, seeds
-from scales import close, scale_of
+from support.measure_agreement import agree, scales
+from support.measure_registry import NAMES, Source, case, inside, magnitudes, seeds
+from support.scales import close, scale_of
 
 
 def blocks(seed, magnitude):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, softplus
 
 from gradlogz import MixtureAttention
-from scales import close
+from support.scales import close
 
 B, N, E, H, D = 2, 5, 6, 2, 3
 KINDS = [(covariance, rank) for covariance in ("head", "token") for rank in (None, 2)]

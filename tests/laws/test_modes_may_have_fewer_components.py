@@ -21,9 +21,9 @@ from gradlogz import (
     gpb2,
     imm,
 )
-from gradlogz.filters.merging import fill
-from scales import close
-from switching import F64, chain, observed, positive, same
+from gradlogz.filters.moment_matching import fill
+from support.scales import close
+from support.switching_oracles import F64, chain, observed, positive, same
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradlogz import MomentAttention, MultiheadAttention
-from scales import close
+from support.scales import close
 
 B, N, E, H, D = 2, 5, 6, 2, 3
 

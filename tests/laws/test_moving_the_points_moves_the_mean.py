@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from statements import agree, dot, longest, scales
 
 import gradlogz as gz
-from registry import NAMES, Source, case, inside, magnitudes, seeds
-from scales import close, scale_of
+from support.measure_agreement import agree, dot, longest, scales
+from support.measure_registry import NAMES, Source, case, inside, magnitudes, seeds
+from support.scales import close, scale_of
 
 
 def points(seed):

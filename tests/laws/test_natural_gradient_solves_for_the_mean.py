@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import longest
 
 import gradlogz as gz
-from registry import NAMES, Source, case, magnitudes, seeds
-from scales import close
+from support.measure_agreement import longest
+from support.measure_registry import NAMES, Source, case, magnitudes, seeds
+from support.scales import close
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import EMPIRICAL, dot, log_weights, logits, longest
 
 import gradlogz as gz
-from registry import NAMES, case, inside, magnitudes, seeds
-from scales import TOLERANCE, close, scale_of
+from support.measure_agreement import EMPIRICAL, dot, log_weights, logits, longest
+from support.measure_registry import NAMES, case, inside, magnitudes, seeds
+from support.scales import TOLERANCE, close, scale_of
 
 
 def divergence(q, log_reference):

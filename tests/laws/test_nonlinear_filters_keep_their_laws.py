@@ -17,9 +17,9 @@ from gradlogz import (
     unknown_turn,
     wrap_angles,
 )
-from gradlogz.filters.nonlinear_motion import turned
-from scales import close
-from switching import F64, beginning, chain, positive, same
+from gradlogz.filters.models.nonlinear_motion import turned
+from support.scales import close
+from support.switching_oracles import F64, beginning, chain, positive, same
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from gradlogz import Ascent, evolve
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

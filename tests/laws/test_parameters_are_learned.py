@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradlogz import SwitchingFilter, SwitchingModel, exact, fit
-from scales import close
-from switching import chain, positive
+from support.scales import close
+from support.switching_oracles import chain, positive
 
 F64 = torch.float64
 START = {"mean": torch.zeros(2, dtype=F64), "covariance": torch.eye(2, dtype=F64)}

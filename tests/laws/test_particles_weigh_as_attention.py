@@ -22,7 +22,7 @@ from gradlogz import (
     particles,
     random_walk_move,
 )
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 SCHEMES = ["systematic", "stratified", "multinomial"]

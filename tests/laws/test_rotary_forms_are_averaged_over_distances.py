@@ -7,18 +7,18 @@ import pytest
 import torch
 import transformers as tf
 
-from architectures import ARCHITECTURES, LLAMA
 from gradlogz.probing import capture
-from gradlogz.probing import rows as chosen_rows
-from gradlogz.probing.distances import DISTANCES, FINE, averaged, looked
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.rotary import OVER, STILL, Turning
+from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.predictions import qk_geometry, symmetry, tie
-from gradlogz.probing.rotations import OVER, STILL, Turning
+from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
+from gradlogz.probing.predictions.observables.attention_distance import DISTANCES, FINE, averaged, looked
 from gradlogz.probing.statistics import GROUPS, Sums, from_tensors, merge, to_tensors
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
-from gradlogz.probing.weights import weights_of
-from probing import findings_of, judged, probed, state_of, token_batches
-from scales import close
+from support.architectures import ARCHITECTURES, LLAMA
+from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.scales import close
 
 BATCHES = token_batches(64, rows=2, length=20, batches=2)
 

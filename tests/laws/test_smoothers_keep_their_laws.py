@@ -6,9 +6,9 @@ from torch.autograd import gradcheck
 from torch.func import grad, vmap
 
 from gradlogz import Smoothed, SwitchingModel, constant_acceleration, constant_velocity, imm, nees, smooth
-from scales import close
-from smoothing import drawn
-from switching import F64, beginning, chain, observed, positive, system
+from support.scales import close
+from support.smoother_oracles import drawn
+from support.switching_oracles import F64, beginning, chain, observed, positive, system
 
 METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)

@@ -18,9 +18,9 @@ from gradlogz import (
     unknown_turn,
     wrap_angles,
 )
-from gradlogz.filters.nonlinear_motion import turned
-from scales import close
-from switching import F64, beginning, chain, positive
+from gradlogz.filters.models.nonlinear_motion import turned
+from support.scales import close
+from support.switching_oracles import F64, beginning, chain, positive
 
 METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)

@@ -22,7 +22,7 @@ from gradlogz import (
     reweight,
     visible_law,
 )
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 seeds = st.integers(0, 10_000)

@@ -28,8 +28,8 @@ from gradlogz.probing.statistics import (
     to_tensors,
     token_hashes,
 )
-from registry import Source, seeds
-from scales import close
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 EDGES = torch.linspace(-2.0, 2.0, 9, dtype=torch.float64)
 SIZE = 20

@@ -16,9 +16,9 @@ from gradlogz import (
     gpb2,
     imm,
 )
-from gradlogz.kernels import dispatch
-from scales import close
-from switching import F64, beginning, chain, observed, positive, same, system
+from gradlogz.kernels.filters import dispatch
+from support.scales import close
+from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from gradlogz.probing.predictions import symmetry
-from planted import matrices
-from pretrained import minilm
-from probing import findings_of, judged, probed, token_batches
-from scales import close
+from support.planted import matrices
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, probed, token_batches
+from support.scales import close
 
 BATCHES = token_batches(matrices.VOCABULARY, rows=2, length=12, batches=1)
 

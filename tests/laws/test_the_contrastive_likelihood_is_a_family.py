@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0])
 MASK = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) > 0.4

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import dot, longest
 
 import gradlogz as gz
-from registry import BOUNDED, NAMES, Source, case, seeds
-from scales import close, scale_of
+from support.measure_agreement import dot, longest
+from support.measure_registry import BOUNDED, NAMES, Source, case, seeds
+from support.scales import close, scale_of
 
 # Measures that extend in every direction: the link is unique, the Fisher information invertible.
 FLAT = ["empirical, one point", "empirical, on a plane", "gaussian, singular", "one hot", "categorical statistic"]

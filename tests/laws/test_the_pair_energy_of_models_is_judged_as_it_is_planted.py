@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import ARCHITECTURES
 from gradlogz.dynamics.observables import OBSERVABLES
-from gradlogz.probing.capturing import capture
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import pair_energy
 from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, NORMALIZER, OF_LOGITS, RANK, SHARE, SHARPER, TOTAL
 from gradlogz.probing.statistics import merge, sums_of
-from gradlogz.probing.texts import Batch
-from planted.energies import VOCABULARY, attending
-from planted.rows import decoder, encoder
-from pretrained import minilm
-from probing import findings_of, judged, probed, state_of, token_batches
-from scales import close
+from support.architectures import ARCHITECTURES
+from support.planted.energies import VOCABULARY, attending
+from support.planted.rows import decoder, encoder
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.scales import close
 
 
 def log_energy(x, beta):

@@ -14,15 +14,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import gradlogz
-from architectures import ARCHITECTURES
 from gradlogz import cli
-from gradlogz.probing import clouds, running
+from gradlogz.probing import run_probe as running
+from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.prediction import Finished
 from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
+from gradlogz.probing.predictions.observables import batch_moments as clouds
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge, to_tensors
-from gradlogz.probing.texts import Document
-from planted.matrices import VOCABULARY, gpt2, tied
+from support.architectures import ARCHITECTURES
+from support.planted.matrices import VOCABULARY, gpt2, tied
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
 
@@ -273,7 +274,7 @@ def test_states_of_shards_merge_to_that_of_the_whole(words):
 
 def test_a_real_model_is_probed():
     """MiniLM on a few paragraphs: every head is exact, and whatever is judged is a number with tokens behind it."""
-    from gradlogz.probing.loading import load
+    from gradlogz.probing.inside.loading import load
 
     loaded = load("minilm")
     texts = [

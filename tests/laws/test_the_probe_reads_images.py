@@ -11,10 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import gradlogz
-from architectures import ARCHITECTURES
 from gradlogz import cli
-from gradlogz.probing.inputs import Inputs, images
+from gradlogz.probing.corpus.images import Inputs, images
 from gradlogz.probing.statistics import group_of, hash_of
+from support.architectures import ARCHITECTURES
 
 ONLY = ["identity", "entropy", "tie", "dropped_covariance"]
 

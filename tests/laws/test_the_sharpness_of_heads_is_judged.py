@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing import rows as chosen_rows
-from gradlogz.probing.capturing import capture
+from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.inside.capturing import capture
+from gradlogz.probing.inside.discovery import trace
 from gradlogz.probing.prediction import Probed, Twin
 from gradlogz.probing.predictions import entropy
-from gradlogz.probing.rows import keys_seen, weight_of_first
+from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
+from gradlogz.probing.predictions.observables.attention_rows import keys_seen, weight_of_first
 from gradlogz.probing.statistics import merge, sums_of
-from gradlogz.probing.texts import Batch
-from gradlogz.probing.tracing import trace
-from planted.rows import VOCABULARY, decoder, encoder
-from pretrained import minilm
-from probing import findings_of, judged, probed, state_of, token_batches
-from scales import close
+from support.planted.rows import VOCABULARY, decoder, encoder
+from support.pretrained import minilm
+from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.scales import close
 
 
 def padded_on_the_left(batch):

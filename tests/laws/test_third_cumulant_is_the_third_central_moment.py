@@ -3,10 +3,10 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from statements import dot, longest
 
-from registry import NAMES, case, magnitudes, query_shapes, seeds
-from scales import close, scale_of
+from support.measure_agreement import dot, longest
+from support.measure_registry import NAMES, case, magnitudes, query_shapes, seeds
+from support.scales import close, scale_of
 
 CARRIED = [name for name in NAMES if case(name).measure.atoms(case(name).eta) is not None]
 

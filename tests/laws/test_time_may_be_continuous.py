@@ -24,10 +24,10 @@ from gradlogz import (
     random_walk,
     singer,
 )
-from gradlogz.filters.switching import STRETCH
-from gradlogz.kernels import dispatch
-from scales import close
-from switching import F64, beginning, observed, positive, same
+from gradlogz.filters.gaussian.switching import STRETCH
+from gradlogz.kernels.filters import dispatch
+from support.scales import close
+from support.switching_oracles import F64, beginning, observed, positive, same
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

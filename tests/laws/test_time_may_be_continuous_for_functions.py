@@ -29,8 +29,8 @@ from gradlogz import (
     unknown_turn,
     wrap_angles,
 )
-from scales import close
-from switching import F64, beginning, observed, positive, same
+from support.scales import close
+from support.switching_oracles import F64, beginning, observed, positive, same
 
 METHODS = {"gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3), "imm": ("imm", 2)}
 each = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from statements import dot, longest, scales
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils import _pytree as pytree
 
 import gradlogz as gz
-from registry import NAMES, Source, case
-from scales import close, scale_of
+from support.measure_agreement import dot, longest, scales
+from support.measure_registry import NAMES, Source, case
+from support.scales import close, scale_of
 
 
 def functional(measure, eta, vector):

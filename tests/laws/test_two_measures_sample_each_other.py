@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradlogz import Empirical, Gaussian, Gibbs
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from registry import NAMES, case
+from support.measure_registry import NAMES, case
 
 
 def test_a_measure_prints_shapes_and_not_numbers():

@@ -4,11 +4,11 @@ import json
 
 import pytest
 from playwright.sync_api import expect
-from runs import HEADS, LAYERS, findings
 
 from gradlogz import compare
 from gradlogz.page import write
 from gradlogz.reporting.comparing import page_of, read_all
+from support.invented_findings import HEADS, LAYERS, findings
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from playwright.sync_api import expect
-from sample import HARM, TIMES, sample
 
 from gradlogz.page import render, write
+from support.sample_page import HARM, TIMES, sample
 
 FIGURES = 7
 WORDS = "wörds & <b>marks</b>"

@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from playwright.sync_api import expect
-from runs import HEADS, LAYERS, findings
-from sample import HARM
 
 from gradlogz import report
 from gradlogz.page import write
+from support.invented_findings import HEADS, LAYERS, findings
+from support.sample_page import HARM
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import re
 import zlib
 
 import pytest
-from runs import findings
 
 from gradlogz import report
-from gradlogz.probing.runs import Run, write_run
+from gradlogz.probing.run_folder import Run, write_run
 from gradlogz.reporting.citations import REFERENCES, cited
 from gradlogz.reporting.pages import page_of
 from gradlogz.reporting.reading import read
 from gradlogz.reporting.wording import KNOWN, explained
+from support.invented_findings import findings
 
 COMMAND = "gradlogz probe planted --seed 3"
 

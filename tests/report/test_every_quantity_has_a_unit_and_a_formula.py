@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 import gradlogz
 from gradlogz.probing.quantities import QUANTITIES, unit_and_formula
-from planted.matrices import VOCABULARY, gpt2, tied
+from support.planted.matrices import VOCABULARY, gpt2, tied
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
 # Of models with a logit of their own for no key, of those that fill in masked words, and of rotary ones.

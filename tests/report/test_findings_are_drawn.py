@@ -3,9 +3,9 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from runs import HEADS, LAYERS, findings
 
 from gradlogz.probing.figures import labels_of
+from support.invented_findings import HEADS, LAYERS, findings
 
 
 def test_values_stand_beside_their_nulls_layer_by_layer():

@@ -4,11 +4,11 @@ import importlib.util
 
 import pytest
 import typer
-from runs import findings
 from typer.testing import CliRunner
 
 from gradlogz import cli
-from gradlogz.probing.runs import Run, write_run
+from gradlogz.probing.run_folder import Run, write_run
+from support.invented_findings import findings
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import torch
 from scipy import stats
 
 from gradlogz import Ascent, evolve, hermite_growth, simulate, sphere_growth, sweep
-from gradlogz.simulation import curves
-from gradlogz.simulation.boundaries import boundaries, overshoot
+from gradlogz.simulation import theory_curves as curves
+from gradlogz.simulation.parameter_sweep import ranges_of
 from gradlogz.simulation.reporting import page_of
 from gradlogz.simulation.settings import Settings, ascent_of, starts
-from gradlogz.simulation.sweeping import ranges_of
+from gradlogz.simulation.theory_boundaries import boundaries, overshoot
 from gradlogz.simulation.wording import agreement, verdict_sentence
-from scales import close
+from support.scales import close
 
 LAWS = {
     "gaussian": stats.norm(),

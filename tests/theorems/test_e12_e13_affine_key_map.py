@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 
 @given(seeds)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 
 @given(attentions(scales=(1e-3, 1.0)), st.sampled_from([0.1, 1.0, 5.0]))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from scales import scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.scales import scale_of
 
 
 @given(attentions(min_keys=2), st.sampled_from([0.1, 1.0, 10.0]))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.scales import close, scale_of
 
 
 @given(attentions(scales=(1e-3, 1.0)), st.sampled_from([0.2, 1.0, 3.0]))

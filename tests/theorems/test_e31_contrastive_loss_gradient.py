@@ -9,8 +9,8 @@ from hypothesis import given
 from torch.nn.functional import cross_entropy
 
 import gradlogz as gz
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.scales import close, scale_of
 
 
 @given(attentions())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import layer_norm
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 
 @given(seed=seeds, n=st.integers(1, 5), D=st.integers(2, 6))

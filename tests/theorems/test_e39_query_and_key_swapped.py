@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 
 def softmax_over_keys(H, Wq, Wk):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.scales import close, scale_of
 
 
 @given(attentions(scales=(1e-3, 1.0)))

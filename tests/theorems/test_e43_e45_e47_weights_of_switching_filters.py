@@ -9,9 +9,9 @@ import torch
 
 from gradlogz import SwitchingModel, gpb2, imm
 from gradlogz.filters.kalman import predict
-from gradlogz.filters.merging import collapse, mix, weigh
-from scales import close
-from switching import F64, positive, system
+from gradlogz.filters.moment_matching import collapse, mix, weigh
+from support.scales import close
+from support.switching_oracles import F64, positive, system
 
 T = torch.tensor([[0.95, 0.05], [0.1, 0.9]], dtype=F64)
 half = torch.tensor([0.5, 0.5], dtype=F64)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 
 @given(attentions(scales=(1.0,)), st.integers(1, 4))

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
-from theorems.densities import PRIORS, law
+from support.densities import PRIORS, law
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 
 @pytest.mark.parametrize("name", PRIORS)

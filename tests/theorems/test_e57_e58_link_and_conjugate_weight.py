@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 
 def spins(seed, n=4, d=3):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradlogz as gz
-from scales import close
-from theorems.densities import LAWS, law
+from support.densities import LAWS, law
+from support.scales import close
 
 # One-hot vectors sum to one, so that eta moves freely along 1: their link has no single answer.
 FULL = [name for name in LAWS if name != "one hot"]

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 shapes = {"seed": seeds, "n": st.integers(1, 5), "span": st.integers(1, 3)}
 

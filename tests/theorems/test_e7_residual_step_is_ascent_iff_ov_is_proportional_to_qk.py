@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 sizes = {"seed": seeds, "n": st.integers(2, 6), "d": st.integers(1, 4), "beta": st.sampled_from([0.3, 1.0, 2.0])}
 

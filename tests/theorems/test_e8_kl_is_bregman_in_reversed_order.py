@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import inside, seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
-from theorems.densities import LAWS, law
+from support.attention_strategies import attentions
+from support.densities import LAWS, law
+from support.measure_registry import inside, seeds
+from support.scales import close, scale_of
 
 
 def kl(log_p, log_q):

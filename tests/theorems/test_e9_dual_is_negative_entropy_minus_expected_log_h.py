@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
-from theorems.densities import STEP, law
+from support.attention_strategies import attentions
+from support.densities import STEP, law
+from support.measure_registry import seeds
+from support.scales import close, scale_of
 
 
 @given(attentions(scales=(1.0,)))

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import seeds
-from scales import close
-from theorems.densities import LAWS, law
+from support.densities import LAWS, law
+from support.measure_registry import seeds
+from support.scales import close
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 
 import gradlogz as gz
-from registry import inside, seeds
-from scales import close
-from theorems.densities import LAWS, law
+from support.densities import LAWS, law
+from support.measure_registry import inside, seeds
+from support.scales import close
 
 
 def log_laplace(x, log_mass, s):

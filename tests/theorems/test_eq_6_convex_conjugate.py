@@ -9,10 +9,10 @@ from hypothesis import given
 from scipy.optimize import minimize
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
-from theorems.attentions import attentions
-from theorems.densities import LAWS, law
+from support.attention_strategies import attentions
+from support.densities import LAWS, law
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 
 def gaussian(s):

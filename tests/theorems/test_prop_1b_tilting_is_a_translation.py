@@ -17,9 +17,9 @@ from torch import Tensor
 
 import gradlogz as gz
 from gradlogz import Measure
-from registry import Source, inside, seeds
-from scales import close, scale_of
-from theorems.densities import LAWS, law
+from support.densities import LAWS, law
+from support.measure_registry import Source, inside, seeds
+from support.scales import close, scale_of
 
 
 class Member(NamedTuple):

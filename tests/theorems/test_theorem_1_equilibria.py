@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import layer_norm
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close
+from support.measure_registry import Source, seeds
+from support.scales import close
 
 # Renormalisers: the matrix R that takes a covariance C to the target. -----------------------------------------------
 

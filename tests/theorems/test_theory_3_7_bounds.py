@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.scales import close, scale_of
 
 
 def diameter(keys):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of, size
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of, size
 
 
 def statistics(keys, eta, log_w=0.0):

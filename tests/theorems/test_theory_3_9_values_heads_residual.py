@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import gradlogz as gz
-from registry import Source, seeds
-from scales import close, scale_of
-from theorems.attentions import attentions
+from support.attention_strategies import attentions
+from support.measure_registry import Source, seeds
+from support.scales import close, scale_of
 
 
 def joint(keys, values, eta, omega):

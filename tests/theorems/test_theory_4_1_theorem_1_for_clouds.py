@@ -9,7 +9,7 @@ import torch
 
 from gradlogz import Gaussian
 from gradlogz.dynamics.contraction import BatchNorm, Resolvent, Scalar, Whitening, moments_of
-from scales import close
+from support.scales import close
 
 TAU, D = 0.7, 3
 

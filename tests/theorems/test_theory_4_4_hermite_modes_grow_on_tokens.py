@@ -12,7 +12,7 @@ from numpy.polynomial import hermite_e
 from scipy.stats import norm
 
 from gradlogz import Ascent, evolve, hermite_growth, hermite_mode
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

@@ -8,7 +8,7 @@ from numpy.polynomial import hermite_e
 
 from gradlogz import Ascent, GaussianCloud, evolve, hermite_growth, sphere_growth
 from gradlogz.dynamics.contraction import LayerNorm, Sphere
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 nodes, weights = (torch.tensor(t) for t in hermite_e.hermegauss(48))

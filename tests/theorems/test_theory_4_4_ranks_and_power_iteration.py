@@ -3,7 +3,7 @@
 import torch
 
 import gradlogz
-from scales import close
+from support.scales import close
 
 GENERATOR = torch.Generator().manual_seed(0)
 

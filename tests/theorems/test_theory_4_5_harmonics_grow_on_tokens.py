@@ -7,7 +7,7 @@ import scipy.special
 import torch
 
 from gradlogz import Ascent, evolve, fastest_degree, harmonic_mode, sphere_growth
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 

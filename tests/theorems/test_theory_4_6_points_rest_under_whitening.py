@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlogz import Ascent, evolve
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 taus, betas = st.floats(0.01, 5.0), st.floats(0.05, 5.0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlogz import Ascent, Empirical, evolve
-from scales import close
+from support.scales import close
 
 F64 = torch.float64
 seeds, dims, taus, betas = st.integers(0, 10_000), st.integers(1, 5), st.floats(0.01, 5.0), st.floats(0.05, 3.0)

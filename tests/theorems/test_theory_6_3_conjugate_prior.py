@@ -11,9 +11,9 @@ from hypothesis import given
 from scipy import special, stats
 
 import gradlogz as gz
-from registry import seeds
-from scales import close
-from theorems.densities import PRIORS, law
+from support.densities import PRIORS, law
+from support.measure_registry import seeds
+from support.scales import close
 
 # A possible observation of each base family.
 OBSERVED = {"gaussian prior": 0.7, "poisson prior": 2.0, "exponential prior": 0.8, "bernoulli prior": 1.0}

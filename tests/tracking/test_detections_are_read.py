@@ -7,7 +7,7 @@ import polars
 import pytest
 import torch
 
-from gradlogz.tracking.reading import read
+from gradlogz.tracking.detections import read
 
 GOOD = "time,target,x,y\n0,a,1,2\n0,b,5,6\n1,a,1.5,\n2,a,nan,3\n"
 

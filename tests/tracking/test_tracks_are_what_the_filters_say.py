@@ -8,9 +8,9 @@ import torch
 
 from gradlogz import constant_velocity, imm, track
 from gradlogz.filters import SwitchingModel, smooth
-from gradlogz.tracking.levels import LASTS, WIDER
-from gradlogz.tracking.running import _of_steps, batches, share_of
-from scales import close
+from gradlogz.tracking.noise_levels import LASTS, WIDER
+from gradlogz.tracking.run_tracking import _of_steps, batches, share_of
+from support.scales import close
 
 RNG = 7
 STEP = 0.5

@@ -9,12 +9,12 @@ layers      attention with parameters: torch's, and what other measures make of 
 """
 
 from .functional import attend
-from .huggingface import register, unregister
+from .in_models.head_summaries import Alert, Row, Thresholds
+from .in_models.huggingface import register, unregister
+from .in_models.monitoring import Monitor, monitor
+from .in_models.observation import Observation, observe
 from .layers import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
-from .monitoring import Monitor, monitor
-from .observation import Observation, observe
 from .result import Attention
-from .rows import Alert, Row, Thresholds
 
 __all__ = [
     "attend",

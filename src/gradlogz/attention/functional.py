@@ -5,7 +5,8 @@
     output = sum_n p_mn v_n,  p = exp(s - G)          the gradient of G in omega        [theory 3.9]
     H_m    = G_m - sum_n p_mn s_mn                    entropy                           [theory 3.5]
 
-Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attention.py (how it is differentiated).
+Read next: result.py (the fields), masks.py (who sees whom), ../kernels/attention/operator.py (how it is
+differentiated).
 """
 
 import math
@@ -17,11 +18,11 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels import dispatch
-from ..kernels.attention import attention, undisturbed
-from ..kernels.dropout import Dropout
-from ..kernels.reference import Statistics, StatisticsAndMean
-from ..kernels.scoring import Scoring, Sight
+from ..kernels.attention import dispatch
+from ..kernels.attention.dropout import Dropout
+from ..kernels.attention.operator import attention, undisturbed
+from ..kernels.attention.reference import Statistics, StatisticsAndMean
+from ..kernels.attention.scoring import Scoring, Sight
 from . import masks
 from .result import Attention
 

@@ -6,7 +6,7 @@
     attn_mask           bool, True = attend; or float, added to the logits
     bias                float, added to the logits beside a bool mask
 
-Read next: ../kernels/scoring.py, the definition of what comes out.
+Read next: ../kernels/attention/scoring.py, the definition of what comes out.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.scoring import Sight
+from ..kernels.attention.scoring import Sight
 
 
 def band(

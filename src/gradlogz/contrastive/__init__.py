@@ -19,7 +19,7 @@ from .losses import (
     triplet,
     uniformity,
 )
-from .memory import Queue
+from .queue import Queue
 
 __all__ = [
     "Likelihood",

@@ -10,7 +10,7 @@ Processes train on the mean of their losses (DistributedDataParallel averages gr
 for each candidate this is the gradient of the loss of the whole batch. Gathering without gradients, or with those of
 the own part alone, gives another, smaller one.
 
-Read next: losses.py, ../kernels/logsumexp.py.
+Read next: losses.py, ../kernels/losses/pairwise_log_sum_exp.py.
 """
 
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from torch import distributed
 
 from .._errors import sentence
 from .._typing import Float, Int, Tensor
-from ..kernels import dispatch
-from ..kernels.logsumexp import received
-from ..kernels.scoring import Scoring, Sight
-from .border import check_rows, check_temperature, check_vectors, reduced, unit, wide
+from ..kernels.attention import dispatch
+from ..kernels.attention.scoring import Scoring, Sight
+from ..kernels.losses.pairwise_log_sum_exp import received
+from .validation import check_rows, check_temperature, check_vectors, reduced, unit, wide
 
 WHOLE = Scoring(1.0)
 

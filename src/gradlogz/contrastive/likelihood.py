@@ -9,7 +9,7 @@
 
 The loss does not change if one vector is added to all candidates; their mean is taken away first, which saves digits.
 
-Read next: losses.py, each loss in a few lines; ../kernels/logsumexp.py, the sums in linear memory.
+Read next: losses.py, each loss in a few lines; ../kernels/losses/pairwise_log_sum_exp.py, the sums in linear memory.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ import torch
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels import reference
-from ..kernels.logsumexp import Seen, log_add, log_sum_exp, pairs
+from ..kernels.attention import reference
+from ..kernels.losses.pairwise_log_sum_exp import Seen, log_add, log_sum_exp, pairs
 from ..measures import Empirical
-from .border import (
+from .validation import (
     check_alike,
     check_indices,
     check_integers,

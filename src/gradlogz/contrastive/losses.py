@@ -21,7 +21,7 @@
 Logits are <anchor, candidate> / temperature, with no normalisation unless normalize=True. The positive of anchor i is
 candidate i unless `positive` says otherwise. Memory is linear in the batch.
 
-Read next: likelihood.py; distributed.py and memory.py, other places that candidates come from.
+Read next: likelihood.py; distributed.py and queue.py, other places that candidates come from.
 """
 
 import math
@@ -33,8 +33,9 @@ from torch.nn.functional import logsigmoid
 
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.logsumexp import Seen, log_sum_exp, pairs
-from .border import (
+from ..kernels.losses.pairwise_log_sum_exp import Seen, log_sum_exp, pairs
+from .likelihood import Labels, Likelihood
+from .validation import (
     check_alike,
     check_choice,
     check_indices,
@@ -47,7 +48,6 @@ from .border import (
     unit,
     wide,
 )
-from .likelihood import Labels, Likelihood
 
 Temperature = float | Float[Tensor, ""]
 

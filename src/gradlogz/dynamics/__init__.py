@@ -13,12 +13,12 @@ hermite_growth  what theory says of small departures; sphere_growth, fastest_deg
 hermite_mode    the same departures on tokens; harmonic_mode
 """
 
-from .bands import Band, resample
 from .contraction import Contraction
 from .equilibrium_attention import EquilibriumAttention
 from .evolution import Ascent, Trajectory, evolve
 from .fixed_points import Equilibrium, equilibrium, jacobian_penalty, secular_equilibrium, spectral_radius
 from .gaussian_cloud import GaussianCloud
+from .gaussian_null import mardia_band, null_band
 from .growth import (
     critical_beta,
     escape_time,
@@ -38,10 +38,10 @@ from .hopfield import (
     retrieve,
     separation,
 )
+from .intervals import Band, resample
 from .ising import Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
 from .metastability import Plateau, plateaus, renyi_centers
-from .modes import harmonic_mode, hermite_mode
-from .nulls import mardia_band, null_band
+from .mode_amplitudes import harmonic_mode, hermite_mode
 from .verdict import Verdict
 
 __all__ = [

@@ -12,17 +12,17 @@ Read next: fixed_points.py (how the place is found and differentiated), hopfield
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from .._autocast import autocast_disabled
 from .._errors import sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.attention import attention
-from ..kernels.scoring import Scoring, Sight
+from ..kernels.attention.operator import attention
+from ..kernels.attention.scoring import Scoring, Sight
 from .contraction import contraction_of
 from .fixed_points import Equilibrium, equilibrium, spectral_radius
 
@@ -127,7 +127,7 @@ class EquilibriumAttention(nn.Module):
     ) -> Equilibrium:
         """The place of rest with residual, converged and steps: [*b, m] of tokens, or [*b] of samples if keys move."""
         f = self.step(query, key, key_padding_mask=key_padding_mask, is_causal=is_causal)
-        with _without_autocast(query):
+        with autocast_disabled(query):
             start = contraction_of(self.contraction, self.tau)(self._injected(query))
             # How many steps are made depends on numbers: no graph holds them. (At import it would load the compiler.)
             solve = torch.compiler.disable(equilibrium) if torch.compiler.is_compiling() else equilibrium
@@ -147,7 +147,7 @@ class EquilibriumAttention(nn.Module):
     ) -> Callable[[Tensor], Tensor]:
         """The map x -> N(x + u + tau att(x)) of these tokens and keys: for `spectral_radius` and `jacobian_penalty`."""
         self._check(query, key, key_padding_mask)
-        with _without_autocast(query):
+        with autocast_disabled(query):
             u = self._injected(query)
             context = _wide(query if key is None else key)
             seen = None if key_padding_mask is None else ~key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1])
@@ -156,7 +156,7 @@ class EquilibriumAttention(nn.Module):
         scoring = Scoring((self.embed_dim // self.num_heads) ** -0.5, None, None, 0 if is_causal else None)
 
         def f(x: Tensor) -> Tensor:
-            with _without_autocast(x):
+            with autocast_disabled(x):
                 k, v = (self._heads(self.k_proj, x), self._heads(self.v_proj, x)) if kept is None else kept
                 found = attention(self._heads(self.q_proj, x), k, v, Sight(mask=seen), scoring, statistics=False)
                 joined = found.output.transpose(1, 2).reshape(x.shape)
@@ -218,7 +218,3 @@ def _linear(projection: nn.Linear, tokens: Tensor) -> Tensor:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _without_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    return nullcontext() if like.device.type == "meta" else torch.autocast(like.device.type, enabled=False)

@@ -18,11 +18,11 @@ import torch
 
 from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Float, Int, Tensor
-from ..kernels.attention import attention
-from ..kernels.reference import Statistics
-from ..kernels.scoring import Scoring, Sight
-from .bands import Band, band_of_draws, band_of_mean
+from ..kernels.attention.operator import attention
+from ..kernels.attention.reference import Statistics
+from ..kernels.attention.scoring import Scoring, Sight
 from .contraction import Contraction, Given, contraction_of
+from .intervals import Band, band_of_draws, band_of_mean
 from .observables import OBSERVABLES, Seen, Step
 from .verdict import Verdict, verdict_of
 

@@ -10,7 +10,7 @@
 Above 1 the departure grows. For tau > 0 every mode does, so that no normalisation makes the Gaussian attracting: each
 only removes some modes of order 1 and 2. For tau < 0 they shrink.
 
-Read next: modes.py (the same departures measured on tokens), gaussian_cloud.py, evolution.py.
+Read next: mode_amplitudes.py (the same departures measured on tokens), gaussian_cloud.py, evolution.py.
 """
 
 import math
@@ -20,7 +20,7 @@ import torch
 
 from .._errors import sentence
 from .._typing import Float, Tensor
-from ..kernels.bessel import bessel_ratio, log_bessel
+from ..special.bessel import bessel_ratio, log_bessel
 
 
 def hermite_growth(

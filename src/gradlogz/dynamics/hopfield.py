@@ -19,8 +19,8 @@ from torch import nn
 
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.attention import attention
-from ..kernels.scoring import Scoring, Sight
+from ..kernels.attention.operator import attention
+from ..kernels.attention.scoring import Scoring, Sight
 
 
 class Retrieval(NamedTuple):

@@ -17,7 +17,7 @@
     clusters            connected components at 5 % of the radius
     within              how far tokens are from the middle of their component, as a part of the radius
 
-Read next: nulls.py (what a Gaussian cloud would show), evolution.py, which records them.
+Read next: gaussian_null.py (what a Gaussian cloud would show), evolution.py, which records them.
 """
 
 from typing import Any, NamedTuple

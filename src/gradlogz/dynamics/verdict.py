@@ -7,7 +7,7 @@
     gaussian     not to be told from a Gaussian of the same size, by sliced Wasserstein distance and kurtosis
     other        none of these
 
-Read next: observables.py (the numbers), nulls.py (what a Gaussian shows).
+Read next: observables.py (the numbers), gaussian_null.py (what a Gaussian shows).
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Float, Tensor
-from .bands import band_of_draws, in_pieces
+from .intervals import band_of_draws, in_pieces
 from .observables import (
     DIRECTIONS,
     LINK,

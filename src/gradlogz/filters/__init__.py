@@ -15,13 +15,18 @@ AttentionFilter     softmax attention as one of them, with the covariance it dro
 normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
 """
 
-from .attention_filter import AttentionFilter, Collapsed, Coupling, LinearLink, Slots, attentive_imm, linear_link
-from .closure import Closure, Discount, LinearMotion, Reset, closed
-from .conjugate import ConjugateFilter, ConjugateFiltered, ConjugateState
-from .consistency import Consistency, gate, nees, normalized_innovation
-from .discretization import discretize, discretize_chain
-from .enumeration import Exact, exact
-from .families import (
+from .conjugate.attention_filter import (
+    AttentionFilter,
+    Collapsed,
+    Coupling,
+    LinearLink,
+    Slots,
+    attentive_imm,
+    linear_link,
+)
+from .conjugate.conjugate_dynamics import Closure, Discount, LinearMotion, Reset, closed
+from .conjugate.conjugate_filter import ConjugateFilter, ConjugateFiltered, ConjugateState
+from .conjugate.families import (
     BetaBinomial,
     ConjugateFamily,
     DirichletMultinomial,
@@ -30,15 +35,18 @@ from .families import (
     InverseWishartNormal,
     LinearGaussian,
 )
-from .learning import Fitted, fit
-from .model import KalmanModel, SwitchingModel
-from .motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
-from .nonlinear import NonlinearMode, NonlinearModel
-from .nonlinear_motion import follow_drift, range_bearing, range_bearing_elevation, unknown_turn, wrap_angles
-from .particle import Sampled, rao_blackwell
-from .result import Filtered, State
-from .smoother import Smoothed, smooth
-from .switching import SwitchingFilter, gpb, gpb1, gpb2, imm
+from .fitting.learning import Fitted, fit
+from .gaussian.consistency import Consistency, gate, nees, normalized_innovation
+from .gaussian.enumeration import Exact, exact
+from .gaussian.particle import Sampled, rao_blackwell
+from .gaussian.results import Filtered, State
+from .gaussian.smoother import Smoothed, smooth
+from .gaussian.switching import SwitchingFilter, gpb, gpb1, gpb2, imm
+from .models.discretization import discretize, discretize_chain
+from .models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
+from .models.nonlinear_model import NonlinearMode, NonlinearModel
+from .models.nonlinear_motion import follow_drift, range_bearing, range_bearing_elevation, unknown_turn, wrap_angles
+from .models.switching_model import KalmanModel, SwitchingModel
 
 __all__ = [
     "SwitchingModel",

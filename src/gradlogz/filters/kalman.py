@@ -8,7 +8,7 @@
 Joseph's form is a sum of squares: rounding cannot make it indefinite. A gap in an observation removes its row of H and
 its row and column of R, which is the same as summing it out.
 
-Read next: switching.py (many of these at once).
+Read next: gaussian/switching.py (many of these at once).
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Bool, Float, Int, Tensor
-from .merging import Moments, symmetric
+from .moment_matching import Moments, symmetric
 
 
 class Updated(NamedTuple):

@@ -15,7 +15,7 @@ around, which keeps LLVM from vectorising. No fast-math flag is set anywhere: Na
 
 P is the minimax polynomial of degree 6; the relative error of 2^x is 8e-8, and 2^-inf is exactly 0.
 
-Read next: cpu.py, the attention made of these.
+Read next: attention/cpu.py, the attention made of these.
 """
 
 import inspect

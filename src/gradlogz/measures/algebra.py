@@ -16,9 +16,9 @@ import torch
 
 from .._errors import check_floats, present, sentence
 from .._typing import Float, Tensor
-from .border import common_batch
 from .composed import Convolution, Product, Pushforward, Reweighted, Sum, Tilted
 from .measure import Measure, check_measures
+from .validation import common_batch
 
 
 def tilt(h: Measure, by: Float[Tensor, "*b d"]) -> Measure:

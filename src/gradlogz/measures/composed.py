@@ -16,10 +16,10 @@ import torch
 
 from .._errors import check_finite, check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels import reference
-from .border import check_domain, common_batch
+from ..kernels.attention import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
 from .measure import Measure, check_measures, mass_or_zero, measure
+from .validation import check_domain, common_batch
 
 Generator = torch.Generator | None
 

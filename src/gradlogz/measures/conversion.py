@@ -14,11 +14,11 @@ from torch import distributions as D
 
 from .._errors import sentence
 from .._typing import Float, Tensor
-from .border import arrange
 from .exponential import Gamma, OneHot, Poisson
 from .gaussian import Gaussian
 from .measure import Measure, check_measures
 from .statistic import Statistic
+from .validation import arrange
 from .wishart import Wishart, smat
 
 

@@ -21,10 +21,10 @@ import torch
 
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.inverse import null_vectors, projector, pseudo_inverse
+from ..special.pseudo_inverse import null_vectors, projector, pseudo_inverse
 from .algebra import tilt
-from .border import arrange
 from .measure import Measure, check_measures
+from .validation import arrange
 
 HALVINGS = 64  # of a Newton step before it is given up: one from a nearly flat place may be 1e17 too long
 GAIN = 0.25  # of the decrease that the quadratic model promises; less would let a step land where G is flat

@@ -11,7 +11,8 @@ Keys are the points, a query (times the scale) is eta, a mask or bias is the log
 
 Few points and queries are summed by definition; many by the fused kernels of attention, in linear memory.
 
-Read next: ../kernels/reference.py (the sums), algebra.py (heads, residuals and masks as operations on measures).
+Read next: ../kernels/attention/reference.py (the sums), algebra.py (heads, residuals and masks as operations on
+measures).
 """
 
 import math
@@ -21,11 +22,11 @@ import torch
 
 from .._errors import check_finite, check_floats, check_logarithms, has_values, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels import reference
-from ..kernels.attention import attention, directional
-from ..kernels.scoring import Scoring, Sight
-from .border import common_batch
+from ..kernels.attention import reference
+from ..kernels.attention.operator import attention, directional
+from ..kernels.attention.scoring import Scoring, Sight
 from .measure import Measure, measure
+from .validation import common_batch
 
 # Logits from which a fused kernel repays its call: 8 MiB of them in float64.
 MANY = 1 << 20

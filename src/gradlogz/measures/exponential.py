@@ -30,9 +30,9 @@ from .._errors import (
     shape_of,
 )
 from .._typing import Bool, Float, Tensor
-from ..kernels import reference
-from .border import common_batch
+from ..kernels.attention import reference
 from .measure import Measure, measure
+from .validation import common_batch
 
 
 class Separable(Measure):

@@ -17,7 +17,7 @@ import torch
 
 from .._errors import check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
-from ..kernels import reference
+from ..kernels.attention import reference
 
 
 @runtime_checkable

@@ -15,8 +15,8 @@ import torch
 
 from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, present, sentence, shape_of
 from .._typing import Float, Tensor
-from .border import common_batch
 from .measure import Measure, measure
+from .validation import common_batch
 
 
 @measure

@@ -6,8 +6,8 @@
     ∇²G(eta)  = Cov_eta[x]                               Fisher information
     KL(p‖q)   = G(q) - G(p) - <∇G(p), q - p>             = B_G(q, p), in this order
 
-A concrete measure is written for one row of queries, eta [*b, m, d]: its methods are wrapped by border.py, which checks
-arguments once and allows any number of query dimensions. `@measure` makes the class final, frozen and a pytree.
+A concrete measure is written for one row of queries, eta [*b, m, d]: its methods are wrapped by validation.py, which
+checks arguments once and allows any number of query dimensions. `@measure` makes the class final, frozen and a pytree.
 
 Read next: empirical.py (softmax attention), gaussian.py (affine attention), ../../../docs/adding_a_measure.md.
 """
@@ -22,8 +22,8 @@ import torch.utils._pytree as pytree
 
 from .._errors import check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.inverse import pseudo_inverse
-from .border import TRAILING, arrange, at_the_border, common_batch, everywhere
+from ..special.pseudo_inverse import pseudo_inverse
+from .validation import TRAILING, arrange, at_the_border, common_batch, everywhere
 
 C = TypeVar("C", bound=type)
 M = TypeVar("M", bound="Measure")

@@ -26,10 +26,10 @@ import torch
 
 from .._errors import check_floats, check_logarithms, check_normalized, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels import reference
-from .border import arrange, common_batch
+from ..kernels.attention import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
 from .measure import Measure, check_measures, measure
+from .validation import arrange, common_batch
 
 
 class LowerBound(NamedTuple):

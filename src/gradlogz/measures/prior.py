@@ -25,10 +25,10 @@ import torch
 
 from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.gamma import log_gamma, log_gamma_draw
-from .border import common_batch
+from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
 from .measure import measure, static
+from .validation import common_batch
 
 
 class Base(NamedTuple):

@@ -8,7 +8,7 @@
 The tilted laws are the von Mises-Fisher laws. Because the mean is parallel to the query, tokens spread evenly over a
 sphere are an exact equilibrium of attention followed by a projection on the sphere (theory 4.5).
 
-Read next: ../kernels/bessel.py (how the Bessel functions are computed).
+Read next: ../special/bessel.py (how the Bessel functions are computed).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import torch
 
 from .._errors import check_finite, check_floats, check_positive, sentence
 from .._typing import Float, Tensor
-from ..kernels.bessel import Radial, radial
+from ..special.bessel import Radial, radial
 from .measure import Measure, measure, static
 
 

@@ -23,7 +23,7 @@ import torch
 
 from .._errors import check_finite, check_floats, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.gamma import log_gamma, log_gamma_draw
+from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
 from .measure import measure, static
 

@@ -4,9 +4,9 @@ probe           a model over a text: every prediction measured, with nulls and i
 capture         one batch inside a model: queries, keys, values, and the stream about every sublayer
 """
 
-from .capturing import Attended, Captured, Normed, Passed, capture
 from .findings import Claim, Finding, Findings, Token
-from .running import probe
+from .inside.capturing import Attended, Captured, Normed, Passed, capture
+from .run_probe import probe
 
 __all__ = [
     "probe",

@@ -1,6 +1,6 @@
 """gradlogz probe: load a model, pass a text through it, write a run, show the verdicts.
 
-Read next: running.py (what is measured), runs.py (what is written).
+Read next: run_probe.py (what is measured), run_folder.py (what is written).
 """
 
 import shlex
@@ -13,12 +13,12 @@ from typing import Any
 from .._errors import sentence
 from .._typing import Tensor
 from ..page import check_file, write
+from .corpus.images import images, reads_images
+from .corpus.text import documents
 from .findings import Findings
-from .inputs import images, reads_images
-from .loading import Loaded, load
-from .running import Measurement, chosen, evaluate, measure
-from .runs import Run, as_json, check_place, write_run
-from .texts import documents
+from .inside.loading import Loaded, load
+from .run_folder import Run, as_json, check_place, write_run
+from .run_probe import Measurement, chosen, evaluate, measure
 
 LARGE = 16 * 2**20  # bytes of the statistics of a prediction that are written only if they are asked for
 SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # read by default

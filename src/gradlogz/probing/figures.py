@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 
 from ..page import Axis, Figure, Heat, Mark, Points
-from .entries import VERDICTS, Finding
 from .quantities import unit_and_formula
+from .records import VERDICTS, Finding
 
 # The colour of a verdict, by its name on a page.
 COLOURS = {"supported": "green", "refuted": "vermilion", "undecided": "orange", "not applicable": "grey", "": "blue"}

@@ -2,7 +2,7 @@
 
     Findings   rows, claims and tokens: tables, figures, a summary, several models together; shown by rich and notebooks
 
-Read next: entries.py (what they are made of), runs.py (on disk), predictions/ (where rows come from).
+Read next: records.py (what they are made of), run_folder.py (on disk), predictions/ (where rows come from).
 """
 
 import html
@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from .._errors import sentence
 from ..page import drawn
-from .entries import NAN, Summary
-from .entries import VERDICTS as VERDICTS
-from .entries import Claim as Claim
-from .entries import Finding as Finding
-from .entries import Token as Token
 from .figures import by_layer, head_map, labels_of
 from .maps import inline_maps
+from .records import NAN, Summary
+from .records import VERDICTS as VERDICTS
+from .records import Claim as Claim
+from .records import Finding as Finding
+from .records import Token as Token
 
 WIDE = 140  # columns from which on a table has one for what was found
 NARROW = 100  # columns below which the null goes below the value, and the support into the words

@@ -6,8 +6,8 @@ Read next: figures.py (the same as figures, with numbers).
 import html
 from collections.abc import Sequence
 
-from .entries import VERDICTS, Finding
 from .figures import labels_of, told
+from .records import VERDICTS, Finding
 
 CELL = 11  # pixels of a head
 GAP = 1

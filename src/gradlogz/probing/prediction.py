@@ -8,7 +8,7 @@
 
 and two sentences, `claim` (what the theory predicts) and `refutes` (what would refute it).
 
-Read next: predictions/entropy.py (the plainest), running.py (who calls them).
+Read next: predictions/entropy.py (the plainest), run_probe.py (who calls them).
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from .._typing import Bool, Tensor
-from .capturing import Attended, Event, Normed, Passed
+from .corpus.text import Batch
 from .findings import Finding
-from .layout import Layout
-from .texts import Batch
-from .weights import HeadWeights
+from .inside.architecture import Layout
+from .inside.capturing import Attended, Event, Normed, Passed
+from .inside.weights import HeadWeights
 
 Ruling = Literal["supported", "refuted", "undecided", "not applicable"]
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from .. import __version__
 from .._errors import sentence
 from ..page import Cell, Chip, Choice, Column, Facts, Group, Link, Page, Part, Section, Table, Verdict, View, Views
-from ..probing.entries import Finding, Summary
 from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
+from ..probing.records import Finding, Summary
 from .citations import cited
 from .pages import rendered
 from .reading import Source, Told, read

@@ -1,9 +1,9 @@
 """A run folder, as far as it can be read, and what is missing.
 
 A page is made from what is there: findings that are whole are shown even where the rest of the run is not, and the page
-says so. probing/runs.py is stricter, since statistics that are damaged must not be merged.
+says so. probing/run_folder.py is stricter, since statistics that are damaged must not be merged.
 
-Read next: pages.py, ../probing/runs.py.
+Read next: pages.py, ../probing/run_folder.py.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import sentence
-from ..probing.entries import VERDICTS, Claim, Finding, Token
 from ..probing.findings import Findings
-from ..probing.runs import FINDINGS, FORMAT, PARQUET, RUN
+from ..probing.records import VERDICTS, Claim, Finding, Token
+from ..probing.run_folder import FINDINGS, FORMAT, PARQUET, RUN
 
 Source = str | os.PathLike[str] | Findings
 HEADS = 4096  # more than any layer has; a map of them would fill the memory

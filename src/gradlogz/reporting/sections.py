@@ -24,7 +24,6 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.entries import Finding, Summary, Token
 from ..probing.figures import (
     Labels,
     blocks_of,
@@ -38,6 +37,7 @@ from ..probing.figures import (
     verdict_map,
 )
 from ..probing.quantities import unit_and_formula
+from ..probing.records import Finding, Summary, Token
 from .reading import Told
 from .wording import KNOWN, chip, claim_of, explained, title_of
 

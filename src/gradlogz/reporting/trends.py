@@ -9,9 +9,9 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
-from ..probing.entries import Finding
 from ..probing.figures import Labels, key_of, null_of, numbers, told
 from ..probing.quantities import unit_and_formula
+from ..probing.records import Finding
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
 

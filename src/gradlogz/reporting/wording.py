@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..page import Chip, Group, Link
-from ..probing.entries import VERDICTS, Summary
 from ..probing.prediction import Prediction
 from ..probing.predictions import PREDICTIONS
-from ..probing.running import name_of
+from ..probing.records import VERDICTS, Summary
+from ..probing.run_probe import name_of
 
 STATUSES: dict[str, Any] = {
     "supported": "agrees", "refuted": "departs", "undecided": "undecided", "not applicable": "silent", "": "silent",

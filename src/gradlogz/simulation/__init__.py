@@ -4,7 +4,7 @@ simulate        a preset or a cloud, run and looked at; Simulation
 sweep           a grid of parameters, each place with its verdict; Phases
 """
 
-from .running import Simulation, simulate
-from .sweeping import Phases, sweep
+from .parameter_sweep import Phases, sweep
+from .run_simulation import Simulation, simulate
 
 __all__ = ["simulate", "Simulation", "sweep", "Phases"]

@@ -1,6 +1,6 @@
 """gradlogz simulate: run a preset or a sweep, show the verdicts, write the page.
 
-Read next: running.py (one simulation), sweeping.py (a grid of them).
+Read next: run_simulation.py (one simulation), parameter_sweep.py (a grid of them).
 """
 
 import webbrowser
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..page import as_json, check_drawing, check_file, write
 from . import phases, reporting
+from .parameter_sweep import sweep
 from .presets import DEFAULT, PRESETS, preset_of
-from .running import Simulation, simulate
+from .run_simulation import Simulation, simulate
 from .settings import changed
-from .sweeping import sweep
 from .wording import agreement, verdict_sentence
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A phase diagram as a page: verdicts, clusters and ranks over the grid, theory's lines among them.
 
-Read next: sweeping.py (how it was made), boundaries.py (the lines).
+Read next: parameter_sweep.py (how it was made), theory_boundaries.py (the lines).
 """
 
 from dataclasses import asdict
@@ -10,9 +10,9 @@ import torch
 
 from .. import __version__
 from ..page import Axis, Cell, Chip, Column, Figure, Heat, Page, Section, Table, Verdict
-from .boundaries import boundaries
+from .parameter_sweep import Phases, Place, Range
 from .reporting import REFERENCES
-from .sweeping import Phases, Place, Range
+from .theory_boundaries import boundaries
 from .wording import KINDS
 
 ALL = {**KINDS, "undefined": "rule"}

@@ -1,6 +1,6 @@
 """A simulation as a page: the cloud, its curves beside theory's, the seeds in a table.
 
-Read next: curves.py (theory), ../page (how it looks).
+Read next: theory_curves.py (theory), ../page (how it looks).
 """
 
 import math
@@ -33,9 +33,9 @@ from ..page import (
     Verdict,
     render,
 )
-from . import curves
-from .curves import Curve
-from .running import Simulation
+from . import theory_curves as curves
+from .run_simulation import Simulation
+from .theory_curves import Curve
 from .wording import KINDS, agreement, verdict_sentence
 
 NAMED = {

@@ -7,7 +7,7 @@
     sphere       uniform directions         of length 1 under the contraction `sphere`, else sqrt(d)
     circle       uniform on the unit circle of the first two coordinates
 
-Read next: presets.py (settings with names), running.py.
+Read next: presets.py (settings with names), run_simulation.py.
 """
 
 import math

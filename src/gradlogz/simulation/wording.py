@@ -6,7 +6,7 @@ Read next: reporting.py, which puts them on a page; ../cli.py, which prints them
 from collections import Counter
 
 from ..page.parts import Status
-from .running import Simulation
+from .run_simulation import Simulation
 
 KINDS = {  # how a cloud ends, and the colour that says so
     "gaussian": "blue",

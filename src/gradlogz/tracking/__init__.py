@@ -3,6 +3,6 @@
 track       a file, columns or a built-in scenario, filtered and perhaps smoothed; Tracks
 """
 
-from .running import Tracks, track
+from .run_tracking import Tracks, track
 
 __all__ = ["track", "Tracks"]

@@ -1,6 +1,6 @@
 """gradlogz track: read, filter, say whether the filter is what it claims, write the page and the table.
 
-Read next: running.py.
+Read next: run_tracking.py.
 """
 
 import webbrowser
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..page import as_json, check_drawing, check_file, write
 from . import reporting
-from .running import track
+from .run_tracking import track
 from .table import check_table
 from .wording import beside_truth, consistent, headline, skipped
 

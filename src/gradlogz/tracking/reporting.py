@@ -34,8 +34,8 @@ from ..page import (
     Views,
     render,
 )
-from .reading import grouped
-from .running import Tracks, share_of
+from .detections import grouped
+from .run_tracking import Tracks, share_of
 from .wording import beside_truth, consistent, headline, skipped
 
 SHOWN = 12  # targets that have figures of their own

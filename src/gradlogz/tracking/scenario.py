@@ -5,14 +5,14 @@
 A radar looks every 4 s or so and errs by 100 m in each coordinate. A turn of 3 degrees a second is the standard one of
 aircraft.
 
-Read next: running.py.
+Read next: run_tracking.py.
 """
 
 import math
 
 import torch
 
-from .reading import Detections
+from .detections import Detections
 from .settings import Settings
 
 SPEED, SIGMA, PERIOD, MISSED = 90.0, 100.0, 4.0, 0.05  # m/s, m, s, and how often a coordinate is not seen

@@ -4,7 +4,7 @@
     cv-ca    constant velocity, and constant acceleration
     turn     constant velocity, and turns to the left and to the right
 
-Read next: levels.py (the numbers that are not given), running.py.
+Read next: noise_levels.py (the numbers that are not given), run_tracking.py.
 """
 
 import math

@@ -19,7 +19,7 @@ from .._errors import sentence
 from ..page import replaced
 
 if TYPE_CHECKING:
-    from .running import Tracks
+    from .run_tracking import Tracks
 
 
 def table_of(tracks: "Tracks") -> dict[str, Any]:

@@ -4,7 +4,7 @@ Read next: reporting.py, which puts them on a page; command.py, which prints the
 """
 
 from ..page.parts import Status
-from .running import Share, Tracks
+from .run_tracking import Share, Tracks
 
 LEVEL = 0.95  # of the band
 APART = 0.02  # that a share may be off and the filter still be what it claims, for practical purposes

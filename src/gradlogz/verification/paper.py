@@ -3,7 +3,7 @@
 Keys follow the paper (Eq. 4, Prop. 1a) or, for a statement that had to be corrected, the list of errata (E8); both are
 explained in docs/errata.md. [shim22]
 
-Read next: expansion.py (section 3.3 and Theorem 1), notes.py (the two draft notes).
+Read next: paper_section_3_3.py (section 3.3 and Theorem 1), draft_notes.py (the two draft notes).
 """
 
 import torch

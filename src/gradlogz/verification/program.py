@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from . import attention, composition, expansion, families, notes, paper
+from . import attention_statements, draft_notes, measure_families, measure_operations, paper, paper_section_3_3
 from .statement import STATEMENTS, Statement
 
-MODULES = (paper, expansion, notes, families, composition, attention)
+MODULES = (paper, paper_section_3_3, draft_notes, measure_families, measure_operations, attention_statements)
 
 
 class Verdict(NamedTuple):

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...kernels import reference
+from ...kernels.attention import reference
 from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, check_tokens, join, split

@@ -5,9 +5,6 @@
 Read next: multihead.py, the layer that everyone knows; the others differ from it in the measure of a head.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 
 from ..._errors import sentence, shape_of
@@ -27,11 +24,6 @@ def join(per_head: Float[Tensor, "*b h n d"]) -> Float[Tensor, "*b n hd"]:
 def wide(tensor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """In float32 or better."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def without_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    """Where what is wide stays wide."""
-    return nullcontext() if like.device.type == "meta" else torch.autocast(like.device.type, enabled=False)
 
 
 def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:

@@ -26,7 +26,7 @@ from torch import nn
 
 from ..._errors import has_values, sentence
 from ..._typing import Bool, Float, Tensor
-from ...kernels.bessel import radial
+from ...special.bessel import radial
 from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, check_tokens, join, split

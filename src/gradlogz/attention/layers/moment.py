@@ -21,16 +21,17 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
+from ..._autocast import autocast_disabled
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...kernels.scoring import Block, Scoring, visible
+from ...kernels.attention.scoring import Block, Scoring, visible
 from ...measures.gating import gated_mean, gated_spread
 from ...measures.gaussian import Gaussian
 from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_statistics, check_tokens, join, split, wide, without_autocast
+from .heads import check_sizes, check_statistics, check_tokens, join, split, wide
 
 
 class Moments(NamedTuple):
@@ -135,7 +136,7 @@ class MomentAttention(nn.Module):
         h, dtype = self.num_heads, self.out_proj.weight.dtype
         eta = split(self.q_proj(mean), h) * (self.embed_dim // h) ** -0.5
         mu = split(self.k_proj(seen_mean), h)
-        with without_autocast(eta):  # a variance is a difference: half precision has no digits left for it
+        with autocast_disabled(eta):  # a variance is a difference: half precision has no digits left for it
             given = (wide(eta), wide(mu), wide(seen_covariance), attn_mask, is_causal)
             found, whole = self._full(*given) if self.covariance == "full" else self._diagonal(*given, statistics)
             if self.noise is not None:

@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, linear, pad
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...kernels import reference
+from ...kernels.attention import reference
 from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, join, split

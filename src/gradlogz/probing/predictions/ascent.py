@@ -8,11 +8,11 @@ good as the gradient of the same length. G is convex in the query, so that its r
 counts is the gain beyond that of the update of another token of the same text (permuted). The reversed update and a
 random direction are told beside it. The log normaliser of rows that see one key is linear; they are kept.
 
-Measured on one token in sixteen, the same ones in every layer (../rows.py), which see all their keys. A layer supports
-the claim if its gain lies above 0.05 and above that of permuted updates; it refutes it if it lies below 0 or below
-those.
+Measured on one token in sixteen, the same ones in every layer (observables/attention_rows.py), which see all their
+keys. A layer supports the claim if its gain lies above 0.05 and above that of permuted updates; it refutes it if it
+lies below 0 or below those.
 
-Read next: tie.py (the weights that would make it exact), ../asking.py (how moved tokens are read).
+Read next: tie.py (the weights that would make it exact), ../inside/reprojection.py (how moved tokens are read).
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
-from ...attention.calls import WIDTH
 from ...attention.functional import attend
-from ..asking import Ask
-from ..capturing import Attended, Event, Passed
+from ...attention.in_models.intercepted_calls import WIDTH
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event, Passed
+from ..inside.reprojection import Ask
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import applies, at, chosen, log_weights_of
-from ..rulings import Bounds, count, judge, measured
 from ..statistics import bootstrap, sums_of
-from ..texts import Batch
+from ..testing import Bounds, count, judge, measured
+from .observables.attention_rows import applies, at, chosen, log_weights_of
 
 claim = "An attention sublayer moves tokens up the log normaliser of its keys."
 formula = "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 from ..._typing import Float, Tensor
-from ..capturing import Attended, Event
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import applies, rows_of
-from ..rulings import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
 from ..statistics import Estimate, ratio, sums_of
-from ..texts import Batch
+from ..testing import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
+from .observables.attention_rows import applies, rows_of
 
 claim = "Heads are coherent: attention without gates is nearly the gradient of the mixture of its heads."
 formula = "KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats"

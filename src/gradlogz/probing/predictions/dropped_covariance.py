@@ -16,7 +16,7 @@ Null: the same with the spread of the token half a text away.
 Verdict, of the average over layers: supported if the interval of the partial correlation lies above LEAST and above the
 null, refuted if it lies below LEAST. Layers are told each by itself.
 
-Read next: ../interest.py (the tokens of largest covariance), ../../attention/layers (attention that keeps it).
+Read next: ../extreme_tokens.py (the tokens of largest covariance), ../../attention/layers (attention that keeps it).
 """
 
 import math
@@ -27,14 +27,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..._typing import Bool, Float, Tensor
-from ...attention.calls import HIDDEN, Call
-from ..capturing import Attended, Event
+from ...attention.in_models.intercepted_calls import HIDDEN, Call
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import keys_seen
-from ..rulings import Bounds, bootstrapped, count, judge, measured
 from ..statistics import Estimate, Sums, sums_of
-from ..texts import Batch
+from ..testing import Bounds, bootstrapped, count, judge, measured
+from .observables.attention_rows import keys_seen
 
 claim = "The covariance that attention drops is large where the model is unsure."
 formula = "partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n"

@@ -17,7 +17,8 @@ the band in which another head with random weights would lie.
 Verdict: a head supports the claim if the interval of its entropy lies below that band by LEAST of log n, and refutes it
 if above the band by as much. Alerts are those of the monitor, on averages over the text.
 
-Read next: gaussian_measure.py (what entropy allows), ../../attention/rows.py (the alerts in training).
+Read next: gaussian_measure.py (what entropy allows), ../../attention/in_models/head_summaries.py (the alerts in
+training).
 """
 
 from collections import defaultdict
@@ -27,14 +28,14 @@ from typing import Any
 
 import torch
 
-from ...attention.rows import Thresholds
-from ..capturing import Attended, Event
+from ...attention.in_models.head_summaries import Thresholds
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
-from ..rulings import Bounds, bootstrapped, count, judge, measured, random_band
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
-from ..texts import Batch
+from ..testing import Bounds, bootstrapped, count, judge, measured, random_band
+from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
 
 claim = "Training makes heads choose: their weights are sharper than those of random weights."
 formula = "H / log n of every row, n the keys it sees"

@@ -11,7 +11,7 @@ tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same 
 says little, since adding anything spreads a cloud. Traces are those of single tokens and coordinates where these are
 massive: they are taken with and without the first token of each row, and volumes, in which every direction counts the
 same, are those of k = 32 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
-Measured on one token in four, the same ones in every layer (../rows.py).
+Measured on one token in four, the same ones in every layer (observables/attention_rows.py).
 
 Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess also holds what
 updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens.
@@ -30,14 +30,14 @@ from typing import Any
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
-from ..capturing import Event, Normed, Passed
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Event, Normed, Passed
 from ..nulls import band
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import at, chosen
-from ..rulings import Bounds, absent, count, judge, measured, middle
 from ..statistics import GROUPS, Comoments, Estimate, Moments, comoments_of, jackknife
-from ..texts import Batch
+from ..testing import Bounds, absent, count, judge, measured, middle
+from .observables.attention_rows import at, chosen
 
 claim = "Attention spreads the cloud of tokens more than the addition of an unrelated vector would."
 formula = "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"

@@ -23,7 +23,8 @@ normalizer explained" above BAR too, and it has at least INFORMED nats of inform
 refutes it if one of the intervals lies below BAR. Both are needed: a single key that takes all weight draws the mean
 along Sigma q by chance, and then the log normaliser tells.
 
-Read next: ../rows.py (the rows), entropy.py (on which it depends), ../../measures/gaussian.py (the measure).
+Read next: observables/attention_rows.py (the rows), entropy.py (on which it depends), ../../measures/gaussian.py (the
+measure).
 """
 
 import math
@@ -34,14 +35,14 @@ from typing import Any
 import torch
 
 from ..._typing import Bool, Float, Tensor
-from ...attention.calls import visible
-from ..capturing import Attended, Event
+from ...attention.in_models.intercepted_calls import visible
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
-from ..rulings import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from ..statistics import Comoments, Moments, Sums, comoments_of, jackknifed, sums_of
-from ..texts import Batch
+from ..testing import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
+from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
 claim = "Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q."
 formula = "1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the keys a row sees"

@@ -11,7 +11,7 @@
 The source expects the fixed point of attention and normalisation to be Gaussian. It is an equilibrium, and an unstable
 one, and clouds that look Gaussian are often frozen or far from 0 [theory 10.1]: self weight and mean fraction,
 |E x|² / E|x|², are told beside it. Measured before every attention sublayer and at the end, on the tokens of least
-hash, the same at every depth, kept in the precision of the stream; self weights on few (../rows.py).
+hash, the same at every depth, kept in the precision of the stream; self weights on few (observables/attention_rows.py).
 
 Three things fake other shapes: first tokens; massive activations, |a| > 100 and at least 1000 times the median [sun24];
 and means of positions. Each is removed by itself, and all of them together: "cleaned". Positions share a mean with
@@ -26,7 +26,7 @@ Verdict: a depth supports the claim if the interval of its cleaned excess lies b
 W² a logistic law is 0.008 from the normal one, a Laplace or uniform law 0.04, an exponential one 0.19. The largest is
 taken because of a Gaussian all projections are: clusters in a plane are seen on two axes and hardly in the mean.
 
-Read next: ../shapes.py (the numbers), pair_energy.py (the cloud over depth).
+Read next: observables/gaussianity_tests.py (the numbers), pair_energy.py (the cloud over depth).
 """
 
 import math
@@ -37,17 +37,27 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._typing import Bool, Float, Int, Tensor
-from ...dynamics.bands import band_of_draws
+from ...dynamics.intervals import band_of_draws
 from ...dynamics.observables import OBSERVABLES
-from ..capturing import Attended, Event
-from ..depths import Depth, depth_of
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import applies, rows_of
-from ..rulings import Bounds, count, judge, measured, middle
-from ..shapes import AXES, LARGEST, PROJECTIONS, SLICED, Cloud, cloud_of, gaussian_clouds, largest_square, shape
 from ..statistics import SAMPLE, Estimate, bootstrap, chosen, jackknifed, ratio, sample_of, sums_of, token_hashes
-from ..texts import Batch
+from ..testing import Bounds, count, judge, measured, middle
+from .observables.attention_rows import applies, rows_of
+from .observables.gaussianity_tests import (
+    AXES,
+    LARGEST,
+    PROJECTIONS,
+    SLICED,
+    Cloud,
+    cloud_of,
+    gaussian_clouds,
+    largest_square,
+    shape,
+)
+from .observables.residual_stream import Depth, depth_of
 
 claim = "The stream of tokens is a Gaussian cloud at every depth."
 formula = "largest W² of the whitened leading components to N(0, 1) over directions, less that of a Gaussian cloud"

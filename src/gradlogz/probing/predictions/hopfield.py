@@ -30,13 +30,13 @@ from typing import Any
 import torch
 
 from ..._typing import Float, Tensor
-from ..capturing import Attended, Event
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import Rows, applies, rows_of
-from ..rulings import Bounds, absent, bootstrapped, count, judge, measured, random_band
 from ..statistics import histogram_of, ratio, sums_of
-from ..texts import Batch
+from ..testing import Bounds, absent, bootstrapped, count, judge, measured, random_band
+from .observables.attention_rows import Rows, applies, rows_of
 
 claim = "Heads retrieve: nine tenths of their weight lie on less than half of the keys they see."
 formula = "k / n, k the fewest keys that hold 90 % of the weight of a row that sees n"

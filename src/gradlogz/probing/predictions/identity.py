@@ -7,7 +7,7 @@
 The right side is differentiated by torch from logits that are written out, for the rows with small hashes; the left is
 what the model went on with. A layer that is not exact was not captured as it computes, and nothing said of it holds.
 
-Read next: gaussian_measure.py (what the same rows say of their keys), ../rows.py (which rows).
+Read next: gaussian_measure.py (what the same rows say of their keys), observables/attention_rows.py (which rows).
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from ..._typing import Tensor
-from ..capturing import Attended, Event
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rows import applies, rows_of
-from ..rulings import absent
 from ..statistics import histogram_of
-from ..texts import Batch
+from ..testing import absent
+from .observables.attention_rows import applies, rows_of
 
 claim = "The output of attention is the gradient of its log normaliser."
 formula = "error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)"

@@ -27,13 +27,13 @@ from typing import Any
 import torch
 
 from ..._typing import Tensor
-from ..capturing import Event, Passed
-from ..clouds import cloud
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Event, Passed
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rulings import Bounds, absent, also_random, count, judge, measured, middle
 from ..statistics import Comoments, Moments, affine_fit, jackknife
-from ..texts import Batch
+from ..testing import Bounds, absent, also_random, count, judge, measured, middle
+from .observables.batch_moments import cloud
 
 claim = "The feed-forward sublayers are nearly affine maps of what they read."
 formula = "held-out R² of the best affine map from what a feed-forward sublayer reads to what it adds to the stream"

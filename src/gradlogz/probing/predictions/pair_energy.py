@@ -22,7 +22,7 @@ random weights, where tokens meet as well, and refutes it if below -LEAST. The m
 if none is and as many steps support it as a random order has rises at most in 5 %; else undecided, as with fewer than
 three layers.
 
-Read next: ../depths.py (where the stream is looked at), ../../dynamics/observables.py.
+Read next: observables/residual_stream.py (where the stream is looked at), ../../dynamics/observables.py.
 """
 
 import math
@@ -34,15 +34,15 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
-from ...dynamics.bands import band_of_mean
+from ...dynamics.intervals import band_of_mean
 from ...dynamics.observables import OBSERVABLES
-from ..capturing import Attended, Event
-from ..depths import Depth, depth_of, stack_of
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
 from ..prediction import Finished, Judgement, Measured, Probed, Ruling, Twin, real
-from ..rulings import Bounds, bootstrapped, count, judge, measured
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
-from ..texts import Batch
+from ..testing import Bounds, bootstrapped, count, judge, measured
+from .observables.residual_stream import Depth, depth_of, stack_of
 
 claim = "The pair energy of the tokens of a text does not fall from layer to layer."
 formula = "change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence"

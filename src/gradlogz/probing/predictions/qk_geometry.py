@@ -37,18 +37,18 @@ from typing import Any
 import torch
 
 from ..._typing import Tensor
-from ..capturing import Attended, Event, Passed
-from ..clouds import cloud, on_cpu
-from ..distances import kept, mean_rotations, told_over
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event, Passed
+from ..inside.rotary import OVER, STILL, Turning, still_share
+from ..inside.weights import HeadWeights
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rotations import OVER, STILL, Turning, still_share
-from ..rows import applies, rows_of
-from ..rulings import Bounds, absent, count, judge, measured, middle
 from ..statistics import GROUPS, Comoments, Moments, jackknife, jackknifed, student_quantile
-from ..texts import Batch
-from ..weights import HeadWeights
+from ..testing import Bounds, absent, count, judge, measured, middle
+from .observables.attention_distance import kept, mean_rotations, told_over
+from .observables.attention_rows import applies, rows_of
+from .observables.batch_moments import cloud, on_cpu
 
 claim = "The logit form of each head is symmetric and positive, as a Fisher information is."
 formula = "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"

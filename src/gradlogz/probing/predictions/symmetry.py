@@ -30,16 +30,16 @@ from typing import Any
 import torch
 
 from ..._typing import Float, Tensor
-from ..capturing import Attended, Event
-from ..distances import kept, looked, mean_rotations, told_over
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event
+from ..inside.rotary import OVER, STILL, Turning, still_share
+from ..inside.weights import HeadWeights
 from ..nulls import band, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..rotations import OVER, STILL, Turning, still_share
-from ..rulings import absent, count, measured, middle
 from ..statistics import GROUPS, jackknifed
-from ..texts import Batch
-from ..weights import HeadWeights
+from ..testing import absent, count, measured, middle
+from .observables.attention_distance import kept, looked, mean_rotations, told_over
 
 claim = "The logit form of each layer is symmetric: queries and keys play the same part."
 formula = "tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns"

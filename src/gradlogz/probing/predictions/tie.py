@@ -29,17 +29,17 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from ..capturing import Attended, Event, Passed
-from ..clouds import cloud, on_cpu
-from ..distances import kept, mean_rotations, told_over
+from ..corpus.text import Batch
 from ..findings import Finding
+from ..inside.capturing import Attended, Event, Passed
+from ..inside.rotary import OVER, STILL, Turning, still_share
+from ..inside.weights import HeadWeights
 from ..nulls import band, centred, outside
 from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..rotations import OVER, STILL, Turning, still_share
-from ..rulings import Bounds, absent, count, judge, measured
 from ..statistics import Comoments, jackknifed
-from ..texts import Batch
-from ..weights import HeadWeights
+from ..testing import Bounds, absent, count, judge, measured
+from .observables.attention_distance import kept, mean_rotations, told_over
+from .observables.batch_moments import cloud, on_cpu
 
 claim = "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
 formula = "cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens"

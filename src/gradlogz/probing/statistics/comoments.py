@@ -22,9 +22,9 @@ import torch
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from .border import check_alike, double, whole_products
 from .estimates import Estimate, student_quantile
 from .hashing import GROUPS
+from .validation import check_alike, double, whole_products
 
 BLOCKS, NARROW = 8, 64  # rows of blocks of a wide matrix, and how many of its rows each has at least
 

@@ -10,7 +10,7 @@ import torch
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
-from .border import check_alike
+from .validation import check_alike
 
 
 class Histogram(NamedTuple):

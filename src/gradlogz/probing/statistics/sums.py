@@ -23,9 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._errors import sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
-from .border import check_alike, double
 from .estimates import LEVEL, Estimate, student_quantile
 from .hashing import bootstrap_weights
+from .validation import check_alike, double
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key, the documents of a batch
 

@@ -1,0 +1,1 @@
+"""Attention inside somebody else's model: interception, observation, monitoring, Hugging Face."""

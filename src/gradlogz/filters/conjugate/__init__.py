@@ -1,0 +1,1 @@
+"""Filters of other conjugate families than Gaussians, and softmax attention as one of them."""

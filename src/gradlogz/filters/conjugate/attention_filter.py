@@ -1,0 +1,347 @@
+"""Softmax attention as a switching filter without observations, and the covariance that it drops.
+
+    P(A_t = i, A_{t+1} = j) ∝ pi_i psi_j exp(beta <mu_i, eta_j>)               slots i before and j after [theory 8.1]
+    P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, whatever psi is
+    x_{t+1} = x_t W_v + N(0, Q)                                                one map for all slots
+    mean   E[x_{t+1} | j]   = sum_i A_ij mu_i W_v                              softmax attention, exactly
+    spread Cov[x_{t+1} | j] = W_v^T (sum_i A_ij Sigma_i + Cov_A(mu)) W_v + Q   what a transformer does not send on [8.3]
+
+It is the interacting multiple model filter (../gaussian/switching.py) whose chain depends on the means: mix, move, and
+no update. For values that are keys Cov_A(mu) is the Fisher information ∇² log Z(eta_j). The probabilities of the slots
+after, pi'_j ∝ psi_j Z_j, are what `weights` chooses: attention itself sends none.
+
+Read next: ../gaussian/switching.py (the filter with observations), conjugate_filter.py, ../../measures/gibbs.py (draws
+in place of means).
+"""
+
+import dataclasses
+import math
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..._autocast import without_autocast
+from ..._errors import check_floats, has_values, present, sentence, shape_of
+from ..._typing import Bool, Float, Int, Tensor
+from ...kernels.attention.reference import log_sum_exp
+from ...measures import Empirical, Gaussian, Mixture
+from ...measures.measure import Measure
+from ..gaussian.results import Filtered
+from ..gaussian.switching import SwitchingFilter
+from ..models.switching_model import SwitchingModel
+from ..moment_matching import symmetric
+from ..validation import arranged
+
+UNREAD = 200  # rounds of Sinkhorn's method where no number can be read: under torch.func and torch.compile
+
+
+class Slots(NamedTuple):
+    """A message: what is believed of the state in each slot n.
+
+    Attributes:
+        mean: the hidden state of a transformer.
+        covariance: of the state in each slot; None for one that is not kept.
+        log_probability: of the slots, added to the logits as a key bias; None is uniform.
+    """
+
+    mean: Float[Tensor, "*b n d"]
+    covariance: Float[Tensor, "*b n d d"] | None = None
+    log_probability: Float[Tensor, "*b n"] | None = None
+
+
+class Collapsed(NamedTuple):
+    """A step of an attention filter.
+
+    Attributes:
+        slots: the message that is sent on.
+        log_normalizer: log Z_j, the log evidence of each slot; the log-sum-exp of attention.
+        log_received: log P(A_t = i), the share of all attention that a slot receives.
+    """
+
+    slots: Slots
+    log_normalizer: Float[Tensor, "*b m"]
+    log_received: Float[Tensor, "*b n"]
+
+
+class Coupling(NamedTuple):
+    """The law of the slot before and the slot after, as a chain: what `imm` would be given."""
+
+    log_probability: Float[Tensor, "*b n"]
+    transition: Float[Tensor, "*b n m"]
+
+
+class AttentionFilter:
+    """A filter whose slots attend to each other.
+
+    Args:
+        value: W_v [d, e], one map for all slots; None is the identity.
+        noise: Q [e, e], added to covariances.
+        scale: beta.
+        keep: "mean" is softmax attention; "covariance" sends the second moment on as well.
+        coupling: "mean", exp(beta <mu_i, eta_j>), or "state", exp(beta <x, eta_j>), under which a slot with a
+            covariance has the logit beta <mu_i, eta_j> + beta² eta_j^T Sigma_i eta_j / 2 and moves by beta Sigma_i
+            eta_j.  [8.4]
+        weights: psi. "one", pi'_j ∝ Z_j; "normalizer", psi_j = 1/Z_j, pi' uniform; "sinkhorn", such that P(A_t) = pi
+            and pi' uniform, which changes the attention weights too: with pi uniform they are doubly stochastic.
+        tolerance: of Sinkhorn's marginals, relative.
+        max_rounds: of Sinkhorn's method.
+
+    Cost: that of attention; with covariances m n d² and the m x n weights.
+    Law: tests/laws/test_attention_is_a_filter.py.
+
+    >>> import torch
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> x, W_q, W_v = torch.randn(5, 8, dtype=torch.float64), *torch.randn(2, 8, 8, dtype=torch.float64)
+    >>> attention = AttentionFilter(value=W_v, scale=8**-0.5)
+    >>> sent = attention.step(Slots(x), eta=x @ W_q)
+    >>> torch.allclose(sent.slots.mean, scaled_dot_product_attention(x @ W_q, x, x @ W_v))
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        value: Float[Tensor, "d e"] | None = None,
+        noise: Float[Tensor, "e e"] | None = None,
+        scale: float = 1.0,
+        keep: Literal["mean", "covariance"] = "mean",
+        coupling: Literal["mean", "state"] = "mean",
+        weights: Literal["one", "normalizer", "sinkhorn"] = "one",
+        tolerance: float = 1e-12,
+        max_rounds: int = 10_000,
+    ) -> None:
+        call = "AttentionFilter"
+        check_floats(call, **present(value=value, noise=noise))
+        choices = {
+            "keep": (keep, ("mean", "covariance")),
+            "coupling": (coupling, ("mean", "state")),
+            "weights": (weights, ("one", "normalizer", "sinkhorn")),
+        }
+        for name, (chosen, known) in choices.items():
+            if chosen not in known:
+                condition = f"{name} must be one of {', '.join(known)}"
+                raise ValueError(sentence(call, condition, repr(chosen), "The docstring says what they are."))
+        if noise is not None and keep == "mean":
+            remedy = 'Pass keep="covariance": noise does not move a mean.'
+            raise ValueError(sentence(call, "noise must come with covariances", 'keep="mean"', remedy))
+        if weights == "sinkhorn" and coupling == "state":
+            remedy = 'Use coupling="mean".'
+            raise ValueError(sentence(call, 'sinkhorn must have coupling="mean"', 'coupling="state"', remedy))
+        self.value, self.noise, self.scale = value, noise, scale
+        self.keep, self.coupling, self.weights = keep, coupling, weights
+        self.tolerance, self.max_rounds = tolerance, max_rounds
+
+    @without_autocast
+    def step(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Collapsed:
+        """Slots after one step, from the natural parameters (queries) of each of them."""
+        self._check("AttentionFilter.step", slots, eta)
+        h, natural = self._measure(slots, eta), self.scale * eta
+        G = h.log_normalizer(natural)
+        mean = h.mean(natural)
+        covariance = None
+        if self.keep == "covariance":
+            covariance = self._sent(self._spread(h, slots, natural))
+        log_after = self._log_after(G)
+        slots_after = Slots(mean if self.value is None else mean @ self.value, covariance, log_after)
+        return Collapsed(slots_after, G, self._log_received(slots, natural, h, log_after - G))
+
+    @without_autocast
+    def dropped(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m e e"]:
+        """The covariance of the state after, given the slot: what keeping the mean alone throws away.   [theory 8.3]"""
+        self._check("AttentionFilter.dropped", slots, eta)
+        h, natural = self._measure(slots, eta), self.scale * eta
+        return self._sent(self._spread(h, slots, natural))
+
+    @without_autocast
+    def chain(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Coupling:
+        """P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations is this filter; all m x n numbers.
+
+        Slots of probability 0 go anywhere, with equal probabilities.
+        """
+        self._check("AttentionFilter.chain", slots, eta)
+        h, natural = self._measure(slots, eta), self.scale * eta
+        p = h.responsibilities(natural) if isinstance(h, Mixture) else h.probabilities(natural)  # type: ignore[attr-defined]
+        joint = (p * self._log_after(h.log_normalizer(natural)).exp().unsqueeze(-1)).mT
+        before = joint.sum(-1)
+        alive = (before > 0).unsqueeze(-1)
+        transition = torch.where(alive, joint / torch.where(alive, before.unsqueeze(-1), 1.0), 1 / eta.shape[-2])
+        return Coupling(before.log(), transition)
+
+    # What a step is made of -------------------------------------------------------------------------------------------
+
+    def _measure(self, slots: Slots, eta: Tensor) -> Measure:
+        """The measure that the queries are the natural parameters of: sum_i pi_i exp(f_i) delta or N."""
+        log_pi = slots.log_probability
+        if self.weights == "sinkhorn":
+            log_pi = self._sinkhorn(slots, self.scale * eta)
+        if self.coupling == "mean" or slots.covariance is None:
+            return Empirical(slots.mean, log_pi)
+        log_pi = slots.mean.new_zeros(slots.mean.shape[:-1]) if log_pi is None else log_pi
+        return Mixture(log_pi.log_softmax(-1), Gaussian(slots.mean, slots.covariance))
+
+    def _spread(self, h: Measure, slots: Slots, natural: Tensor) -> Tensor:
+        """Cov[x | j], before the value map."""
+        between = h.covariance(natural)
+        if isinstance(h, Mixture) or slots.covariance is None:
+            return between
+        within = h.expect(slots.covariance.flatten(-2), natural).unflatten(-1, slots.covariance.shape[-2:])
+        return between + within
+
+    def _sent(self, covariance: Tensor) -> Tensor:
+        W = self.value
+        moved = covariance if W is None else W.mT @ covariance @ W
+        return symmetric(moved if self.noise is None else moved + self.noise)
+
+    def _log_after(self, G: Tensor) -> Tensor:
+        """log pi'_j ∝ log psi_j + log Z_j."""
+        return (G if self.weights == "one" else torch.zeros_like(G)).log_softmax(-1)
+
+    def _log_received(self, slots: Slots, natural: Tensor, h: Measure, log_psi: Tensor) -> Tensor:
+        """log P(A_t = i) = log pi_i + log sum_j psi_j exp(logit_ij): the same attention, the other way round."""
+        if isinstance(h, Mixture):
+            shares = h.responsibilities(natural)
+            log_shares = torch.where(shares > 0, shares, 1.0).log().masked_fill(shares <= 0, -torch.inf)
+            joint = (log_shares + (log_psi + h.log_normalizer(natural)).unsqueeze(-1)).mT
+            return log_sum_exp(joint)
+        back = Empirical(natural, log_psi).log_normalizer(slots.mean)
+        log_pi = h.log_weights  # type: ignore[attr-defined]
+        return back if log_pi is None else back + log_pi
+
+    def _sinkhorn(self, slots: Slots, natural: Tensor) -> Tensor:
+        """Key biases under which slots before have probability pi and slots after are uniform, in linear memory."""
+        n, m = slots.mean.shape[-2], natural.shape[-2]
+        uniform = slots.mean.new_full(slots.mean.shape[:-1], -math.log(n))
+        log_pi = uniform if slots.log_probability is None else slots.log_probability.log_softmax(-1)
+        f, readable = log_pi, has_values(slots.mean, natural)
+        for _ in range(self.max_rounds if readable else min(self.max_rounds, UNREAD)):
+            g = -math.log(m) - Empirical(slots.mean, f).log_normalizer(natural)
+            received = f + Empirical(natural, g).log_normalizer(slots.mean)
+            off = torch.where(log_pi == -torch.inf, 0.0, log_pi - received)
+            if readable and bool((off.detach().abs() <= self.tolerance).all()):
+                return f
+            f = torch.where(log_pi == -torch.inf, log_pi, f + off)
+        if readable:
+            condition = f"Sinkhorn's method must settle within {self.max_rounds} rounds"
+            fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
+            raise ValueError(sentence("AttentionFilter", condition, fact, "Allow more rounds, or a smaller scale."))
+        return f
+
+    def _check(self, call: str, slots: Slots, eta: Tensor) -> None:
+        mean, covariance, log_pi = slots
+        own = present(covariance=covariance, log_probability=log_pi, value=self.value, noise=self.noise)
+        check_floats(call, mean=mean, eta=eta, **own)
+        fits = mean.ndim > 1 and eta.ndim == mean.ndim and eta.shape[-1] == mean.shape[-1]
+        if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
+            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
+            fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
+            raise ValueError(sentence(call, condition, fact, "Project queries into the space of the keys first."))
+        d = mean.shape[-1]
+        if self.value is not None and self.value.shape[:1] != (d,):
+            fact = f"shape {shape_of(self.value)}"
+            raise ValueError(sentence(call, f"value must be [d={d}, e]", fact, "Tokens are rows: x' = x W_v."))
+        e = d if self.value is None else self.value.shape[-1]
+        if self.noise is not None and self.noise.shape != (e, e):
+            condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
+            raise ValueError(sentence(call, condition, fact, "It is added after the value map."))
+        if covariance is not None and covariance.shape != (*mean.shape, d):
+            condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
+            raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+        if log_pi is not None and log_pi.shape != mean.shape[:-1]:
+            condition, fact = f"slots.log_probability must be {tuple(mean.shape[:-1])}", f"shape {shape_of(log_pi)}"
+            raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+
+
+@without_autocast
+def attentive_imm(
+    model: SwitchingModel,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    eta: Float[Tensor, "k s"],
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+) -> Filtered:
+    """`imm` whose chain attends to the state: Eq. (12) of the note, repaired and run.   [theory E53-E56]
+
+        P(s_t = j | s_{t-1} = i) = softmax_j(log T_ij + <mu_i, eta_j>)
+
+    mu_i is the mean of the state in mode i, eta_j the natural parameter of mode j: modes are entered where the state
+    points along them. With eta = 0 this is `imm`; without observations, T constant, one F for all modes and means
+    alone, it is attention. Other arguments as of `imm`.
+    """
+    call = "attentive_imm"
+    check_floats(call, eta=eta, model=model.F)
+    if model.transition is None:
+        remedy = "Discretise it: discretize_chain."
+        raise ValueError(sentence(call, "the model must have a transition", "a rate", remedy))
+    if eta.shape != (model.modes, model.state_size):
+        condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
+        raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
+    series = arranged(call, model, observations, mask=mask, lengths=lengths, validate=model.validate)
+    batch, steps = observations.shape[:-2], observations.shape[-2]
+    state = SwitchingFilter(model).init(
+        mean=mean, covariance=covariance, log_mode_probability=log_mode_probability, batch_shape=tuple(batch)
+    )
+    found = []
+    for t in range(steps):
+        now = model.narrow(t)
+        assert now.transition is not None  # as of the whole model
+        T = now.transition.squeeze(-3) if now.transition.ndim > 2 else now.transition
+        pull = state.mean @ eta.mT  # <mu_i, eta_j>
+        positive = T > 0
+        logits = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf) + pull
+        attended = dataclasses.replace(now, transition=logits.softmax(-1).unsqueeze(-3), validate=False)
+        online = SwitchingFilter(attended)
+        look = None if series.seen is None else series.seen[..., t, :]
+        state, step = online.step(state, series.observations[..., t, :], mask=look)
+        found.append(step)
+    at = len(batch)
+    filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))
+    return filtered._replace(log_likelihood=state.log_likelihood)
+
+
+class LinearLink(NamedTuple):
+    """The best linear map from means to natural parameters, and how far it is from the link.   [Eq. (15); theory E57]
+
+    Attributes:
+        matrix: B of eta ≈ mu B + offset; in a transformer W_q W_k^T.
+        offset: likewise.
+        r_squared: the share of the variance of eta that it explains.
+        divergence: KL(P_eta‖P_linear), mean over the natural parameters: what the error costs in nats.
+    """
+
+    matrix: Float[Tensor, "d d"]
+    offset: Float[Tensor, "d"]
+    r_squared: Float[Tensor, ""]
+    divergence: Float[Tensor, ""]
+
+
+@without_autocast
+def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
+    """Fit eta ≈ mu B + b to the pairs (mu, eta) = (∇G(eta), eta) of a measure, by least squares.
+
+    The note conjectures that queries and keys approximate the canonical link of their family linearly. For a Gaussian
+    measure the link is linear, B = Sigma⁻¹, and the error 0; for keys it is not, the less so the further eta reaches.
+
+    >>> import torch
+    >>> from gradlogz import Gaussian
+    >>> found = linear_link(Gaussian.diagonal(torch.zeros(2), torch.tensor([2.0, 4.0])), torch.randn(20, 2))
+    >>> found.matrix.diagonal()
+    tensor([0.5000, 0.2500])
+    """
+    call = "linear_link"
+    check_floats(call, eta=eta)
+    d = h.dim
+    if eta.ndim != 2 or eta.shape[-1] != d or eta.shape[0] <= d + 1:
+        condition = f"eta must be [m, d={d}] with more than d + 1 rows"
+        raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "Pass the natural parameters to fit."))
+    mu = h.mean(eta)
+    centre, middle = mu.mean(0), eta.mean(0)
+    # Means may lie in a subspace, for which torch's least squares are for the CPU alone.
+    matrix = torch.linalg.pinv(mu - centre) @ (eta - middle)
+    offset = middle - centre @ matrix
+    fitted = mu @ matrix + offset
+    r_squared = 1 - (eta - fitted).square().sum() / (eta - middle).square().sum()
+    return LinearLink(matrix, offset, r_squared, h.kl(eta, fitted).mean())

@@ -1,0 +1,1 @@
+"""Parameters of switching systems from series: EM and gradient ascent."""

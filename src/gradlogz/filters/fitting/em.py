@@ -1,0 +1,303 @@
+"""Expectation and maximisation: what the smoother says of hidden states, and the parameters that fit it best.
+
+    E   P(s_t-1 = i, s_t = j | y), E[x_t x_t^T | s_t = j, y], E[x_t x_t-1^T | s_t = j, y]            `smooth`
+    M   T_ij ∝ sum_t P(s_t-1 = i, s_t = j | y)
+        [F_j b_j] = (sum g_tj E[x_t z_t-1^T]) (sum g_tj E[z_t-1 z_t-1^T])⁻¹,  z = (x, 1),  g_tj = P(s_t = j | y)
+        Q_j = sum g_tj E[r r^T] / sum g_tj,   r = x_t - F_j x_t-1 - b_j;    H, d and R likewise from y
+
+What is missing of an observation is a hidden variable too, and enters by its mean and covariance given the rest. With
+one mode, and with an exact smoother, every round raises the likelihood; with the others nearly every round does, and
+the best model is what is returned.
+
+Read next: ../gaussian/smoother.py (the E step), learning.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..gaussian.smoother import Method, smooth
+from ..models.switching_model import SwitchingModel
+from ..moment_matching import symmetric
+from ..validation import arranged
+from .parametrization import MATRICES, PLAIN, Beginning, Plan
+from .training_data import CELLS, Data, End
+
+
+class Sums(NamedTuple):
+    """What the M step needs of all series, for each mode: weights, moments of x, (x, x before), (y, x) and x_0."""
+
+    pairs: Float[Tensor, "k k"]
+    weight: Float[Tensor, "k"]
+    x: Float[Tensor, "k s"]
+    xx: Float[Tensor, "k s s"]
+    p: Float[Tensor, "k s"]
+    xp: Float[Tensor, "k s s"]
+    pp: Float[Tensor, "k s s"]
+    y: Float[Tensor, "k o"]
+    yx: Float[Tensor, "k o s"]
+    yy: Float[Tensor, "k o o"]
+    Q_error: Float[Tensor, "k"]
+    Q_count: Float[Tensor, "k"]
+    R_error: Float[Tensor, "k"]
+    R_count: Float[Tensor, "k"]
+    weight_0: Float[Tensor, "k"]
+    x_0: Float[Tensor, "k s"]
+    xx_0: Float[Tensor, "k s s"]
+    log_likelihood: Float[Tensor, ""]
+
+
+def maximised(
+    model: SwitchingModel,
+    begin: Beginning,
+    data: Data,
+    plan: Plan,
+    smoother: Method,
+    max_rounds: int,
+    enough: float,
+    progress: Callable[[int, float], None] | None,
+) -> End:
+    """Rounds of E and M until one gains too little."""
+    best, history, converged = (model, begin), [], False
+    with torch.no_grad():
+        for i in range(max_rounds + 1):
+            sums = _expected(model, begin, data, smoother)
+            history.append(float(sums.log_likelihood))
+            if history[-1] >= max(history):
+                best = (model, begin)
+            if progress is not None:
+                progress(i, history[-1])
+            converged = i > 0 and abs(history[-1] - history[-2]) <= enough
+            if converged or i == max_rounds:
+                break
+            model, begin = _maximum(model, begin, sums, plan)
+    return End(*best, max(history), history, converged)
+
+
+def _expected(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
+    """The E step: sums over all series, some series at a time."""
+    t, k, s = data.y.shape[1], model.modes, model.state_size
+    size = max(1, CELLS // (t * k * k * 4 * s * s))
+    total: Sums | None = None
+    for part in data.chunks(size):
+        sums = _expected_of(model, begin, part, smoother)
+        total = sums if total is None else Sums(*(a + b for a, b in zip(total, sums, strict=True)))
+    assert total is not None  # there is a series
+    return total
+
+
+def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
+    given: dict[str, Any] = {"mask": data.mask, "lengths": data.lengths, "times": data.times}
+    found = smooth(model, data.y, **begin._asdict(), method=smoother, **given)
+    now, y, _ = arranged("fit", model, data.y, validate=False, **given)
+    F, Q, H, R = now.F, now.Q, now.H, now.R
+    inside = data.counted
+    g = found.log_mode_probability.exp() * inside.unsqueeze(-1)  # [b, t, k]
+    m, P, before, P_before, lag = (
+        found.mode_mean,
+        found.mode_covariance,
+        found.previous_mean,
+        found.previous_covariance,
+        found.lag_covariance,
+    )
+    # Moments of the state, its step and what is seen of it -----------------------------------------------------------
+    seen = data.seen.unsqueeze(-2)
+    A, a, C = _completed(y.unsqueeze(-2), seen, H, R, now.d)
+    yx = A @ _second(m, P) + a.unsqueeze(-1) * m.unsqueeze(-2)
+    Ax = (A @ m.unsqueeze(-1)).squeeze(-1)
+    yy = A @ P @ A.mT + _outer(Ax + a) + C
+    # Errors in units of what the model expects, for factors of Q and R -----------------------------------------------
+    r = m - (F @ before.unsqueeze(-1)).squeeze(-1)
+    r = r if now.b is None else r - now.b
+    cross = F @ lag.mT
+    S = P - cross - cross.mT + F @ P_before @ F.mT + _outer(r)
+    inverse = torch.linalg.pinv(Q, hermitian=True)
+    rank = torch.linalg.matrix_rank(Q, hermitian=True).to(m.dtype)
+    Q_error = (inverse * S).sum((-2, -1))
+    e = y.unsqueeze(-2) - (H @ m.unsqueeze(-1)).squeeze(-1)
+    e = e if now.d is None else e - now.d
+    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    weight = torch.linalg.inv(torch.where(both, R, eye)) * both
+    R_error = (weight * (H @ P @ H.mT + _outer(e))).sum((-2, -1))
+
+    def summed(value: Tensor) -> Tensor:
+        return torch.einsum("btk,btk...->k...", g, value.expand(*g.shape, *value.shape[3:]))
+
+    g_0 = found.initial_log_mode_probability.exp()
+    return Sums(
+        (found.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
+        g.sum((0, 1)),
+        summed(m),
+        summed(_second(m, P)),
+        summed(before),
+        summed(lag + m.unsqueeze(-1) * before.unsqueeze(-2)),
+        summed(_second(before, P_before)),
+        summed(Ax + a),
+        summed(yx),
+        summed(yy),
+        summed(Q_error),
+        summed(rank.expand(g.shape)),
+        summed(R_error),
+        summed(seen.sum(-1).to(m.dtype).expand(g.shape)),
+        g_0.sum(0),
+        torch.einsum("bk,bks->ks", g_0, found.initial_mode_mean),
+        torch.einsum("bk,bkse->kse", g_0, _second(found.initial_mode_mean, found.initial_mode_covariance)),
+        found.filtered.log_likelihood.sum(),
+    )
+
+
+def _completed(
+    y: Tensor, seen: Tensor, H: Tensor, R: Tensor, d: Tensor | None
+) -> tuple[Float[Tensor, "b t k o s"], Float[Tensor, "b t k o"], Float[Tensor, "b t k o o"]]:
+    """y given what was seen of it, x and the mode: N(A x + a, C); where all was seen, A = 0, a = y, C = 0."""
+    k, o, s = H.shape[-3:]
+    offset = y.new_zeros(k, o) if d is None else d
+    missing = ~seen
+    eye = torch.eye(o, dtype=R.dtype, device=R.device)
+    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    gain = (R * (missing.unsqueeze(-1) & seen.unsqueeze(-2))) @ (torch.linalg.inv(torch.where(both, R, eye)) * both)
+    A = missing.unsqueeze(-1) * H - gain @ (seen.unsqueeze(-1) * H)
+    rest = torch.where(seen, y - offset, 0.0)
+    a = torch.where(seen, y, offset + (gain @ rest.unsqueeze(-1)).squeeze(-1))
+    C = R * (missing.unsqueeze(-1) & missing.unsqueeze(-2)) - gain @ (R * (seen.unsqueeze(-1) & missing.unsqueeze(-2)))
+    shape = (*y.shape[:2], k)
+    return A.expand(*shape, o, s), a.expand(*shape, o), C.expand(*shape, o, o)
+
+
+def _maximum(model: SwitchingModel, begin: Beginning, sums: Sums, plan: Plan) -> tuple[SwitchingModel, Beginning]:
+    """The M step. A mode that no time belongs to keeps its parameters."""
+    fields: dict[str, Any] = {}
+    live = sums.weight > 1e-8
+    if "transition" in plan.learn:
+        assert model.transition is not None  # checked where learning begins
+        rows = sums.pairs.sum(-1, keepdim=True)
+        fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
+    pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
+    # The state: regress x on (x before, 1) ---------------------------------------------------------------------------
+    moved = _regressed(
+        (model.F, model.b),
+        (sums.xp, sums.x),
+        (sums.pp, sums.p, sums.weight),
+        sums.xx,
+        ("F" in plan.learn, "b" in plan.learn),
+        (pooled["F"], pooled["b"], pooled["Q"]),
+    )
+    fields |= {
+        name: _kept(live, new, getattr(model, name))
+        for name, new in zip(("F", "b"), moved, strict=False)
+        if name in plan.learn
+    }
+    # What is seen: regress y on (x, 1) -------------------------------------------------------------------------------
+    looked = _regressed(
+        (model.H, model.d),
+        (sums.yx, sums.y),
+        (sums.xx, sums.x, sums.weight),
+        sums.yy,
+        ("H" in plan.learn, "d" in plan.learn),
+        (pooled["H"], pooled["d"], pooled["R"]),
+    )
+    fields |= {
+        name: _kept(live, new, getattr(model, name))
+        for name, new in zip(("H", "d"), looked, strict=False)
+        if name in plan.learn
+    }
+    # Their noise -----------------------------------------------------------------------------------------------------
+    for name, spread, error, count in (
+        ("Q", moved[2], sums.Q_error, sums.Q_count),
+        ("R", looked[2], sums.R_error, sums.R_count),
+    ):
+        if name not in plan.learn:
+            continue
+        given = getattr(model, name)
+        if plan.structure[name] == "scale":
+            if pooled[name]:
+                error, count = (
+                    error.sum(-1, keepdim=True).expand_as(error),
+                    count.sum(-1, keepdim=True).expand_as(count),
+                )
+            factor = torch.where(count > 1e-8, error / count.clamp(min=1e-300), 1.0)
+            fields[name] = factor[:, None, None] * given
+            continue
+        if plan.structure[name] == "diagonal":
+            spread = torch.diag_embed(spread.diagonal(dim1=-2, dim2=-1))
+        fields[name] = _kept(live, spread, given)
+    if "initial" in plan.learn:
+        begin = _maximum_of_beginning(begin, sums)
+    return dataclasses.replace(model, **fields, validate=False), begin
+
+
+def _regressed(
+    given: tuple[Tensor, Tensor | None],
+    cross: tuple[Tensor, Tensor],
+    inner: tuple[Tensor, Tensor, Tensor],
+    outer: Tensor,
+    learned: tuple[bool, bool],
+    pooled: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Map and offset of least squares, and the mean square of what is left, from sums over times of each mode.
+
+    By pseudo-inverses: sums may be singular, and torch's least squares of singular ones are for the CPU alone.
+
+    Args:
+        given: map and offset as they are.
+        cross: sums of (response, regressor) and of the response.
+        inner: of (regressor, regressor), of the regressor, and of 1.
+        outer: of (response, response).
+        pooled: whether modes share the map, the offset, the noise.
+    """
+    M, c = given
+    yx, y = cross
+    xx, x, n = inner
+    c = y.new_zeros(y.shape) if c is None else c
+    M, c = M.expand(len(n), *M.shape[-2:]), c.expand(len(n), c.shape[-1])
+
+    def together(value: Tensor, whether: bool) -> Tensor:
+        return value.sum(0, keepdim=True).expand_as(value) if whether else value
+
+    n_ = n.clamp(min=1e-300)
+    if all(learned):
+        pool = pooled[0] or pooled[1]
+        big = torch.cat((torch.cat((xx, x.unsqueeze(-1)), -1), torch.cat((x, n.unsqueeze(-1)), -1).unsqueeze(-2)), -2)
+        both = torch.cat((yx, y.unsqueeze(-1)), -1)
+        solved = together(both, pool) @ torch.linalg.pinv(together(big, pool), hermitian=True)
+        M, c = solved[..., :-1], solved[..., -1]
+    elif learned[0]:
+        right = yx - c.unsqueeze(-1) * x.unsqueeze(-2)
+        M = together(right, pooled[0]) @ torch.linalg.pinv(together(xx, pooled[0]), hermitian=True)
+    elif learned[1]:
+        right = y - (M @ x.unsqueeze(-1)).squeeze(-1)
+        c = together(right, pooled[1]) / together(n_, pooled[1]).unsqueeze(-1)
+    left = outer - M @ yx.mT - yx @ M.mT + M @ xx @ M.mT
+    shift = c.unsqueeze(-1) * (y - (M @ x.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
+    left = left - shift - shift.mT + n[:, None, None] * _outer(c)
+    return M, c, symmetric(together(left, pooled[2]) / together(n_, pooled[2])[:, None, None])
+
+
+def _maximum_of_beginning(begin: Beginning, sums: Sums) -> Beginning:
+    live = sums.weight_0 > 1e-8
+    weight = sums.weight_0.clamp(min=1e-300)
+    mean = sums.x_0 / weight.unsqueeze(-1)
+    covariance = symmetric(sums.xx_0 / weight[:, None, None] - _outer(mean))
+    return Beginning(
+        _kept(live, mean, begin.mean),
+        _kept(live, covariance, begin.covariance),
+        sums.weight_0.log().log_softmax(-1),
+    )
+
+
+def _kept(live: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    """New parameters of modes that were there."""
+    old = torch.zeros_like(new) if old is None else old
+    return torch.where(live.unflatten(0, (-1, *[1] * (new.ndim - 1))), new, old)
+
+
+def _second(mean: Tensor, covariance: Tensor) -> Tensor:
+    return covariance + _outer(mean)
+
+
+def _outer(vector: Tensor) -> Tensor:
+    return vector.unsqueeze(-1) * vector.unsqueeze(-2)

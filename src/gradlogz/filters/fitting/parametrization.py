@@ -1,0 +1,131 @@
+"""Free numbers for constrained parameters: what a gradient may change without leaving the models.
+
+    transition    softmax of logits, rows sum to one; what is 0 stays 0
+    Q, R          full: L L^T with exp on the diagonal of L;  diagonal: exp;  scale: a factor exp(l) of what was given
+    F, H, b, d    themselves
+    initial       mean itself, covariance as L L^T, mode probabilities as a softmax
+
+Parameters that modes share are kept once. Leading dimensions (targets) are carried along.
+
+Read next: learning.py.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..._errors import sentence
+from ..._typing import Float, Tensor
+from ..models.switching_model import ENDS, SwitchingModel
+
+Structure = Literal["full", "diagonal", "scale"]
+MATRICES = ("Q", "R")
+PLAIN = ("F", "H", "b", "d")
+NAMES = ("transition", *MATRICES, *PLAIN, "initial")
+
+
+class Beginning(NamedTuple):
+    """What is believed at time 0 of every series."""
+
+    mean: Float[Tensor, "*b k s"]
+    covariance: Float[Tensor, "*b k s s"]
+    log_mode_probability: Float[Tensor, "*b k"]
+
+
+class Plan(NamedTuple):
+    """Which parameters are learned, in which form, and which of them modes share."""
+
+    learn: tuple[str, ...]
+    structure: dict[str, Structure]
+    shared: tuple[str, ...]
+
+
+Free = dict[str, Tensor]
+
+
+def freed(call: str, model: SwitchingModel, begin: Beginning, plan: Plan) -> Free:
+    """The free numbers of a model."""
+    free: Free = {}
+    for name in plan.learn:
+        if name == "transition":
+            assert model.transition is not None  # checked where learning begins
+            T = model.transition
+            free[name] = torch.where(T > 0, T, 1.0).log().masked_fill(T <= 0, -torch.inf)
+        elif name in MATRICES:
+            free[name] = _root(call, name, _once(plan, name, getattr(model, name)), plan.structure[name])
+        elif name in PLAIN:
+            free[name] = _once(plan, name, getattr(model, name))
+        else:
+            free["mean"] = begin.mean
+            free["covariance"] = _root(call, "covariance", begin.covariance, "full")
+            free["log_mode_probability"] = begin.log_mode_probability
+    return {name: t.detach().clone() for name, t in free.items()}
+
+
+def constrained(model: SwitchingModel, begin: Beginning, plan: Plan, free: Free) -> tuple[SwitchingModel, Beginning]:
+    """The model of free numbers; those that begin with targets make a model of each target."""
+    fields: dict[str, Any] = {}
+    for name in plan.learn:
+        if name == "transition":
+            fields[name] = _timed(free[name].softmax(-1), name)
+        elif name in MATRICES:
+            made = _squared(free[name], getattr(model, name), plan.structure[name])
+            fields[name] = _timed(_many(plan, name, made, model.modes), name)
+        elif name in PLAIN:
+            fields[name] = _timed(_many(plan, name, free[name], model.modes), name)
+    if "initial" in plan.learn:
+        begin = Beginning(
+            free["mean"],
+            _squared(free["covariance"], begin.covariance, "full"),
+            free["log_mode_probability"].log_softmax(-1),
+        )
+    return dataclasses.replace(model, **fields, validate=False), begin
+
+
+def _once(plan: Plan, name: str, field: Tensor) -> Tensor:
+    """Of a parameter that modes share, one."""
+    at = -len(ENDS[name])
+    return field.narrow(at, 0, 1) if name in plan.shared else field
+
+
+def _many(plan: Plan, name: str, field: Tensor, modes: int) -> Tensor:
+    at = field.ndim - len(ENDS[name])
+    return field.expand(*field.shape[:at], modes, *field.shape[at + 1 :]) if name in plan.shared else field
+
+
+def _timed(field: Tensor, name: str) -> Tensor:
+    """Fields of targets have a time dimension after them."""
+    ending = len(ENDS[name])
+    return field.unsqueeze(-ending - 1) if field.ndim == ending + 1 else field
+
+
+def _root(call: str, name: str, matrix: Tensor, structure: Structure) -> Tensor:
+    if structure == "scale":
+        return matrix.new_zeros(matrix.shape[-3], 1, 1)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    if structure == "diagonal":
+        _check_regular(call, name, bool((diagonal <= 0).any()))
+        return diagonal.log()
+    L, info = torch.linalg.cholesky_ex(matrix)
+    _check_regular(call, name, int(info.max()) > 0)
+    return L.tril(-1) + torch.diag_embed(L.diagonal(dim1=-2, dim2=-1).log())
+
+
+def _squared(free: Tensor, given: Tensor, structure: Structure) -> Tensor:
+    if structure == "scale":
+        # [*b, k, 1, 1] against fields [k, ...] or [*b, t, k, ...]: factors of targets stand before time.
+        factor = free.exp()
+        return factor * given if given.ndim == 3 or free.ndim == 3 else factor.unsqueeze(-4) * given
+    if structure == "diagonal":
+        return torch.diag_embed(free.exp())
+    L = free.tril(-1) + torch.diag_embed(free.diagonal(dim1=-2, dim2=-1).exp())
+    return L @ L.mT
+
+
+def _check_regular(call: str, name: str, singular: bool) -> None:
+    if singular:
+        condition = f"{name} must be regular at the beginning to be learned freely"
+        factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
+        remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
+        raise ValueError(sentence(call, condition, "a singular one", remedy))

@@ -1,0 +1,84 @@
+"""The published smoother, in which the state of the next time does not know the mode of this one.   [kim94]
+
+    x_t | s_t = j, all  ~  N(m_j, P_j),   whatever s_{t-1} = i was;      P(i | j, all) = P(i | j, past)
+    x_{t-1} = m_i + J (x_t - m_ij) + N(0, C),   J = P_i F^T P_ij^+,   C = (I - J F) P_i (I - J F)^T + J Q J^T
+
+where m_ij and P_ij are those of i moved by j. Covariances are sums of squares. A direction in which P_ij is 0 says
+nothing of x_{t-1}; it counts as 0 where it is below the rounding of what it was computed from.
+
+Functions are named as in backward_messages.py, the other step. Read next: smoother.py (the steps in their order).
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..._typing import Float, Tensor
+from ...kernels.attention.reference import log_sum_exp
+from ..moment_matching import Moments, collapse, symmetric, weigh
+from .backward_messages import Known, Pairs, Steps
+
+
+class Traced(NamedTuple):
+    """The law of (x_t, x_{t-1}) of each pair given all, and the log evidence of all for it."""
+
+    log_evidence: Float[Tensor, "*b i j"]
+    mean: Float[Tensor, "*b i j s2"]
+    covariance: Float[Tensor, "*b i j s2 s2"]
+
+
+def hear(step: Steps, before: Known, pairs: Pairs, _after: Known, later: Known) -> Traced:
+    """Every pair i, j, from the law of x_t given j and all, `later`."""
+    log_c = weigh(step.parameters.transition, before.log_probability.unsqueeze(-1)).log_sum
+    log_evidence = torch.where(log_c > -torch.inf, later.log_probability - log_c, -torch.inf).unsqueeze(-2)
+    (m_i, P_i), (predicted, F, Q) = pairs.start, pairs.motion  # Shorthand
+    J = P_i @ F.mT @ _inverse(predicted.covariance, F, before.variance_before)
+    rest = torch.eye(F.shape[-1], dtype=F.dtype, device=F.device) - J @ F
+    C = symmetric(rest @ P_i @ rest.mT + J @ Q @ J.mT)
+    m, P = later.mean.unsqueeze(-3).expand_as(m_i), later.covariance.unsqueeze(-4).expand_as(P_i)
+    mean = torch.cat((m, m_i + (J @ (m - predicted.mean).unsqueeze(-1)).squeeze(-1)), -1)
+    lag = J @ P
+    covariance = torch.cat((torch.cat((P, lag.mT), -1), torch.cat((lag, symmetric(lag @ J.mT) + C), -1)), -2)
+    return Traced(log_evidence.expand_as(m_i[..., 0]), mean, covariance)
+
+
+def both(_pairs: Pairs, traced: Traced) -> Moments:
+    """The law of (x_t, x_{t-1}) of each pair, given all."""
+    return Moments(traced.mean, traced.covariance)
+
+
+def pass_on(step: Steps, before: Known, _pairs: Pairs, traced: Traced) -> Known:
+    """The law of x_{t-1} given i and all, from the pairs of i."""
+    s = before.mean.shape[-1]
+    m, P = traced.mean[..., s:], traced.covariance[..., s:, s:]
+    if (has := step.parameters.has) is not None:  # what was filled in for j is not of i
+        own = has.unsqueeze(-2)
+        m, P = m * own, P * (own.unsqueeze(-1) & own.unsqueeze(-2))
+    log_evidence, share = weigh(step.parameters.transition.mT, traced.log_evidence.mT)
+    logs = before.log_probability + log_evidence
+    return Known(*collapse(share.mT, m, P), logs - log_sum_exp(logs).unsqueeze(-1), before.variance_before)
+
+
+def nothing(known: Known) -> Known:
+    """The law of a time after which nothing comes: what is known."""
+    return known
+
+
+def begun(_known: Known, later: Known) -> tuple[Moments, Float[Tensor, "*b k"]]:
+    """The law of a time of which there are no pairs."""
+    return Moments(later.mean, later.covariance), later.log_probability
+
+
+def _inverse(
+    covariance: Float[Tensor, "*b i j s s"], F: Float[Tensor, "*#b #i j s s"], variance_before: Float[Tensor, "*b i s"]
+) -> Float[Tensor, "*b i j s s"]:
+    """The inverse of a covariance where it is more than rounding, in units of the deviations it was computed from."""
+    P = covariance  # Shorthand
+    with torch.no_grad():
+        came = (F.abs() @ variance_before.clamp(min=0).sqrt()[..., None, :, None]).squeeze(-1)
+        size = torch.maximum(came, P.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt())
+        unit = torch.where(size > 0, 1 / size, 0.0)
+        least = 32 * P.shape[-1] * torch.finfo(P.dtype).eps
+    scaled = symmetric(P * unit.unsqueeze(-1) * unit.unsqueeze(-2))
+    inverse = torch.linalg.pinv(scaled, atol=least, rtol=0.0, hermitian=True)
+    return inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)

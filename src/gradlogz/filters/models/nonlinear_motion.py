@@ -1,0 +1,188 @@
+"""Motion and sensors that are not linear: turns of unknown rate, ranges and bearings, angles that wrap.
+
+    a turn of rate w, in the plane:   x' and y' turn by w dt,   x += (sin(w dt) x' - (1 - cos(w dt)) y') / w,   ...
+    range and bearing:                |p - origin|,   atan2(y - origin_y, x - origin_x)
+    elevation, in space:              atan2(z - origin_z, what the range is in the plane)
+    a drift:                          dx = f(x) dt, followed for a time dt
+
+Read next: nonlinear_model.py (the filters' side of it).
+"""
+
+import math
+
+import torch
+
+from ..._autocast import without_autocast
+from ..._errors import has_values, sentence
+from ..._typing import Tensor
+from .discretization import discretize
+from .nonlinear_model import Function, NonlinearMode, Residual
+
+
+@without_autocast
+def unknown_turn(
+    dimensions: int,
+    *,
+    dt: float | Tensor | None = None,
+    spectral_density: float | Tensor,
+    rate_density: float | Tensor,
+    observation_variance: float | Tensor,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> NonlinearMode:
+    """Velocities that turn in the plane at a rate that is part of the state: x, x', y, y', w. Positions are observed.
+
+    The turn is exact for the w of its beginning; velocities diffuse as those of constant_velocity do, and w with
+    rate_density. A third dimension, before w, moves with constant velocity. With w = 0 for certain it is
+    constant_velocity. Without dt it is of continuous time (NonlinearModel with rate=), and what diffuses turns too.
+
+    >>> import torch
+    >>> mode = unknown_turn(2, dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
+    >>> quarter = torch.tensor([0.0, 1.0, 0.0, 0.0, torch.pi / 2])  # to the left
+    >>> torch.allclose(mode.move(quarter)[[1, 3]], torch.tensor([0.0, 1.0]), atol=1e-6)
+    True
+    """
+    if dimensions not in (2, 3):
+        remedy = "Nothing turns on a line; use constant_velocity."
+        raise ValueError(sentence("unknown_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
+    numbers = {
+        "dt": dt,
+        "spectral_density": spectral_density,
+        "rate_density": rate_density,
+        "observation_variance": observation_variance,
+    }
+    given = [n for n in numbers.values() if isinstance(n, Tensor)]
+    dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
+    device = device or (given[0].device if given else None)
+    tensors = {name: torch.as_tensor(n, dtype=dtype, device=device) for name, n in numbers.items() if n is not None}
+    for name, t in tensors.items():
+        if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
+            fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
+            remedy = "Without dt it is of continuous time, and filters are told times."
+            raise ValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
+    step = tensors.pop("dt", None)
+    q, q_rate, r = tensors.values()
+    shift = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=dtype, device=device)
+    corner = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=dtype, device=device)
+    Q, Q_rate = q * corner, q_rate
+    if step is not None:
+        (_, Q), Q_rate = discretize(shift, Q, step), q_rate * step
+    return NonlinearMode(
+        (lambda x, dt, *_: turned(x, dt)) if step is None else lambda x, *_: turned(x, step),
+        torch.block_diag(*[Q] * dimensions, Q_rate.reshape(1, 1)),
+        lambda x, *_: x[:-1:2],
+        r * torch.eye(dimensions, dtype=dtype, device=device),
+        continuous=step is None,
+    )
+
+
+def follow_drift(drift: Function, *, steps: int = 4) -> Function:
+    """The flow of dx = drift(x) dt: where a state is a time dt later, by Runge and Kutta's rule in so many steps.
+
+    Drifts may have inputs, which are held. The error of a linear drift A is (|A| dt)^5 / (120 steps^4), and falls with
+    the fourth power of steps for others too. Cost: 4 steps evaluations of the drift.
+
+    >>> import torch
+    >>> flow = follow_drift(lambda x: torch.stack((x[1], -torch.sin(x[0]))), steps=16)  # a pendulum
+    >>> once = flow(torch.tensor([0.5, 0.0]), torch.tensor(3.0))
+    >>> twice = flow(flow(torch.tensor([0.5, 0.0]), torch.tensor(1.0)), torch.tensor(2.0))
+    >>> torch.allclose(once, twice, atol=1e-4)
+    True
+    """
+    if steps < 1:
+        remedy = "Errors fall with the fourth power of their number."
+        raise ValueError(sentence("follow_drift", "steps must be at least 1", f"{steps}", remedy))
+
+    def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:
+        h = dt / steps
+        for _ in range(steps):
+            first = drift(x, *u)
+            second = drift(x + h / 2 * first, *u)
+            third = drift(x + h / 2 * second, *u)
+            fourth = drift(x + h * third, *u)
+            x = x + h / 6 * (first + 2 * second + 2 * third + fourth)
+        return x
+
+    return flow
+
+
+def turned(state: Tensor, dt: Tensor) -> Tensor:
+    """x, x', y, y', w a time dt later, on the arc of a circle; what stands between y' and w is z, z', on a line.
+
+    Written so that it has all derivatives at w = 0: sin(z) / z is a series there.
+    """
+    x, vx, y, vy = state[..., :4].unbind(-1)
+    w, line = state[..., -1], state[..., 4:-1]
+    z = w * dt
+    forward = dt * _sinc(z)  # sin(z) / w
+    aside = dt * (z / 2) * _sinc(z / 2) ** 2  # (1 - cos(z)) / w
+    cos, sin = torch.cos(z), torch.sin(z)
+    parts = [x + forward * vx - aside * vy, cos * vx - sin * vy, y + aside * vx + forward * vy, sin * vx + cos * vy]
+    if line.shape[-1]:
+        height, climb = line.unbind(-1)
+        parts += [height + dt * climb, climb]
+    return torch.stack([*parts, w], -1)
+
+
+def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float] = (0.0, 0.0)) -> Function:
+    """How far away and in which direction a sensor sees two components of the state: sqrt(x² + y²), atan2(y, x).
+
+    Bearings are angles: filters need residual=wrap_angles(1) beside them.
+
+    >>> import torch
+    >>> range_bearing()(torch.tensor([3.0, 0.0, 4.0, 0.0]))
+    tensor([5.0000, 0.9273])
+    """
+
+    def seen(state: Tensor, *_: Tensor) -> Tensor:
+        x, y = state[first] - origin[0], state[second] - origin[1]
+        return torch.stack((torch.hypot(x, y), torch.atan2(y, x)), -1)
+
+    return seen
+
+
+def range_bearing_elevation(
+    first: int = 0, second: int = 2, third: int = 4, *, origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
+) -> Function:
+    """What a radar sees of three components of the state: sqrt(x² + y² + z²), atan2(y, x), atan2(z, sqrt(x² + y²)).
+
+    The first angle goes round, from x towards y; the second is above the plane of x and y, in [-pi/2, pi/2]. Filters
+    need residual=wrap_angles(1, 2) beside them. Straight above the sensor there is no tangent of the bearing.
+
+    >>> import torch
+    >>> range_bearing_elevation()(torch.tensor([3.0, 0.0, 4.0, 0.0, 5.0, 0.0]))
+    tensor([7.0711, 0.9273, 0.7854])
+    """
+
+    def seen(state: Tensor, *_: Tensor) -> Tensor:
+        x, y, z = (state[c] - o for c, o in zip((first, second, third), origin, strict=True))
+        flat = torch.hypot(x, y)
+        return torch.stack((torch.hypot(flat, z), torch.atan2(y, x), torch.atan2(z, flat)), -1)
+
+    return seen
+
+
+def wrap_angles(*components: int) -> Residual:
+    """The difference of two observations of which some components are angles in radians: these in [-pi, pi).
+
+    >>> import torch
+    >>> wrap_angles(1)(torch.tensor([5.0, 3.1]), torch.tensor([4.0, -3.1]))  # a small angle, not a full turn
+    tensor([ 1.0000, -0.0832])
+    """
+
+    def residual(left: Tensor, right: Tensor) -> Tensor:
+        away = left - right
+        parts = list(away.unbind(-1))
+        for c in components:
+            parts[c] = torch.remainder(parts[c] + math.pi, 2 * math.pi) - math.pi
+        return torch.stack(parts, -1)
+
+    return residual
+
+
+def _sinc(z: Tensor) -> Tensor:
+    """sin(z) / z."""
+    near = z.abs() < 0.1
+    small = torch.where(near, z, 0.0) ** 2
+    series = 1 - small / 6 * (1 - small / 20 * (1 - small / 42 * (1 - small / 72)))
+    return torch.where(near, series, torch.sin(z) / torch.where(near, 1.0, z))

@@ -1,0 +1,283 @@
+"""The border of the filters: arguments are checked here, once, and brought to one shape.
+
+    observations [*b, t, o], NaN or masked where there are none      beliefs at time 0 [*b, k, ...]
+
+Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from .._errors import (
+    check_finite,
+    check_floats,
+    check_logarithms,
+    check_normalized,
+    check_positive_semidefinite,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
+from .._typing import Bool, Float, Int, Tensor
+from .gaussian.results import State
+from .models.nonlinear_model import NOT_FINITE, NonlinearModel
+from .models.switching_model import ENDS, SwitchingModel
+
+Model = SwitchingModel | NonlinearModel
+LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of any numbers."
+
+
+class Series(NamedTuple):
+    """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
+
+    parameters: Any  # Parameters, or NonlinearParameters of such a model
+    observations: Float[Tensor, "*b t o"]
+    seen: Bool[Tensor, "*b t o"] | None
+
+
+def arranged(call: str, model: Model, observations: Float[Tensor, "*b t o"], **extra: Any) -> Series:
+    """Check a series against its model, and find out what of it was seen; `extra` is what `stretches` takes too."""
+    return next(stretches(call, model, observations, **extra))
+
+
+def stretches(
+    call: str,
+    model: Model,
+    observations: Float[Tensor, "*b t o"],
+    *,
+    inputs: Float[Tensor, "*#c t u"] | None = None,
+    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
+    lengths: Int[Tensor, "*b"] | None = None,
+    times: Float[Tensor, "*#c t"] | None = None,
+    validate: bool = True,
+    longest: int | None = None,
+) -> Iterator[Series]:
+    """The same as one part, of models of continuous time as parts of so many steps, discretised when asked for."""
+    y, o = observations, model.observation_size
+    check_floats(call, observations=y, model=model.R, **present(inputs=inputs, times=times))
+    if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
+        condition = f"observations must be [*b, t, o={o}] with one step or more"
+        remedy = "One series of numbers is [t, 1]; targets come first."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+    batch, steps = y.shape[:-2], y.shape[-2]
+    known = model.steps
+    if known not in (None, 1, steps):
+        condition = f"observations must have t={known}, the steps of the model"
+        remedy = "Cut the model or the series; a model that does not change has no time dimension."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+    if known is not None:  # targets come before time
+        _check_targets(call, model, batch)
+    seen = seen_of(call, y, mask, lengths, validate)
+    if seen is not None:
+        y = torch.where(seen, y, 0.0)
+    if validate:
+        check_finite(call, observations=y, **present(inputs=inputs))
+    _check_inputs(call, model, batch, steps, inputs)
+    dt = _lasting(call, model, y, times, lengths, validate)
+    if dt is None:
+        return iter((Series(model.parameters(inputs), y, seen),))
+    size = longest if longest is not None and known is None else steps
+    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
+    parts = zip(dt.split(size, -1), *rest, strict=False)
+    return (Series(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
+
+
+def beginning(
+    call: str,
+    model: Model,
+    batch: torch.Size,
+    *,
+    mean: Float[Tensor, "*#m s"],
+    covariance: Float[Tensor, "*#m s s"],
+    log_mode_probability: Float[Tensor, "*#n k"] | None,
+) -> State:
+    """What is believed at time 0, for every target and every mode."""
+    check_model(call, model)
+    k, s = model.modes, model.state_size
+    check_floats(
+        call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_mode_probability)
+    )
+    if model.validate:
+        check_finite(call, mean=mean, covariance=covariance)
+    m = _spread(call, "mean", mean, batch, k, (s,))
+    P = _spread(call, "covariance", covariance, batch, k, (s, s))
+    if model.validate:
+        check_positive_semidefinite(call, "covariance", covariance)
+    if (has := model.has) is not None:
+        m, P = m * has, P * (has.unsqueeze(-1) & has.unsqueeze(-2))
+    if log_mode_probability is None:
+        log_pi = m.new_full((*batch, k), -math.log(k))
+    else:
+        log_pi = _spread(call, "log_mode_probability", log_mode_probability, batch, k, ())
+        if log_mode_probability.shape[-1] != k:
+            condition = f"log_mode_probability must end in k={k}, the modes"
+            fact = f"shape {shape_of(log_mode_probability)}"
+            raise ValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
+        if model.validate:
+            check_logarithms(call, "log_mode_probability", log_mode_probability)
+            check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1), LOGARITHMS)
+    return State(m, P, log_pi, m.new_zeros(batch))
+
+
+def check_model(call: str, model: object) -> None:
+    """What filters take."""
+    if not isinstance(model, SwitchingModel | NonlinearModel):
+        condition = "model must be a SwitchingModel or a NonlinearModel"
+        remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
+        raise TypeError(sentence(call, condition, type(model).__name__, remedy))
+
+
+def check_state(call: str, model: Model, state: State, *, depth: int) -> None:
+    """A state is one that this filter has made: of its dtype, its components, its modes and its histories.
+
+    Args:
+        depth: of "gpb", 0 for "imm".
+    """
+    check_floats(call, **{"state.mean": state.mean, "model": model.R})
+    k, s = model.modes, model.state_size
+    gaussians, histories = state.mean.shape[-2], state.log_probability.shape[-1]
+    if depth == 1:
+        fits = (gaussians, histories) == (1, k)
+    else:
+        deep = {k**n for n in range(1, max(depth, 2))}
+        fits = gaussians == histories and gaussians in deep
+    if not fits or state.mean.shape[-1] != s:
+        wanted = (
+            "1 Gaussian" if depth == 1 else f"k={k} Gaussians" if depth < 3 else f"k, k², ... k^{depth - 1} Gaussians"
+        )
+        condition = f"state must be one of this filter, with {wanted} of s={s} components"
+        fact = f"shapes {shape_of(state.mean)} and {shape_of(state.log_probability)}"
+        raise ValueError(sentence(call, condition, fact, "Begin with init of the same filter."))
+
+
+def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
+    """What is observed has a density in every mode: S = H P H^T + R is positive definite, and functions have values."""
+    if not has_values(failure):
+        return
+    lost = int((failure == NOT_FINITE).sum())
+    if lost:
+        condition = "observe and move must be finite, with finite derivatives, where the filter goes"
+        fact = f"{lost} of {failure.numel()} that are not"
+        remedy = 'A bearing has no tangent at the sensor itself: begin elsewhere, or take method="ukf".'
+        raise ValueError(sentence(call, condition, fact, remedy))
+    bad = int((failure != 0).sum())
+    if bad:
+        condition = "H P H^T + R must be positive definite, so that what is observed has a density"
+        fact = f"{bad} of {failure.numel()} that are not"
+        raise ValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
+
+
+def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
+    """Where there is something to see; None if everywhere, as far as can be known without validation."""
+    seen = None
+    if not validate or not has_values(y) or bool(torch.isnan(y).any()):
+        seen = ~torch.isnan(y)
+    for name, given in (("mask", mask), ("lengths", lengths)):
+        if given is not None and not isinstance(given, Tensor):
+            fact, remedy = type(given).__name__, "Wrap it in torch.tensor."
+            raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+    if mask is not None:
+        if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
+            condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
+            fact = f"{mask.dtype} of shape {shape_of(mask)}"
+            raise ValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
+        _check_device(call, "mask", mask, y)
+        mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
+        seen = mask if seen is None else seen & mask
+    if lengths is not None:
+        whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
+        if not whole or lengths.shape != y.shape[:-2]:
+            condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
+            fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
+            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+        _check_device(call, "lengths", lengths, y)
+        outside = (lengths < 0) | (lengths > y.shape[-2])
+        if validate and has_values(lengths) and bool(outside.any()):
+            condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
+            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+        inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
+        inside = inside.unsqueeze(-1).expand(y.shape)
+        seen = inside if seen is None else seen & inside
+    return seen
+
+
+def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
+    """Masks and lengths are where the observations are."""
+    if given.device != y.device:
+        fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
+        raise ValueError(sentence(call, "tensors must be on one device", fact, remedy))
+
+
+def _lasting(
+    call: str,
+    model: Model,
+    y: Tensor,
+    times: Tensor | None,
+    lengths: Tensor | None,
+    validate: bool,
+) -> Tensor | None:
+    """How long it takes from one observation to the next, the first from time 0; None for models of steps."""
+    if (times is None) != (model.rate is None):
+        fact = "times but transition" if model.rate is None else "rate but no times"
+        condition = "times must be given if and only if the model has rate"
+        remedy = "A model of continuous time has rate= in place of transition=, and is looked at at the times given."
+        raise ValueError(sentence(call, condition, fact, remedy))
+    if times is None:
+        return None
+    if times.shape not in (y.shape[:-1], y.shape[-2:-1]):
+        condition = f"times must be {tuple(y.shape[:-1])} or {tuple(y.shape[-2:-1])}, one for each observation"
+        raise ValueError(sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0."))
+    dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
+    if lengths is not None:  # times of what does not count need not be any
+        dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
+    if validate:
+        check_finite(call, times=dt)
+        if has_values(dt) and bool((dt < 0).any()):
+            fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
+            remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
+            raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
+    return dt
+
+
+def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
+    """A model that has inputs is given them, one for each step."""
+    u = model.input_size
+    if (inputs is None) != (u is None):
+        if isinstance(model, NonlinearModel):
+            name, fact = "input_size", f"no inputs and {u}" if inputs is None else "inputs and none"
+        else:
+            name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
+        condition = f"inputs must be given if and only if the model has {name}"
+        raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
+    if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
+        condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
+        remedy = "Pass one input for each observation."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
+
+
+def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
+    """Fields of a model that differ from target to target have the targets of the observations."""
+    for name, t in model.fields().items():
+        own = t.shape[: -len(ENDS[name]) - 1]
+        if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
+            condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
+            remedy = "Leave targets out of a model that they share."
+            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+
+
+def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
+    """[...], [k, ...] or [*b, k, ...] as [*b, k, ...]."""
+    lead = t.shape[: t.ndim - len(ending)] if t.ndim >= len(ending) else torch.Size()
+    full = (*batch, k)
+    wrong = tuple(t.shape[len(lead) :]) != ending or len(lead) not in (0, 1, len(full))
+    if wrong or any(a not in (1, b) for a, b in zip(lead[::-1], full[::-1], strict=False)):
+        *forms, last = dict.fromkeys(f"[{', '.join(map(str, (*front, *ending)))}]" for front in ((), (k,), full))
+        condition = f"{name} must be {', '.join(forms)} or {last}"
+        remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
+        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+    return t.expand(*full, *ending)

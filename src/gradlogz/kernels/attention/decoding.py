@@ -1,0 +1,486 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Attention of few queries to many keys on a GPU, as in decoding: the keys are split, and the parts joined.
+
+    one program per key head and part of the keys               all queries of all heads that share them, one tile
+        z, a, b, o of gpu.py about the top of the part          sums over its keys, in one pass
+    the last of them to end, for a head with few parts          the parts i of every row
+    or one program per query, in a second launch
+        top = max_i top_i,  r_i = top_i - top
+        z = sum_i e^r_i z_i                                     o likewise
+        a = sum_i e^r_i (a_i + r_i z_i)
+        b = sum_i e^r_i (b_i + 2 r_i a_i + r_i^2 z_i)
+
+A query needs each key once, so that time is the reading of keys and values: it takes all multiprocessors to read at the
+rate of the memory, and a head would be read by one. There are as many parts as make programs for all of them. The heads
+of a group read their keys together. Joining is exact, and in the order of the parts: results repeat bit for bit.
+
+A call lasts some 40 microseconds on the device, less than Triton takes to look up two kernels. What they are compiled
+for is known here: strides are counted in units of 16 bytes and other numbers are not looked at, so that one compiled
+kernel serves a cache of any length, and its handle is kept. What a launch is told is kept too: the layers of a model
+ask for the same. So is the room for the parts, where calls are sure to follow each other: in the default stream.
+
+Read next: gpu.py, many queries; also the backward of few.
+"""
+
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from ..._typing import Float, Tensor
+from .gpu import (
+    LOG_2,
+    PRECISION,
+    START,
+    _logit,
+    _padded,
+    _room,
+    _span,
+    _Strided,
+    _strided,
+    _tile,
+    backward,
+)
+from .reference import Statistics, StatisticsAndMean
+from .scoring import Scoring, Sight, blocks
+
+__all__ = ["backward", "forward"]
+
+
+class Tiling(NamedTuple):
+    """How many keys a tile has, how many warps work on it, how many tiles are under way, and programs at once."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256: what is under way fills the memory of a
+# multiprocessor. A mask is not under way, but waited for: meanwhile another program reads.
+TILINGS = {
+    "half": (Tiling(128, 4, 3, 2), Tiling(128, 4, 3, 1), Tiling(64, 4, 3, 1)),
+    "half, masked": (Tiling(64, 4, 3, 4), Tiling(64, 4, 3, 2), Tiling(32, 4, 3, 2)),
+    "float32": (Tiling(64, 4, 3, 2), Tiling(64, 4, 3, 1), Tiling(32, 4, 2, 1)),
+}
+# Parts that are joined at a time; how many of them, and of how many rows, the last program joins itself.
+PARTS = 8
+FEW_PARTS = 16
+FEW_ROWS = 16
+UNMASKED = _Strided()
+# Integers for whose values nothing is compiled, so that a handle serves them all.
+INTEGERS = [f"{name}_{axis}" for name in ("query", "key", "value") for axis in ("batch", "head", "row")]
+INTEGERS += ["key_heads", "m", "n", "lines", "splits"]
+
+
+# One part of the keys -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _points(first, stride, index, limit, ALL: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Rows of keys or values, 0 where there are none."""
+    column = tl.arange(0, PADDED)
+    place = first + index[:, None] * stride + column[None, :]
+    if ALL and SIZE == PADDED:
+        return tl.load(place)
+    else:
+        return tl.load(place, (index < limit)[:, None] & (column < SIZE)[None, :], 0.0)
+
+
+@triton.jit
+def _absorb(
+    state, q, key, key_row, value, value_row, row, batch, head, span, sight, scoring, m, n,
+    EDGE: tl.constexpr, STATISTICS: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, D: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the tiles of keys inside the band, or those at its edge."""
+    o, top, z, a, b = state
+    begin, inner, outer, end = span
+    for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
+        column = _tile(step, begin, inner, outer, EDGE) * BN + tl.arange(0, BN)
+        k = _points(key, key_row, column, n, not EDGE, SIZE, D)
+        v = _points(value, value_row, column, n, not EDGE, SIZE_V, DV)
+        t = tl.dot(q, k.T, input_precision=PRECISION)
+        s, _ = _logit(t, row[:, None], column[None, :], batch, head[:, None], sight, scoring, m, n, EDGE)
+        risen = tl.maximum(top, tl.max(s, 1))
+        x = s - risen[:, None]
+        p = tl.exp2(x)
+        fade = tl.exp2(top - risen)
+        if STATISTICS:
+            px = p * x
+            r = tl.where(top == START, 0.0, top - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + tl.sum(px * x, 1)
+            a = fade * (a + r * z) + tl.sum(px, 1)
+        z = fade * z + tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, o * fade[:, None], input_precision=PRECISION)
+        top = risen
+    return o, top, z, a, b
+
+
+@triton.jit
+def _store(
+    state, output, statistics, line, lines, there,
+    STATISTICS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Output, log normaliser, entropy, variance, maximum and mean of some rows, as gpu.py has them."""
+    o, top, z, a, b = state
+    dead = z == 0.0
+    z = tl.where(dead, 1.0, z)
+    # A maximum passes over NaN, a sum does not.
+    top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
+    log_z = tl.log2(z)
+    mean = a / z
+    # Rounding may leave the one or the other a little below 0; NaN is not below anything.
+    entropy = log_z - mean
+    entropy = tl.where(entropy < 0.0, 0.0, entropy)
+    variance = b / z - mean * mean
+    variance = tl.where(variance < 0.0, 0.0, variance)
+    if not STATISTICS:
+        entropy = tl.zeros_like(z)
+        variance = entropy
+    mean_logit = tl.where(dead, 0.0, top + log_z - entropy)
+    column = tl.arange(0, DV)
+    place = output + line.to(tl.int64)[:, None] * SIZE_V + column[None, :]
+    tl.store(place, (o / z[:, None]).to(output.dtype.element_ty), there[:, None] & (column < SIZE_V)[None, :])
+    place = statistics + line
+    tl.store(place, (top + log_z) * LOG_2, there)
+    tl.store(place + lines, entropy * LOG_2, there)
+    tl.store(place + 2 * lines, variance * (LOG_2 * LOG_2), there)
+    tl.store(place + 3 * lines, top * LOG_2, there)
+    tl.store(place + 4 * lines, mean_logit * LOG_2, there)
+
+
+@triton.jit
+def _joined(
+    parts, line, lines, splits, there,
+    STATISTICS: tl.constexpr, BM: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """The sums of some rows from their parts, which other programs stored: they are not in the nearest cache."""
+    column = tl.arange(0, DV)
+    nothing = tl.zeros([BM], tl.float32)
+    o, top, z, a, b = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    for split in tl.range(0, splits, loop_unroll_factor=4):
+        at = line * splits + split
+        place = parts + (lines * splits * SIZE_V + at)
+        top_i = tl.load(place, there, START, cache_modifier=".cg")
+        z_i = tl.load(place + lines * splits, there, 0.0, cache_modifier=".cg")
+        risen = tl.maximum(top, top_i)
+        fade = tl.exp2(top - risen)
+        fade_i = tl.exp2(top_i - risen)
+        if STATISTICS:
+            a_i = tl.load(place + 2 * lines * splits, there, 0.0, cache_modifier=".cg")
+            b_i = tl.load(place + 3 * lines * splits, there, 0.0, cache_modifier=".cg")
+            r = tl.where(top == START, 0.0, top - risen)
+            r_i = tl.where(top_i == START, 0.0, top_i - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + fade_i * (b_i + r_i * (2.0 * a_i + r_i * z_i))
+            a = fade * (a + r * z) + fade_i * (a_i + r_i * z_i)
+        z = fade * z + fade_i * z_i
+        visible = there[:, None] & (column < SIZE_V)[None, :]
+        o_i = tl.load(parts + at[:, None] * SIZE_V + column[None, :], visible, 0.0, cache_modifier=".cg")
+        o = o * fade[:, None] + o_i * fade_i[:, None]
+        top = risen
+    return o, top, z, a, b
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def _split(
+    query, key, value, output, statistics, parts, ended, sight, scoring,
+    query_batch: tl.int64, query_head: tl.int64, query_row: tl.int64,
+    key_batch: tl.int64, key_head: tl.int64, key_row: tl.int64,
+    value_batch: tl.int64, value_head: tl.int64, value_row: tl.int64,
+    key_heads: tl.int32, m: tl.int32, n: tl.int32, lines: tl.int32, splits: tl.int32,
+    STATISTICS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, D: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    split = tl.program_id(0) % splits
+    shared = tl.program_id(0) // splits
+    batch = shared // key_heads
+    head = shared % key_heads
+    index = tl.arange(0, BM)
+    rows = GROUP * m
+    there = index < rows
+    row = tl.where(there, index % m, m)
+    head_of_row = head * GROUP + tl.where(there, index // m, 0)
+
+    begin, inner, outer, end = _span(n - m, n - 1, scoring.left, scoring.right, n, sight, BN)
+    each = tl.cdiv(end - begin, splits)
+    end = tl.minimum(end, begin + (split + 1) * each)
+    begin = tl.minimum(end, begin + split * each)
+    inner = tl.minimum(tl.maximum(inner, begin), end)
+    outer = tl.minimum(tl.maximum(outer, inner), end)
+    span = begin, inner, outer, end
+
+    column = tl.arange(0, D)
+    place = query + batch * (query_batch * UNIT)
+    place = place + (head_of_row * (query_head * UNIT) + row * (query_row * UNIT))[:, None] + column[None, :]
+    q = tl.load(place, there[:, None] & (column < SIZE)[None, :], 0.0)
+    key += batch * (key_batch * UNIT) + head * (key_head * UNIT)
+    value += batch * (value_batch * UNIT) + head * (value_head * UNIT)
+    nothing = tl.zeros([BM], tl.float32)
+    state = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    if sight.bias is None and sight.mask is None and sight.segments is None:
+        state = _absorb(
+            state, q, key, key_row * UNIT, value, value_row * UNIT, row, batch, head_of_row, span, sight, scoring, m, n,
+            False, STATISTICS, BN, SIZE, D, SIZE_V, DV, PRECISION,
+        )  # fmt: skip
+    state = _absorb(
+        state, q, key, key_row * UNIT, value, value_row * UNIT, row, batch, head_of_row, span, sight, scoring, m, n,
+        True, STATISTICS, BN, SIZE, D, SIZE_V, DV, PRECISION,
+    )  # fmt: skip
+
+    line = shared * rows + index
+    if parts is None:
+        _store(state, output, statistics, line, lines, there, STATISTICS, SIZE_V, DV)
+    else:
+        o, top, z, a, b = state
+        line = line * splits + split
+        column = tl.arange(0, DV)
+        tl.store(parts + line[:, None] * SIZE_V + column[None, :], o, there[:, None] & (column < SIZE_V)[None, :])
+        place = parts + (lines * splits * SIZE_V + line)
+        tl.store(place, top, there)
+        tl.store(place + lines * splits, z, there)
+        if STATISTICS:
+            tl.store(place + 2 * lines * splits, a, there)
+            tl.store(place + 3 * lines * splits, b, there)
+        if ended is not None:
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            if tl.atomic_add(ended + shared, 1) == splits - 1:
+                tl.store(ended + shared, 0)  # as the next launch wants to find it
+                line = shared * rows + index
+                state = _joined(parts, line, lines, splits, there, STATISTICS, BM, SIZE_V, DV)
+                _store(state, output, statistics, line, lines, there, STATISTICS, SIZE_V, DV)
+
+
+# All parts ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["lines", "splits"])
+def _join(
+    parts, output, statistics, lines: tl.int32, splits: tl.int32,
+    STATISTICS: tl.constexpr, PARTS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    line = tl.program_id(0)
+    column = tl.arange(0, DV)
+    nothing = tl.zeros([1], tl.float32)
+    o, top, z, a, b = tl.zeros([1, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    for first in tl.range(0, splits, PARTS):
+        split = first + tl.arange(0, PARTS)
+        there = split < splits
+        at = line * splits + split
+        place = parts + (lines * splits * SIZE_V + at)
+        top_i = tl.load(place, there, START)
+        z_i = tl.load(place + lines * splits, there, 0.0)
+        risen = tl.maximum(top, tl.max(top_i, 0))
+        fade = tl.exp2(top - risen)
+        fade_i = tl.exp2(top_i - risen)
+        if STATISTICS:
+            a_i = tl.load(place + 2 * lines * splits, there, 0.0)
+            b_i = tl.load(place + 3 * lines * splits, there, 0.0)
+            r = tl.where(top == START, 0.0, top - risen)
+            r_i = tl.where(top_i == START, 0.0, top_i - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + tl.sum(fade_i * (b_i + r_i * (2.0 * a_i + r_i * z_i)), 0)
+            a = fade * (a + r * z) + tl.sum(fade_i * (a_i + r_i * z_i), 0)
+        z = fade * z + tl.sum(fade_i * z_i, 0)
+        o_i = tl.load(parts + at[:, None] * SIZE_V + column[None, :], there[:, None] & (column < SIZE_V)[None, :], 0.0)
+        o = o * fade[:, None] + tl.sum(fade_i[:, None] * o_i, 0)[None, :]
+        top = risen
+    one = tl.arange(0, 1)
+    _store((o, top, z, a, b), output, statistics, line + one, lines, one == 0, STATISTICS, SIZE_V, DV)
+
+
+# What kernels are given -----------------------------------------------------------------------------------------------
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    statistics: bool = True,
+) -> Statistics:
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
+    index = query.device.index
+    if index is not None and index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(query):
+            return forward(query, key, value, sight, scoring, statistics=statistics)
+    layout = query.stride(), key.stride(), value.stride()
+    masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
+    call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)
+    if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
+        return forward(_aligned(query), _aligned(key), _aligned(value), sight, scoring, statistics=statistics)
+    split, join, programs, lines, splits, room, shape, rows, numbers = call
+    stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
+    output = torch.empty_like(query) if shape is None else query.new_empty(shape)
+    found = torch.empty_strided(*rows, dtype=torch.float32, device=query.device)
+    parts = ended = None
+    if splits > 1:
+        parts, ended = (_held if stream == 0 else _room_for)(query.device, room, programs)
+    if masked:
+        near = _strided(sight)
+        split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(near)))
+        numbers = (near, *numbers[1:])
+    split.launch(programs, stream, (query, key, value, output, found, parts, ended if join is None else None), numbers)
+    if join is not None:
+        join.launch(lines, stream, (parts, output, found), (lines, splits))
+    *four, mean_logit = found.unbind()
+    whole = StatisticsAndMean(output, *four)
+    whole.mean_logit = mean_logit
+    return whole
+
+
+_HELD: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+
+def _held(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Room that all calls in the default stream of a device share: each ends before the next begins.
+
+    In other streams this is not known: a graph that was captured in one may be replayed in several.
+    """
+    held = _HELD.get(device)
+    if held is None or held[0].numel() < size or held[1].numel() < programs:
+        _HELD[device] = held = _room_for(device, size, programs)
+    return held
+
+
+def _room_for(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Room for the parts and for how many of them have ended, which is 0 whenever a launch begins and ends."""
+    parts = torch.empty(size, device=device, dtype=torch.float32)
+    return parts, torch.zeros(programs, device=device, dtype=torch.int32)
+
+
+class _Kernel:
+    """A kernel with its constants, for one kind of input: compiled at its first launch, then launched by its handle."""
+
+    def __init__(self, function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]):
+        self.function, self.constants, self.options, self.kind = function, constants, options, kind
+        self.run: Any = None
+        self.handle: tuple[Any, ...] = ()
+
+    def launch(
+        self, programs: int, stream: int | None, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
+    ) -> None:
+        if self.run is None:
+            warps, stages = self.options
+            start = self.function[(programs,)]
+            compiled = start(*tensors, *numbers, *self.constants, num_warps=warps, num_stages=stages)
+            if compiled is not None:  # as it is in the interpreter
+                self.run, self.handle = _launcher(compiled)
+            return
+        places = [None if t is None else t.data_ptr() for t in tensors]
+        self.run(programs, 1, 1, stream, *self.handle, *places, *numbers, *self.constants)
+
+
+def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What launches a kernel, and what it is told after grid and stream: Triton's launcher, or what that calls in C.
+
+    Between the two Triton finds memory that kernels may ask for; ours do not.
+    """
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    if triton.__version__.startswith("3.6.") and not (run.global_scratch_size or run.profile_scratch_size):
+        how = run.launch_cooperative_grid, run.launch_pdl
+        return run.launch, (function, *how, None, None, packed, None, None, None)
+    return run, (function, packed, None, None, None)
+
+
+@cache
+def _kernel(function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]) -> _Kernel:
+    return _Kernel(function, constants, options, kind)
+
+
+class _Call(NamedTuple):
+    """What is the same for all calls with operands of these sizes and strides."""
+
+    split: _Kernel
+    join: _Kernel | None  # None: the last program joins the parts, or there is but one
+    programs: int
+    lines: int
+    splits: int
+    room: int
+    output: tuple[int, ...] | None  # None: like the query
+    rows: tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of the statistics
+    numbers: tuple[Any, ...]
+
+
+@lru_cache(maxsize=1024)
+def _call(
+    dtype: torch.dtype,
+    device: torch.device,
+    of_query: torch.Size,
+    of_value: torch.Size,
+    layout: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    statistics: bool,
+    masked: bool,
+) -> _Call | None:
+    """None for strides that are no multiples of 16 bytes."""
+    (b, h, m, d), (_, hk, n, v) = of_query, of_value
+    unit = 16 // dtype.itemsize
+    strides = [stride for strides in layout for stride in strides[:3]]
+    if any(strides[3] != 1 for strides in layout) or any(stride % unit for stride in strides):
+        return None
+    tiling, rows = _tiling(dtype, h // hk * m, max(d, v), masked)
+    scoring = _cutting(scoring, m, n)
+    lines, splits = b * h * m, _splits(b * hk, m, n, scoring, tiling, device)
+    alone = splits <= FEW_PARTS and rows == FEW_ROWS
+    constants = statistics, h // hk, unit, rows, tiling.keys, d, _padded(d), v, _padded(v), PRECISION
+    kind = device, dtype, splits == 1, alone, scoring.softcap is None, scoring.left, scoring.right
+    split = _kernel(_split, constants, (tiling.warps, tiling.stages), kind)
+    join = None if alone or splits == 1 else _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
+    numbers = (UNMASKED, scoring, *(stride // unit for stride in strides), hk, m, n, lines, splits)
+    like_query = v == d and layout[0] == (h * m * d, m * d, d, 1)
+    output = None if like_query else (b, h, m, v)
+    rows_of_all = (5, b, h, m), (lines, h * m, m, 1)
+    return _Call(split, join, b * hk * splits, lines, splits, lines * splits * (v + 4), output, rows_of_all, numbers)
+
+
+def _tiling(dtype: torch.dtype, queries: int, size: int, masked: bool) -> tuple[Tiling, int]:
+    """The tiling for queries that share a key head and the larger head size, and how many rows its tiles have."""
+    few, kind = queries <= FEW_ROWS, "float32" if dtype is torch.float32 else "half"
+    tiling = TILINGS["half, masked" if masked and few and kind == "half" else kind][(size > 64) + (size > 128)]
+    if few:
+        return tiling, FEW_ROWS
+    # The multiplication of Hopper takes 64 at once; they need room too.
+    return tiling._replace(keys=tiling.keys // 2), max(64, _padded(queries))
+
+
+def _kind(near: _Strided) -> tuple[Any, ...]:
+    """What Triton looks at in masks and their strides: dtypes, places and numbers that are 1 or multiples of 16."""
+    return tuple(
+        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
+        for t in near
+    )
+
+
+def _splits(groups: int, m: int, n: int, scoring: Scoring, tiling: Tiling, device: torch.device) -> int:
+    """As many parts of the keys as make programs for the whole device, but none without a tile."""
+    if scoring.left is not None or scoring.right is not None:
+        n = next(blocks(m, n, scoring, m)).keys
+    return max(1, min(tiling.programs * _multiprocessors(device) // groups, n // tiling.keys))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _cutting(scoring: Scoring, m: int, n: int) -> Scoring:
+    """The same band without the sides that hide no key: in decoding, causal is no restriction."""
+    scale, softcap, left, right = scoring
+    if left is not None:
+        left = None if left >= n - 1 else max(left, -m - n)
+    if right is not None:
+        right = None if right >= m - 1 else max(right, -m - n)
+    return Scoring(float(scale), None if softcap is None else float(softcap), left, right)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor with rows that start at multiples of 16 bytes, copied only if they do not."""
+    step = 16 // tensor.element_size()
+    batch, head, row, last = tensor.stride()
+    if last == 1 and not ((batch | head | row) % step or tensor.data_ptr() % 16):
+        return tensor
+    return _room(tensor, tensor.shape[-1]).copy_(tensor)

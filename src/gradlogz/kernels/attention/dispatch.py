@@ -1,0 +1,124 @@
+"""The only place where a kernel is chosen.
+
+    triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
+    numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
+    flash      CPU without numba, where output and log normaliser are all that counts   flash.py
+    blocked    everything else: float64, dropout, small problems, other devices         blocked.py
+
+Each takes the same arguments and gives the same numbers up to rounding; the statistics are float32 or better whatever
+the inputs are.
+"""
+
+from typing import Any
+
+import torch
+
+from ..._typing import Float, Tensor
+from ..optional import kernel_module
+from . import blocked, flash
+from .blocked import Coefficients
+from .dropout import Dropout
+from .reference import Statistics
+from .scoring import Scoring, Sight
+from .wide_values import Chunked
+
+# Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
+WORTH_COMPILING = 1 << 10
+# Queries that share a key head, up to which splitting the keys is ahead of splitting the queries.
+FEW_QUERIES = 64
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    *,
+    statistics: bool,
+) -> Statistics:
+    """The statistics of every row by the fastest kernel that takes these arguments."""
+    if query.is_meta:
+        number = torch.promote_types(query.dtype, torch.float32)
+        rows = [query.new_empty(query.shape[:-1], dtype=number) for _ in range(4)]
+        return Statistics(query.new_empty(*query.shape[:-1], value.shape[-1]), *rows)
+    kernel = _compiled_kernel(query, key, value, dropout)
+    if kernel is not None and query.is_cuda:
+        return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
+    if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+        return flash.forward(query, key, value, sight, scoring)
+    q, k, v, near = _wide(query), _wide(key), _wide(value), _wide_sight(sight)
+    if kernel is None:
+        found = blocked.forward(q, k, v, near, scoring, dropout)
+    else:
+        found = kernel.forward(q, k, v, near, scoring, statistics=statistics)
+    return found if found.output.dtype == query.dtype else found._replace(output=found.output.to(query.dtype))
+
+
+def backward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    row: Coefficients,
+    grad_output: Float[Tensor, "b h m v"],
+    *,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and bias, each in the dtype of what it is the gradient of."""
+    kernel = _compiled_kernel(query, key, value, dropout)
+    G, E, c0, c1, c2 = row
+    if kernel is not None and query.is_cuda:
+        return kernel.backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, needs_bias=needs_bias)
+    q, k, v, near, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
+    of_bias: Tensor | None = None
+    if kernel is not None:
+        of_q, of_k, of_v, of_bias = kernel.backward(q, k, v, near, scoring, G, E, go, c0, c1, c2, needs_bias=needs_bias)
+    elif c1 is None and not needs_bias and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+        of_q, of_k, of_v = flash.backward(q, k, v, near, scoring, G, go, c0)
+    else:
+        of_q, of_k, of_v, of_bias = blocked.backward(
+            q, k, v, near, scoring, row, go, needs_bias=needs_bias, dropout=dropout
+        )
+    if of_bias is not None and sight.bias is not None:
+        of_bias = of_bias.to(sight.bias.dtype)
+    return of_q.to(query.dtype), of_k.to(key.dtype), of_v.to(value.dtype), of_bias
+
+
+def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
+    """<left, right> of every row, in float32 or better."""
+    kernel = (
+        kernel_module(f"{__package__}.gpu", "triton")
+        if left.device.type == "cuda" and left.dtype != torch.float64
+        else None
+    )
+    if kernel is not None and 16 <= left.shape[-1] <= 256 and left.numel():
+        return kernel.inner(left, right)
+    return (_wide(left) * _wide(right)).sum(-1)
+
+
+def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
+    """The compiled kernel for these arguments, a module with `forward` and `backward`; or None."""
+    if dropout is not None or query.dtype is torch.float64 or query.numel() == 0:
+        return None
+    if query.is_cuda:
+        (_, h, m, d), (_, hk, _, v) = query.shape, value.shape
+        if d < 16 or d > 256 or v < 16:
+            return None
+        name = "decoding" if h // hk * m <= FEW_QUERIES else "gpu"
+        kernel = kernel_module(f"{__package__}.{name}", "triton")
+        return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
+    if query.device.type == "cpu" and query.numel() // query.shape[-1] * key.shape[2] >= WORTH_COMPILING:
+        return kernel_module(f"{__package__}.cpu", "numba")
+    return None
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _wide_sight(sight: Sight) -> Sight:
+    return sight if sight.bias is None else sight._replace(bias=_wide(sight.bias))

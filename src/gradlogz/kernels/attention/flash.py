@@ -1,0 +1,116 @@
+"""torch's own flash attention on the CPU, asked for what it knows: output, log normaliser, and the gradient of both.
+
+    forward    output and log normaliser of the fused kernel behind scaled_dot_product_attention
+    backward   ds = p (dp - delta),  delta = <grad_output, output>;  one more column with v = 0, grad_output = 1 and
+               output = -c puts any number c of ours in the place of torch's delta
+
+It knows neither windows nor segments nor soft caps, and no other statistics; `takes` says what it can be asked for.
+
+Read next: dispatch.py.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from ..._typing import Float, Tensor
+from .reference import Statistics
+from .scoring import Scoring, Sight
+
+
+def takes(query: Tensor, sight: Sight, scoring: Scoring, keys: int) -> bool:
+    """Whether these arguments mean to torch what they mean to us.
+
+    It aligns causal masks at the first key, does not say which rows a causal mask and another one leave without keys,
+    and rounds a bias to the dtype of the query.
+    """
+    plain = sight.bias is None and sight.mask is None
+    causal = scoring.right == 0 and query.shape[2] == keys and plain
+    whole = scoring.left is None and (scoring.right is None or causal)
+    exact = sight.bias is None or sight.bias.dtype == query.dtype
+    return (
+        query.device.type == "cpu"
+        and query.numel() > 0
+        and whole
+        and exact
+        and scoring.softcap is None
+        and sight.segments is None
+    )
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+) -> Statistics:
+    """Output and log normaliser; the rest is zeros."""
+    v = value.shape[-1]
+    additive = _additive(query, sight)
+    output, G = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *_of_one_size(query, key, value), 0.0, scoring.right == 0, attn_mask=additive, scale=scoring.scale
+    )
+    unknown = query.isnan().any(-1)
+    if additive is not None:  # torch says 0 of a row without keys, and of one with NaN
+        G = G.masked_fill((additive == -torch.inf).all(-1), -torch.inf)
+        unknown = unknown | additive.isnan().any(-1)
+    G, output = G.masked_fill(unknown, torch.nan), output.masked_fill(unknown.unsqueeze(-1), torch.nan)
+    zeros = torch.zeros_like(G)
+    return Statistics(output[..., :v], G, zeros, zeros.clone(), zeros.clone())
+
+
+def backward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    log_normalizer: Float[Tensor, "b h m"],
+    grad_output: Float[Tensor, "b h m v"],
+    c0: Float[Tensor, "b h m"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value for ds = p (dp + c0)."""
+    (_, hk, _, d), v = key.shape, value.shape[-1]
+    width = max(d, v + 1)
+    # <grad_output, output> of these two is -c0, whatever the true output is.
+    grad_output = pad(torch.cat([grad_output, torch.ones_like(grad_output[..., :1])], -1), (0, width - v - 1))
+    output = torch.zeros_like(grad_output)
+    output[..., v] = -c0
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_output,
+        *(pad(t, (0, width - t.shape[-1])) for t in _of_one_size(query, key, value)),
+        output,
+        log_normalizer,
+        0.0,
+        scoring.right == 0,
+        attn_mask=_additive(query, sight),
+        scale=scoring.scale,
+    )
+    grad_query, grad_key, grad_value = grads
+    if hk != query.shape[1]:
+        grad_key, grad_value = (t.unflatten(1, (hk, -1)).sum(2) for t in (grad_key, grad_value))
+    return grad_query[..., :d], grad_key[..., :d], grad_value[..., :v]
+
+
+def _of_one_size(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads and head sizes made equal, without which torch takes another path: of quadratic memory."""
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+    d, v = query.shape[-1], value.shape[-1]
+    if d != v:
+        query, key = (pad(t, (0, max(0, v - d))) for t in (query, key))
+        value = pad(value, (0, max(0, d - v)))
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    return query, key, value
+
+
+def _additive(query: Tensor, sight: Sight) -> Tensor | None:
+    """Bias and mask as one tensor to be added, [#b, #h, m, n]."""
+    additive = sight.bias
+    if sight.mask is not None:
+        hidden = torch.zeros((), dtype=query.dtype, device=query.device)
+        additive = (hidden if additive is None else additive).masked_fill(~sight.mask, -torch.inf)
+    if additive is None:
+        return None
+    return additive.to(query.dtype).expand(-1, -1, query.shape[2], -1)

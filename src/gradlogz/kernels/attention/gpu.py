@@ -1,0 +1,603 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Attention with its statistics on a GPU, tile after tile: the logits of scoring.py never leave the chip.
+
+    forward                                                     one program per tile of queries
+        x_mn = s_mn - top_m                                     top_m: the largest logit so far
+        z    = sum_n exp x_mn                                   mass
+        a    = sum_n x_mn exp x_mn                              first moment below the top
+        b    = sum_n x_mn^2 exp x_mn                            second moment below the top
+        G = top + log z,  H = log z - a / z,  V = b / z - (a / z)^2
+    when the top rises, every x falls by r:  b <- e^-r (b - 2 r a + r^2 z),  a <- e^-r (a - r z),  z <- e^-r z
+
+    backward                                                    one program per tile of keys, one per tile of queries
+        p  = exp x,  x = s - G                                  dp_mn = <go_m, v_n>
+        ds = p (dp + c0 + y (c1 + c2 y))                        y = s - E = x + H: what the statistics add
+           = p (dp + k0 + x (k1 + k2 x))                        a polynomial in the x that is there, its k per row
+        dv = p^T go,   dk = scale du^T q,   dq = scale du k     du = ds (1 - tanh^2), the slope of the softcap
+
+Logits are kept in units of log 2, so that an exponential is one instruction and the scale is part of a multiplication
+that is there anyway. A key that is not visible has the finite logit LOW, far below where `top` starts: its mass is an
+exact 0 and its moments are 0 * LOW = 0, without a test per element. Tiles inside the band need no mask and get none;
+only those that it crosses, and the ragged last one, pay for it. Tiles travel through tensor descriptors, which fill
+what lies outside with zeros: any head size, any number of rows. Sums have one order: results repeat bit for bit.
+
+The moments are three instructions per element. Taken about the top they lose few digits, since mass lies at most log n
+below it: V keeps 2e-5 of its size over 16384 keys.
+
+Read next: scoring.py (what a logit is), reference.py (the same by definition).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
+
+from ..._typing import Float, Tensor
+from .reference import Statistics
+from .scoring import Scoring, Sight
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOG_2 = tl.constexpr(0.6931471805599453)
+# The logit of a key that is not visible, and where the running maximum starts: no visible logit lies below either.
+LOW = tl.constexpr(-1e30)
+START = tl.constexpr(-1e29)
+# 2^-200 is 0 in float32.
+NO_MASS = tl.constexpr(-200.0)
+# How float32 is multiplied: in three products of 19 bits, nearer to the truth than plain float32 and 4 times as fast.
+PRECISION = "tf32x3"
+
+
+class Tiling(NamedTuple):
+    """How many queries and keys a tile has, how many warps work on it, and how many tiles are under way."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256. Small tiles leave several programs to a
+# multiprocessor, and one takes exponentials while another multiplies. Beware: in float32 with head size 256, Triton 3.6
+# compiles some tiles of 16 keys or queries for 8 warps to kernels that leave their memory.
+TILINGS = {
+    "output": (Tiling(64, 128, 4, 2), Tiling(128, 64, 4, 2), Tiling(128, 64, 8, 2)),
+    "statistics": (Tiling(64, 128, 4, 2), Tiling(128, 128, 8, 3), Tiling(128, 64, 8, 2)),
+    "masked": (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "grad key": (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
+    "grad query": (Tiling(64, 64, 4, 2), Tiling(128, 64, 8, 3), Tiling(128, 32, 8, 2)),
+    "moments grad key": (Tiling(32, 64, 4, 2), Tiling(32, 64, 4, 3), Tiling(32, 64, 8, 2)),
+    "moments grad query": (Tiling(64, 64, 4, 2), Tiling(128, 64, 8, 3), Tiling(128, 32, 8, 2)),
+    "masked grad key": (Tiling(32, 64, 4, 2), Tiling(32, 64, 4, 2), Tiling(32, 64, 8, 2)),
+    "masked grad query": (Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "float32": (Tiling(128, 64, 8, 2), Tiling(128, 64, 8, 2), Tiling(64, 16, 4, 2)),
+    "float32 grad key": (Tiling(32, 128, 8, 2), Tiling(64, 64, 4, 1), Tiling(32, 64, 8, 1)),
+    "float32 grad query": (Tiling(128, 32, 8, 2), Tiling(128, 32, 8, 2), Tiling(64, 32, 8, 1)),
+}
+
+
+def tiling(kind: str, size: int) -> Tiling:
+    """The tiling for a kind of kernel and the larger head size."""
+    return TILINGS[kind][0 if size <= 64 else 1 if size <= 128 else 2]
+
+
+# Logits ---------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _tanh(x):
+    """Hyperbolic tangent by one exponential; by its series where that would cancel."""
+    y = x * x
+    series = x * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 - y * (17.0 / 315.0))))
+    tail = 1.0 - 2.0 / (1.0 + tl.exp2(tl.abs(x) * (2.0 * LOG2_E)))
+    return tl.where(y < 0.04, series, tl.where(x < 0.0, -tail, tail))
+
+
+@triton.jit
+def _logit(product, row, key, batch, head, sight, scoring, m, n, EDGE: tl.constexpr):
+    """The logits of a tile in units of log 2, and their slope against scale * product."""
+    s = product * (scoring.scale * LOG2_E)
+    slope = 1.0
+    if scoring.softcap is not None:
+        tanh = _tanh(product * (scoring.scale / scoring.softcap))
+        s = tanh * (scoring.softcap * LOG2_E)
+        slope = 1.0 - tanh * tanh
+    if EDGE:
+        at = row + (n - m)
+        seen = (row < m) & (key < n)
+        if scoring.left is not None:
+            seen = seen & (key >= at - scoring.left)
+        if scoring.right is not None:
+            seen = seen & (key <= at + scoring.right)
+        if sight.mask is not None:
+            start = sight.mask + (batch.to(tl.int64) * sight.mask_batch + head.to(tl.int64) * sight.mask_head)
+            seen = seen & (_entry(start, sight.mask_row, row, key, m, n) != 0)
+        if sight.segments is not None:
+            start = sight.segments + batch.to(tl.int64) * sight.segments_batch
+            known = (at >= 0) & (row < m)
+            seen = seen & known & (tl.load(start + at, known, 0) == tl.load(start + key, key < n, 0))
+        if sight.bias is not None:
+            start = sight.bias + (batch.to(tl.int64) * sight.bias_batch + head.to(tl.int64) * sight.bias_head)
+            s += _entry(start, sight.bias_row, row, key, m, n).to(tl.float32) * LOG2_E
+            s = tl.where(s < LOW, LOW, s)
+        s = tl.where(seen, s, LOW)
+    return s, slope
+
+
+@triton.jit
+def _entry(start, stride, row, key, m, n):
+    """A tile of a bias or a mask, or one row of it where all rows are the same."""
+    place = start + key
+    there = key < n
+    if stride is not None:
+        place += row.to(tl.int64) * stride
+        there = there & (row < m)
+    return tl.load(place, there, 0)
+
+
+@triton.jit
+def _span(first, last, before, after, limit, sight, SIZE: tl.constexpr):
+    """Tiles [begin, end) that positions first..last see at all, and [inner, outer) which all of them see wholly.
+
+    A position sees what lies from `before` below it to `after` above it, and between 0 and limit.
+    """
+    begin = 0
+    end = tl.cdiv(limit, SIZE)
+    inner = 0
+    outer = limit // SIZE
+    if before is not None:
+        begin = tl.maximum(first - before, 0) // SIZE
+        inner = tl.cdiv(tl.maximum(last - before, 0), SIZE)
+    if after is not None:
+        end = tl.minimum(end, tl.cdiv(tl.maximum(last + after + 1, 0), SIZE))
+        outer = tl.minimum(outer, tl.maximum(first + after + 1, 0) // SIZE)
+    if sight.bias is not None or sight.mask is not None or sight.segments is not None:
+        outer = 0
+    end = tl.maximum(begin, end)
+    inner = tl.minimum(inner, end)
+    outer = tl.maximum(inner, tl.minimum(outer, end))
+    return begin, inner, outer, end
+
+
+@triton.jit
+def _tile(step, begin, inner, outer, EDGE: tl.constexpr):
+    """The step-th tile: of the inner ones, or of those around them."""
+    if EDGE:
+        return begin + step + tl.where(begin + step < inner, 0, outer - inner)
+    else:
+        return inner + step
+
+
+# Forward --------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _absorb(
+    state, q, key, value, row, batch, head, span, sight, scoring, m, n,
+    EDGE: tl.constexpr, GROUP: tl.constexpr, STATISTICS: tl.constexpr,
+    BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the tiles of keys inside the band, or those at its edge."""
+    o, top, z, a, b = state
+    begin, inner, outer, end = span
+    # Inside the band the scale is applied to the maximum of a row instead of to each of its elements.
+    PLAIN: tl.constexpr = (not EDGE) and (scoring.softcap is None)
+    unit = scoring.scale * LOG2_E
+    for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
+        start = _tile(step, begin, inner, outer, EDGE) * BN
+        k = key.load([batch, head // GROUP, start, 0]).reshape([BN, D])
+        t = tl.dot(q, k.T, input_precision=PRECISION)
+        if PLAIN:
+            risen = tl.maximum(top, tl.max(t, 1) * unit)
+            x = t * unit - risen[:, None]
+        else:
+            s, _ = _logit(t, row[:, None], start + tl.arange(0, BN)[None, :], batch, head, sight, scoring, m, n, EDGE)
+            risen = tl.maximum(top, tl.max(s, 1))
+            x = s - risen[:, None]
+        p = tl.exp2(x)
+        fade = tl.exp2(top - risen)
+        if STATISTICS:
+            px = p * x
+            r = tl.where(top == START, 0.0, top - risen)
+            b = fade * (b + r * (2.0 * a + r * z)) + tl.sum(px * x, 1)
+            a = fade * (a + r * z) + tl.sum(px, 1)
+        z = fade * z + tl.sum(p, 1)
+        v = value.load([batch, head // GROUP, start, 0]).reshape([BN, DV])
+        o = tl.dot(p.to(v.dtype), v, o * fade[:, None], input_precision=PRECISION)
+        top = risen
+    return o, top, z, a, b
+
+
+@triton.jit
+def _forward(
+    query, key, value, output, log_normalizer, entropy, logit_variance, max_logit, sight, scoring, heads, m, n,
+    GROUP: tl.constexpr, STATISTICS: tl.constexpr, EDGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # The last queries of a causal band have most keys: they start first.
+    tiles = tl.cdiv(m, BM)
+    start = (tiles - 1 - tl.program_id(0) % tiles) * BM
+    batch = tl.program_id(0) // tiles // heads
+    head = tl.program_id(0) // tiles % heads
+    row = start + tl.arange(0, BM)
+    at = start + n - m
+    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, BN)
+
+    q = query.load([batch, head, start, 0]).reshape([BM, D])
+    nothing = tl.zeros([BM], tl.float32)
+    state = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
+    if sight.bias is None and sight.mask is None and sight.segments is None:
+        state = _absorb(
+            state, q, key, value, row, batch, head, span, sight, scoring, m, n,
+            False, GROUP, STATISTICS, BN, D, DV, PRECISION,
+        )  # fmt: skip
+    if EDGES:
+        state = _absorb(
+            state, q, key, value, row, batch, head, span, sight, scoring, m, n,
+            True, GROUP, STATISTICS, BN, D, DV, PRECISION,
+        )  # fmt: skip
+    o, top, z, a, b = state
+
+    dead = z == 0.0
+    z = tl.where(dead, 1.0, z)
+    # A maximum passes over NaN, a sum does not.
+    top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
+    log_z = tl.log2(z)
+    output.store([batch, head, start, 0], (o / z[:, None]).to(output.dtype).reshape([1, 1, BM, DV]))
+    out = (batch * heads + head).to(tl.int64) * m + row
+    tl.store(log_normalizer + out, (top + log_z) * LOG_2, row < m)
+    tl.store(max_logit + out, top * LOG_2, row < m)
+    if STATISTICS:
+        mean = a / z
+        variance = b / z - mean * mean
+        uncertainty = log_z - mean
+        # Rounding may leave the one or the other a little below 0; NaN is not below anything.
+        tl.store(entropy + out, tl.where(uncertainty < 0.0, 0.0, uncertainty) * LOG_2, row < m)
+        tl.store(logit_variance + out, tl.where(variance < 0.0, 0.0, variance) * (LOG_2 * LOG_2), row < m)
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    statistics: bool = True,
+) -> Statistics:
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
+    (b, h, m, d), n, v = query.shape, key.shape[2], value.shape[3]
+    if scoring.scale < 0:  # the largest product is to have the largest logit
+        return forward(-query, key, value, sight, scoring._replace(scale=-scoring.scale), statistics=statistics)
+    output = _room(query, v)
+    entropy, logit_variance = query.new_zeros((2, b, h, m), dtype=torch.float32)
+    log_normalizer, max_logit = query.new_full((2, b, h, m), -torch.inf, dtype=torch.float32)
+    result = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
+    if n == 0 or output.numel() == 0:
+        return result._replace(output=output.zero_())
+    if query.dtype is torch.float32:
+        kind = "float32"
+    elif _masks(sight):
+        kind = "masked"
+    else:
+        kind = "statistics" if statistics else "output"
+    rows, keys, warps, stages = tiling(kind, max(d, v))
+    with torch.cuda.device_of(query):
+        _forward[(triton.cdiv(m, rows) * b * h,)](
+            *map(_tiles, (query, key, value, output), (rows, keys, keys, rows)), *result[1:],
+            _strided(sight), _clipped(scoring, m, n), h, m, n,
+            GROUP=h // key.shape[1], STATISTICS=statistics, EDGES=_has_edges(sight, scoring, n, keys),
+            BM=rows, BN=keys, D=_padded(d), DV=_padded(v), PRECISION=PRECISION, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return result._replace(output=output.contiguous())
+
+
+# Backward -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _rows(per_row, first, row, m):
+    """log normaliser, k0, k1 and k2 of some queries, as _per_row gives them."""
+    log_normalizer, c0, c1, c2 = per_row
+    G = tl.load(log_normalizer + first + row, row < m, -LOW)
+    k0 = tl.load(c0 + first + row, row < m, 0.0)
+    k1, k2 = k0, k0
+    if c1 is not None:
+        k1 = tl.load(c1 + first + row, row < m, 0.0)
+        k2 = tl.load(c2 + first + row, row < m, 0.0)
+    return G, k0, k1, k2
+
+
+@triton.jit
+def _mass(s, G, MOMENTS: tl.constexpr, EDGE: tl.constexpr):
+    """x and p = exp x; where no mass is left, x is kept from overflowing in its square."""
+    x = s - G
+    if MOMENTS and EDGE:
+        x = tl.where(x < NO_MASS, NO_MASS, x)
+    return x, tl.exp2(x)
+
+
+@triton.jit
+def _logit_gradient(p, dp, x, k0, k1, k2, MOMENTS: tl.constexpr):
+    """ds = p (dp + k0 + x (k1 + k2 x))."""
+    weight = dp + k0
+    if MOMENTS:
+        weight += x * (k1 + k2 * x)
+    return p * weight
+
+
+@triton.jit
+def _gather_key(
+    state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
+    EDGE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add what the tiles of queries inside the band, or at its edge, say about a tile of keys: all transposed."""
+    dk, dv = state
+    begin, inner, outer, end = span
+    MOMENTS: tl.constexpr = per_row[2] is not None
+    first = (batch * heads + head).to(tl.int64) * m
+    for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
+        start = _tile(step, begin, inner, outer, EDGE) * BM
+        row = start + tl.arange(0, BM)
+        q = query.load([batch, head, start, 0]).reshape([BM, D])
+        G, k0, k1, k2 = _rows(per_row, first, row, m)
+        t = tl.dot(k, q.T, input_precision=PRECISION)
+        s, slope = _logit(t, row[None, :], key_index[:, None], batch, head, sight, scoring, m, n, EDGE)
+        x, p = _mass(s, G[None, :], MOMENTS, EDGE)
+        go = grad_output.load([batch, head, start, 0]).reshape([BM, DV])
+        dv = tl.dot(p.to(go.dtype), go, dv, input_precision=PRECISION)
+        dp = tl.dot(v, go.T, input_precision=PRECISION)
+        ds = _logit_gradient(p, dp, x, k0[None, :], k1[None, :], k2[None, :], MOMENTS)
+        dk = tl.dot((ds * slope).to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _backward_key(
+    query, key, value, grad_output, grad_key, grad_value, per_row, sight, scoring, heads, m, n,
+    GROUP: tl.constexpr, EDGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(n, BN)
+    start = tl.program_id(0) % tiles * BN
+    key_heads = heads // GROUP
+    batch = tl.program_id(0) // tiles // key_heads
+    key_head = tl.program_id(0) // tiles % key_heads
+    key_index = start + tl.arange(0, BN)
+    # A key lies among the queries as they lie among the keys, with left and right exchanged.
+    at = start - (n - m)
+    span = _span(at, at + tl.minimum(BN, n - start) - 1, scoring.right, scoring.left, m, sight, BM)
+
+    k = key.load([batch, key_head, start, 0]).reshape([BN, D])
+    v = value.load([batch, key_head, start, 0]).reshape([BN, DV])
+    state = tl.zeros([BN, D], tl.float32), tl.zeros([BN, DV], tl.float32)
+    for member in range(GROUP):
+        head = key_head * GROUP + member
+        if sight.bias is None and sight.mask is None and sight.segments is None:
+            state = _gather_key(
+                state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
+                False, BM, D, DV, PRECISION,
+            )  # fmt: skip
+        if EDGES:
+            state = _gather_key(
+                state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
+                True, BM, D, DV, PRECISION,
+            )  # fmt: skip
+    dk, dv = state
+    dk = (dk * scoring.scale).to(grad_key.dtype)
+    grad_key.store([batch, key_head, start, 0], dk.reshape([1, 1, BN, D]))
+    grad_value.store([batch, key_head, start, 0], dv.to(grad_value.dtype).reshape([1, 1, BN, DV]))
+
+
+@triton.jit
+def _gather_query(
+    dq, q, go, key, value, grad_logit, rows, row, batch, head, heads, span, sight, scoring, m, n,
+    MOMENTS: tl.constexpr, EDGE: tl.constexpr, GROUP: tl.constexpr,
+    BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add what the tiles of keys inside the band, or at its edge, say about a tile of queries."""
+    G, k0, k1, k2 = rows
+    begin, inner, outer, end = span
+    for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
+        start = _tile(step, begin, inner, outer, EDGE) * BN
+        column = start + tl.arange(0, BN)
+        k = key.load([batch, head // GROUP, start, 0]).reshape([BN, D])
+        v = value.load([batch, head // GROUP, start, 0]).reshape([BN, DV])
+        t = tl.dot(q, k.T, input_precision=PRECISION)
+        s, slope = _logit(t, row[:, None], column[None, :], batch, head, sight, scoring, m, n, EDGE)
+        x, p = _mass(s, G[:, None], MOMENTS, EDGE)
+        dp = tl.dot(go, v.T, input_precision=PRECISION)
+        ds = _logit_gradient(p, dp, x, k0[:, None], k1[:, None], k2[:, None], MOMENTS)
+        if grad_logit is not None:
+            line = ((batch * heads + head).to(tl.int64) * m + row) * n
+            tl.store(grad_logit + line[:, None] + column[None, :], ds, (row < m)[:, None] & (column < n)[None, :])
+        dq = tl.dot((ds * slope).to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def _backward_query(
+    query, key, value, grad_output, grad_query, grad_logit, per_row, sight, scoring, heads, m, n,
+    GROUP: tl.constexpr, EDGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(m, BM)
+    start = (tiles - 1 - tl.program_id(0) % tiles) * BM
+    batch = tl.program_id(0) // tiles // heads
+    head = tl.program_id(0) // tiles % heads
+    row = start + tl.arange(0, BM)
+    at = start + n - m
+    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, BN)
+
+    q = query.load([batch, head, start, 0]).reshape([BM, D])
+    go = grad_output.load([batch, head, start, 0]).reshape([BM, DV])
+    rows = _rows(per_row, (batch * heads + head).to(tl.int64) * m, row, m)
+    MOMENTS: tl.constexpr = per_row[2] is not None
+    dq = tl.zeros([BM, D], tl.float32)
+    if sight.bias is None and sight.mask is None and sight.segments is None:
+        dq = _gather_query(
+            dq, q, go, key, value, grad_logit, rows, row, batch, head, heads, span, sight, scoring, m, n,
+            MOMENTS, False, GROUP, BN, D, DV, PRECISION,
+        )  # fmt: skip
+    if EDGES:
+        dq = _gather_query(
+            dq, q, go, key, value, grad_logit, rows, row, batch, head, heads, span, sight, scoring, m, n,
+            MOMENTS, True, GROUP, BN, D, DV, PRECISION,
+        )  # fmt: skip
+    dq = (dq * scoring.scale).to(grad_query.dtype)
+    grad_query.store([batch, head, start, 0], dq.reshape([1, 1, BM, D]))
+
+
+def backward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    log_normalizer: Float[Tensor, "b h m"],
+    mean_logit: Float[Tensor, "b h m"],
+    grad_output: Float[Tensor, "b h m v"],
+    c0: Float[Tensor, "b h m"],
+    c1: Float[Tensor, "b h m"] | None,
+    c2: Float[Tensor, "b h m"] | None,
+    *,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of queries, keys, values and bias; log_normalizer is +inf in rows that see no key."""
+    (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
+    grad_query, grad_key, grad_value = _room(query, d), _room(key, d), _room(value, v)
+    # The bias of a key that some head or batch shares gets the sum, in an order that torch fixes.
+    grad_logit = query.new_zeros((b, h, m, n), dtype=torch.float32) if needs_bias else None
+    if 0 in (b, h, m, n):
+        grads = grad_query.zero_(), grad_key.zero_(), grad_value.zero_()
+    else:
+        per_row = _per_row(log_normalizer, mean_logit, c0, c1, c2)
+        grad_output = grad_output.to(value.dtype)
+        if query.dtype is torch.float32:
+            kind = "float32 "
+        elif _masks(sight):
+            kind = "masked "
+        else:
+            kind = "" if per_row[2] is None else "moments "
+        shared = {"GROUP": h // hk, "D": _padded(d), "DV": _padded(v), "PRECISION": PRECISION}
+        inputs = query, key, value, grad_output
+        sizes = per_row, _strided(sight), _clipped(scoring, m, n), h, m, n
+        with torch.cuda.device_of(query):
+            rows, keys, warps, stages = tiling(kind + "grad key", max(d, v))
+            _backward_key[(triton.cdiv(n, keys) * b * hk,)](
+                *map(_tiles, (*inputs, grad_key, grad_value), (rows, keys, keys, rows, keys, keys)), *sizes, **shared,
+                BM=rows, BN=keys, EDGES=_has_edges(sight, scoring, m, rows), num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+            rows, keys, warps, stages = tiling(kind + "grad query", max(d, v))
+            _backward_query[(triton.cdiv(m, rows) * b * h,)](
+                *map(_tiles, (*inputs, grad_query), (rows, keys, keys, rows, rows)), grad_logit, *sizes, **shared,
+                BM=rows, BN=keys, EDGES=_has_edges(sight, scoring, n, keys), num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+        grads = grad_query.contiguous(), grad_key.contiguous(), grad_value.contiguous()
+    if grad_logit is None or sight.bias is None:
+        return *grads, None
+    return *grads, grad_logit.sum_to_size(sight.bias.shape).to(sight.bias.dtype)
+
+
+@triton.jit
+def _inner(left, right, products, heads, m, BM: tl.constexpr, DV: tl.constexpr):
+    tiles = tl.cdiv(m, BM)
+    start = tl.program_id(0) % tiles * BM
+    index = tl.program_id(0) // tiles
+    x = left.load([index // heads, index % heads, start, 0]).reshape([BM, DV]).to(tl.float32)
+    y = right.load([index // heads, index % heads, start, 0]).reshape([BM, DV]).to(tl.float32)
+    row = start + tl.arange(0, BM)
+    tl.store(products + index.to(tl.int64) * m + row, tl.sum(x * y, 1), row < m)
+
+
+def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
+    """<left_m, right_m> in float32, each read once: the <go, o> that c0 holds."""
+    b, h, m, v = left.shape
+    products = left.new_zeros((b, h, m), dtype=torch.float32)
+    if left.numel() > 0:
+        with torch.cuda.device_of(left):
+            _inner[(triton.cdiv(m, 32) * b * h,)](_tiles(left, 32), _tiles(right, 32), products, h, m, 32, _padded(v))
+    return products
+
+
+# What kernels are given -----------------------------------------------------------------------------------------------
+
+
+def _per_row(
+    log_normalizer: Tensor, mean_logit: Tensor, c0: Tensor, c1: Tensor | None, c2: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """G, k0, k1 and k2 for logits in units of log 2; G is finite in rows without keys, and leaves no mass there."""
+    c0 = c0.to(torch.float32).contiguous()
+    G = (log_normalizer.to(torch.float32) * LOG2_E.value).clamp(max=-LOW.value).contiguous()
+    if c1 is None and c2 is None:
+        return G, c0, None, None
+    dead = log_normalizer == torch.inf
+    H = torch.where(dead, 0.0, log_normalizer - mean_logit)
+    c1 = torch.zeros_like(c0) if c1 is None else torch.where(dead, 0.0, c1)
+    c2 = torch.zeros_like(c0) if c2 is None else torch.where(dead, 0.0, c2)
+    k1, k2 = (c1 + 2 * H * c2) * LOG_2.value, c2 * LOG_2.value**2
+    return G, c0 + H * (c1 + H * c2), k1.contiguous(), k2.contiguous()
+
+
+class _Strided(NamedTuple):
+    """Bias, mask and segments with their strides: 0 where they are shared, None for rows that are all the same."""
+
+    bias: Tensor | None = None
+    bias_batch: int = 0
+    bias_head: int = 0
+    bias_row: int | None = None
+    mask: Tensor | None = None
+    mask_batch: int = 0
+    mask_head: int = 0
+    mask_row: int | None = None
+    segments: Tensor | None = None
+    segments_batch: int = 0
+
+
+def _strided(sight: Sight) -> _Strided:
+    # One flat tuple: Triton 3.6 loses a stride of 1 in a tuple within a tuple.
+    strided = _Strided()
+    for name, tensor in sight._asdict().items():
+        if tensor is not None:
+            tensor = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+            tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+            axes = zip(("batch", "head", "row"), tensor.shape[:-1], tensor.stride(), strict=False)
+            strides = {f"{name}_{axis}": stride for axis, size, stride in axes if size > 1}
+            strided = strided._replace(**{name: tensor}, **strides)
+    return strided
+
+
+def _clipped(scoring: Scoring, m: int, n: int) -> Scoring:
+    """The same band in numbers that sums of 32 bits hold."""
+    left, right = (None if reach is None else max(-m - n, min(reach, m + n)) for reach in (scoring.left, scoring.right))
+    softcap = None if scoring.softcap is None else float(scoring.softcap)
+    return Scoring(float(scoring.scale), softcap, left, right)
+
+
+def _masks(sight: Sight) -> bool:
+    """Whether every tile needs a mask."""
+    return any(tensor is not None for tensor in sight)
+
+
+def _has_edges(sight: Sight, scoring: Scoring, size: int, tile: int) -> bool:
+    """Whether any tile needs a mask."""
+    return _masks(sight) or scoring.left is not None or scoring.right is not None or size % tile != 0
+
+
+def _room(like: Tensor, size: int) -> Tensor:
+    """An empty tensor with rows of `size` that start at multiples of 16 bytes, as a descriptor wants them."""
+    step = 16 // like.element_size()
+    return like.new_empty((*like.shape[:-1], -(-size // step) * step))[..., :size]
+
+
+def _tiles(tensor: Tensor, rows: int) -> TensorDescriptor:
+    """Tiles [rows, d] of a tensor [b, h, m, d], copied only if its layout is none a descriptor can name."""
+    *strides, last = tensor.stride()
+    if last != 1 or tensor.data_ptr() % 16 or any(s == 0 or s * tensor.element_size() % 16 for s in strides):
+        tensor = _room(tensor, tensor.shape[-1]).copy_(tensor)
+    return TensorDescriptor.from_tensor(tensor, [1, 1, rows, _padded(tensor.shape[-1])])
+
+
+def _padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))

@@ -1,0 +1,372 @@
+"""Attention with all statistics of its rows, as one operation that torch can differentiate.
+
+    query, key, value, bias  ->  output, log_normalizer, entropy, logit_variance, max_logit
+
+    eager      _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap
+    compiled   the operator gradlogz::attention with its backward operator: first derivatives, as compilers have them;
+               for tracers, dispatch modes and wrapper subclasses too, which see operators and nothing below them
+    else       the definition: where torch would be silently wrong (forward mode inside forward mode, whose tangents
+               of a Function are zero; transforms where only operators are seen, whose tangents are zero)
+
+Read next: dispatch.py (which kernel computes it), derivatives.py (what is not in the kernels).
+"""
+
+from typing import Any
+
+import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
+from torch.nn.functional import pad
+
+from ..._errors import sentence
+from ..._typing import Float, Tensor
+from . import blocked, derivatives, dispatch
+from .blocked import Gradients, coefficients
+from .dropout import Dropout
+from .reference import Statistics
+from .scoring import Scoring, Sight
+
+
+def attention(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None = None,
+    *,
+    statistics: bool = True,
+) -> Statistics:
+    """The statistics of every row, differentiable in query, key, value and bias.
+
+    With statistics=False only output and log normaliser are promised.
+    """
+    operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
+    if undisturbed(operands):
+        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
+    transformed = _transformed() or forward_ad._current_level >= 0
+    traced = torch.compiler.is_compiling() or _watched(operands)
+    probability, seed = (0.0, None) if dropout is None else dropout
+    if traced:
+        if transformed:
+            return derivatives.by_definition(query, key, value, sight, scoring, dropout)
+        return Statistics(*_operator(query, key, value, *sight, seed, *scoring, probability, statistics))
+    if _forward_modes() > 1:
+        return derivatives.by_definition(query, key, value, sight, scoring, dropout)
+    return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
+
+
+def undisturbed(operands: tuple[Tensor, ...]) -> bool:
+    """Whether the numbers are all that is asked for: no derivative, and nobody who looks at how they are made."""
+    if torch.compiler.is_compiling():
+        return False
+    differentiable = torch.is_grad_enabled()
+    for t in operands:
+        if type(t) is not Tensor or (differentiable and t.requires_grad):
+            return False
+    transformed = maybe_current_level() is not None or forward_ad._current_level >= 0
+    return not (transformed or _get_tracing_state() is not None or _len_torch_dispatch_stack())
+
+
+def directional(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    sight: Sight,
+    scoring: Scoring,
+    direction: Float[Tensor, "b h m d"],
+) -> Float[Tensor, "b h m d"]:
+    """scale Cov(k) direction for every row: the Fisher-vector product, of neither an m x n nor a d x d matrix.
+
+    It is the backward of attention with values = keys, with respect to the query.
+    """
+    if torch.compiler.is_compiling() or _watched((query, key, direction)) or _forward_modes() > 1:
+        _, pull = torch.func.vjp(lambda q: derivatives.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
+        return pull(direction)[0]
+    found = attention(query, key, key, sight, scoring, statistics=False)
+    rows = (*found, direction, None, None, None, None)
+    if query.is_cuda:  # where one more coordinate would double the tiles
+        return _AttendBackward.apply(query, key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+    # The weights ds sum to 0 but for rounding, which on a saturated row is larger than they are. One more coordinate, 0
+    # in the query and 1 in the keys, sums them; what it finds is taken back, spread as p.
+    wider_query, wider_key = pad(query, (0, 1)), pad(key, (0, 1), value=1.0)
+    wider = _AttendBackward.apply(wider_query, wider_key, key, *sight, None, *rows, scoring, 0.0, False)[0]
+    return wider[..., :-1] - wider[..., -1:] * found.output
+
+
+def _transformed() -> bool:
+    """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
+    return maybe_current_level() is not None
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: that takes longer than torch itself.
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _watched(operands: tuple[Tensor, ...]) -> bool:
+    """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
+    if _get_tracing_state() is not None or _len_torch_dispatch_stack():
+        return True
+    return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
+
+
+def _forward_modes() -> int:
+    """How many torch.func.jvp are at work, one inside the other."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack)
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    found: Statistics,
+    gradients: Gradients,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of query, key, value and bias from those of the statistics."""
+    grad_output, along = gradients.output, None
+    if grad_output is None:
+        grad_output = torch.zeros_like(found.output)
+    else:
+        along = dispatch.inner(grad_output, found.output)
+    row = coefficients(found, gradients, along)
+    whole = dispatch.backward(
+        query, key, value, sight, scoring, dropout, row, grad_output, needs_bias=needs_bias and sight.bias is not None
+    )
+    if gradients.max_logit is not None:
+        blocked.add_gradient_of_highest(whole, query, key, sight, scoring, gradients.max_logit)
+    return whole
+
+
+class _Attend(torch.autograd.Function):
+    """The operation in eager mode, of (query, key, value, bias, mask, segments, seed) and what is no tensor."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        *tensors, scoring, probability, statistics = inputs
+        q, k, v, sight, dropout = _read(tensors, probability)
+        return tuple(dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.scoring, ctx.probability, _ = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs_bias = ctx.needs_input_grad[3]
+        *whole, bias = _AttendBackward.apply(*ctx.saved_tensors, *gradients, ctx.scoring, ctx.probability, needs_bias)
+        return *whole, bias if needs_bias else None, *[None] * 6
+
+    @staticmethod
+    def jvp(ctx: Any, *moves: Any) -> tuple[Tensor, ...]:
+        operands, sight, dropout = _operands(ctx.saved_tensors, ctx.probability)
+        return tuple(derivatives.tangents(operands, _or_zeros(moves, operands), sight, ctx.scoring, dropout))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        folded = _folded(info.batch_size, in_dims[:7], inputs[:7])
+        found = _Attend.apply(*folded, *inputs[7:])
+        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0,) * 5
+
+
+class _AttendBackward(torch.autograd.Function):
+    """The backward of _Attend, itself differentiable: its seven tensors, five statistics and their five gradients."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        *tensors, scoring, probability, needs_bias = inputs
+        if any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors[12:]):
+            # torch.autograd.grad(is_grads_batched=True) has a vmap of its own, which knows operators alone.
+            return _operator_backward(*tensors, *scoring, probability, needs_bias)
+        q, k, v, sight, dropout = _read(tensors[:7], probability)
+        found, gradients = Statistics(*tensors[7:12]), Gradients(*tensors[12:])
+        *whole, bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
+        return *whole, q.new_zeros(()) if bias is None else bias  # type: ignore[return-value]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
+        *tensors, ctx.scoring, ctx.probability, ctx.needs_bias = inputs
+        independent = (*tensors[:7], *tensors[12:])  # the statistics are functions of the rest
+        ctx.save_for_backward(*independent)
+        ctx.save_for_forward(*independent)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
+        gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
+        given = cotangents if ctx.needs_bias else cotangents[:3]
+        whole, rows = derivatives.second(operands, gradients, _or_zeros(given, operands), sight, ctx.scoring, dropout)
+        asked = (row if g is not None else None for row, g in zip(rows, ctx.saved_tensors[7:], strict=True))
+        return *whole, *[None] * (12 - len(whole)), *asked, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *moves: Any) -> tuple[Tensor, ...]:
+        operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
+        gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
+        moved = Gradients(*_or_zeros(moves[12:17], tuple(gradients)))
+        whole = derivatives.second_tangents(
+            operands, gradients, _or_zeros(moves[:4], operands), moved, sight, ctx.scoring, dropout
+        )
+        return *whole[:3], whole[3] if ctx.needs_bias else operands[0].new_zeros(())
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        needs_bias = inputs[-1]
+        folded = _folded(info.batch_size, in_dims[:17], inputs[:17], expand_bias=needs_bias)
+        *whole, bias = _AttendBackward.apply(*folded, *inputs[17:])
+        whole = [t.unflatten(0, (info.batch_size, -1)) for t in whole]
+        if not needs_bias:
+            return (*whole, bias.repeat(info.batch_size)), (0,) * 4
+        bias = bias.unflatten(0, (info.batch_size, -1))
+        before = inputs[3].unsqueeze(0) if in_dims[3] is None else inputs[3].movedim(in_dims[3], 0)
+        return (*whole, bias.sum(1, keepdim=True) if before.shape[1] == 1 else bias), (0,) * 4
+
+
+def _read(tensors: Any, probability: float) -> tuple[Tensor, Tensor, Tensor, Sight, Dropout | None]:
+    """Query, key and value, the tensors beside them, and dropout."""
+    query, key, value, bias, mask, segments, seed = tensors
+    return query, key, value, Sight(bias, mask, segments), None if seed is None else Dropout(probability, seed)
+
+
+def _operands(tensors: Any, probability: float) -> tuple[tuple[Tensor, ...], Sight, Dropout | None]:
+    """The same with all that can be differentiated as one tuple."""
+    query, key, value, sight, dropout = _read(tensors, probability)
+    return (query, key, value) if sight.bias is None else (query, key, value, sight.bias), sight, dropout
+
+
+def _or_zeros(given: Any, like: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Tangents or cotangents of `like`, zeros where there are none."""
+    given = (*given, *[None] * len(like))
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(given, like, strict=False))
+
+
+def _gradients_or_zeros(gradients: Any, operands: tuple[Tensor, ...]) -> Gradients:
+    query, _, value = operands[:3]
+    number = query.new_zeros(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return Gradients(*_or_zeros(gradients, (output, number, number, number, number)))
+
+
+def _folded(
+    size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], *, expand_bias: bool = False
+) -> list[Tensor | None]:
+    """The dimension that vmap adds, made part of the batch; what all batches share stays shared."""
+    query, bias, seed = tensors[0], tensors[3], tensors[6]
+    if seed is not None:
+        condition, fact = "dropout_p must be 0 under torch.func.vmap", "a positive one"
+        remedy = "Make the vmapped dimension one of the batch of query, key and value instead."
+        raise NotImplementedError(sentence("attend", condition, fact, remedy))
+    batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
+    folded: list[Tensor | None] = []
+    for tensor, dim in zip(tensors, in_dims, strict=True):
+        if tensor is None or (
+            dim is None and tensor.shape[0] == 1 and batch > 1 and not (expand_bias and tensor is bias)
+        ):
+            folded.append(tensor)
+            continue
+        whole = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        folded.append(whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1))
+    return folded
+
+
+# The same for torch.compile, which takes operators and refuses Functions that know forward mode. ---------------------
+
+
+@torch.library.custom_op("gradlogz::attention", mutates_args=())
+def _operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    segments: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    left: int | None,
+    right: int | None,
+    probability: float,
+    statistics: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
+    scoring = Scoring(scale, softcap, left, right)
+    found = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
+    return _alone(found)  # type: ignore[return-value]
+
+
+@torch.library.custom_op("gradlogz::attention_backward", mutates_args=())
+def _operator_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    segments: Tensor | None,
+    seed: Tensor | None,
+    output: Tensor,
+    log_normalizer: Tensor,
+    entropy: Tensor,
+    logit_variance: Tensor,
+    max_logit: Tensor,
+    grad_output: Tensor | None,
+    grad_log_normalizer: Tensor | None,
+    grad_entropy: Tensor | None,
+    grad_logit_variance: Tensor | None,
+    grad_max_logit: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    left: int | None,
+    right: int | None,
+    probability: float,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
+    found = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
+    gradients = Gradients(grad_output, grad_log_normalizer, grad_entropy, grad_logit_variance, grad_max_logit)
+    scoring = Scoring(scale, softcap, left, right)
+    *whole, of_bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
+    return _alone((*whole, query.new_zeros(()) if of_bias is None else of_bias))  # type: ignore[return-value]
+
+
+def _alone(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Each in memory of its own, in order: what torch asks of the results of an operator, and the fake ones promise."""
+    own = (t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in tensors)
+    return tuple(
+        t if alone else t.clone(memory_format=torch.contiguous_format) for t, alone in zip(tensors, own, strict=True)
+    )
+
+
+@_operator.register_fake
+def _(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    number = torch.promote_types(query.dtype, torch.float32)
+    rows = query.shape[:-1]
+    return query.new_empty(*rows, value.shape[-1]), *(query.new_empty(rows, dtype=number) for _ in range(4))
+
+
+@_operator_backward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    grad_bias = bias.new_empty(bias.shape) if rest[-1] and bias is not None else query.new_empty(())
+    return *(t.new_empty(t.shape) for t in (query, key, value)), grad_bias
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+    ctx.static = inputs[7:12]
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    needs_bias = ctx.needs_input_grad[3]
+    *whole, bias = _operator_backward(*ctx.saved_tensors, *gradients, *ctx.static, needs_bias)
+    return *whole, bias if needs_bias else None, *[None] * 9
+
+
+_operator.register_autograd(_pull_back, setup_context=_remember)

@@ -1,0 +1,131 @@
+"""Sums over points by their definition: what every faster kernel is tested against.
+
+    s_mn = <x_n, eta_m> + log w_mn                  logits
+    G_m  = log sum_n exp s_mn                       log normaliser
+    p_mn = exp(s_mn - G_m)                          attention weights
+    H_m  = G_m - sum_n p_mn s_mn                    Shannon entropy of a row
+    V_m  = sum_n p_mn (s_mn - E_m)^2                variance of the logits, E_m = sum_n p_mn s_mn = G_m - H_m
+
+A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients; NaN stays NaN. Points come
+centred: offsets are added back by the caller, where they cost no digits (shift equivariance).
+
+Read next: ../../measures/empirical.py, which says what these sums mean; blocked.py, the same in linear memory.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from ..._typing import Float, Int, Tensor
+from .scoring import grouped
+
+# Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
+BLOCK = 1 << 24
+
+
+class Statistics(NamedTuple):
+    """What one row of attention has to say: the output [b, h, m, v] and four numbers [b, h, m]."""
+
+    output: Float[Tensor, "b h m v"]
+    log_normalizer: Float[Tensor, "b h m"]
+    entropy: Float[Tensor, "b h m"]
+    logit_variance: Float[Tensor, "b h m"]
+    max_logit: Float[Tensor, "b h m"]
+
+
+class StatisticsAndMean(Statistics):
+    """The same by a kernel that has the mean logit G - H at hand too, 0 in a row without mass; not differentiable."""
+
+    mean_logit: Float[Tensor, "b h m"] | None = None  # no field: what is made of the five has none
+
+
+def statistics(
+    s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], kept: Float[Tensor, "b h m n"] | None = None
+) -> Statistics:
+    """All statistics of every row of logits, differentiable to any order; `kept` is dropout's factor on the weights."""
+    b, h, m, n = s.shape
+    if n == 0:  # amax has no answer, a row without keys has
+        nothing = s.sum(-1)
+        output = nothing.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
+        return Statistics(output, nothing - torch.inf, nothing, nothing, nothing - torch.inf)
+    alive = _alive(s)
+    top = s.amax(-1)
+    below = s.masked_fill(~alive, 0.0)
+    below = below - below.detach().amax(-1, keepdim=True)
+    mass = below.exp() * alive
+    total = mass.sum(-1, keepdim=True) + (~alive).to(s.dtype)
+    p = mass / total
+    below = below.masked_fill(below == -torch.inf, 0.0)
+    mean_below = (p * below).sum(-1, keepdim=True)
+    output = (grouped(p if kept is None else p * kept, value.shape[1]) @ value).reshape(b, h, m, value.shape[-1])
+    log_total = total.log().squeeze(-1)
+    return Statistics(
+        output,
+        torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).detach().amax(-1) + log_total, -torch.inf),
+        log_total - mean_below.squeeze(-1),
+        (p * (below - mean_below).square()).sum(-1),
+        top,
+    )
+
+
+def logits(
+    eta: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"], log_weights: Float[Tensor, "*#b mn n"] | None
+) -> Float[Tensor, "*#b m n"]:
+    """s_mn = <x_n, eta_m> + log w_mn."""
+    s = eta @ points.mT
+    return s if log_weights is None else s + log_weights
+
+
+def log_sum_exp(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm"]:
+    """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
+    if not maskable:  # no row can be empty
+        return s.logsumexp(-1)
+    alive = _alive(s)
+    return torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).logsumexp(-1), -torch.inf)
+
+
+def softmax(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm n"]:
+    """p_mn = exp(s_mn - G_m), which is 0 with zero gradients where a row has no mass."""
+    if not maskable:
+        return s.softmax(-1)
+    alive = _alive(s)
+    return s.masked_fill(~alive, 0.0).softmax(-1) * alive
+
+
+def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
+    """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
+    alive = _alive(s)
+    below = s.masked_fill(~alive, 0.0)
+    below = below - below.detach().amax(-1, keepdim=True)
+    mass = below.exp()
+    total = mass.sum(-1)
+    mean_below = (mass * below.masked_fill(below == -torch.inf, 0.0)).sum(-1) / total
+    return (total.log() - mean_below) * alive.squeeze(-1)
+
+
+def draw(s: Float[Tensor, "*bm n"], shape: tuple[int, ...], generator: torch.Generator | None) -> Int[Tensor, "*sbm"]:
+    """Indices [*shape, *b, m] with probabilities softmax(s), by inversion: memory for the rows and the draws alone."""
+    total = softmax(s.detach().double()).cumsum(-1)
+    u = torch.rand(*total.shape[:-1], math.prod(shape), dtype=total.dtype, device=s.device, generator=generator)
+    # The first index whose cumulative mass exceeds u: points without mass are never it.
+    index = torch.searchsorted(total, u * total[..., -1:], right=True).clamp(max=s.shape[-1] - 1)
+    return index.movedim(-1, 0).reshape(*shape, *s.shape[:-1])
+
+
+def covariance(
+    p: Float[Tensor, "*#b m n"], mean: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"]
+) -> Float[Tensor, "*#b m d d"]:
+    """sum_n p_mn (x_n - mean_m)(x_n - mean_m)^T, centred row by row so that a saturated row keeps its digits."""
+    *batch, _, n = p.shape
+    rows = max(1, BLOCK // max(1, n * points.shape[-1] * math.prod(batch)))
+    blocks = []
+    for p_, mean_ in zip(p.split(rows, -2), mean.split(rows, -2), strict=True):
+        x = points.unsqueeze(-3) - mean_.unsqueeze(-2)
+        blocks.append((p_.unsqueeze(-1) * x).mT @ x)
+    return torch.cat(blocks, -3)
+
+
+def _alive(s: Tensor) -> Tensor:
+    """Whether a row has mass, [*b, m, 1]."""
+    return s.detach().amax(-1, keepdim=True) != -torch.inf

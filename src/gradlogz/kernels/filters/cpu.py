@@ -1,0 +1,387 @@
+"""Switching filters on the CPU, compiled by numba: tensors to addresses, targets to threads.
+
+    forward      what ../../filters/gaussian/switching.py calls where nothing is to be differentiated
+    prepare      the same before steps that will be taken one by one
+
+Targets are taken by the vector; threads take vectors from one counter. Where there are too few targets to fill them,
+the modes of one target are the lanes, and of filters other than imm a vector has one lane.
+Memory beside the results is that of one step of one vector of targets for each thread. Kernels are compiled at the
+first call, once for each filter and width whatever the sizes, and again for sizes with which there is much to do, and
+kept on disk.
+
+Read next: targets_in_lanes.py and modes_in_lanes.py (what is compiled).
+"""
+
+import ctypes
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+from functools import cache, lru_cache, reduce
+from itertools import accumulate, chain
+from mmap import PAGESIZE
+from operator import or_
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from numba import types
+
+from ..._typing import Bool, Float, Tensor
+from .. import simd
+from ..attention.cpu import LINE, compile_worker, team, workspace
+from ..attention.tiles import compiled
+from ..simd import INT64, Writer, instruction, read_integer, take, whole
+from . import lanes, modes_in_lanes, targets_in_lanes
+from .fields import MODEL_ENDS, SHAPES, Finished, in_one_piece
+from .lanes import Lanes, counted, lanes_of, named, nothing
+from .modes_in_lanes import filter_alone
+from .targets_in_lanes import (
+    BEFORE,
+    BEFORE_TOGETHER,
+    COVARIANCE,
+    INNOVATION,
+    MEAN,
+    MODES,
+    Memory,
+    Problem,
+    advance_gpb,
+    advance_gpb1,
+    advance_imm,
+    block_of,
+    vectors_of,
+)
+
+HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes of it per thread, blocks that failed
+WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
+WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
+SMALL = 6  # states and observations of which loops are unrolled
+NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
+ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
+# The fields of `Filtered`: where they lie in the memory of a thread, and what is computed for them.
+REPORTED = {
+    "mean": ("whole_m", MODES | MEAN),
+    "covariance": ("whole_P", MODES | MEAN | COVARIANCE),
+    "mode_mean": ("mode_m", MODES),
+    "mode_covariance": ("mode_P", MODES),
+    "log_mode_probability": ("log_pi", MODES),
+    "predicted_mean": ("whole_predicted_m", BEFORE | BEFORE_TOGETHER),
+    "predicted_covariance": ("whole_predicted_P", BEFORE | BEFORE_TOGETHER),
+    "predicted_mode_mean": ("predicted_m", BEFORE),
+    "predicted_mode_covariance": ("predicted_P", BEFORE),
+    "predicted_log_mode_probability": ("log_c", BEFORE),
+    "innovation": ("innovation", BEFORE | INNOVATION),
+    "innovation_covariance": ("whole_S", BEFORE | INNOVATION),
+    "mode_innovation": ("expected", BEFORE | INNOVATION),
+    "mode_innovation_covariance": ("S", BEFORE),
+    "mode_log_likelihood": ("likelihood", BEFORE),
+    "step_log_likelihood": ("step", 0),
+}
+# What is carried on, first what is of all modes together: where it lies, and its shape.
+CARRIED = {
+    "log_likelihood": ("step", ""),
+    "mean": ("m", "gs"),
+    "covariance": ("P", "gss"),
+    "log_probability": ("log_h", "h"),
+}
+ONE_PIECE = 1 << 12  # numbers up to which results are allocated together
+LARGE = 1 << 22  # bytes from which pages of 2 MiB are worth asking for
+ADVICE = 14  # of Linux, to take them
+
+
+def forward(
+    depth: int,
+    parameters: tuple[Any, ...],
+    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    observations: Float[Tensor, "*b t o"],
+    seen: Bool[Tensor, "*b t o"] | None,
+    *,
+    last: bool,
+    wanted: frozenset[str],
+) -> Finished | None:
+    """All steps of a series, or its last alone; None where a density was 0, infinite or none.
+
+    Args:
+        depth: of "gpb"; 0 is "imm".
+        parameters: tensors transition, F, Q, H, R, b, d; the last two may be None.
+        state: mean, covariance, log probability and log likelihood at the beginning.
+        observations: without NaN.
+        seen: where there are observations, None for everywhere.
+        last: report the last step alone, without time.
+        wanted: the fields to report, by name.
+    """
+    y, (k, s) = observations, parameters[2].shape[-3:-1]
+    batch, (steps, o), h = tuple(y.shape[:-2]), y.shape[-2:], state[2].shape[-1]
+    form = _form(depth, batch, steps, (k, s, o, h), y.dtype, last, wanted)
+    if form is None or any(t.shape != shape for t, shape in zip(state, form.believed, strict=True)):
+        return None
+    # What is read
+    given = (*parameters[:5], *(blank if t is None else t for t, blank in zip(parameters[5:], form.blank, strict=True)))
+    model = [_field(form, name, t) for name, t in zip(MODEL_ENDS, given, strict=True)]
+    series, looks = [t.contiguous() for t in (y, *state)], None if seen is None else seen.contiguous()
+    beliefs = ((t.data_ptr(), *where) for t, where in zip(series, form.read, strict=False))
+    fields = array("q", chain(*(field for _, field in model), *beliefs))
+    # What is written
+    start, results, tensors = _allocated(form, y)
+    # Who does it
+    work = y.shape[:-1].numel() * k ** max(depth, 1)
+    found = _worker(form, y.dtype, work, (s, o), is_own=any(field[1] for _, field in model[:5]))
+    threads = max(1, min(torch.get_num_threads(), form.tasks, work // WORTH_A_THREAD))
+    plan = form.plan[:]
+    plan[2] = workspace.reserve(threads * form.space)
+    addresses = (fields.buffer_info()[0], results.buffer_info()[0], start, series[-1].data_ptr())
+    plan[HEADER : HEADER + 5] = array("q", (*addresses, 0 if looks is None else looks.data_ptr()))
+    team().run(found, threads, plan.buffer_info()[0])
+    if plan[4]:
+        return None
+    reported, ends = dict(zip(form.names, tensors, strict=False)), tensors[-len(CARRIED) :]
+    return Finished(tuple(map(reported.get, REPORTED)), **dict(zip(CARRIED, ends, strict=True)))
+
+
+def prepare(depth: int, sizes: tuple[int, int, int], targets: int, dtype: torch.dtype, *, is_own: bool) -> None:
+    """Compile or load what steps taken one by one will call; sizes are those of modes, states and observations."""
+    k, s, o = sizes
+    form = _form(depth, (targets,), 1, (k, s, o, k), dtype, True, frozenset())
+    if form is not None:
+        _worker(form, dtype, targets * k ** max(depth, 1), (s, o), is_own=is_own)
+
+
+def _worker(form: "Form", dtype: torch.dtype, work: int, sizes: tuple[int, int], *, is_own: bool) -> Any:
+    """The kernel for a form and so many steps of filters; whether targets have models of their own."""
+    known = sizes if max(sizes) <= SMALL and work >= WORTH_SIZES else None
+    width = form.width if is_own and not form.is_alone else 1
+    return worker(form.method, NUMBERS[dtype], form.width, width, known)
+
+
+class Form(NamedTuple):
+    """All that follows from the sizes of a problem, whatever its numbers are."""
+
+    batch: tuple[int, ...]
+    modes: int
+    method: int  # imm, gpb1, gpb, or ALONE
+    width: int
+    tasks: int
+    space: int  # bytes of the memory of a thread
+    believed: tuple[tuple[int, ...], ...]  # the shapes of a state
+    places: dict[str, int]  # of the fields of a model, in the memory of a thread
+    blank: tuple[Tensor, Tensor]  # b and d, where there are none
+    read: tuple[tuple[int, ...], ...]  # `Field` of observations and beliefs, but for addresses
+    names: tuple[str, ...]  # of what is reported
+    shapes: tuple[tuple[int, ...], ...]  # of what is reported, then of what is carried on
+    results: tuple[tuple[int, ...], ...]  # `Result` of each, but for addresses
+    counts: tuple[int, ...]  # how many numbers each has
+    in_one_piece: "array[int]"  # `Result` of each, addresses from 0
+    plan: "array[int]"  # but for addresses
+
+    @property
+    def is_alone(self) -> bool:
+        """Modes are in the lanes, in place of targets."""
+        return self.method == ALONE
+
+
+@lru_cache(maxsize=256)
+def _form(
+    depth: int,
+    batch: tuple[int, ...],
+    steps: int,
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    last: bool,
+    wanted: frozenset[str],
+) -> Form | None:
+    """Sizes are those of modes, states, observations and histories; None for histories that are none of this filter."""
+    k, s, o, h = sizes
+    most = k if depth == 0 else k ** (depth - 1)
+    if h % k or h > max(most, k):
+        return None
+    most = min(most, h * k ** min(steps, depth))  # histories that there will be
+    targets, number, register = math.prod(batch), dtype.itemsize, lanes_of(NUMBERS[dtype])
+    is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
+    width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register
+    even, odd, space = _layout(depth, most, k, s, o, width * number, is_alone)
+    # Observations and beliefs
+    kept, row = 1 if depth == 1 else h, steps * o * number
+    beliefs = {"m": (kept, s), "P": (kept, s, s), "log_h": (h,)}
+    read = [(row, 0 if is_alone else row, o * number if steps > 1 else 0, number, o, even.y)]
+    for name, shape in beliefs.items():
+        row, items = math.prod(shape) * number, math.prod(shape) // (k if is_alone else 1)
+        read.append((row, items * number if is_alone else row, 0, number, items, getattr(even, name)))
+    # What is reported, first what is of all modes together; and what is carried on
+    after = even if steps % 2 == 0 else odd
+    end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
+    letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
+    names = sorted((name for name in REPORTED if name in wanted), key=lambda name: SHAPES[name].startswith("k"))
+    chosen, series = {name: REPORTED[name] for name in names}, () if last else (steps,)
+    written = [(SHAPES[name], series, getattr(even, at), getattr(odd, at)) for name, (at, _) in chosen.items()]
+    written += [(form, (), getattr(after, at), getattr(after, at)) for at, form in CARRIED.values()]
+    shapes, results = [], []
+    for form, times, *places in written:
+        shape, of_modes = tuple(letters[letter] for letter in form), is_alone and form[:1] in ("k", "g", "h")
+        row, items = math.prod(shape) * number, math.prod(shape) // (k if of_modes else 1)
+        results.append((row, items, items * number if is_alone else math.prod(times) * row, *places))
+        shapes.append((*batch, *times, *shape))
+    counts = [math.prod(shape) for shape in shapes]
+    starts = accumulate((n * number for n in counts[:-1]), initial=0)
+    problem = {
+        "seen_row": steps * o,
+        "targets": targets,
+        "steps": steps,
+        "first_reported": steps - 1 if last else 0,
+        "modes": k,
+        "state": s,
+        "observation": o,
+        "histories": h,
+        "most": most,
+        "reported": len(chosen),
+        "whole": sum(not SHAPES[name].startswith("k") for name in chosen),
+        "needs": reduce(or_, (needs for _, needs in chosen.values()), 0),
+    }
+    return Form(
+        batch=batch,
+        modes=k,
+        method=ALONE if is_alone else min(depth, 2),
+        width=width,
+        tasks=targets if is_alone else -(-targets // width),
+        space=space,
+        believed=(*((*batch, *shape) for shape in beliefs.values()), batch),
+        places={name: getattr(even, name) for name in MODEL_ENDS},
+        blank=(torch.zeros(k, s, dtype=dtype, device="cpu"), torch.zeros(k, o, dtype=dtype, device="cpu")),
+        read=tuple(read),
+        names=tuple(names),
+        shapes=tuple(shapes),
+        results=tuple(results),
+        counts=tuple(counts),
+        in_one_piece=array("q", chain(*((start, *result) for start, result in zip(starts, results, strict=True)))),
+        plan=array("q", (0, 0, 0, space, 0, *(problem.get(name, 0) for name in Problem._fields), *even, *odd)),
+    )
+
+
+@lru_cache(maxsize=256)
+def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone: bool) -> tuple[Memory, Memory, int]:
+    """Where arrays lie in the memory of a thread in even steps and in odd ones, and its bytes.
+
+    What is new after one step is old in the next. Where histories are modes, what is said of them is carried on.
+    """
+    sizes = [size * vector for size in vectors_of(1 if is_alone else k, s, o, most)]
+    even = Memory(*accumulate(sizes[:-1], initial=0))
+    if most <= k:
+        even = even._replace(log_pi=even.log_h, pi=even.h)
+    odd = even._replace(m=even.new_m, P=even.new_P, new_m=even.m, new_P=even.P)
+    if most <= k and depth != 1:
+        even, odd = (memory._replace(mode_m=memory.new_m, mode_P=memory.new_P) for memory in (even, odd))
+    return even, odd, -(-sum(sizes) // LINE) * LINE
+
+
+def _field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """A field of the model in one piece, and `Field`: before the dimensions of a step may be time, and targets."""
+    number = field.element_size()
+    field, row, time = in_one_piece(field, MODEL_ENDS[name], form.batch)
+    items = field.shape[field.ndim - MODEL_ENDS[name] :].numel()
+    row, time = row * number, time * number
+    apart, each = row, number
+    if form.is_alone:  # a lane is a mode; of transitions, the one that is moved to
+        items //= form.modes
+        apart, each = (number, form.modes * number) if name == "T" else (items * number, number)
+    return field, (field.data_ptr(), row, apart, time, each, items, form.places[name])
+
+
+def _allocated(form: Form, like: Tensor) -> "tuple[int, array[int], Sequence[Tensor]]":
+    """What is to be written, where, and to which table of `Result`; what is small, in one piece."""
+    if (total := sum(form.counts)) <= ONE_PIECE:
+        whole = like.new_empty(total)
+        # Not as views, of which one that is written to would count as written in all.
+        parts = torch.unsafe_split_with_sizes(whole, form.counts)
+        tensors = [p if len(shape) == 1 else p.view(shape) for p, shape in zip(parts, form.shapes, strict=True)]
+        return whole.data_ptr(), form.in_one_piece, tensors
+    tensors = [like.new_empty(shape) for shape in form.shapes]
+    for tensor in tensors:
+        prefer_large_pages(tensor)
+    table = chain(*((t.data_ptr(), *result) for t, result in zip(tensors, form.results, strict=True)))
+    return 0, array("q", table), tensors
+
+
+def prefer_large_pages(tensor: Tensor) -> None:
+    """Ask for large pages below a tensor that has not been written yet: else its first use costs more than a filter."""
+    size = tensor.numel() * tensor.element_size()
+    if size >= LARGE and sys.platform == "linux":
+        start = -(-tensor.data_ptr() // PAGESIZE) * PAGESIZE
+        end = (tensor.data_ptr() + size) // PAGESIZE * PAGESIZE
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ADVICE)  # advice that may be refused
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+def _reader(kind: Any, start: int) -> Any:
+    """A tuple of integers written in a plan, each moved by a base."""
+    tuples = types.NamedUniTuple(types.int64, len(kind._fields), kind)
+
+    @instruction(result=tuples)
+    def code(write: Writer, plan: Any, base: Any) -> Any:
+        numbers = [write.load(plan, whole(start + i), INT64) for i in range(len(kind._fields))]
+        return write.context.make_tuple(write.builder, tuples, [write.builder.add(n, base) for n in numbers])
+
+    return code
+
+
+problem_at = _reader(Problem, HEADER)
+even_at = _reader(Memory, HEADER + len(Problem._fields))
+odd_at = _reader(Memory, HEADER + len(Problem._fields) + len(Memory._fields))
+
+
+@cache
+def edition() -> int:
+    """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
+    return zlib.crc32(
+        b"".join(Path(str(module.__file__)).read_bytes() for module in (modes_in_lanes, targets_in_lanes, lanes, simd))
+    )
+
+
+@cache
+def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
+    """What a thread does: take blocks of targets until there are none. Compiled at the first call."""
+    enclosed = (edition(), method, number, width, model_width, sizes)
+
+    def filter_all(plan: int) -> None:
+        _ = enclosed
+        base = read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
+        problem, even, odd = problem_at(plan, 0), even_at(plan, base), odd_at(plan, base)
+        state, observation = state_of(problem), observation_of(problem)  # type: ignore[name-defined]
+        tasks = (problem.targets + targets_each - 1) // targets_each  # type: ignore[name-defined]
+        task = take(plan)
+        while task < tasks:
+            if not filter_block(zeros(), coefficients(), state, observation, problem, task, base, even, odd):  # type: ignore[name-defined]
+                take(plan + 32)
+                task = tasks
+            else:
+                task = take(plan)
+
+    # What is enclosed is part of the key under which numba keeps a kernel, and every process writes compiled functions
+    # in another way: what differs between workers is global to each of them, and named by `enclosed`.
+    own = {
+        "targets_each": 1 if method == ALONE else width,
+        "zeros": nothing(Lanes(number, width)),
+        "coefficients": nothing(Lanes(number, model_width)),
+        "filter_block": filter_alone if method == ALONE else block_of((advance_imm, advance_gpb1, advance_gpb)[method]),
+        "state_of": _size("state", sizes and sizes[0]),
+        "observation_of": _size("observation", sizes and sizes[1]),
+    }
+    closure = filter_all.__closure__
+    function = FunctionType(filter_all.__code__, {**globals(), **own}, filter_all.__name__, None, closure)
+    # An index of kept kernels is named by this. Two processes that write to one index can exchange kernels unnoticed:
+    # each kernel has its own, in which there is nothing to exchange.
+    function.__qualname__ = filter_all.__name__
+    return compile_worker(named(function, *enclosed[:-1], *(sizes or ())))
+
+
+def _size(name: str, known: int | None) -> Any:
+    """A size of the problem, by its type where it is known."""
+    if known is not None:
+        constant = counted(known)
+        return compiled(named(lambda problem: constant(), known))
+    read = (lambda problem: problem.state) if name == "state" else (lambda problem: problem.observation)
+    return compiled(named(read, name))

@@ -1,0 +1,749 @@
+"""The steps of switching filters as numba compiles them: targets in lanes, everything else as in the textbook.
+
+    advance_imm, advance_gpb1, advance_gpb     one transition and one observation, on facing pages
+    combine, put                               what is said of a step, to the rows of its targets
+    filter_block                               all steps of the targets that share a vector
+
+Arrays are addresses of vectors (lanes.py). `zero` says how wide they are, and `model` how wide its fields are: one lane
+where targets share a model, all lanes where they do not. Covariances are written whole and computed by halves.
+
+What is computed is what ../../filters/gaussian/switching.py computes, term for term: log weights, Joseph's form,
+columns without mass. The first number that is not finite (an observation without a density, or of a density that is 0
+under a mode) ends it with "no", and the caller asks the other path.
+
+Read next: cpu.py, who calls.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from ..attention.tiles import compiled
+from ..simd import read_integer
+from .lanes import (
+    all_between,
+    exp,
+    gather,
+    gather_bytes,
+    lanes,
+    larger,
+    load,
+    log,
+    named,
+    number,
+    size,
+    size_of,
+    spread,
+    store,
+    where_positive,
+    where_possible,
+)
+
+Vector = Any  # of numbers, one for each target: lanes.py
+Size = Any  # a number, or one that is known when the kernel is compiled: lanes.py
+LOG_2_PI = math.log(2 * math.pi)
+# What is computed for the fields that are wanted, and not else: the mean and the covariance of all modes together, what
+# each mode says (where histories are not modes), what each expected, the same together, what was not expected.
+MEAN, COVARIANCE, MODES, BEFORE, BEFORE_TOGETHER, INNOVATION = (1 << i for i in range(6))
+LEAST, MOST = 1e-30, 1e30  # masses within are summed as they are; others in the log domain
+FINITE = 3e38
+
+
+class Problem(NamedTuple):
+    """Addresses, and then sizes; bytes from row to row."""
+
+    fields: int  # of the tables that cpu.py writes: what is read; what is reported, and what is carried on
+    results: int
+    written: int  # where results begin that are in one piece; 0: wherever they are
+    start_log_likelihood: int
+    seen: int  # 0: everywhere
+    seen_row: int
+    targets: int
+    steps: int
+    first_reported: int
+    modes: int
+    state: int
+    observation: int
+    histories: int  # at the beginning
+    most: int  # histories that are kept
+    reported: int  # how many results
+    whole: int  # how many of these, the first, are of all modes together
+    needs: int  # of MEAN, COVARIANCE, ..., for these
+
+
+class Field(NamedTuple):
+    """A tensor whose rows are read into lanes."""
+
+    address: int
+    row: int  # bytes from target to target
+    apart: int  # bytes from lane to lane
+    time: int  # bytes from step to step
+    each: int  # bytes from item to item
+    items: int
+    place: int  # in the memory of a thread
+
+
+class Result(NamedTuple):
+    """A tensor whose rows are written from lanes."""
+
+    address: int
+    row: int  # bytes of a step of a target
+    items: int
+    apart: int  # bytes from lane to lane
+    even: int  # where it lies in the memory of a thread after even steps
+    odd: int
+
+
+class Memory(NamedTuple):
+    """Addresses of arrays of vectors; those of a step and those of the model at that step."""
+
+    m: int
+    P: int
+    log_h: int
+    h: int  # exp log_h
+    new_m: int
+    new_P: int
+    new_log_h: int
+    mixed_m: int
+    mixed_P: int
+    predicted_m: int  # mode by mode, before the observation
+    predicted_P: int
+    expected: int
+    S: int
+    log_c: int
+    c: int
+    likelihood: int  # log p(y | mode)
+    mode_m: int  # mode by mode, after it
+    mode_P: int
+    log_pi: int
+    pi: int
+    branch_m: int  # histories that differ in their oldest mode alone
+    branch_P: int
+    branch_expected: int
+    branch_S: int
+    branch_likelihood: int
+    column: int
+    weight: int
+    share: int
+    prior_share: int
+    y: int
+    seen: int
+    T: int
+    F: int
+    Q: int
+    H: int
+    R: int
+    b: int
+    d: int
+    A: int
+    B: int
+    HP: int
+    W: int
+    z: int
+    D: int
+    K: int
+    apart: int
+    whole_m: int
+    whole_P: int
+    whole_predicted_m: int
+    whole_predicted_P: int
+    innovation: int
+    whole_S: int
+    step: int
+    ones: int
+    real: int  # of lanes that are modes: which of them are
+
+
+def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int, ...]:
+    """How many vectors each array of `Memory` has."""
+    k, s, o, g = modes, state, observation, max(modes, most)
+    found = {
+        "m": g * s,
+        "P": g * s * s,
+        "log_h": g,
+        "h": g,
+        "mixed_m": s,
+        "mixed_P": s * s,
+        "predicted_m": k * s,
+        "predicted_P": k * s * s,
+        "expected": k * o,
+        "S": k * o * o,
+        "mode_m": k * s,
+        "mode_P": k * s * s,
+        "branch_m": k * s,
+        "branch_P": k * s * s,
+        "branch_expected": o,
+        "branch_S": o * o,
+        "y": o,
+        "seen": o,
+        "T": k * k if k > 1 else g,  # where lanes are modes, a vector for each that was
+        "F": k * s * s,
+        "Q": k * s * s,
+        "H": k * o * s,
+        "R": k * o * o,
+        "b": k * s,
+        "d": k * o,
+        "A": s * s,
+        "B": max(s, o) * s,
+        "HP": o * s,
+        "W": o * s,
+        "z": o,
+        "D": o * o,
+        "K": o * s,
+        "apart": g * max(s, o),
+        "whole_m": s,
+        "whole_P": s * s,
+        "whole_predicted_m": s,
+        "whole_predicted_P": s * s,
+        "innovation": o,
+        "whole_S": o * o,
+    }
+    found.update(new_m=found["m"], new_P=found["P"], new_log_h=g)
+    return tuple(found.get(name, g) for name in Memory._fields)
+
+
+# ------------------------------------------------------------------------------------------------- the Kalman filter
+@compiled
+def predict(
+    zero: Vector, model: Vector, m: int, P: int, F: int, Q: int, b: int, A: int, new_m: int, new_P: int, state: Size
+) -> None:
+    """m' = F m + b, P' = F P F^T + Q."""
+    s = size(state)
+    for i in range(s):
+        total = load(zero, b, i)
+        for n in range(s):
+            total = total + load(model, F, i * s + n) * load(zero, m, n)
+        store(total, new_m, i)
+        for j in range(s):
+            total = zero
+            for n in range(s):
+                total = total + load(model, F, i * s + n) * load(zero, P, n * s + j)
+            store(total, A, i * s + j)
+    for i in range(s):
+        for j in range(i + 1):
+            total = zero + load(model, Q, i * s + j)
+            for n in range(s):
+                total = total + load(zero, A, i * s + n) * load(model, F, j * s + n)
+            store(total, new_P, i * s + j)
+            store(total, new_P, j * s + i)
+
+
+@compiled
+def expect(
+    zero: Vector,
+    model: Vector,
+    m: int,
+    P: int,
+    H: int,
+    R: int,
+    d: int,
+    HP: int,
+    expected: int,
+    S: int,
+    state: Size,
+    observation: Size,
+) -> None:
+    """H m + d, H P and S = H P H^T + R."""
+    s, o = size(state), size(observation)
+    for r in range(o):
+        total = load(zero, d, r)
+        for n in range(s):
+            total = total + load(model, H, r * s + n) * load(zero, m, n)
+        store(total, expected, r)
+        for j in range(s):
+            total = zero
+            for n in range(s):
+                total = total + load(model, H, r * s + n) * load(zero, P, n * s + j)
+            store(total, HP, r * s + j)
+    for r in range(o):
+        for q in range(r + 1):
+            total = zero + load(model, R, r * o + q)
+            for n in range(s):
+                total = total + load(zero, HP, r * s + n) * load(model, H, q * s + n)
+            store(total, S, r * o + q)
+            store(total, S, q * o + r)
+
+
+@compiled
+def update(
+    zero: Vector,
+    model: Vector,
+    w: Memory,
+    m: int,
+    P: int,
+    H: int,
+    R: int,
+    expected: int,
+    S: int,
+    new_m: int,
+    new_P: int,
+    state: Size,
+    observation: Size,
+) -> Vector:
+    """m + K v and Joseph's form of P, after `expect`; log N(v; 0, S) is returned.
+
+    S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the
+    array D holds what is left of S, above it L^T. What is not seen has the row of a unit matrix in S, zeros elsewhere.
+    """
+    s, o = size(state), size(observation)
+    one = load(zero, w.ones, 0)
+    count = zero
+    for r in range(o):
+        seen = load(zero, w.seen, r)
+        count = count + seen
+        store(seen * (load(zero, w.y, r) - load(zero, expected, r)), w.z, r)
+        for n in range(s):
+            store(seen * load(zero, w.HP, r * s + n), w.W, r * s + n)
+        for q in range(r):
+            store(seen * load(zero, w.seen, q) * load(zero, S, r * o + q), w.D, r * o + q)
+        store(seen * load(zero, S, r * o + r) + (one - seen), w.D, r * o + r)
+    square, log_det = zero, zero
+    for c in range(o):
+        pivot = load(zero, w.D, c * o + c)
+        inverse = one / pivot
+        log_det = log_det + log(pivot)
+        z = load(zero, w.z, c)
+        square = square + z * z * inverse
+        for r in range(c + 1, o):
+            below = load(zero, w.D, r * o + c) * inverse
+            store(below, w.D, c * o + r)
+            for q in range(c + 1, r + 1):
+                rest = load(zero, w.D, r * o + q) - below * load(zero, w.D, q * o + c)
+                store(rest, w.D, r * o + q)
+            store(load(zero, w.z, r) - below * z, w.z, r)
+            for n in range(s):
+                store(load(zero, w.W, r * s + n) - below * load(zero, w.W, c * s + n), w.W, r * s + n)
+        store(z * inverse, w.z, c)
+        for n in range(s):
+            store(load(zero, w.W, c * s + n) * inverse, w.K, c * s + n)
+    # m' = m + W^T D^-1 z, with W not yet divided by D
+    for n in range(s):
+        total = load(zero, m, n)
+        for r in range(o):
+            total = total + load(zero, w.W, r * s + n) * load(zero, w.z, r)
+        store(total, new_m, n)
+    for c in range(1, o):
+        r = o - 1 - c
+        for n in range(s):
+            total = load(zero, w.K, r * s + n)
+            for q in range(r + 1, o):
+                total = total - load(zero, w.D, r * o + q) * load(zero, w.K, q * s + n)
+            store(total, w.K, r * s + n)
+    # P' = A P A^T + K R K^T,   A = I - K H
+    for i in range(s):
+        for j in range(s):
+            total = one if i == j else zero
+            for r in range(o):
+                total = total - load(zero, w.K, r * s + i) * load(model, H, r * s + j)
+            store(total, w.A, i * s + j)
+    for i in range(s):
+        for j in range(s):
+            total = zero
+            for n in range(s):
+                total = total + load(zero, w.A, i * s + n) * load(zero, P, n * s + j)
+            store(total, w.B, i * s + j)
+    for i in range(s):
+        for j in range(i + 1):
+            total = zero
+            for n in range(s):
+                total = total + load(zero, w.B, i * s + n) * load(zero, w.A, j * s + n)
+            store(total, new_P, i * s + j)
+    for r in range(o):
+        for i in range(s):
+            total = zero
+            for q in range(o):
+                total = total + load(model, R, r * o + q) * load(zero, w.K, q * s + i)
+            store(total, w.B, r * s + i)
+    for i in range(s):
+        for j in range(i + 1):
+            total = load(zero, new_P, i * s + j)
+            for r in range(o):
+                total = total + load(zero, w.B, r * s + i) * load(zero, w.K, r * s + j)
+            store(total, new_P, i * s + j)
+            store(total, new_P, j * s + i)
+    return number(zero, -0.5) * (square + count * number(zero, LOG_2_PI) + log_det)
+
+
+# ------------------------------------------------------------------------------------------------ weights and merging
+@compiled
+def weigh(zero: Vector, weight: int, a: int, items: int, share: int) -> Vector:
+    """log sum_i w_i exp a_i, and the shares in it.
+
+    Without mass the first is -inf, and the shares are those of exp a_i alone (equal ones if these are all 0).
+    """
+    never = number(zero, -math.inf)
+    one = number(zero, 1.0)
+    top, any_top = never, never
+    for i in range(items):
+        x = load(zero, a, i)
+        any_top = larger(any_top, x)
+        top = larger(top, where_positive(load(zero, weight, i), x, never))
+    reference = where_possible(top, top, where_possible(any_top, any_top, zero))
+    total = zero
+    for i in range(items):
+        x = where_possible(any_top, load(zero, a, i), zero) - reference
+        mass = where_possible(top, load(zero, weight, i), one)
+        mass = where_positive(mass, mass * exp(x), zero)
+        store(mass, share, i)
+        total = total + mass
+    inverse = one / total
+    for i in range(items):
+        store(load(zero, share, i) * inverse, share, i)
+    return where_possible(top, top + log(total), never)
+
+
+@compiled
+def weigh_column(zero: Vector, model: Vector, w: Memory, j: int, k: int, items: int) -> None:
+    """log c_j, c_j and the shares T_ij pi_i / c_j of histories i; their newest mode is i modulo k."""
+    total = zero
+    for i in range(items):
+        mass = load(model, w.T, (i % k) * k + j) * load(zero, w.h, i)
+        store(mass, w.prior_share, i)
+        total = total + mass
+    if all_between(total, LEAST, MOST):
+        inverse = load(zero, w.ones, 0) / total
+        for i in range(items):
+            store(load(zero, w.prior_share, i) * inverse, w.prior_share, i)
+        store(log(total), w.log_c, j)
+        store(total, w.c, j)
+    else:
+        for i in range(items):
+            store(zero + load(model, w.T, (i % k) * k + j), w.column, i)
+        log_c = weigh(zero, w.column, w.log_h, items, w.prior_share)
+        store(log_c, w.log_c, j)
+        store(exp(log_c), w.c, j)
+
+
+@compiled
+def collapse(
+    zero: Vector, share: int, items: int, step: int, m: int, P: int, apart: int, new_m: int, new_P: int, state: Size
+) -> None:
+    """m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T) of every `step`-th Gaussian."""
+    average(zero, share, items, step, m, apart, new_m, state)
+    scatter(zero, share, items, step, P, apart, new_P, state)
+
+
+@compiled
+def average(zero: Vector, share: int, items: int, step: int, m: int, apart: int, new_m: int, state: Size) -> None:
+    """The mean of a collapse, and how far each is from it."""
+    s = size(state)
+    for a in range(s):
+        total = zero
+        for i in range(items):
+            total = total + load(zero, share, i) * load(zero, m, i * step * s + a)
+        store(total, new_m, a)
+        for i in range(items):
+            store(load(zero, m, i * step * s + a) - total, apart, i * s + a)
+
+
+@compiled
+def scatter(zero: Vector, share: int, items: int, step: int, P: int, apart: int, new_P: int, state: Size) -> None:
+    """Its covariance."""
+    s = size(state)
+    for a in range(s):
+        for c in range(a + 1):
+            total = zero
+            for i in range(items):
+                inside = load(zero, P, (i * step * s + a) * s + c)
+                inside = inside + load(zero, apart, i * s + a) * load(zero, apart, i * s + c)
+                total = total + load(zero, share, i) * inside
+            store(total, new_P, a * s + c)
+            store(total, new_P, c * s + a)
+
+
+@compiled
+def normalize(zero: Vector, a: int, items: int, b: int, p: Problem) -> Vector:
+    """b = a - log sum exp a, p = exp b; the logarithm of the sum is returned."""
+    top = load(zero, a, 0)
+    for i in range(1, items):
+        top = larger(top, load(zero, a, i))
+    total = zero
+    for i in range(items):
+        mass = exp(load(zero, a, i) - top)
+        store(mass, p, i)
+        total = total + mass
+    log_total = log(total)
+    inverse = number(zero, 1.0) / total
+    for i in range(items):
+        store(load(zero, a, i) - top - log_total, b, i)
+        store(load(zero, p, i) * inverse, p, i)
+    return top + log_total
+
+
+# ------------------------------------------- the filters, on facing pages: mix, predict, update, collapse
+@compiled
+def advance_imm(
+    zero: Vector,
+    model: Vector,
+    state: Size,
+    observation: Size,
+    w: Memory,
+    p: Problem,
+    histories: int,  # noqa: ARG001
+    needs: int,  # noqa: ARG001
+) -> Vector:
+    """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
+    k, s, o = p.modes, size(state), size(observation)
+    vector, single = size_of(zero), size_of(model)
+    for j in range(k):
+        F, Q = w.F + j * s * s * single, w.Q + j * s * s * single
+        H, R = w.H + j * o * s * single, w.R + j * o * o * single
+        m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
+        expected, S = w.expected + j * o * vector, w.S + j * o * o * vector
+        new_m, new_P = w.new_m + j * s * vector, w.new_P + j * s * s * vector
+        # Mix: the states that may have come to mode j ----------------------------------------------------------------
+        weigh_column(zero, model, w, j, k, k)
+        collapse(zero, w.prior_share, k, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
+        # Predict and update ------------------------------------------------------------------------------------------
+        predict(zero, model, w.mixed_m, w.mixed_P, F, Q, w.b + j * s * vector, w.A, m, P, state)
+        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
+        told = update(zero, model, w, m, P, H, R, expected, S, new_m, new_P, state, observation)
+        if not all_between(told, -FINITE, FINITE):
+            return number(zero, math.nan)
+        store(told, w.likelihood, j)
+        store(told + load(zero, w.log_c, j), w.weight, j)
+    # Collapse: nothing -----------------------------------------------------------------------------------------------
+    return normalize(zero, w.weight, k, w.log_h, w.h)
+
+
+@compiled
+def advance_gpb1(
+    zero: Vector,
+    model: Vector,
+    state: Size,
+    observation: Size,
+    w: Memory,
+    p: Problem,
+    histories: int,  # noqa: ARG001
+    needs: int,  # noqa: ARG001
+) -> Vector:
+    """[theory 7.1]; likewise."""
+    k, s, o = p.modes, size(state), size(observation)
+    vector, single = size_of(zero), size_of(model)
+    for j in range(k):
+        F, Q = w.F + j * s * s * single, w.Q + j * s * s * single
+        H, R = w.H + j * o * s * single, w.R + j * o * o * single
+        m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
+        expected, S = w.expected + j * o * vector, w.S + j * o * o * vector
+        # Mix: nothing, there is one Gaussian -------------------------------------------------------------------------
+        weigh_column(zero, model, w, j, k, k)
+        # Predict and update ------------------------------------------------------------------------------------------
+        predict(zero, model, w.m, w.P, F, Q, w.b + j * s * vector, w.A, m, P, state)
+        expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
+        mode_m, mode_P = w.mode_m + j * s * vector, w.mode_P + j * s * s * vector
+        told = update(zero, model, w, m, P, H, R, expected, S, mode_m, mode_P, state, observation)
+        if not all_between(told, -FINITE, FINITE):
+            return number(zero, math.nan)
+        store(told, w.likelihood, j)
+        store(told + load(zero, w.log_c, j), w.weight, j)
+    # Collapse: all modes to one --------------------------------------------------------------------------------------
+    step = normalize(zero, w.weight, k, w.log_h, w.h)
+    collapse(zero, w.h, k, 1, w.mode_m, w.mode_P, w.apart, w.new_m, w.new_P, state)
+    return step
+
+
+@compiled
+def advance_gpb(
+    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: Problem, histories: int, needs: int
+) -> Vector:
+    """[theory 7.2] for histories of any depth; likewise."""
+    k, s, o = p.modes, size(state), size(observation)
+    vector, single = size_of(zero), size_of(model)
+    oldest = k if histories * k > p.most else 1
+    rests = histories // oldest  # what is left of histories without their oldest mode
+    for j in range(k):
+        F, Q, b = w.F + j * s * s * single, w.Q + j * s * s * single, w.b + j * s * vector
+        H, R, d = w.H + j * o * s * single, w.R + j * o * o * single, w.d + j * o * vector
+        # Mix: nothing; the mixture is what the modes predict together, and is reported -------------------------------
+        if needs & BEFORE:
+            m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
+            weigh_column(zero, model, w, j, k, histories)
+            collapse(zero, w.prior_share, histories, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
+            predict(zero, model, w.mixed_m, w.mixed_P, F, Q, b, w.A, m, P, state)
+            expect(
+                zero,
+                model,
+                m,
+                P,
+                H,
+                R,
+                d,
+                w.HP,
+                w.expected + j * o * vector,
+                w.S + j * o * o * vector,
+                state,
+                observation,
+            )
+        for rest in range(rests):
+            # Predict and update: all that will be one history --------------------------------------------------------
+            for i in range(oldest):
+                history = i * rests + rest
+                m, P = w.m + history * s * vector, w.P + history * s * s * vector
+                new_m, new_P = w.branch_m + i * s * vector, w.branch_P + i * s * s * vector
+                predict(zero, model, m, P, F, Q, b, w.A, w.mixed_m, w.mixed_P, state)
+                expect(
+                    zero, model, w.mixed_m, w.mixed_P, H, R, d, w.HP, w.branch_expected, w.branch_S, state, observation
+                )
+                told = update(
+                    zero,
+                    model,
+                    w,
+                    w.mixed_m,
+                    w.mixed_P,
+                    H,
+                    R,
+                    w.branch_expected,
+                    w.branch_S,
+                    new_m,
+                    new_P,
+                    state,
+                    observation,
+                )
+                if not all_between(told, -FINITE, FINITE):
+                    return number(zero, math.nan)
+                store(told, w.branch_likelihood, history)
+                store(told + load(zero, w.log_h, history), w.weight, i)
+                store(zero + load(model, w.T, (history % k) * k + j), w.column, i)
+            # Collapse: the oldest mode, by the weights that the observation gave it ----------------------------------
+            kept = rest * k + j
+            store(weigh(zero, w.column, w.weight, oldest, w.share), w.new_log_h, kept)
+            new_m, new_P = w.new_m + kept * s * vector, w.new_P + kept * s * s * vector
+            collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, state)
+        if needs & BEFORE:
+            # Of what was likely before, histories that only this observation brings back have no share: the sum is one
+            # of logarithms. A mode without mass has the shares that it would have.
+            for rest in range(rests):
+                store(load(zero, w.ones, 0), w.column, rest)
+                store(load(zero, w.new_log_h, rest * k + j), w.weight, rest)
+            joint = weigh(zero, w.column, w.weight, rests, w.share)
+            without = weigh(zero, w.prior_share, w.branch_likelihood, histories, w.share)
+            log_c = load(zero, w.log_c, j)
+            store(where_possible(log_c, joint - log_c, without), w.likelihood, j)
+    step = normalize(zero, w.new_log_h, rests * k, w.log_h, w.h)
+    if needs & MODES and p.most > k:
+        to_modes(zero, state, w, p, rests)
+    return step
+
+
+@compiled
+def to_modes(zero: Vector, state: Size, w: Memory, p: Problem, rests: int) -> None:
+    """What each mode says, all its histories together."""
+    k, s, vector = p.modes, size(state), size_of(zero)
+    for rest in range(rests):
+        store(load(zero, w.ones, 0), w.prior_share, rest)
+    for j in range(k):
+        for rest in range(rests):
+            store(load(zero, w.log_h, rest * k + j), w.weight, rest)
+        log_pi = weigh(zero, w.prior_share, w.weight, rests, w.share)
+        store(log_pi, w.log_pi, j)
+        store(exp(log_pi), w.pi, j)
+        m, P = w.new_m + j * s * vector, w.new_P + j * s * s * vector
+        new_m, new_P = w.mode_m + j * s * vector, w.mode_P + j * s * s * vector
+        collapse(zero, w.share, rests, k, m, P, w.apart, new_m, new_P, state)
+
+
+# ------------------------------------------------------------------------------------------------ from and to tensors
+MODEL, CHANGING, BELIEFS = (0, 5), (5, 8), (8, 11)  # T, F, Q, H, R; b, d, y; mean, covariance, log probability
+ENDS = 4
+FIELD_BYTES, RESULT_BYTES = 8 * len(Field._fields), 8 * len(Result._fields)
+
+
+@compiled
+def fetch(zero: Vector, table: int, chosen: tuple[int, int], base: int, time: int, first: int, count: int) -> None:
+    """Fields of the target `first`, and of those that are in lanes beside it, at first or if they change."""
+    for f in range(chosen[0], chosen[1]):
+        entry = table + f * FIELD_BYTES
+        step = read_integer(entry, 3)
+        if time == 0 or step != 0:
+            start = read_integer(entry, 0) + first * read_integer(entry, 1) + time * step
+            apart, each, place = read_integer(entry, 2), read_integer(entry, 4), base + read_integer(entry, 6)
+            for i in range(read_integer(entry, 5)):
+                store(gather(zero, start + i * each, apart, count), place, i)
+
+
+@compiled
+def put(zero: Vector, table: int, results: int, written: int, base: int, is_odd: bool, entry: int, count: int) -> None:
+    """Results to rows of tensors [targets, times, items]; `entry` counts targets and times before the first."""
+    for f in range(results):
+        at = table + f * RESULT_BYTES
+        source = base + read_integer(at, 5 if is_odd else 4)
+        start = written + read_integer(at, 0) + entry * read_integer(at, 1)
+        spread(zero, source, read_integer(at, 2), start, read_integer(at, 3), count)
+
+
+@compiled
+def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: Problem, told: Vector) -> None:
+    """What all modes say together, and what they did not expect."""
+    k, o = p.modes, size(observation)
+    if p.needs & MEAN:
+        average(zero, w.pi, k, 1, w.mode_m, w.apart, w.whole_m, state)
+    if p.needs & COVARIANCE:
+        scatter(zero, w.pi, k, 1, w.mode_P, w.apart, w.whole_P, state)
+    if p.needs & BEFORE_TOGETHER:
+        m, P = w.whole_predicted_m, w.whole_predicted_P
+        collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, m, P, state)
+    if p.needs & INNOVATION:
+        collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation)
+        unknown = number(zero, math.nan)
+        for r in range(o):
+            y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), unknown)
+            store(y - load(zero, w.innovation, r), w.innovation, r)
+            for j in range(k):
+                store(y - load(zero, w.expected, j * o + r), w.expected, j * o + r)
+    store(told, w.step, 0)
+
+
+@compiled
+def begin(zero: Vector, w: Memory, p: Problem) -> None:
+    """The rest of what is believed at time 0."""
+    for i in range(p.histories):
+        store(exp(load(zero, w.log_h, i)), w.h, i)
+    one = number(zero, 1.0)
+    store(one, w.ones, 0)
+    for r in range(p.observation):
+        store(one, w.seen, r)
+
+
+def block_of(advance: Any) -> Any:
+    """All steps of the targets of one vector; whether every number was finite."""
+
+    def filter_block(
+        zero: Vector,
+        model: Vector,
+        state: Size,
+        observation: Size,
+        p: Problem,
+        task: int,
+        base: int,
+        even: Memory,
+        odd: Memory,
+    ) -> bool:
+        first = task * lanes(zero)
+        count = min(lanes(zero), p.targets - first)
+        single = size_of(zero) // lanes(zero)
+        o, histories = p.observation, p.histories
+        fetch(zero, p.fields, BELIEFS, base, 0, first, count)
+        begin(zero, even, p)
+        total = gather(zero, p.start_log_likelihood + first * single, single, count)
+        for time in range(p.steps):
+            w = even if time % 2 == 0 else odd
+            is_reported = time >= p.first_reported
+            fetch(model, p.fields, MODEL, base, time, first, count)
+            fetch(zero, p.fields, CHANGING, base, time, first, count)
+            if p.seen != 0:
+                for r in range(o):
+                    there = p.seen + first * p.seen_row + time * o + r
+                    store(gather_bytes(zero, there, p.seen_row, count), w.seen, r)
+            told = advance(zero, model, state, observation, w, p, histories, p.needs if is_reported else 0)
+            if not all_between(told, -FINITE, FINITE):
+                return False
+            total = total + told
+            histories = min(histories * p.modes, max(p.most, p.modes))
+            if is_reported:
+                combine(zero, state, observation, w, p, told)
+                entry = first * (p.steps - p.first_reported) + time - p.first_reported
+                put(zero, p.results, p.reported, p.written, base, time % 2 == 1, entry, count)
+        store(total, even.step, 0)
+        put(zero, p.results + p.reported * RESULT_BYTES, ENDS, p.written, base, False, first, count)
+        return True
+
+    return compiled(named(filter_block, advance.__name__))

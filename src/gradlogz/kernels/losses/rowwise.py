@@ -1,0 +1,131 @@
+"""A function of rows, block after block of them, in memory that is linear in their number.
+
+    forward           f(rows, shared) of each block; nothing is kept but the arguments
+    backward          the pullback of f, computed again for each block; what all rows share is summed
+    double backward   the pullback of that pullback
+
+It is for sums over all pairs whose terms no compiled kernel knows. Inside torch.func transforms, under torch.compile
+and in forward mode the function is called once, on all rows.
+
+Read next: pairwise_log_sum_exp.py.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..._typing import Tensor
+from ..attention.blocked import logits_at_once
+from ..attention.operator import _transformed, _watched
+
+Part = Tensor | None
+Function = Callable[..., Tensor]  # of blocks of the rows, then of what they share; one row of its result for each row
+
+
+def rowwise(function: Function, rows: tuple[Part, ...], shared: tuple[Part, ...], *, width: int) -> Tensor:
+    """function(*rows, *shared), by blocks of as many rows as have logits_at_once numbers if each has `width`."""
+    given = tuple(t for t in (*rows, *shared) if t is not None)
+    if _transformed() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _watched(given):
+        return function(*rows, *shared)
+    size = max(1, logits_at_once(given[0].device) // max(1, width))
+    plan = _Plan(function, len(rows), size, next(t for t in rows if t is not None).shape[0])
+    return _Rowwise.apply(plan, *rows, *shared)
+
+
+class _Plan:
+    """What is called, and how the rows are cut."""
+
+    def __init__(self, function: Function, rows: int, size: int, total: int) -> None:
+        self.function, self.rows, self.size, self.total = function, rows, size, total
+
+    def blocks(self) -> Iterator[slice]:
+        """The rows of each block; no rows are one block of none."""
+        for first in range(0, max(1, self.total), self.size):
+            yield slice(first, first + self.size)
+
+    def cut(self, tensors: tuple[Part, ...], block: slice) -> tuple[Part, ...]:
+        """The arguments of one block."""
+        return *(None if t is None else t[block] for t in tensors[: self.rows]), *tensors[self.rows :]
+
+    def gathered(self, whole: list[Part] | None, found: tuple[Part, ...], block: slice) -> list[Part]:
+        """The gradients of all arguments, with those of one more block: rows side by side, what is shared summed."""
+        if whole is None:
+            whole = [
+                None
+                if t is None
+                else t.new_empty(self.total, *t.shape[1:])
+                if index < self.rows
+                else torch.zeros_like(t)
+                for index, t in enumerate(found)
+            ]
+        for index, (t, part) in enumerate(zip(whole, found, strict=True)):
+            if t is not None and part is not None:
+                t[block].copy_(part) if index < self.rows else t.add_(part)
+        return whole
+
+    def pullback(self, block: slice, tensors: tuple[Part, ...], gradient: Tensor, wanted: tuple[bool, ...]) -> Any:
+        """Leaves in the place of the arguments of a block, and their gradients as functions of the leaves."""
+        leaves = tuple(
+            t.detach().requires_grad_() if t is not None and t.is_floating_point() else t
+            for t in self.cut(tensors, block)
+        )
+        asked = [t for t, want in zip(leaves, wanted, strict=True) if want and t is not None]
+        found = self.function(*leaves)
+        gradients = iter(
+            torch.autograd.grad(
+                found, asked, gradient, create_graph=gradient.requires_grad, allow_unused=True, materialize_grads=True
+            )
+        )
+        return leaves, tuple(next(gradients) if want else None for want in wanted)
+
+
+class _Rowwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Part) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(*tensors)
+        return torch.cat([plan.function(*plan.cut(tensors, block)) for block in plan.blocks()])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Part, ...]:
+        return None, *_RowwiseBackward.apply(ctx.plan, tuple(ctx.needs_input_grad[1:]), gradient, *ctx.saved_tensors)
+
+
+class _RowwiseBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, wanted: tuple[bool, ...], gradient: Tensor, *tensors: Part) -> tuple[Part, ...]:
+        ctx.plan, ctx.wanted = plan, wanted
+        ctx.save_for_backward(gradient, *tensors)
+        ctx.set_materialize_grads(False)
+        whole = None
+        for block in plan.blocks():
+            with torch.enable_grad():
+                _, found = plan.pullback(block, tensors, gradient[block].detach(), wanted)
+            whole = plan.gathered(whole, found, block)
+        return tuple(whole or ())
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Part) -> tuple[Part, ...]:
+        plan, (gradient, *tensors) = ctx.plan, ctx.saved_tensors
+        whole, rows = None, []
+        for block in plan.blocks():
+            toward = plan.cut(cotangents, block)
+            with torch.enable_grad():
+                here = gradient[block].detach().requires_grad_()
+                leaves, found = plan.pullback(block, tuple(tensors), here, ctx.wanted)
+                pairs = [(f, c) for f, c in zip(found, toward, strict=True) if f is not None and c is not None]
+                free = [t for t in leaves if t is not None and t.requires_grad]
+                pulled = torch.autograd.grad(
+                    [f for f, _ in pairs],
+                    [here, *free],
+                    [c for _, c in pairs],
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            rest = iter(pulled[1:])
+            parts = tuple(next(rest) if t is not None and t.requires_grad else None for t in leaves)
+            rows.append(pulled[0])
+            whole = plan.gathered(whole, parts, block)
+        return None, None, torch.cat(rows), *(whole or ())

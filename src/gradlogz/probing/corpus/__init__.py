@@ -1,0 +1,1 @@
+"""What a model reads: documents and batches of tokens, images, reaction SMILES."""

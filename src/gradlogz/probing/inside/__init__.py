@@ -1,0 +1,1 @@
+"""Inside a model: loading, discovery of the architecture, hooks, capture, re-projection, weights."""

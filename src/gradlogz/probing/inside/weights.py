@@ -1,0 +1,225 @@
+"""The matrices of each head, found by asking its layer.
+
+    q = z W_q + b_q      z: what the layer reads, [D]; likewise keys and values
+    u = o W_o + b_o      o: the outputs of the heads, side by side
+
+A layer is run again on tokens that are the unit vectors, at the first position, where rotary embeddings turn nothing;
+what arrives as queries, keys and values are the rows of the matrices. So fused projections, shared heads, low ranks and
+layouts are all alike. Norms of queries and keys inside a layer are replaced by their gains, and `normalized` says so.
+The answer is checked on the tokens of the traced batch: a token's logit with itself, which no rotation changes. How a
+layer with rotary embeddings turns is asked for in a window of the length that the model reads.
+
+Read next: rotary.py (how queries and keys turn), ../predictions/tie.py and ../predictions/qk_geometry.py, which compare
+the matrices.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..._typing import Float, Tensor
+from ...attention.in_models.intercepted_calls import Call, Logits
+from ...attention.in_models.observation import LAYERS
+from .architecture import Layout, Norm
+from .capturing import Attended, Event, capture, follow
+from .discovery import cut
+from .hooks import settled, without_cache
+from .norms import norm_of
+from .reprojection import Ask
+from .rotary import Turning, turning_of
+
+ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
+
+
+class HeadWeights(NamedTuple):
+    """The matrices of the heads of one layer, in float64 on the CPU; heads that share keys have them each.
+
+    norm: the norm whose output the layer reads, None if it reads the stream as it is.
+    rotary: whether queries and keys are turned by their positions.
+    normalized: whether they are divided by their lengths, so that the matrices give their directions alone.
+    turning: by which angles, if rotary, or the reason why there are none; None if not rotary.
+    """
+
+    query: Float[Tensor, "h D d"]
+    query_bias: Float[Tensor, "h d"]
+    key: Float[Tensor, "h D d"]
+    key_bias: Float[Tensor, "h d"]
+    value: Float[Tensor, "h D v"]
+    value_bias: Float[Tensor, "h v"]
+    output: Float[Tensor, "h v D"] | None
+    scale: float
+    norm: Norm | None
+    rotary: bool
+    normalized: bool
+    turning: Turning | str | None = None
+
+    @property
+    def folded(self) -> "HeadWeights":
+        """The same with the gain and the bias of the norm inside: they act on tokens that are only normalised."""
+        if self.norm is None:
+            return self
+        gain, shift = self.norm.gain.unsqueeze(-1), self.norm.bias
+
+        def bias(W: Tensor, b: Tensor) -> Tensor:
+            return b + torch.einsum("e,hed->hd", shift, W)
+
+        return self._replace(
+            query=gain * self.query, query_bias=bias(self.query, self.query_bias),
+            key=gain * self.key, key_bias=bias(self.key, self.key_bias),
+            value=gain * self.value, value_bias=bias(self.value, self.value_bias), norm=None,
+        )  # fmt: skip
+
+
+def weights_of(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, layers: str = LAYERS
+) -> dict[str, HeadWeights | str]:
+    """The matrices of every attention layer, or the reason why it has none."""
+    found = capture(model, cut(inputs), layout=layout, statistics="none", layers=layers)
+    with torch.no_grad(), settled(model):
+        weights = {layer: _weights(model, layout, attended, layers) for layer, attended in found.attention.items()}
+        turned = {
+            layer: attended.ask
+            for layer, attended in found.attention.items()
+            if isinstance(w := weights[layer], HeadWeights) and w.rotary and attended.ask is not None
+        }
+        for layer, turning in _turnings(model, layout, inputs, turned, layers).items():
+            weights[layer] = weights[layer]._replace(turning=turning)  # type: ignore[union-attr]
+    return weights
+
+
+def _turnings(
+    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], small: Mapping[str, Ask], layers: str
+) -> dict[str, Turning | str]:
+    """How layers turn queries and keys: asked in a window of the inputs, checked in the small one."""
+    asks: dict[str, Ask] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Attended) and event.layer in small and event.ask is not None:
+            asks[event.layer] = event.ask
+
+    if small:
+        row = {name: t[:1] if isinstance(t, Tensor) and t.ndim else t for name, t in inputs.items()}
+        with follow(model, layout, keep, statistics="none", layers=layers):
+            model(**row, **without_cache(model))
+    return {layer: turning_of(ask, small[layer], layers=layers, rounding=_rounding(ask)) for layer, ask in asks.items()}
+
+
+def _rounding(ask: Ask) -> float:
+    return max(ROUNDING, UNITS * torch.finfo(ask.given.dtype).eps)
+
+
+def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) -> HeadWeights | str:
+    ask, call = attended.ask, attended.call
+    if isinstance(call, Logits):
+        return "it computes its own logits"
+    if ask is None:
+        return "what it reads was not found among its arguments"
+
+    def answer(tokens: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [rows, h, d] of tokens at the first position."""
+        new = [None if t is None else torch.zeros_like(t) for t in (ask.given, ask.source)]
+        for t in new:
+            if t is not None:
+                t[: len(tokens), 0] = tokens.to(t)
+        answered = ask.call(*new, layers=layers)  # type: ignore[arg-type]
+        return tuple(t[: len(tokens), :, 0].double().cpu() for t in answered[:3])  # type: ignore[index]
+
+    with ExitStack() as stack:
+        width, rows = ask.given.shape[-1], len(ask.given)
+        rounding = _rounding(ask)
+        matrices = _affine(answer, width, rows, rounding)
+        normalized = matrices is None
+        if normalized:
+            for module in ask.module.modules():
+                if (hook := _gain(module, ask.given)) is not None:
+                    stack.callback(module.register_forward_hook(hook).remove)
+            matrices = _affine(answer, width, rows, rounding)
+        if matrices is None:
+            return "its queries or keys are not affine in what it reads"
+        h = call.query.shape[1]
+        (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
+        again = ask.call(ask.given, ask.source, layers=layers)
+    tokens = (ask.given, ask.given if ask.source is None else ask.source)
+    rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk), rounding)
+    if rotary is None:
+        return "its logits are not those of its matrices"
+    sublayer = attended.sublayer
+    norm = None if sublayer is None else sublayer.reads or sublayer.norm_of_stream
+    scale = float(call.options.get("scale") or call.query.shape[-1] ** -0.5)
+    home = layout.outputs.get(attended.layer)
+    if home is None and isinstance(ask.module, nn.MultiheadAttention):
+        home = f"{attended.layer.partition('#')[0]}.out_proj"
+    out = None
+    if home is not None:
+        unit = torch.eye(h * Wv.shape[-1]).to(ask.given)
+        module = model.get_submodule(home)
+        out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
+    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, scale, norm, rotary, normalized)
+
+
+def _affine(answer: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:
+    """The matrices [h, D, d] and biases [h, d] of queries, keys and values; None if they are not affine."""
+    origin = [t[0] for t in answer(torch.zeros(1, width))]
+    unit = torch.eye(width)
+    found = [answer(unit[i : i + rows]) for i in range(0, width, rows)]
+    matrices = [torch.cat(parts) - b for parts, b in zip(zip(*found, strict=True), origin, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(4, width, generator=generator)
+    for W, b, t in zip(matrices, origin, answer(tokens), strict=True):
+        expected = torch.einsum("re,ehd->rhd", tokens.double(), W) + b
+        if float((t - expected).abs().max()) > rounding * float(expected.abs().max()):
+            return None
+    return [(W.transpose(0, 1).contiguous(), b) for W, b in zip(matrices, origin, strict=True)]
+
+
+def _gain(module: nn.Module, like: Tensor) -> Any:
+    """A hook that makes a norm of queries or keys the multiplication with its gain."""
+    sizes = {p.shape[0] for p in module.parameters() if p.ndim == 1}
+    if len(sizes) != 1 or any(True for _ in module.children()) or any(p.ndim > 1 for p in module.parameters()):
+        return None
+    found = norm_of(module, like.new_zeros(1, sizes.pop()))
+    if found is None:
+        return None
+    gain = found[1]
+
+    def hook(m: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:  # noqa: ARG001
+        return args[0] * gain.to(args[0])
+
+    return hook
+
+
+def _each(t: Tensor, h: int) -> Tensor:
+    """The same for every head, of heads that share."""
+    return t.repeat_interleave(h // t.shape[0], 0)
+
+
+def _rotary(
+    call: Call,
+    tokens: tuple[Tensor, Tensor],
+    query: tuple[Tensor, Tensor],
+    key: tuple[Tensor, Tensor],
+    rounding: float,
+) -> bool | None:
+    """Whether queries and keys are those of the matrices only but for a rotation; None if they are not even that.
+
+    A rotation by the position leaves a token's logit with itself as it is.
+    """
+    q, k = call.query.double().cpu(), call.key.double().cpu()
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    own = [
+        torch.einsum("bne,hed->bhnd", t.double().cpu(), W) + b.unsqueeze(1)
+        for t, (W, b) in zip(tokens, (query, key), strict=True)
+    ]
+    errors = [rounding * float(t.norm(dim=-1).max()) for t in (q, k)]
+    if all(_near(mine, theirs, error) for mine, theirs, error in zip(own, (q, k), errors, strict=True)):
+        return False
+    if tokens[0] is not tokens[1] or q.shape != k.shape:
+        return None
+    return True if _near((own[0] * own[1]).sum(-1), (q * k).sum(-1), errors[0] * errors[1] / rounding) else None
+
+
+def _near(a: Tensor, b: Tensor, error: float) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= error

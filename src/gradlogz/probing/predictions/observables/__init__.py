@@ -1,0 +1,1 @@
+"""Quantities of a batch that several predictions share: attention rows, moments, distances."""

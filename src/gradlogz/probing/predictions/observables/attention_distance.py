@@ -1,0 +1,130 @@
+"""How far heads look: the weight that they give to keys at each distance.
+
+    w(d) = mean over queries i of the weight on key i - d         d < 0: keys behind the query
+    sum_d w(d) (cos, sin)(d t)                                     what a turn by d t becomes on the average
+
+Of the rows with small hashes. Distances are counted one by one up to FINE, then by bins of which an octave has EIGHTH:
+within one, all distances are taken to have the same weight. Predictions see the same event, and several want this: it
+is remembered as long as the event's statistics live.
+
+Read next: ../../inside/rotary.py, ../tie.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...._typing import Float, Tensor
+from ...corpus.text import Batch
+from ...findings import Finding
+from ...inside.capturing import Attended
+from ...inside.rotary import Turning
+from ...inside.weights import HeadWeights
+from ...statistics import GROUPS, Sums
+from ...testing import middle
+from .attention_rows import applies, rows_of
+
+FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
+DISTANCES = "distances"
+NAMED = 3  # layers of which nothing is known
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
+
+
+def distances(event: Attended, batch: Batch, memory: dict[str, Any]) -> Sums | None:
+    """The weights of every head [h, 1 + 2 * bins] summed over rows: how many, then on keys up to the query and behind.
+
+    None of a layer without queries and keys, whose keys are other tokens, or of whose rows none is chosen.
+    """
+    if event.crosses or not applies(event, batch) or event.key.shape[2] != event.query.shape[2]:
+        return None
+    if event.attention.log_normalizer not in _known:
+        _known[event.attention.log_normalizer] = _weights(event, batch, memory)
+    found: Sums | None = _known[event.attention.log_normalizer]
+    return found
+
+
+def kept(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str, Any]:
+    """The same as a part of the state of a prediction, under one name for all layers."""
+    found = distances(event, batch, memory)
+    return {} if found is None else {DISTANCES: {event.layer: {str(batch.group): found}}}
+
+
+def looked(state: Mapping[str, Any], layer: str) -> Float[Tensor, "g h k"] | None:
+    """What a prediction has kept of the distances of a layer, group by group; None if nothing was counted."""
+    found = state.get(DISTANCES, {}).get(layer)
+    if found is None:
+        return None
+    sums = {int(group): each.totals[0].cpu() for group, each in found.items()}
+    nothing = torch.zeros_like(next(iter(sums.values())))
+    return torch.stack([sums.get(g, nothing) for g in range(GROUPS)])
+
+
+def mean_rotations(
+    state: Mapping[str, Any], layer: str, weights: HeadWeights, groups: Sequence[int] = ()
+) -> Float[Tensor, "v h d d"] | None:
+    """R̄ of every head, over all rows, [0], and without each of these groups, as the jackknife wants them.
+
+    None where the layer turns by no known angles, or nothing was counted.
+    """
+    found = looked(state, layer)
+    if found is None or not isinstance(weights.turning, Turning):
+        return None
+    whole = found.sum(0)
+    left = list(groups) if len(groups) > 1 else []
+    return averaged(weights.turning, torch.cat((whole.unsqueeze(0), whole - found[left]))[..., 1:])
+
+
+def told_over(findings: Sequence[Finding], quantity: str, named: str) -> str:
+    """A sentence on what a quantity is over distances, and in which layers it is not known; empty of other models."""
+    of = [f for f in findings if f.quantity == quantity]
+    known, missed = middle(f.value for f in of), sorted({f.layer for f in of if math.isnan(f.value)})
+    told = "" if math.isnan(known) else f" Averaged over the distances that heads attend to, {named} is {known:z.2f}."
+    if missed:
+        told += (
+            f" Not applicable over distances: {', '.join(missed[:NAMED])}{' and more' if len(missed) > NAMED else ''}"
+        )
+        told += ", where queries and keys turn by no fixed angles."
+    return told
+
+
+def averaged(turning: Turning, weights: Float[Tensor, "*b h bins"]) -> Float[Tensor, "*b h d d"]:
+    """R̄ of every head: its rotations, averaged over the distances that it attends to."""
+    w = weights / weights.sum(-1, keepdim=True)
+    start, end = _bins()
+    size, centre = end - start, (start + end - 1) / 2
+    half = turning.angle.unsqueeze(-1) / 2
+    # The mean of cos and sin over the whole numbers of a bin: those of its centre, shrunk by Dirichlet's kernel.
+    small = half.sin().abs() < 1e-12
+    shrunk = torch.where(small, 1.0, (size * half).sin() / torch.where(small, 1.0, size * half.sin()))
+    cosine, sine = ((2 * half * centre).cos() * shrunk, (2 * half * centre).sin() * shrunk)
+    return turning.matrix(w @ torch.cat((cosine, cosine), -1).mT, w @ torch.cat((sine, -sine), -1).mT)
+
+
+def _weights(event: Attended, batch: Batch, memory: dict[str, Any]) -> Sums | None:
+    rows = rows_of(event, batch, memory)
+    if rows is None:
+        return None
+    s = rows.logits
+    h, n = s.shape[1], s.shape[-1]
+    p = (s - rows.of(event.attention.log_normalizer).unsqueeze(-1)).exp()  # a sink takes its part
+    p = p.masked_fill(~rows.valid[:, None, :, None], 0.0)
+    apart = rows.places.unsqueeze(-1) - torch.arange(n, device=s.device)
+    start, _ = _bins()
+    start = start.to(s.device, non_blocking=True)
+    place = torch.bucketize(apart.abs(), start, right=True) - 1 + len(start) * (apart < 0)
+    sums = torch.zeros(2 * len(start), h, dtype=s.dtype, device=s.device)
+    sums.index_add_(0, place.flatten(), p.movedim(1, -1).reshape(-1, h))
+    count = rows.valid.sum().double().expand(h, 1)
+    return Sums(torch.cat((count, sums.mT.double()), -1).unsqueeze(0))
+
+
+@lru_cache
+def _bins() -> tuple[Tensor, Tensor]:
+    """The least distance of each bin, and the first that is beyond it."""
+    ends = [*range(FINE + 1), *(round(FINE * 2 ** (k / EIGHTH)) for k in range(1, EIGHTH * OCTAVES + 1))]
+    return torch.tensor(ends[:-1]), torch.tensor(ends[1:])

@@ -1,0 +1,215 @@
+"""The shape of a cloud: how far it is from a Gaussian, and how far a Gaussian sample of the same documents would be.
+
+    z         tokens on their leading principal axes, whitened by C^-1/2
+    W²        = (1/n) sum_i (y_(i) - q_i)²      y: z along a direction, in order;  q_i = Phi^-1((i - 1/2) / n)
+    A²/n      = -1 - sum_i (2i-1)/n² [log Phi(y_(i)) + log Phi(-y_(n+1-i))]                                [anderson54]
+    logistic  = (1/n) [log likelihood of the best logistic law - that of the best normal law]
+    null      x_i = u_document(i) + e_i,   u ~ N(0, B),  e ~ N(0, W)     B, W: covariances between and within documents
+
+B and W are those of the analysis of variance: with document means m_d of n_d tokens, k documents and n tokens,
+
+    W = sum_i (x_i - m_d)(x_i - m_d)ᵀ / (n - k),    B = (sum_d n_d (m_d - m)(m_d - m)ᵀ / (k - 1) - W) / n_0,
+    n_0 = (n - sum_d n_d² / n) / (k - 1),           B without its negative directions
+
+Read next: ../gaussianity.py.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from ...._typing import Float, Int, Tensor
+from ....dynamics.observables import OBSERVABLES
+
+COMPONENTS = 8  # leading axes: along many at once every cloud looks Gaussian
+DIRECTIONS = 16  # on these axes
+RANDOM = 8  # of all coordinates
+SHARED = 8  # tokens that have a mean of their position, or of neighbouring ones
+
+LARGEST, SLICED = "largest Wasserstein", "sliced Wasserstein"
+AXES, PROJECTIONS = "Wasserstein of principal axes", "Wasserstein of random projections"
+DARLING, LOGISTIC = "Anderson-Darling", "logistic against normal"
+
+
+class Cloud(NamedTuple):
+    """Tokens as they are compared with a Gaussian: on `axes` leading axes, whitened, then on random directions of all
+    coordinates, standardised; the document and the group of each token, and the places whose mean is removed.
+    """
+
+    features: Float[Tensor, "n k"]
+    axes: int
+    documents: Int[Tensor, " n"]
+    groups: Int[Tensor, " n"]
+    places: Int[Tensor, " n"] | None
+
+
+def cloud_of(
+    x: Float[Tensor, "n D"],
+    documents: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    positions: Int[Tensor, " n"] | None = None,
+) -> Cloud:
+    """A cloud from its tokens, without the means of their positions if these are given."""
+    x = x.double()
+    places = None if positions is None else places_of(positions)
+    x = x - x.mean(0) if places is None else without_means(x, places)
+    generator = torch.Generator().manual_seed(0)
+    axes, spread = leading_axes(x, min(COMPONENTS, *x.shape), generator)
+    directions = torch.randn(x.shape[1], RANDOM, generator=generator, dtype=x.dtype).to(x.device)
+    # Directions in which the cloud does not extend have no shape.
+    extends = spread > 1e-12 * spread[:1].clamp(min=torch.finfo(x.dtype).tiny)
+    z = x @ axes[:, extends] / spread[extends].sqrt()
+    p = x @ directions
+    p = p / p.square().mean(0).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
+    return Cloud(torch.cat((z, p), 1), z.shape[1], documents, groups, places)
+
+
+def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tensor, "*b"]]:
+    """The numbers of a cloud, of its features: of W² the largest and means, over directions of each kind."""
+    z = _whitened(features[..., :axes])
+    p = features[..., axes:] - features[..., axes:].mean(-2, keepdim=True)
+    p = p / p.square().mean(-2, keepdim=True).sqrt().clamp(min=torch.finfo(p.dtype).tiny)
+    y = torch.cat((z @ _directions(z), z, p), -1).mT.contiguous().sort(-1).values
+    W = _wasserstein(y)
+    sliced = y[..., :DIRECTIONS, :]
+    return {
+        LARGEST: W[..., : DIRECTIONS + axes].amax(-1),
+        SLICED: W[..., :DIRECTIONS].mean(-1),
+        AXES: W[..., DIRECTIONS : DIRECTIONS + axes].mean(-1),
+        PROJECTIONS: W[..., DIRECTIONS + axes :].mean(-1),
+        DARLING: anderson_darling(sliced).mean(-1),
+        LOGISTIC: logistic_against_normal(sliced).mean(-1),
+        "skewness": OBSERVABLES["skewness"](z, None, None),
+        "kurtosis": OBSERVABLES["kurtosis"](z, None, None),
+    }
+
+
+def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor, "*b"]:
+    """Of these numbers the first alone."""
+    z = _whitened(features[..., :axes])
+    return _wasserstein(torch.cat((z @ _directions(z), z), -1).mT.contiguous().sort(-1).values).amax(-1)
+
+
+def gaussian_clouds(cloud: Cloud, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
+    """Gaussian clouds of the same documents, with the covariances between and within them, in float32."""
+    f = cloud.features
+    kinds, index = cloud.documents.unique(return_inverse=True)
+    B, W = (_root(C).float().cpu() for C in variances(f, index))
+    u = torch.randn(draws, len(kinds), f.shape[1], generator=generator) @ B
+    e = torch.randn(draws, *f.shape, generator=generator) @ W
+    x = (u[:, index.cpu()] + e).to(f.device)
+    return x if cloud.places is None else without_means(x, cloud.places)
+
+
+def variances(f: Float[Tensor, "n k"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]:
+    """The covariances between and within documents; all is within where every document has one token."""
+    n, count = len(f), torch.bincount(index).to(f.dtype)
+    k = len(count)
+    d = f - f.mean(0)
+    means = torch.zeros(k, f.shape[1], dtype=f.dtype, device=f.device).index_add(0, index, d) / count.unsqueeze(-1)
+    if k == 1 or k == n:
+        return torch.zeros_like(d.mT @ d), d.mT @ d / n
+    r = d - means[index]
+    W = r.mT @ r / (n - k)
+    between = (count.unsqueeze(-1) * means).mT @ means / (k - 1)
+    n_0 = (n - count.square().sum() / n) / (k - 1)
+    return (between - W) / n_0, W
+
+
+def places_of(positions: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Numbers of positions, the same for neighbouring ones until SHARED tokens have it."""
+    _, inverse, counts = positions.unique(return_inverse=True, return_counts=True)
+    numbers, place, held = [], 0, 0
+    for count in counts.tolist():
+        numbers.append(place)
+        held += count
+        if held >= SHARED:
+            place, held = place + 1, 0
+    if held and place:
+        numbers = [min(number, place - 1) for number in numbers]  # the last ones join those before them
+    return torch.tensor(numbers, device=positions.device)[inverse]
+
+
+def without_means(x: Float[Tensor, "*b n k"], places: Int[Tensor, " n"]) -> Float[Tensor, "*b n k"]:
+    """(x - mean of the k tokens of its place) / sqrt(1 - 1/k): tokens of one law and no mean keep their covariance."""
+    count = torch.bincount(places).to(x.dtype)
+    sums = torch.zeros(*x.shape[:-2], len(count), x.shape[-1], dtype=x.dtype, device=x.device)
+    means = sums.index_add(-2, places, x) / count.unsqueeze(-1)
+    factor = (count / (count - 1).clamp(min=1.0)).sqrt()
+    return (x - means.index_select(-2, places)) * factor[places].unsqueeze(-1)
+
+
+def leading_axes(
+    x: Float[Tensor, "n D"], k: int, generator: torch.Generator, *, rounds: int = 8
+) -> tuple[Float[Tensor, "D k"], Float[Tensor, " k"]]:
+    """The principal axes of centred tokens with the largest variances, and these, by iteration of a wider subspace.
+
+    Axes whose variances are nearly those of the ones left out may be mixed with them; every choice is a projection.
+    """
+    wide = min(k + 8, *x.shape)
+    single = (x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)).float()
+    Q = torch.randn(x.shape[1], wide, generator=generator).to(x.device)
+    for _ in range(rounds):
+        Q = torch.linalg.qr(single.mT @ (single @ Q)).Q
+    Q = torch.linalg.qr(Q.to(x.dtype)).Q
+    y = x @ Q
+    values, vectors = torch.linalg.eigh(y.mT @ y / len(x))
+    return (Q @ vectors).flip(-1)[:, :k], values.flip(-1)[:k].clamp(min=0.0)
+
+
+def anderson_darling(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+    """A² / n of standardised numbers in order, to the normal law."""
+    n = y.shape[-1]
+    weight = (2 * torch.arange(1, n + 1, dtype=y.dtype, device=y.device) - 1) / n**2
+    return -1 - (weight * (torch.special.log_ndtr(y) + torch.special.log_ndtr(-y.flip(-1)))).sum(-1)
+
+
+def logistic_against_normal(y: Float[Tensor, "*b n"], *, rounds: int = 6) -> Float[Tensor, "*b"]:
+    """The gain in log likelihood per token of the best logistic law over the best normal law.
+
+        -log f = log 4s + 2 log cosh u,   u = (y - m) / 2s
+
+    The maximum by scoring with the information of the logistic law, 1 / 3s² and (3 + π²) / 9 of m and log s.
+    """
+    m = y.mean(-1, keepdim=True)
+    spread = (y - m).square().mean(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).tiny)
+    s = spread.sqrt() * (math.sqrt(3) / math.pi)
+    for _ in range(rounds):
+        u = (y - m) / (2 * s)
+        t = u.tanh()
+        m = m + 3 * s * t.mean(-1, keepdim=True)
+        s = s * ((2 * (u * t).mean(-1, keepdim=True) - 1) * (9 / (3 + math.pi**2))).exp()
+    u = ((y - m) / (2 * s)).abs()
+    log_cosh = u + torch.log1p((-2 * u).exp()) - math.log(2)
+    logistic = -(4 * s).log().squeeze(-1) - 2 * log_cosh.mean(-1)
+    normal = -(2 * math.pi * math.e * spread).log().squeeze(-1) / 2
+    return logistic - normal
+
+
+def _directions(z: Tensor) -> Tensor:
+    """Random directions, the same for all clouds on so many axes."""
+    generator = torch.Generator().manual_seed(1)
+    found = torch.randn(z.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64)
+    return (found / found.norm(dim=0)).to(z)
+
+
+def _wasserstein(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+    """W² of numbers in order to the normal law."""
+    n = y.shape[-1]
+    quantiles = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n).to(y)
+    return (y - quantiles).square().mean(-1)
+
+
+def _whitened(z: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
+    """z C^-1/2, the whitening that moves tokens least, so that parts of a cloud keep its axes."""
+    d = z - z.mean(-2, keepdim=True)
+    values, vectors = torch.linalg.eigh(d.mT @ d / z.shape[-2])
+    scale = values.clamp(min=1e-6 * values[..., -1:]).clamp(min=torch.finfo(z.dtype).tiny).rsqrt()
+    return d @ ((vectors * scale.unsqueeze(-2)) @ vectors.mT)
+
+
+def _root(C: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
+    """The symmetric root of the part of a matrix that is positive."""
+    values, vectors = torch.linalg.eigh(C)
+    return (vectors * values.clamp(min=0.0).sqrt()) @ vectors.mT

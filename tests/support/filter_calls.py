@@ -1,0 +1,727 @@
+"""Every public function of the filters as a call that can be made anywhere: on any device, in any dtype."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import gradlogz
+from gradlogz import (
+    AttentionFilter,
+    BetaBinomial,
+    ConjugateFilter,
+    DirichletMultinomial,
+    Discount,
+    Empirical,
+    GammaExponential,
+    GammaPoisson,
+    Gaussian,
+    InverseWishartNormal,
+    LinearGaussian,
+    LinearMotion,
+    NonlinearModel,
+    Reset,
+    Slots,
+    SwitchingFilter,
+    SwitchingModel,
+    closed,
+    constant_acceleration,
+    constant_velocity,
+    coordinated_turn,
+    discretize,
+    discretize_chain,
+    exact,
+    fit,
+    gate,
+    gpb,
+    imm,
+    linear_link,
+    nees,
+    normalized_innovation,
+    rao_blackwell,
+    singer,
+    smooth,
+    unknown_turn,
+)
+from support.smoother_oracles import drawn
+from support.switching_oracles import F64, beginning, chain, observed, positive, system
+
+
+class Place(NamedTuple):
+    """A device, and the dtype of what is there."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = F64
+
+    def __call__(self, given: Any) -> Any:
+        """Tensors, or what holds some, at this place."""
+
+        def moved(t: Tensor) -> Tensor:
+            return t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
+
+        return tree_map_only(Tensor, moved, given)
+
+
+Call = Callable[[Place], Any]
+CALLS: dict[str, Callable[[], Call]] = {}  # a function that draws numbers on the CPU, and gives one that uses them
+
+
+def call(name: str) -> Callable[[Callable[[], Call]], Callable[[], Call]]:
+    """What stands before a colon is the public name."""
+
+    def kept(prepare: Callable[[], Call]) -> Callable[[], Call]:
+        CALLS[name] = prepare
+        return prepare
+
+    return kept
+
+
+def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, device: str = "cpu") -> None:
+    """Every field of two results agrees, up to the largest number of the field, and lies where it should."""
+    (found, form), (wanted, wanted_form) = tree_flatten(actual), tree_flatten(expected)
+    assert form == wanted_form
+    for i, (a, e) in enumerate(zip(found, wanted, strict=True)):
+        if not isinstance(e, Tensor):
+            assert a == e
+            continue
+        assert a.device.type == device, f"leaf {i} of shape {tuple(e.shape)} on {a.device}"
+        size = 1 + (float(e[e.isfinite()].abs().max()) if e.is_floating_point() and e.isfinite().any() else 0.0)
+        a = a.to("cpu", e.dtype)
+        torch.testing.assert_close(
+            a, e, rtol=0, atol=tolerance * size, equal_nan=True, msg=lambda m, i=i: f"leaf {i}: {m}"
+        )
+
+
+def series(k=3, s=4, o=2, *, steps=6, targets=5, **more):
+    """A system, what is believed at time 0, and observations with gaps, a mask and lengths."""
+    model, start = system(k, s, o, **more), beginning(k, s)
+    y = observed(model, steps, targets)
+    y[1, 2], y[2, 1, 0] = torch.nan, torch.nan
+    mask = torch.rand(targets, steps) < 0.8
+    lengths = torch.arange(steps, steps - targets, -1).clamp(min=0)
+    return model, y, start | {"mask": mask, "lengths": lengths}
+
+
+# Linear systems ------------------------------------------------------------------------------------------------------
+
+
+for name in ("gpb1", "gpb2", "imm"):
+
+    @call(name)
+    def _(name=name):
+        given = series()
+
+        def run(at):
+            model, y, options = at(given)
+            return getattr(gradlogz, name)(model, y, **options)
+
+        return run
+
+
+@call("gpb: depth 3, modes of unequal sizes")
+def _():
+    given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+
+    def run(at):
+        model, y, options = at(given)
+        return gpb(model, y, depth=3, **options)
+
+    return run
+
+
+@call("imm: some fields, of the last step")
+def _():
+    given = series()
+
+    def run(at):
+        model, y, options = at(given)
+        return imm(model, y, keep="last", fields=("mean", "log_mode_probability"), **options)
+
+    return run
+
+
+@call("imm: inputs")
+def _():
+    model, y, options = series()
+    B, D = torch.randn(3, 4, 2, dtype=F64), torch.randn(3, 2, 2, dtype=F64)
+    given = (
+        {name: getattr(model, name) for name in ("transition", "F", "Q", "H", "R")} | {"B": B, "D": D},
+        (y, options | {"inputs": torch.randn(6, 2, dtype=F64)}),
+    )
+
+    def run(at):
+        fields, (y, options) = at(given)
+        return imm(SwitchingModel(**fields), y, **options)
+
+    return run
+
+
+def flowing():
+    """A model of continuous time, and times that are far apart and close."""
+    model, y, options = series(offsets=True)
+    rate = torch.rand(3, 3, dtype=F64)
+    fields = {name: getattr(model, name) for name in ("F", "Q", "H", "R", "b", "d")}
+    fields |= {"rate": rate - torch.diag(rate.sum(-1)), "F": model.F - 2 * torch.eye(4, dtype=F64)}
+    times = (torch.rand(*y.shape[:-1], dtype=F64) ** 3 * 3).cumsum(-1)
+    times[0, 1] = times[0, 0]
+    return fields, y, options | {"times": times}
+
+
+@call("SwitchingModel: at")
+def _():
+    given = flowing()
+
+    def run(at):
+        fields, _, options = at(given)
+        return SwitchingModel(**fields).at(options["times"])
+
+    return run
+
+
+@call("SwitchingModel: still_first, of targets")
+def _():
+    model = system(2, 2, 1, lead=(3, 5))
+    unequal = SwitchingModel(**model.fields(), components=((0,), (0, 1)))
+
+    def run(at):
+        here, parts = at((model, unequal))
+        return here.still_first(5), here.narrow(2), parts.has, parts.parameters()
+
+    return run
+
+
+@call("SwitchingFilter: one by one, at any time")
+def _():
+    fields, y, options = flowing()
+    begins = {name: options[name] for name in ("mean", "covariance", "log_mode_probability")}
+    given = fields, y, begins, options["mask"], options["times"].diff(dim=-1, prepend=torch.zeros(5, 1, dtype=F64))
+
+    def run(at):
+        fields, y, begins, mask, dt = at(given)
+        online = SwitchingFilter(SwitchingModel(**fields), "gpb")
+        state, found = online.init(**begins, batch_shape=(5,)), []
+        for t in range(3):
+            state, step = online.step(state, y[:, t], mask=mask[:, t], dt=dt[:, t])
+            found.append(step)
+        return found, state, online.step(state, y[:, 3], dt=0.25)
+
+    return run
+
+
+for name in ("imm", "gpb2", "kim", "exact"):
+
+    @call(f"smooth: {name}")
+    def _(name=name):
+        given = series(steps=4, targets=4)
+
+        def run(at):
+            model, y, options = at(given)
+            return smooth(model, y, method=name, **options)
+
+        return run
+
+
+@call("smooth: a few steps later")
+def _():
+    given = series()
+
+    def run(at):
+        model, y, options = at(given)
+        return [smooth(model, y, method=method, lag=2, **options) for method in ("imm", "gpb2", "kim")]
+
+    return run
+
+
+@call("smooth: the likeliest histories")
+def _():
+    given = series()
+    del given[2]["lengths"]  # histories that nothing is seen of are as likely as each other
+
+    def run(at):
+        model, y, options = at(given)
+        return smooth(model, y, method="exact", keep=10, **options)
+
+    return run
+
+
+@call("smooth: many targets")  # libraries choose other ways for many matrices
+def _():
+    model, start = system(3, 4, 2), beginning(3, 4)
+    given = model, observed(model, 4, 400), start
+
+    def run(at):
+        model, y, start = at(given)
+        return smooth(model, y, **start)
+
+    return run
+
+
+@call("smooth: modes of unequal sizes")
+def _():
+    given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+
+    def run(at):
+        model, y, options = at(given)
+        return [smooth(model, y, method=method, **options) for method in ("imm", "gpb2")]
+
+    return run
+
+
+@call("smooth: at any time")
+def _():
+    given = flowing()
+
+    def run(at):
+        fields, y, options = at(given)
+        return smooth(SwitchingModel(**fields), y, **options)
+
+    return run
+
+
+@call("exact: the likeliest histories")
+def _():
+    given = series()
+    del given[2]["lengths"]  # histories that nothing is seen of are as likely as each other
+
+    def run(at):
+        model, y, options = at(given)
+        return exact(model, y, keep=20, **options)
+
+    return run
+
+
+@call("rao_blackwell: nothing left to chance")  # a chain that cannot but go round
+def _():
+    given = series(transition=torch.eye(3, dtype=F64).roll(1, 0))
+    given[2]["log_mode_probability"] = torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=F64)
+
+    def run(at):
+        model, y, options = at(given)
+        return rao_blackwell(model, y, particles=7, **options)
+
+    return run
+
+
+# Functions -----------------------------------------------------------------------------------------------------------
+
+
+RATE = torch.tensor([[-0.3, 0.3], [0.2, -0.2]], dtype=F64)
+CHAIN = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64)
+ERRORS = torch.tensor([[0.5, 0.0], [0.0, 0.01]], dtype=F64)  # of ranges and bearings
+
+
+def turning(at, method, **options):
+    """Targets that fly straight on or turn, seen by a radar."""
+    noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
+    straight = constant_velocity(2, dt=1.0, **noise)
+    turn = unknown_turn(2, dt=1.0, rate_density=0.01, **noise)
+    return NonlinearModel.of(
+        [straight, turn],
+        transition=at(CHAIN),
+        components=[(0, 1, 2, 3), range(5)],
+        observe=gradlogz.range_bearing(0, 2, origin=(-20.0, 1.0)),
+        R=at(ERRORS),
+        residual=gradlogz.wrap_angles(1),
+        method=method,
+        **options,
+    )
+
+
+def radar():
+    """What is believed of such targets at time 0, and what is seen of them; bearings go round."""
+    steps = torch.arange(6, dtype=F64)
+    y = torch.stack((20 + steps, torch.remainder(3.0 + 0.1 * steps + torch.pi, 2 * torch.pi) - torch.pi), -1)
+    y = y + 0.1 * torch.randn(4, 6, 2, dtype=F64)
+    y[1, 2], y[2, 3, 1] = torch.nan, torch.nan
+    mean = torch.tensor([-40.0, -1.0, 2.0, 0.5, 0.1], dtype=F64)
+    return y, {"mean": mean, "covariance": torch.diag(torch.tensor([4.0, 1.0, 4.0, 1.0, 0.1], dtype=F64))}
+
+
+for name in ("unknown_turn", "range_bearing", "wrap_angles"):
+    for method in ("ekf", "ukf"):
+
+        @call(f"{name}: {method}")
+        def _(method=method, name=name):
+            given = radar()
+            chosen = {"unknown_turn": "imm", "range_bearing": "gpb1", "wrap_angles": "gpb2"}[name]
+
+            def run(at):
+                y, start = at(given)
+                return getattr(gradlogz, chosen)(turning(at, method), y, **start)
+
+            return run
+
+
+@call("range_bearing_elevation: at any time")
+def _():
+    y = torch.tensor([30.0, 3.1, 0.2], dtype=F64) + 0.1 * torch.randn(4, 6, 3, dtype=F64)
+    y[1, 2], y[2, 3, 2] = torch.nan, torch.nan
+    times = torch.rand(4, 6, dtype=F64).cumsum(-1)
+    start = {"mean": torch.tensor([-30.0, 1.0, 1.0, 0.0, 6.0, 0.0], dtype=F64), "covariance": positive(6)}
+    R = torch.diag(torch.tensor([0.5, 0.01, 0.01], dtype=F64))
+
+    def run(at):
+        here, begins, when = at((y, start, times))
+        noise = {"observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
+        model = NonlinearModel.of(
+            [constant_velocity(3, spectral_density=density, **noise) for density in (0.01, 1.0)],
+            rate=at(RATE),
+            observe=gradlogz.range_bearing_elevation(),
+            R=at(R),
+            residual=gradlogz.wrap_angles(1, 2),
+            method="ukf",
+        )
+        return imm(model, here, times=when, **begins)
+
+    return run
+
+
+for method in ("ekf", "ukf"):
+
+    @call(f"smooth: functions, {method}")
+    def _(method=method):
+        given = radar()
+
+        def run(at):
+            y, start = at(given)
+            model = turning(at, method)
+            found = [smooth(model, y, method=name, **start) for name in ("imm", "gpb2")]
+            return found, smooth(model, y, lag=1, **start)
+
+        return run
+
+
+def bending(at, method, **options):
+    """Targets that turn, or whose speed is damped while they do, in continuous time."""
+    noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
+    turn = unknown_turn(2, rate_density=0.01, **noise)
+
+    def drift(x):
+        return torch.stack((x[1], -0.1 * x[1] - x[4] * x[3], x[3], -0.1 * x[3] + x[4] * x[1], -0.2 * x[4]))
+
+    damped = turn._replace(move=gradlogz.follow_drift(drift))
+    return NonlinearModel.of([turn, damped], rate=at(RATE), method=method, **options)
+
+
+@call("follow_drift: at any time")
+def _():
+    _, start = radar()
+    y, times = 3 * torch.randn(4, 6, 2, dtype=F64), (torch.rand(4, 6, dtype=F64) * 2).cumsum(-1)
+    y[1, 2], y[2, 3, 1], times[0, 1] = torch.nan, torch.nan, times[0, 0]
+
+    def run(at):
+        here, begins, when = at((y, start, times))
+        found = [imm(bending(at, method), here, times=when, **begins) for method in ("ekf", "ukf")]
+        return found, smooth(bending(at, "ekf"), here, times=when, **begins)
+
+    return run
+
+
+@call("smooth: histories of functions")
+def _():
+    given = radar()
+
+    def run(at):
+        y, start = at(given)
+        return smooth(turning(at, "ekf", fill="zero"), y[:, :4], method="exact", **start)
+
+    return run
+
+
+@call("exact: functions")
+def _():
+    given = radar()
+
+    def run(at):
+        y, start = at(given)
+        return exact(turning(at, "ukf", fill="zero"), y[:, :4], **start)
+
+    return run
+
+
+# Motion --------------------------------------------------------------------------------------------------------------
+
+
+for name in ("random_walk", "constant_velocity", "constant_acceleration"):
+
+    @call(name)
+    def _(name=name):
+        given = torch.rand((), dtype=F64), torch.ones(4, dtype=F64)
+
+        def run(at):
+            make, (density, steps) = getattr(gradlogz, name), at(given)
+            numbers = {"spectral_density": density, "observation_variance": 1.0}
+            return make(2, dt=0.3, **numbers), make(3, **numbers), make(1, dt=steps, **numbers)
+
+        return run
+
+
+@call("singer")
+def _():
+    tau = torch.tensor(20.0, dtype=F64)
+
+    def run(at):
+        return singer(2, dt=0.3, correlation_time=at(tau), acceleration_variance=2.0, observation_variance=1.0)
+
+    return run
+
+
+@call("coordinated_turn")
+def _():
+    rate = torch.tensor(0.2, dtype=F64)
+
+    def run(at):
+        return coordinated_turn(2, dt=0.3, rate=at(rate), spectral_density=0.1, observation_variance=1.0)
+
+    return run
+
+
+@call("constant_velocity: of a device that is named")
+def _():
+    noise, T = {"spectral_density": 0.1, "observation_variance": 1.0}, chain(2)
+
+    def run(at):
+        numbers = {"dtype": at.dtype, "device": torch.device(at.device)}
+        pair = [constant_velocity(2, dt=1.0, **noise, **numbers), constant_acceleration(2, dt=1.0, **noise, **numbers)]
+        return SwitchingModel.of(pair, transition=at(T), components=[(0, 1, 3, 4), range(6)])
+
+    return run
+
+
+@call("discretize")
+def _():
+    # A GPU doubles short steps as often as the longest would need that it can be given.
+    given = torch.randn(3, 4, 4, dtype=F64) - 6 * torch.eye(4, dtype=F64), positive(3, 4), 10 ** torch.arange(-9.0, 10)
+
+    def run(at):
+        drift, density, dt = at(given)
+        return discretize(drift, density, dt.unsqueeze(-1))
+
+    return run
+
+
+@call("discretize_chain")
+def _():
+    rate = torch.rand(4, 4, dtype=F64)
+    given = rate - torch.diag(rate.sum(-1)), 10 ** torch.arange(-9.0, 10)
+
+    def run(at):
+        return discretize_chain(*at(given))
+
+    return run
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def taught(targets=12, steps=15):
+    """Series of a known system, and another system to begin with."""
+    k, s = 2, 2
+    fields = {
+        "transition": CHAIN,
+        "F": torch.stack((0.9 * torch.eye(s, dtype=F64), torch.tensor([[0.5, 0.4], [-0.4, 0.5]], dtype=F64))),
+        "Q": positive(k, s),
+        "H": torch.randn(k, 2, s, dtype=F64),
+        "R": positive(k, 2, scale=0.3),
+        "b": torch.randn(k, s, dtype=F64),
+        "d": torch.randn(k, 2, dtype=F64),
+    }
+    start = {"mean": torch.zeros(s, dtype=F64), "covariance": torch.eye(s, dtype=F64)}
+    y = drawn(SwitchingModel(**fields), start, steps, targets)[2]
+    y[0, 3], y[1, 2, 0] = torch.nan, torch.nan
+    lengths = torch.full((targets,), steps)
+    lengths[2] = 5
+    fields |= {"Q": 2 * fields["Q"], "R": 0.7 * fields["R"], "F": fields["F"] + 0.1}
+    return SwitchingModel(**fields), y, start | {"lengths": lengths}
+
+
+for method, learn in {"em": ("transition", "F", "Q", "H", "R", "b", "d", "initial"), "gradient": ("Q", "d")}.items():
+
+    @call(f"fit: {method}")
+    def _(method=method, learn=learn):
+        given = taught()
+
+        def run(at):
+            model, y, options = at(given)
+            rounds = 5 if method == "em" else 1
+            return fit(model, y, learn=learn, method=method, max_rounds=rounds, tolerance=0.0, **options)
+
+        return run
+
+
+@call("fit: errors, of few series and of many")
+def _():
+    given = taught(90, 6)
+
+    def run(at):
+        model, y, options = at(given)
+        lengths = options.pop("lengths")
+        numbers = {"learn": ["Q"], "structure": {"Q": "diagonal"}, "max_rounds": 2, "errors": True, **options}
+        few = fit(model, y[:5], lengths=lengths[:5], **numbers)
+        return few, fit(model, y, lengths=lengths, smoother="imm", **numbers)
+
+    return run
+
+
+@call("fit: a component that is always 0")  # whose sums are singular
+def _():
+    model, y, options = taught()
+    wide = torch.nn.functional.pad
+    fields = {"F": wide(model.F, (0, 1, 0, 1)), "Q": wide(model.Q, (0, 1, 0, 1)), "H": wide(model.H, (0, 1))}
+    fields |= {"transition": model.transition, "R": model.R, "b": wide(model.b, (0, 1)), "d": model.d}
+    options |= {"mean": wide(options["mean"], (0, 1)), "covariance": wide(options["covariance"], (0, 1, 0, 1))}
+    given = SwitchingModel(**fields), y, options
+
+    def run(at):
+        model, y, options = at(given)
+        return [fit(model, y, learn=learn, max_rounds=3, **options) for learn in (["F"], ["F", "b"], ["H", "R"])]
+
+    return run
+
+
+# Conjugate families --------------------------------------------------------------------------------------------------
+
+
+def conjugate():
+    """Families with a prior, observations with gaps, and dynamics, by name."""
+    counts = torch.poisson(torch.full((3, 5, 2), 3.0, dtype=F64))
+    counts[0, 2, 1] = torch.nan
+    whole = torch.poisson(torch.full((3, 5, 3), 2.0, dtype=F64))
+    whole[0, 2] = torch.nan
+    number = torch.tensor
+    W = torch.randn(2, 2, dtype=F64)
+    model = system(2, 2, 2)
+    poisson, waiting, binomial = GammaPoisson(channels=2), GammaExponential(channels=2), BetaBinomial(20, channels=2)
+    dirichlet, wishart = DirichletMultinomial(3), InverseWishartNormal(2)
+    gaussian = LinearGaussian(model.H, model.R, model.d)
+    a, b = number([2.0, 1.5], dtype=F64), number([1.0, 0.7], dtype=F64)
+    y = observed(model, 5, 3)
+    y[0, 2] = torch.nan
+    scaling, swap = LinearMotion(torch.diag(number([1.1, 0.8], dtype=F64))), torch.eye(3, dtype=F64).roll(1, 0)
+    affine = LinearMotion(model.F[0], model.b[0], model.Q[0])
+    return {
+        "GammaPoisson": (poisson, poisson.prior(a, b), counts, scaling),
+        "GammaExponential": (waiting, waiting.prior(a + 1, b), counts + 0.5, scaling),
+        "BetaBinomial": (binomial, binomial.prior(a, b), counts, LinearMotion(torch.eye(2, dtype=F64))),
+        "DirichletMultinomial": (
+            dirichlet,
+            dirichlet.prior(number([1.0, 2.0, 0.5], dtype=F64)),
+            whole,
+            LinearMotion(swap),
+        ),
+        "InverseWishartNormal": (wishart, wishart.prior(number(7.0, dtype=F64), positive(2)), y, LinearMotion(W)),
+        "LinearGaussian": (gaussian, gaussian.prior(torch.randn(2, dtype=F64), positive(2)), y, affine),
+    }
+
+
+FAMILIES = ("GammaPoisson", "GammaExponential", "BetaBinomial", "DirichletMultinomial", "InverseWishartNormal")
+
+for name in (*FAMILIES, "LinearGaussian"):
+    for method, depth in (("imm", 2), ("gpb", 1), ("gpb", 3)):
+
+        @call(f"ConjugateFilter: {name}, {method} {depth}")
+        def _(name=name, method=method, depth=depth):
+            given, T, lengths = conjugate()[name], chain(2), torch.tensor([5, 5, 3])
+
+            def run(at):
+                (family, prior, y, motion), transition = at((given, T))
+                dynamics = (motion, Discount(0.9, prior)) if depth < 3 else (Discount(0.95), Reset(prior))
+                chosen = ConjugateFilter(family, transition=transition, dynamics=dynamics, method=method, depth=depth)
+                return chosen.filter(y, prior=prior, lengths=at(lengths))
+
+            return run
+
+
+@call("closed")
+def _():
+    given = conjugate()
+    keys = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], dtype=F64)
+    third = torch.tensor([[-0.5, -(0.75**0.5)], [0.75**0.5, -0.5]], dtype=F64)
+    S = positive(2)
+
+    def run(at):
+        found = [closed(family, motion) for family, _, _, motion in at(given).values()]
+        turn, points = LinearMotion(at(third)), at(keys)
+        found += [closed(Empirical(points, w), turn) for w in (None, points.sum(-1), points[:, 0] ** 3)]
+        return [*found, closed(Gaussian(at(S[0]), at(S)), turn)]
+
+    return run
+
+
+# Attention -----------------------------------------------------------------------------------------------------------
+
+
+def message():
+    slots = Slots(torch.randn(2, 5, 3, dtype=F64), positive(2, 5, 3), torch.randn(2, 5, dtype=F64).log_softmax(-1))
+    return slots, torch.randn(2, 4, 3, dtype=F64), torch.randn(3, 3, dtype=F64), positive(3)
+
+
+OPTIONS = {
+    "mean": {},
+    "covariance": {"keep": "covariance"},
+    "state": {"keep": "covariance", "coupling": "state"},
+    "normalizer": {"keep": "covariance", "weights": "normalizer"},
+    "sinkhorn": {"weights": "sinkhorn", "scale": 0.3},
+}
+
+for name, options in OPTIONS.items():
+
+    @call(f"AttentionFilter: {name}")
+    def _(options=options):
+        given = message()
+
+        def run(at):
+            slots, eta, value, noise = at(given)
+            noise = noise if options.get("keep") else None
+            chosen = AttentionFilter(value=value, noise=noise, **options)
+            return chosen.step(slots, eta), chosen.dropped(slots, eta), chosen.chain(slots, eta)
+
+        return run
+
+
+@call("attentive_imm")
+def _():
+    given, eta = series(), torch.randn(3, 4, dtype=F64)
+
+    def run(at):
+        model, y, options = at(given)
+        return gradlogz.attentive_imm(model, y, eta=at(eta), **options)
+
+    return run
+
+
+@call("linear_link")
+def _():
+    points, eta = torch.randn(7, 3, dtype=F64), torch.randn(20, 3, dtype=F64)
+    flat = points * torch.tensor([1.0, 1.0, 0.0], dtype=F64)  # means in a plane
+
+    def run(at):
+        return [linear_link(Empirical(at(x)), at(eta)) for x in (points, flat)]
+
+    return run
+
+
+# Whether filters are what they claim ---------------------------------------------------------------------------------
+
+
+for name in ("normalized_innovation", "nees", "gate"):
+
+    @call(name)
+    def _(name=name):
+        given = series()
+        truth = torch.randn(5, 6, 4, dtype=F64)
+
+        def run(at):
+            model, y, options = at(given)
+            found = imm(model, y, **options)
+            if name == "nees":
+                distance = nees(found, at(truth))
+                return distance, distance.mean(), nees(smooth(model, y, **options), at(truth)).holds
+            if name == "gate":
+                return gate(found.innovation, found.innovation_covariance)
+            distance = normalized_innovation(found)
+            return distance, distance.mean(-1)
+
+        return run
