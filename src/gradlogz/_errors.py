@@ -12,6 +12,22 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.float64)
 
 
+class InputError(Exception):
+    """Bad input, refused at the boundary; the command line prints it as one line and exits with 2."""
+
+
+class InputValueError(InputError, ValueError):
+    """An argument with a value that cannot be used."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument of a type that cannot be used."""
+
+
+class MissingPackageError(InputError, ImportError):
+    """An optional package that the call needs and that is not installed."""
+
+
 def sentence(call: str, condition: str, fact: str, remedy: str) -> str:
     """The form of every message of this package."""
     return f"{call}: {condition}; got {fact}. {remedy}"
@@ -39,16 +55,20 @@ def check_floats(call: str, **given: Tensor) -> None:
     for name, t in given.items():
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
-            raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+            raise InputTypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float() or {name}.double(); a mask of zeros and ones with {name}.bool()."
-            raise TypeError(sentence(call, f"{name} must be float32 or float64", f"{t.dtype}", remedy))
+            raise InputTypeError(sentence(call, f"{name} must be float32 or float64", f"{t.dtype}", remedy))
     if len({t.dtype for t in given.values()}) > 1:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
-        raise TypeError(sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype)."))
+        raise InputTypeError(
+            sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype).")
+        )
     if len({t.device for t in given.values()}) > 1:
         fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
-        raise ValueError(sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device)."))
+        raise InputValueError(
+            sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device).")
+        )
 
 
 def check_finite(call: str, **tensors: Tensor) -> None:
@@ -59,7 +79,7 @@ def check_finite(call: str, **tensors: Tensor) -> None:
         bad = int((~torch.isfinite(t)).sum())
         if bad:
             fact = f"{bad} of {t.numel()} entries that are NaN or infinite"
-            raise ValueError(sentence(call, f"{name} must be finite", fact, "Mask or remove those entries first."))
+            raise InputValueError(sentence(call, f"{name} must be finite", fact, "Mask or remove those entries first."))
 
 
 def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
@@ -69,7 +89,7 @@ def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
     bad = int((torch.isnan(logarithms) | (logarithms == torch.inf)).sum())
     if bad:
         fact = f"{bad} of {logarithms.numel()} entries that are NaN or +inf"
-        raise ValueError(sentence(call, f"{name} must be finite or -inf", fact, "Use -inf for what has no mass."))
+        raise InputValueError(sentence(call, f"{name} must be finite or -inf", fact, "Use -inf for what has no mass."))
 
 
 def check_positive(call: str, **tensors: Tensor) -> None:
@@ -79,7 +99,7 @@ def check_positive(call: str, **tensors: Tensor) -> None:
             continue
         if bool((t <= 0).any()):
             fact = f"{int((t <= 0).sum())} of {t.numel()} entries at or below 0"
-            raise ValueError(sentence(call, f"{name} must be positive", fact, "Pass values above 0."))
+            raise InputValueError(sentence(call, f"{name} must be positive", fact, "Pass values above 0."))
 
 
 ANY_MASS = "Normalise them (torch.log_softmax), or use add for measures of any mass."
@@ -93,7 +113,7 @@ def check_normalized(call: str, name: str, total: Tensor, remedy: str = ANY_MASS
     worst = float(total.detach().abs().max()) if total.numel() else 0.0
     if not worst <= tolerance:
         fact = f"a log sum of {worst:.3g} at worst"
-        raise ValueError(sentence(call, f"{name} must sum to one", fact, remedy))
+        raise InputValueError(sentence(call, f"{name} must sum to one", fact, remedy))
 
 
 def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
@@ -105,9 +125,9 @@ def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
     asymmetry = (matrix - matrix.mT).abs().amax((-2, -1))
     if bool((asymmetry > tolerance).any()):
         fact = f"an asymmetry of {float(asymmetry.max()):.3g}"
-        raise ValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
+        raise InputValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
     smallest = torch.linalg.eigvalsh(matrix).amin(-1)
     if bool((smallest < -tolerance).any()):
         fact = f"a smallest eigenvalue of {float(smallest.min()):.3g}"
         remedy = "Clip its negative eigenvalues, or add a multiple of the identity."
-        raise ValueError(sentence(call, f"{name} must be positive semidefinite", fact, remedy))
+        raise InputValueError(sentence(call, f"{name} must be positive semidefinite", fact, remedy))

@@ -13,6 +13,6 @@ KERNELS = {"rows": {"gpu.py"}, "masks": {"gpu.py"}, "decoding": {"gpu.py", "deco
 @pytest.mark.parametrize("section", KERNELS)
 def test_the_hashes_of_the_kernels_are_the_measured_ones(section):
     measured = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["sha256"][section]
-    kernels = ROOT / "src" / "gradlogz" / "kernels"
+    kernels = ROOT / "src" / "gradlogz" / "kernels" / "attention"
     found = {name: hashlib.sha256((kernels / name).read_bytes()).hexdigest() for name in KERNELS[section]}
     assert found == measured, f"run benchmarks/attention_gpu.py {section} on a GPU again"

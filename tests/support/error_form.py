@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import gradlogz
+from gradlogz._errors import InputTypeError, InputValueError, MissingPackageError
 
 PACKAGE = Path(gradlogz.__file__).parent
 FORM = re.compile(r"[A-Za-z_]\w*(\.\w+)?: .+ must .+; got .+\. \S.*\.")
+
+REFUSALS = {ValueError: InputValueError, TypeError: InputTypeError, ImportError: MissingPackageError}
 
 Refusal = tuple[type[Exception], str, Callable[[], Any]]
 
@@ -31,7 +34,7 @@ def refused(refusal: Refusal) -> tuple[str, int]:
     error, says, call = refusal
     with pytest.raises(error) as caught:
         call()
-    assert caught.type is error
+    assert caught.type is REFUSALS.get(error, error)
     check_form(message := str(caught.value))
     assert message.startswith(f"{says} "), message
     raised = traceback.extract_tb(caught.value.__traceback__)[-1]

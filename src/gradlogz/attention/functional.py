@@ -16,7 +16,7 @@ from typing import Literal, SupportsIndex
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._errors import sentence, shape_of
+from .._errors import InputTypeError, InputValueError, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import dispatch
 from ..kernels.attention.dropout import Dropout
@@ -223,13 +223,17 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
     h = like.log_normalizer.shape[1]
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         fact = f"{sinks.dtype}" if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise TypeError(sentence("attend", "sinks must be a floating tensor", fact, "Pass one logit per query head."))
+        raise InputTypeError(
+            sentence("attend", "sinks must be a floating tensor", fact, "Pass one logit per query head.")
+        )
     if sinks.device != like.output.device:
         remedy = "Move it with sinks.to(query.device)."
-        raise ValueError(sentence("attend", f"sinks must be on {like.output.device}", f"{sinks.device}", remedy))
+        raise InputValueError(sentence("attend", f"sinks must be on {like.output.device}", f"{sinks.device}", remedy))
     if sinks.ndim == 0 or not masks.broadcasts((1,) * (len(lead) + 1 - sinks.ndim) + tuple(sinks.shape), (*lead, h)):
         condition = f"sinks must be [h] or [*b, h] with h={h} query heads"
-        raise ValueError(sentence("attend", condition, f"shape {shape_of(sinks)}", "Pass one logit per query head."))
+        raise InputValueError(
+            sentence("attend", condition, f"shape {shape_of(sinks)}", "Pass one logit per query head.")
+        )
     whole = sinks.to(like.log_normalizer.dtype).expand(*lead, h).reshape(math.prod(lead), h, 1)
     logit = whole.expand_as(like.log_normalizer)
     zero, mean = torch.zeros_like(logit), logit.masked_fill(logit == -torch.inf, 0.0)
@@ -261,7 +265,7 @@ def _four_dimensional(
     except RuntimeError:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in _named(query, key, value))
         remedy = "Dimensions before the heads must be equal or 1."
-        raise ValueError(sentence("attend", "batch dimensions must broadcast", fact, remedy)) from None
+        raise InputValueError(sentence("attend", "batch dimensions must broadcast", fact, remedy)) from None
     heads = [1 if t.ndim < 3 else t.shape[-3] for t in (query, key, value)]
     of_keys = max(heads[1:])
     h = max(heads) if heads[0] == 1 else heads[0]
@@ -273,7 +277,7 @@ def _four_dimensional(
             remedy = "Use a multiple of the number of key heads."
             if not enable_gqa:
                 remedy = "Pass enable_gqa=True if groups share key heads; tensors are [*b, heads, tokens, size]."
-            raise ValueError(sentence("attend", condition, fact, remedy))
+            raise InputValueError(sentence("attend", condition, fact, remedy))
     whole = (h, of_keys, of_keys)
     arranged = []
     for t, count in zip((query, key, value), whole, strict=True):
@@ -300,12 +304,12 @@ def _check_number(name: str, number: float | None) -> None:
         return
     if isinstance(number, Tensor):
         remedy = "For a learned temperature pass query * scale and scale=1.0; a soft cap is fixed."
-        raise TypeError(sentence("attend", f"{name} must be a number", "a tensor", remedy))
+        raise InputTypeError(sentence("attend", f"{name} must be a number", "a tensor", remedy))
     if torch.compiler.is_compiling():  # it may be a symbol
         return
     if not isinstance(number, float | int) or not math.isfinite(number) or (name == "softcap" and number <= 0):
         condition = "softcap must be positive and finite" if name == "softcap" else "scale must be a finite number"
-        raise ValueError(sentence("attend", condition, f"{number!r}", f"Leave {name} out for its default."))
+        raise InputValueError(sentence("attend", condition, f"{number!r}", f"Leave {name} out for its default."))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statistics: str) -> None:
@@ -315,19 +319,21 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statisti
     (*_, d), (*_, n, of_keys), (*_, of_values, _) = query.shape, key.shape, value.shape
     if d != of_keys or d == 0:
         condition = f"key must end in d={d} > 0, the dimension of query"
-        raise ValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
+        raise InputValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
     if n != of_values:
         condition = f"value must hold n={n} tokens, one for each key"
-        raise ValueError(sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first."))
+        raise InputValueError(
+            sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first.")
+        )
     if n == 0:
         remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
-        raise ValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
+        raise InputValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
     if not 0.0 <= dropout_p < 1.0:
         remedy = "Pass the probability of dropping a weight."
-        raise ValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
+        raise InputValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
     if statistics not in ("none", "scalar", "moments"):
         condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
-        raise ValueError(sentence("attend", condition, f"{statistics!r}", remedy))
+        raise InputValueError(sentence("attend", condition, f"{statistics!r}", remedy))
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
         remedy = "Export with scaled_dot_product_attention in its place."
@@ -351,23 +357,23 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in _named(query, key, value):
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
-            raise TypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
+            raise InputTypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
         if t.is_nested:
             remedy = "Pad it with torch.nested.to_padded_tensor and mask, or pack it and pass segments."
-            raise TypeError(sentence("attend", f"{name} must be a plain tensor", "a nested tensor", remedy))
+            raise InputTypeError(sentence("attend", f"{name} must be a plain tensor", "a nested tensor", remedy))
         if t.dtype not in DTYPES:
             remedy = "Convert it to float16, bfloat16, float32 or float64."
-            raise TypeError(sentence("attend", f"{name} must be floating", f"{t.dtype}", remedy))
+            raise InputTypeError(sentence("attend", f"{name} must be floating", f"{t.dtype}", remedy))
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
-            raise ValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
+            raise InputValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
     if not query.dtype == key.dtype == value.dtype:
         castable = _autocast(query) and torch.float64 not in (query.dtype, key.dtype, value.dtype)
         if not castable:
             fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
             remedy = "Convert one of them with .to(dtype)."
-            raise TypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
+            raise InputTypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
     if not query.device == key.device == value.device:
         fact = ", ".join(f"{name} on {t.device}" for name, t in _named(query, key, value))
         remedy = "Move one of them with .to(device)."
-        raise ValueError(sentence("attend", "query, key and value must be on one device", fact, remedy))
+        raise InputValueError(sentence("attend", "query, key and value must be on one device", fact, remedy))

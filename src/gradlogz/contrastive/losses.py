@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from .._errors import sentence, shape_of
+from .._errors import InputValueError, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.losses.pairwise_log_sum_exp import Seen, log_sum_exp, pairs
 from .likelihood import Labels, Likelihood
@@ -193,7 +193,7 @@ def supervised_contrastive(
     check_choice(call, "reduction", reduction, ("mean", "sum", "none", "pairs"))
     if inside and denominator == "pair":
         condition, remedy = 'denominator must be "all" where inside=True', "Leave one of them out."
-        raise ValueError(sentence(call, condition, '"pair"', remedy))
+        raise InputValueError(sentence(call, condition, '"pair"', remedy))
     z = unit(wide(vectors)) if normalize else wide(vectors)
     x = z - z.detach().mean(0)  # candidates may move together, and digits are saved
     members, positives = _positives(x, labels)
@@ -443,7 +443,9 @@ def uniformity(vectors: Float[Tensor, "m d"], *, sharpness: float = 2.0, normali
     m = vectors.shape[0]
     if m < 2:
         remedy = "Pass a larger batch."
-        raise ValueError(sentence("uniformity", "vectors must be at least two", f"shape {shape_of(vectors)}", remedy))
+        raise InputValueError(
+            sentence("uniformity", "vectors must be at least two", f"shape {shape_of(vectors)}", remedy)
+        )
     x = unit(wide(vectors)) if normalize else wide(vectors)
     x = x - x.detach().mean(0)
     log_weights = -sharpness * x.square().sum(-1)
@@ -497,7 +499,7 @@ class Contrastive(torch.nn.Module):
             check_choice("Contrastive", "loss", loss, tuple(LOSSES))
         if not 0 < temperature < math.inf:
             remedy = "Pass a positive number; small ones sharpen."
-            raise ValueError(
+            raise InputValueError(
                 sentence("Contrastive", "temperature must be above 0 and finite", f"{temperature}", remedy)
             )
         self.loss, self.minimum, self.options = LOSSES[loss] if isinstance(loss, str) else loss, minimum, options
@@ -542,7 +544,7 @@ def _loss(call: str, family: Likelihood, decoupled: bool) -> Float[Tensor, " m"]
 def _check_some(call: str, some: Bool[Tensor, " m"], condition: str, fact: str, *, every: bool = False) -> None:
     """Something is left to compare."""
     if readable(some) and not bool(some.all() if every else some.any()):
-        raise ValueError(sentence(call, condition, fact, "Use a larger batch, or hide less."))
+        raise InputValueError(sentence(call, condition, fact, "Use a larger batch, or hide less."))
 
 
 def _softplus(x: Tensor) -> Tensor:
@@ -580,7 +582,7 @@ def _sampled(
     if not isinstance(negatives, Tensor) or negatives.ndim not in (1, 2) or negatives.shape[-1] == 0:
         fact = f"shape {shape_of(negatives)}" if isinstance(negatives, Tensor) else type(negatives).__name__
         remedy = "Pass indices of candidates, k for each anchor or k for all."
-        raise ValueError(sentence(call, f"negatives must be [{m}, k] or [k] with k > 0", fact, remedy))
+        raise InputValueError(sentence(call, f"negatives must be [{m}, k] or [k] with k > 0", fact, remedy))
     shape = (m, negatives.shape[-1]) if negatives.ndim == 2 else tuple(negatives.shape)
     check_integers(call, "negatives", negatives, shape, anchor)
     check_indices(call, "negatives", negatives, candidates.shape[0])
@@ -594,6 +596,6 @@ def _log_noise(call: str, noise: Tensor, candidates: Tensor) -> Tensor:
     if not isinstance(noise, Tensor) or tuple(noise.shape) != tuple(candidates.shape[:1]):
         fact = f"shape {shape_of(noise)}" if isinstance(noise, Tensor) else type(noise).__name__
         remedy = "Pass the log probability of each candidate under the noise."
-        raise ValueError(sentence(call, f"noise must have shape ({candidates.shape[0]},)", fact, remedy))
+        raise InputValueError(sentence(call, f"noise must have shape ({candidates.shape[0]},)", fact, remedy))
     check_alike(call, candidates=candidates, noise=noise)
     return wide(noise)

@@ -5,7 +5,7 @@ Shapes, dtypes and devices are always looked at; values only where they can be r
 
 import torch
 
-from .._errors import has_values, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, has_values, present, sentence, shape_of
 from .._typing import Float, Int, Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -19,52 +19,60 @@ def check_vectors(call: str, **given: Tensor | None) -> None:
     for name, t in vectors.items():
         if not isinstance(t, Tensor):
             remedy = "Wrap it in torch.as_tensor."
-            raise TypeError(sentence(call, f"{name} must be a tensor", type(t).__name__, remedy))
+            raise InputTypeError(sentence(call, f"{name} must be a tensor", type(t).__name__, remedy))
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float()."
-            raise TypeError(sentence(call, f"{name} must be of a floating dtype", f"{t.dtype}", remedy))
+            raise InputTypeError(sentence(call, f"{name} must be of a floating dtype", f"{t.dtype}", remedy))
         if t.ndim != 2:
             remedy = "Flatten what comes before the last dimension."
-            raise ValueError(sentence(call, f"{name} must be [m, d]", f"shape {shape_of(t)}", remedy))
+            raise InputValueError(sentence(call, f"{name} must be [m, d]", f"shape {shape_of(t)}", remedy))
         if t.shape[0] == 0:
             remedy = "Skip the batch, or pass at least one vector."
-            raise ValueError(sentence(call, f"{name} must hold at least one vector", f"shape {shape_of(t)}", remedy))
+            raise InputValueError(
+                sentence(call, f"{name} must hold at least one vector", f"shape {shape_of(t)}", remedy)
+            )
     check_alike(call, **vectors)
     if len({t.shape[1] for t in vectors.values()}) > 1:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in vectors.items())
         remedy = "Project one side to the dimension of the other."
-        raise ValueError(sentence(call, "vectors must have one dimension d", fact, remedy))
+        raise InputValueError(sentence(call, "vectors must have one dimension d", fact, remedy))
 
 
 def check_alike(call: str, **given: Tensor) -> None:
     """All on one device, and all that are floating of one dtype."""
     if len({t.device for t in given.values()}) > 1:
         fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
-        raise ValueError(sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device)."))
+        raise InputValueError(
+            sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device).")
+        )
     if len({t.dtype for t in given.values() if t.is_floating_point()}) > 1:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
-        raise TypeError(sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype)."))
+        raise InputTypeError(
+            sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype).")
+        )
 
 
 def check_rows(call: str, name: str, given: Tensor, rows: int, of: str) -> None:
     """Something has one row for each of others."""
     if given.shape[0] != rows:
         remedy = f"Pass one row for each of {of}."
-        raise ValueError(sentence(call, f"{name} must have {rows} rows, as {of}", f"shape {shape_of(given)}", remedy))
+        raise InputValueError(
+            sentence(call, f"{name} must have {rows} rows, as {of}", f"shape {shape_of(given)}", remedy)
+        )
 
 
 def check_integers(call: str, name: str, given: Tensor, shape: tuple[int, ...], beside: Tensor) -> None:
     """Labels or indices: integers of this shape, on the device of what they belong to."""
     if not isinstance(given, Tensor) or given.dtype not in INTEGERS:
         fact = f"{given.dtype}" if isinstance(given, Tensor) else type(given).__name__
-        raise TypeError(sentence(call, f"{name} must be a tensor of integers", fact, "Convert it with .long()."))
+        raise InputTypeError(sentence(call, f"{name} must be a tensor of integers", fact, "Convert it with .long()."))
     if tuple(given.shape) != shape:
         remedy = "Pass one for each vector."
-        raise ValueError(sentence(call, f"{name} must have shape {shape}", f"shape {shape_of(given)}", remedy))
+        raise InputValueError(sentence(call, f"{name} must have shape {shape}", f"shape {shape_of(given)}", remedy))
     if given.device != beside.device:
         fact = f"{given.device} and {beside.device}"
         remedy = "Move it with .to(device)."
-        raise ValueError(sentence(call, f"{name} must be on the device of the vectors", fact, remedy))
+        raise InputValueError(sentence(call, f"{name} must be on the device of the vectors", fact, remedy))
 
 
 def check_indices(call: str, name: str, given: Int[Tensor, "..."], count: int) -> None:
@@ -72,7 +80,7 @@ def check_indices(call: str, name: str, given: Int[Tensor, "..."], count: int) -
     if readable(given) and given.numel() and not bool(((given >= 0) & (given < count)).all()):
         fact = f"indices from {int(given.min())} to {int(given.max())}"
         remedy = "Count candidates from 0."
-        raise ValueError(sentence(call, f"{name} must be indices of the {count} candidates", fact, remedy))
+        raise InputValueError(sentence(call, f"{name} must be indices of the {count} candidates", fact, remedy))
 
 
 def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside: Tensor) -> None:
@@ -81,31 +89,33 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside:
         if temperature.numel() != 1:
             fact = f"shape {shape_of(temperature)}"
             remedy = "Divide the anchors by their own temperatures instead."
-            raise ValueError(sentence(call, "temperature must be one number", fact, remedy))
+            raise InputValueError(sentence(call, "temperature must be one number", fact, remedy))
         if temperature.device != beside.device and temperature.device.type != "cpu":
             fact = f"{temperature.device} and {beside.device}"
             remedy = "Move it with .to(device)."
-            raise ValueError(sentence(call, "temperature must be on the device of the vectors", fact, remedy))
+            raise InputValueError(sentence(call, "temperature must be on the device of the vectors", fact, remedy))
         if not readable(temperature):
             return
         temperature = temperature.item()
     if not 0 < temperature < float("inf"):
         remedy = "Pass a positive number; small ones sharpen."
-        raise ValueError(sentence(call, "temperature must be above 0 and finite", f"{temperature}", remedy))
+        raise InputValueError(sentence(call, "temperature must be above 0 and finite", f"{temperature}", remedy))
 
 
 def check_precision(call: str, precision: torch.dtype | None) -> None:
     """None, or a half precision."""
     if precision not in (None, torch.bfloat16, torch.float16):
         remedy = "Leave it out: the vectors then meet in their own."
-        raise ValueError(sentence(call, "precision must be torch.bfloat16 or torch.float16", f"{precision}", remedy))
+        raise InputValueError(
+            sentence(call, "precision must be torch.bfloat16 or torch.float16", f"{precision}", remedy)
+        )
 
 
 def check_choice(call: str, name: str, given: str, choices: tuple[str, ...]) -> None:
     """One of a few words."""
     if given not in choices:
         remedy = "Pass one of those words."
-        raise ValueError(sentence(call, f"{name} must be one of {', '.join(choices)}", repr(given), remedy))
+        raise InputValueError(sentence(call, f"{name} must be one of {', '.join(choices)}", repr(given), remedy))
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -21,7 +21,7 @@ from typing import Literal
 
 import torch
 
-from .._errors import sentence, shape_of
+from .._errors import InputTypeError, InputValueError, sentence, shape_of
 from .._typing import Float, Tensor
 
 
@@ -208,13 +208,13 @@ class _Given(Contraction):
         if not isinstance(found, Tensor) or found.shape != cloud.shape:
             fact = f"shape {shape_of(found)}" if isinstance(found, Tensor) else type(found).__name__
             condition = f"contraction must keep the shape {shape_of(cloud)} of the cloud"
-            raise ValueError(sentence("evolve", condition, fact, "Return one token for each token."))
+            raise InputValueError(sentence("evolve", condition, fact, "Return one token for each token."))
         return found
 
     def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         condition, fact = "contraction must be known in closed form", "a function of tokens"
         remedy = "Pass one by name, or evolve a sample of the cloud."
-        raise TypeError(sentence("GaussianCloud", condition, fact, remedy))
+        raise InputTypeError(sentence("GaussianCloud", condition, fact, remedy))
 
 
 NAMES: dict[str, Contraction] = {
@@ -245,11 +245,13 @@ def contraction_of(given: Given, tau: float | Tensor) -> Contraction:
             return Resolvent(tau)
         if given not in NAMES:
             remedy = f"It is one of {', '.join([*NAMES, 'resolvent'])}, or a function."
-            raise ValueError(sentence("evolve", "contraction must be a known name", f"{given!r}", remedy))
+            raise InputValueError(sentence("evolve", "contraction must be a known name", f"{given!r}", remedy))
         return NAMES[given]
     if not callable(given):
         remedy = "Pass the name of one, a function of a cloud, or a tuple of these."
-        raise TypeError(sentence("evolve", "contraction must be a name or a function", type(given).__name__, remedy))
+        raise InputTypeError(
+            sentence("evolve", "contraction must be a name or a function", type(given).__name__, remedy)
+        )
     return _Given(given)
 
 
@@ -302,4 +304,4 @@ def _check_spread(name: str, spread: Tensor, needed: str) -> None:
     if not torch.compiler.is_compiling() and bool((spread <= 0).any()):
         fact = f"{int((spread <= 0).sum())} of {spread.numel()} clouds without"
         remedy = "Use more tokens than dimensions, or a contraction of tokens such as rms_norm."
-        raise ValueError(sentence("evolve", f"a cloud under {name} must have {needed}", fact, remedy))
+        raise InputValueError(sentence("evolve", f"a cloud under {name} must have {needed}", fact, remedy))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from .._autocast import autocast_disabled
-from .._errors import sentence, shape_of
+from .._errors import InputValueError, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
@@ -81,14 +81,14 @@ class EquilibriumAttention(nn.Module):
                 "embed_dim must be a multiple of num_heads",
             )
             remedy = "Each head has embed_dim / num_heads coordinates."
-            raise ValueError(sentence("EquilibriumAttention", condition, fact, remedy))
+            raise InputValueError(sentence("EquilibriumAttention", condition, fact, remedy))
         if contraction not in CONTRACTIONS:
             remedy = "Others make tokens depend on each other."
             condition = f"contraction must be one of {', '.join(CONTRACTIONS)}"
-            raise ValueError(sentence("EquilibriumAttention", condition, f"{contraction!r}", remedy))
+            raise InputValueError(sentence("EquilibriumAttention", condition, f"{contraction!r}", remedy))
         if not tau > 0:
             remedy = "1 is a whole step along attention."
-            raise ValueError(sentence("EquilibriumAttention", "tau must be positive", f"{tau}", remedy))
+            raise InputValueError(sentence("EquilibriumAttention", "tau must be positive", f"{tau}", remedy))
         super().__init__()
         self.embed_dim, self.num_heads, self.kdim = embed_dim, num_heads, embed_dim if kdim is None else kdim
         self.tau, self.contraction, self.moving = tau, contraction, moving
@@ -196,18 +196,18 @@ class EquilibriumAttention(nn.Module):
         call = "EquilibriumAttention"
         if key is not None and self.moving:
             remedy = "Leave it out, or build the layer with moving=False."
-            raise ValueError(sentence(call, "key must not be given where the tokens are the keys", "one", remedy))
+            raise InputValueError(sentence(call, "key must not be given where the tokens are the keys", "one", remedy))
         sizes = {"query": (query, self.embed_dim), "key": (query if key is None else key, self.kdim)}
         for name, (t, size) in sizes.items():
             if t.ndim < 2 or t.shape[-1] != size or t.shape[:-2] != query.shape[:-2]:
                 condition = f"{name} must be [*b, tokens, {size}], with one batch for query and key"
                 remedy = "The batch comes first; kdim is the size of the context."
-                raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+                raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
         wanted = sizes["key"][0].shape[:-1]
         if padding is not None and (padding.dtype != torch.bool or padding.shape != wanted):
             condition = f"key_padding_mask must be bool of shape {tuple(wanted)}"
             remedy = "True leaves a key out."
-            raise ValueError(sentence(call, condition, f"{padding.dtype} of shape {shape_of(padding)}", remedy))
+            raise InputValueError(sentence(call, condition, f"{padding.dtype} of shape {shape_of(padding)}", remedy))
 
 
 def _linear(projection: nn.Linear, tokens: Tensor) -> Tensor:

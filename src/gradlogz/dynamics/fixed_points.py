@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
 Map = Callable[[Tensor], Tensor]
@@ -85,11 +85,11 @@ def equilibrium(
     check_floats("equilibrium", start=start)
     if method not in ("anderson", "newton", "iterate"):
         condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Anderson's method suits most maps."
-        raise ValueError(sentence("equilibrium", condition, f"{method!r}", remedy))
+        raise InputValueError(sentence("equilibrium", condition, f"{method!r}", remedy))
     if start.ndim < 1 + joint:
         remedy = "Add the missing dimension with unsqueeze."
         condition = f"start must be [*b, {'n, d' if joint else 'd'}]"
-        raise ValueError(sentence("equilibrium", condition, f"shape {shape_of(start)}", remedy))
+        raise InputValueError(sentence("equilibrium", condition, f"shape {shape_of(start)}", remedy))
     enough = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     f, x, restore = _flat(step, start.detach(), joint)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def _check_step(step: Map, x: Tensor) -> None:
     if image.shape != x.shape:
         remedy = "Return one token for each token."
         condition, fact = f"step must keep the shape {shape_of(x)}", f"shape {shape_of(image)}"
-        raise ValueError(sentence("equilibrium", condition, fact, remedy))
+        raise InputValueError(sentence("equilibrium", condition, fact, remedy))
 
 
 class _Solver(ABC):
@@ -371,7 +371,7 @@ def secular_equilibrium(
             "radius must be positive and loc not 0",
             "Around 0 both ends of the longest axis are such places.",
         )
-        raise ValueError(sentence("secular_equilibrium", condition, f"{radius} and a loc", remedy))
+        raise InputValueError(sentence("secular_equilibrium", condition, f"{radius} and a loc", remedy))
     top = c[..., -1]
     low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at the one and at most r at the other
     for _ in range(200):

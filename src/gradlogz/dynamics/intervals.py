@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Float, Tensor
 
 PIECE = 1 << 22  # numbers that are held at once
@@ -42,7 +42,7 @@ def band_of_draws(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
     if not 0 < level < 1 or m < least:
         condition = "level must be in (0, 1) and draws at least 2 / (1 - level) - 1"
         remedy = f"Take {max(least, 39)} draws or more." if least else "A level is a probability, such as 0.95."
-        raise ValueError(sentence("band_of_draws", condition, f"{level} and {m} draws", remedy))
+        raise InputValueError(sentence("band_of_draws", condition, f"{level} and {m} draws", remedy))
     k = int((m + 1) * (1 - level) / 2 + 1e-9)
     ordered = draws.sort(0).values
     return Band(ordered[k - 1], draws.quantile(0.5, 0), ordered[m - k])
@@ -57,7 +57,7 @@ def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
     if not 0 < level < 1 or m < 2:
         condition = "level must be in (0, 1) and draws at least 2"
         remedy = "Evolve a batch of clouds, or resample one."
-        raise ValueError(sentence("band_of_mean", condition, f"{level} and {m} draws", remedy))
+        raise InputValueError(sentence("band_of_mean", condition, f"{level} and {m} draws", remedy))
     half = student_quantile((1 + level) / 2, m - 1) * draws.std(0) / math.sqrt(m)
     return Band(draws.mean(0) - half, draws.mean(0), draws.mean(0) + half)
 
@@ -73,7 +73,7 @@ def resample(
     check_floats("resample", cloud=cloud)
     if cloud.ndim != 2 or draws < 1:
         condition, fact = "cloud must be [n, d] and draws positive", f"shape {shape_of(cloud)} and {draws}"
-        raise ValueError(sentence("resample", condition, fact, "A batch of clouds has its own spread."))
+        raise InputValueError(sentence("resample", condition, fact, "A batch of clouds has its own spread."))
     n = cloud.shape[0]
     where = torch.device("cpu") if generator is None else generator.device
     return cloud[torch.randint(n, (draws, n), generator=generator, device=where).to(cloud.device)]

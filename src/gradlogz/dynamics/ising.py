@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from .._errors import check_floats, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
 from ..measures.algebra import pushforward
 from ..measures.empirical import Empirical
@@ -56,11 +56,11 @@ class Ising:
         check_floats("Ising", weights=W, bias=b)
         if b.ndim != 1 or W.shape != (len(b), len(b)):
             fact, remedy = f"{shape_of(W)} and {shape_of(b)}", "Without fields pass a bias of zeros."
-            raise ValueError(sentence("Ising", "weights and bias must be [d, d] and [d]", fact, remedy))
+            raise InputValueError(sentence("Ising", "weights and bias must be [d, d] and [d]", fact, remedy))
         if not torch.equal(W, W.mT) or bool((W.diagonal() != 0).any()):
             remedy = "Pass (W + W.mT) / 2; the diagonal adds a constant to the energy."
             condition, fact = "weights must be symmetric and 0 on the diagonal", "others"
-            raise ValueError(sentence("Ising", condition, fact, remedy))
+            raise InputValueError(sentence("Ising", condition, fact, remedy))
 
     def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """-<x, W x>/2 - <b, x>; of a mean m, the mean energy of independent spins."""
@@ -85,10 +85,10 @@ class Ising:
         self._check("settle", state)
         if bool((state.abs() != 1).any()):
             remedy = "Take state.sign() of a state without zeros."
-            raise ValueError(sentence("Ising.settle", "state must be of -1 and 1", "others", remedy))
+            raise InputValueError(sentence("Ising.settle", "state must be of -1 and 1", "others", remedy))
         if order not in ("asynchronous", "synchronous"):
             condition, remedy = 'order must be "asynchronous" or "synchronous"', "One by one always ends."
-            raise ValueError(sentence("Ising.settle", condition, f"{order!r}", remedy))
+            raise InputValueError(sentence("Ising.settle", condition, f"{order!r}", remedy))
         x = state.clone()
         resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
         taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
@@ -142,7 +142,7 @@ class Ising:
         if state.ndim == 0 or state.shape[-1] != len(self.bias):
             condition = f"states must end in d={len(self.bias)}"
             remedy = "One number for each spin."
-            raise ValueError(sentence(f"Ising.{name}", condition, f"shape {shape_of(state)}", remedy))
+            raise InputValueError(sentence(f"Ising.{name}", condition, f"shape {shape_of(state)}", remedy))
 
 
 def hebbian(patterns: Float[Tensor, "n d"], bias: Float[Tensor, " d"] | None = None) -> Ising:
@@ -192,7 +192,7 @@ def boltzmann_machine(
         fact = f"{shape_of(weights)}, {shape_of(visible_bias)} and {shape_of(hidden_bias)}"
         condition = "weights and biases must be [d, e], [d] and [e]"
         remedy = "One row for each visible spin."
-        raise ValueError(sentence("boltzmann_machine", condition, fact, remedy))
+        raise InputValueError(sentence("boltzmann_machine", condition, fact, remedy))
     return Gibbs(Spins(visible_bias), pushforward(Spins(hidden_bias), weights))
 
 
@@ -201,7 +201,7 @@ def visible_law(machine: Gibbs) -> Empirical:
     if not isinstance(machine.h, Spins) or machine.h.bias.ndim != 1:
         remedy = "Make it with boltzmann_machine or gaussian_machine."
         condition = "machine must have one set of spins on its first side"
-        raise TypeError(sentence("visible_law", condition, type(machine.h).__name__, remedy))
+        raise InputTypeError(sentence("visible_law", condition, type(machine.h).__name__, remedy))
     points = corners(machine.h.dim, like=machine.h.bias)
     return Empirical(points, points @ machine.h.bias + machine.g.log_normalizer(points))
 
@@ -214,7 +214,7 @@ def corners(dim: int, *, like: Float[Tensor, "..."] | None = None) -> Float[Tens
     """
     if not 1 <= dim <= MOST:
         remedy = "Draw from a machine's chain instead, or use the mean field."
-        raise ValueError(sentence("corners", f"dim must be from 1 to {MOST}", f"{dim}", remedy))
+        raise InputValueError(sentence("corners", f"dim must be from 1 to {MOST}", f"{dim}", remedy))
     of = torch.zeros(()) if like is None else like
     index = torch.arange(2**dim, device=of.device).unsqueeze(-1)
     bits = (index >> torch.arange(dim - 1, -1, -1, device=of.device)) & 1
@@ -230,4 +230,4 @@ def _check_patterns(call: str, patterns: Tensor, bias: Tensor | None) -> None:
     if patterns.ndim != 2 or patterns.numel() == 0 or (bias is not None and bias.shape != patterns.shape[1:]):
         fact = shape_of(patterns) if bias is None else f"{shape_of(patterns)} and {shape_of(bias)}"
         condition, remedy = "patterns must be [n, d] and bias [d]", "One pattern a row."
-        raise ValueError(sentence(call, condition, f"{fact}", remedy))
+        raise InputValueError(sentence(call, condition, f"{fact}", remedy))

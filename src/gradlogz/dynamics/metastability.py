@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
 BLOCK = 1024  # tokens whose distances to all are held at once
@@ -64,7 +64,7 @@ def plateaus(
             "counts and times must be [t], and times increase",
             f"{shape_of(counts)} and {shape_of(times)}",
         )
-        raise ValueError(sentence("plateaus", condition, fact, "Take one cloud of the batch: counts[:, i]."))
+        raise InputValueError(sentence("plateaus", condition, fact, "Take one cloud of the batch: counts[:, i]."))
     firsts = [0, *(counts.diff().nonzero().flatten() + 1).tolist()]
     numbers, at = [int(c) for c in counts[firsts]], times.double().tolist()
     starts = [at[first] for first in firsts]
@@ -113,7 +113,9 @@ def renyi_centers(cloud: Float[Tensor, "*b n d"], *, radius: float, strong: bool
     check_floats("renyi_centers", cloud=cloud)
     if cloud.ndim < 2 or not radius >= 0:
         condition, fact = "cloud must be [*b, n, d] and radius >= 0", f"shape {shape_of(cloud)} and {radius}"
-        raise ValueError(sentence("renyi_centers", condition, fact, "A radius of 4 / sqrt(beta) is the published one."))
+        raise InputValueError(
+            sentence("renyi_centers", condition, fact, "A radius of 4 / sqrt(beta) is the published one.")
+        )
     lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
     x = cloud.reshape(-1, n, d)
     found = _strong(x, radius) if strong else _parked(x, radius)

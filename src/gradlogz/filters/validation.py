@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._errors import (
+    InputTypeError,
+    InputValueError,
     check_finite,
     check_floats,
     check_logarithms,
@@ -63,13 +65,13 @@ def stretches(
     if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
         condition = f"observations must be [*b, t, o={o}] with one step or more"
         remedy = "One series of numbers is [t, 1]; targets come first."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
     known = model.steps
     if known not in (None, 1, steps):
         condition = f"observations must have t={known}, the steps of the model"
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     if known is not None:  # targets come before time
         _check_targets(call, model, batch)
     seen = seen_of(call, y, mask, lengths, validate)
@@ -117,7 +119,7 @@ def beginning(
         if log_mode_probability.shape[-1] != k:
             condition = f"log_mode_probability must end in k={k}, the modes"
             fact = f"shape {shape_of(log_mode_probability)}"
-            raise ValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
+            raise InputValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
         if model.validate:
             check_logarithms(call, "log_mode_probability", log_mode_probability)
             check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1), LOGARITHMS)
@@ -129,7 +131,7 @@ def check_model(call: str, model: object) -> None:
     if not isinstance(model, SwitchingModel | NonlinearModel):
         condition = "model must be a SwitchingModel or a NonlinearModel"
         remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
-        raise TypeError(sentence(call, condition, type(model).__name__, remedy))
+        raise InputTypeError(sentence(call, condition, type(model).__name__, remedy))
 
 
 def check_state(call: str, model: Model, state: State, *, depth: int) -> None:
@@ -152,7 +154,7 @@ def check_state(call: str, model: Model, state: State, *, depth: int) -> None:
         )
         condition = f"state must be one of this filter, with {wanted} of s={s} components"
         fact = f"shapes {shape_of(state.mean)} and {shape_of(state.log_probability)}"
-        raise ValueError(sentence(call, condition, fact, "Begin with init of the same filter."))
+        raise InputValueError(sentence(call, condition, fact, "Begin with init of the same filter."))
 
 
 def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
@@ -164,12 +166,12 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         condition = "observe and move must be finite, with finite derivatives, where the filter goes"
         fact = f"{lost} of {failure.numel()} that are not"
         remedy = 'A bearing has no tangent at the sensor itself: begin elsewhere, or take method="ukf".'
-        raise ValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(sentence(call, condition, fact, remedy))
     bad = int((failure != 0).sum())
     if bad:
         condition = "H P H^T + R must be positive definite, so that what is observed has a density"
         fact = f"{bad} of {failure.numel()} that are not"
-        raise ValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
+        raise InputValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
 
 
 def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
@@ -180,12 +182,12 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
     for name, given in (("mask", mask), ("lengths", lengths)):
         if given is not None and not isinstance(given, Tensor):
             fact, remedy = type(given).__name__, "Wrap it in torch.tensor."
-            raise TypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+            raise InputTypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
             condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
             fact = f"{mask.dtype} of shape {shape_of(mask)}"
-            raise ValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
+            raise InputValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
         _check_device(call, "mask", mask, y)
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
         seen = mask if seen is None else seen & mask
@@ -194,12 +196,12 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
         if not whole or lengths.shape != y.shape[:-2]:
             condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
             fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
-            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+            raise InputValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
         _check_device(call, "lengths", lengths, y)
         outside = (lengths < 0) | (lengths > y.shape[-2])
         if validate and has_values(lengths) and bool(outside.any()):
             condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
-            raise ValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+            raise InputValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
         seen = inside if seen is None else seen & inside
@@ -210,7 +212,7 @@ def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
     """Masks and lengths are where the observations are."""
     if given.device != y.device:
         fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
-        raise ValueError(sentence(call, "tensors must be on one device", fact, remedy))
+        raise InputValueError(sentence(call, "tensors must be on one device", fact, remedy))
 
 
 def _lasting(
@@ -226,12 +228,14 @@ def _lasting(
         fact = "times but transition" if model.rate is None else "rate but no times"
         condition = "times must be given if and only if the model has rate"
         remedy = "A model of continuous time has rate= in place of transition=, and is looked at at the times given."
-        raise ValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(sentence(call, condition, fact, remedy))
     if times is None:
         return None
     if times.shape not in (y.shape[:-1], y.shape[-2:-1]):
         condition = f"times must be {tuple(y.shape[:-1])} or {tuple(y.shape[-2:-1])}, one for each observation"
-        raise ValueError(sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0."))
+        raise InputValueError(
+            sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0.")
+        )
     dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
     if lengths is not None:  # times of what does not count need not be any
         dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
@@ -240,7 +244,7 @@ def _lasting(
         if has_values(dt) and bool((dt < 0).any()):
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
             remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
-            raise ValueError(sentence(call, "times must not go backwards", fact, remedy))
+            raise InputValueError(sentence(call, "times must not go backwards", fact, remedy))
     return dt
 
 
@@ -253,11 +257,11 @@ def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs
         else:
             name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
         condition = f"inputs must be given if and only if the model has {name}"
-        raise ValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
+        raise InputValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
     if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
         condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
         remedy = "Pass one input for each observation."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
 
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
@@ -267,7 +271,7 @@ def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
         if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
             condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
             remedy = "Leave targets out of a model that they share."
-            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+            raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
 
 
 def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
@@ -279,5 +283,5 @@ def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: 
         *forms, last = dict.fromkeys(f"[{', '.join(map(str, (*front, *ending)))}]" for front in ((), (k,), full))
         condition = f"{name} must be {', '.join(forms)} or {last}"
         remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
     return t.expand(*full, *ending)

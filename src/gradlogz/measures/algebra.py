@@ -14,7 +14,7 @@ Read next: composed.py (the measures these make), duality.py (the other side).
 
 import torch
 
-from .._errors import check_floats, present, sentence
+from .._errors import InputValueError, check_floats, present, sentence
 from .._typing import Float, Tensor
 from .composed import Convolution, Product, Pushforward, Reweighted, Sum, Tilted
 from .measure import Measure, check_measures
@@ -77,12 +77,14 @@ def reweight(h: Measure, log_mass: Float[Tensor, "*b"]) -> Measure:
 
 def _joined(call: str, measures: tuple[Measure, ...], *, one_dimension: bool = True) -> tuple[Measure, ...]:
     if not measures:
-        raise ValueError(sentence(call, "at least one measure must be given", "none", "Pass the parts one by one."))
+        raise InputValueError(
+            sentence(call, "at least one measure must be given", "none", "Pass the parts one by one.")
+        )
     check_measures(call, **{f"measure {i}": h for i, h in enumerate(measures)})
     check_floats(call, **present(**{f"measure {i}": h._reference() for i, h in enumerate(measures)}))
     if one_dimension and len({h.dim for h in measures}) > 1:
         fact = ", ".join(f"d={h.dim}" for h in measures)
         remedy = "Use pushforward to bring them to one space."
-        raise ValueError(sentence(call, "measures must live on one space", fact, remedy))
+        raise InputValueError(sentence(call, "measures must live on one space", fact, remedy))
     common_batch(call, *(h.batch_shape for h in measures))
     return measures

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .._errors import check_finite, check_floats, present, sentence, shape_of
+from .._errors import InputValueError, check_finite, check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.attention import reference
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
@@ -36,7 +36,9 @@ class Tilted(Measure):
         check_floats("tilt", by=self.by, **present(measure=self.h._reference()))
         if self.by.ndim != len(self.h.batch_shape) + 1 or self.by.shape[-1] != self.h.dim:
             condition = f"by must be [*b, d={self.h.dim}] with the {len(self.h.batch_shape)} batch dimensions of h"
-            raise ValueError(sentence("tilt", condition, f"shape {shape_of(self.by)}", "Pass one tilt per measure."))
+            raise InputValueError(
+                sentence("tilt", condition, f"shape {shape_of(self.by)}", "Pass one tilt per measure.")
+            )
         common_batch("tilt", self.h.batch_shape, self.by.shape[:-1])
         if self.validate:
             check_finite("tilt", by=self.by)
@@ -248,10 +250,14 @@ class Pushforward(Measure):
         check_floats("pushforward", matrix=W, **present(shift=b, measure=self.h._reference()))
         if W.ndim != len(batch) + 2 or W.shape[-1] != self.h.dim:
             condition = f"matrix must be [*b, e, d={self.h.dim}] with the {len(batch)} batch dimensions of h"
-            raise ValueError(sentence("pushforward", condition, f"shape {shape_of(W)}", "It maps x to matrix @ x."))
+            raise InputValueError(
+                sentence("pushforward", condition, f"shape {shape_of(W)}", "It maps x to matrix @ x.")
+            )
         if b is not None and (b.ndim != len(batch) + 1 or b.shape[-1] != W.shape[-2]):
             condition = f"shift must be [*b, e={W.shape[-2]}]"
-            raise ValueError(sentence("pushforward", condition, f"shape {shape_of(b)}", "It is added to matrix @ x."))
+            raise InputValueError(
+                sentence("pushforward", condition, f"shape {shape_of(b)}", "It is added to matrix @ x.")
+            )
         common_batch("pushforward", *self._batches())
         if self.validate:
             check_finite("pushforward", matrix=W, **present(shift=b))

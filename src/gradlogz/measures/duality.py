@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import null_vectors, projector, pseudo_inverse
 from .algebra import tilt
@@ -119,7 +119,7 @@ def link(h: Measure, mean: Float[Tensor, "*bm d"], *, tolerance: float = 1e-12, 
     if outside:
         fact = f"{outside} of {result.converged.numel()} rows outside"
         remedy = "dual(h, mean).separating holds a direction that proves it."
-        raise ValueError(sentence("link", "mean must lie inside the hull of the support", fact, remedy))
+        raise InputValueError(sentence("link", "mean must lie inside the hull of the support", fact, remedy))
     return result.eta
 
 
@@ -139,7 +139,7 @@ def bregman(
     check_floats("bregman", a=a, b=b)
     if a.shape != b.shape:
         fact = f"shapes {shape_of(a)} and {shape_of(b)}"
-        raise ValueError(sentence("bregman", "a and b must have one shape", fact, "Expand them to one shape."))
+        raise InputValueError(sentence("bregman", "a and b must have one shape", fact, "Expand them to one shape."))
     gradient = torch.func.grad(lambda x: convex(x).sum())(b)
     return convex(a) - convex(b) - (gradient * (a - b)).sum(-1)
 
@@ -180,7 +180,7 @@ def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
     if mean.ndim != len(h.batch_shape) + 1:
         condition = f"mean must be [*b, d={h.dim}], one for each measure"
         remedy = "For several means of one measure use dual."
-        raise ValueError(sentence("maximum_entropy", condition, f"shape {shape_of(mean)}", remedy))
+        raise InputValueError(sentence("maximum_entropy", condition, f"shape {shape_of(mean)}", remedy))
     eta = link(h, mean)
     return MaximumEntropy(tilt(h, eta), eta, h.relative_entropy(eta))
 

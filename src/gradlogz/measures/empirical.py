@@ -20,7 +20,16 @@ from collections.abc import Callable
 
 import torch
 
-from .._errors import check_finite, check_floats, check_logarithms, has_values, present, sentence, shape_of
+from .._errors import (
+    InputValueError,
+    check_finite,
+    check_floats,
+    check_logarithms,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
 from .._typing import Bool, Float, Tensor
 from ..kernels.attention import reference
 from ..kernels.attention.operator import attention, directional
@@ -63,16 +72,20 @@ class Empirical(Measure):
         check_floats("Empirical", points=points, **present(log_weights=log_weights))
         if points.ndim < 2:
             remedy = "Add the missing dimension with points.unsqueeze(-1) or points.unsqueeze(0)."
-            raise ValueError(sentence("Empirical", "points must be [*b, n, d]", f"shape {shape_of(points)}", remedy))
+            raise InputValueError(
+                sentence("Empirical", "points must be [*b, n, d]", f"shape {shape_of(points)}", remedy)
+            )
         if points.shape[-2] == 0:
             fact = f"shape {shape_of(points)}"
-            raise ValueError(sentence("Empirical", "points must hold at least one point", fact, "A mask can hide it."))
+            raise InputValueError(
+                sentence("Empirical", "points must hold at least one point", fact, "A mask can hide it.")
+            )
         if log_weights is not None:
             batch, n = points.ndim - 2, points.shape[-2]
             if log_weights.ndim not in (batch + 1, batch + 2) or log_weights.shape[-1] != n:
                 condition = f"log_weights must be [*b, n] or [*b, m, n] with n={n} and {batch} batch dimensions"
                 remedy = "Insert size-1 batch dimensions, or leave it out for equal weights."
-                raise ValueError(sentence("Empirical", condition, f"shape {shape_of(log_weights)}", remedy))
+                raise InputValueError(sentence("Empirical", condition, f"shape {shape_of(log_weights)}", remedy))
             common_batch("Empirical", points.shape[:batch], log_weights.shape[:batch])
         if self.validate:
             check_finite("Empirical", points=points)
@@ -97,7 +110,7 @@ class Empirical(Measure):
                     "Pass masses, or log_weights to Empirical.",
                 )
                 fact = f"{bad} of {weights.numel()} entries below 0, NaN or infinite"
-                raise ValueError(sentence("Empirical.weighted", condition, fact, remedy))
+                raise InputValueError(sentence("Empirical.weighted", condition, fact, remedy))
         some = weights > 0
         return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 
@@ -229,4 +242,4 @@ class Empirical(Measure):
         if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
             remedy = "Flatten the queries to one dimension, or share one row of log_weights."
-            raise ValueError(sentence("Empirical", condition, f"{eta.shape[-2]} queries", remedy))
+            raise InputValueError(sentence("Empirical", condition, f"{eta.shape[-2]} queries", remedy))

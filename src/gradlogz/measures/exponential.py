@@ -21,6 +21,7 @@ from abc import abstractmethod
 import torch
 
 from .._errors import (
+    InputValueError,
     check_finite,
     check_floats,
     check_logarithms,
@@ -91,7 +92,7 @@ class Separable(Measure):
         if any(f.ndim == 0 for f in fields.values()) or len({f.shape[-1] for f in fields.values()}) > 1:
             fact = ", ".join(f"{n} {shape_of(f)}" for n, f in fields.items())
             remedy = "Use unsqueeze(-1) for a law on the line, and one d for all fields."
-            raise ValueError(sentence(name, "fields must be [*b, d]", fact, remedy))
+            raise InputValueError(sentence(name, "fields must be [*b, d]", fact, remedy))
         common_batch(name, *(f.shape[:-1] for f in fields.values()))
         if self.validate:
             check_finite(name, **fields)
@@ -264,7 +265,7 @@ class OneHot(Measure):
         check_floats("OneHot", log_probabilities=log_p)
         if log_p.ndim == 0 or log_p.shape[-1] == 0:
             fact = f"shape {shape_of(log_p)}"
-            raise ValueError(
+            raise InputValueError(
                 sentence("OneHot", "log_probabilities must be [*b, d] with d >= 1", fact, "One a category.")
             )
         if self.validate:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkab
 
 import torch
 
-from .._errors import check_floats, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
 from ..kernels.attention import reference
 
@@ -42,7 +42,7 @@ class Partial(NamedTuple):
         if self.mean.shape != other.mean.shape or (self.covariance is None) != (other.covariance is None):
             fact = f"means of shapes {shape_of(self.mean)} and {shape_of(other.mean)}"
             remedy = "Take both with, or both without, a covariance."
-            raise ValueError(sentence("merge", "both parts must be of the same queries and kind", fact, remedy))
+            raise InputValueError(sentence("merge", "both parts must be of the same queries and kind", fact, remedy))
         k = self.log_normalizer.ndim
         both = [torch.stack([a, b], k) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
         return _merged(Partial(*both))
@@ -87,7 +87,7 @@ def merge(first: Any, *others: Any) -> Any:
         if not isinstance(part, Joinable) or type(part) is not type(first):
             fact = ", ".join(type(p).__name__ for p in (first, *others))
             remedy = "Wrap log normaliser, mean and covariance in Partial."
-            raise TypeError(sentence("merge", "parts must be Partials or Attentions, of one kind", fact, remedy))
+            raise InputTypeError(sentence("merge", "parts must be Partials or Attentions, of one kind", fact, remedy))
     if not others and isinstance(first, Partial):
         return _merged(first)
     return reduce(lambda a, b: a.joined(b), others, first)
@@ -101,7 +101,7 @@ def _merged(partials: Partial) -> Partial:
     for name, (t, ending, extra) in tails.items():
         if G.ndim == 0 or t.shape[: G.ndim] != G.shape or t.ndim != G.ndim + extra:
             condition = f"{name} must be [*b, {ending}] beside log_normalizer of shape {shape_of(G)}"
-            raise ValueError(sentence("merge", condition, f"shape {shape_of(t)}", "Expand it first."))
+            raise InputValueError(sentence("merge", condition, f"shape {shape_of(t)}", "Expand it first."))
     r = gate(G)
     mean = gated_mean(r, means)
     covariance = None if covariances is None else gated_covariance(r, means, mean, covariances)

@@ -13,7 +13,16 @@ Read next: mixture.py (several Gaussians gate each other), algebra.py (convolvin
 
 import torch
 
-from .._errors import check_finite, check_floats, check_positive_semidefinite, has_values, present, sentence, shape_of
+from .._errors import (
+    InputValueError,
+    check_finite,
+    check_floats,
+    check_positive_semidefinite,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
 from .._typing import Float, Tensor
 from .measure import Measure, measure
 from .validation import common_batch
@@ -40,10 +49,10 @@ class Gaussian(Measure):
         check_floats("Gaussian", loc=mu, **parts)
         if mu.ndim == 0:
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
-            raise ValueError(sentence("Gaussian", "loc must be [*b, d]", f"shape {shape_of(mu)}", remedy))
+            raise InputValueError(sentence("Gaussian", "loc must be [*b, d]", f"shape {shape_of(mu)}", remedy))
         if not parts:
             remedy = "A point mass is Empirical(loc.unsqueeze(-2))."
-            raise ValueError(sentence("Gaussian", "some part of the covariance must be given", "none", remedy))
+            raise InputValueError(sentence("Gaussian", "some part of the covariance must be given", "none", remedy))
         d = mu.shape[-1]
         for name, part, tail in (
             ("covariance_matrix", dense, (d, d)),
@@ -57,7 +66,7 @@ class Gaussian(Measure):
                 ending = ", ".join("r" if t is None else str(t) for t in tail)
                 condition = f"{name} must be [*b, {ending}] beside loc of shape {shape_of(mu)}"
                 remedy = "Give every field the batch dimensions of loc, or 1 in their place."
-                raise ValueError(sentence("Gaussian", condition, f"shape {shape_of(part)}", remedy))
+                raise InputValueError(sentence("Gaussian", condition, f"shape {shape_of(part)}", remedy))
             common_batch("Gaussian", mu.shape[:-1], part.shape[: mu.ndim - 1])
         if self.validate:
             check_finite("Gaussian", loc=mu, **parts)
@@ -65,7 +74,9 @@ class Gaussian(Measure):
                 check_positive_semidefinite("Gaussian", "covariance_matrix", dense)
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
                 fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries below 0"
-                raise ValueError(sentence("Gaussian", "cov_diag must be nonnegative", fact, "Variances are squares."))
+                raise InputValueError(
+                    sentence("Gaussian", "cov_diag must be nonnegative", fact, "Variances are squares.")
+                )
 
     @classmethod
     def diagonal(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 import torch
 import torch.utils._pytree as pytree
 
-from .._errors import check_floats, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import pseudo_inverse
 from .validation import TRAILING, arrange, at_the_border, common_batch, everywhere
@@ -46,7 +46,9 @@ class Measure(ABC):
         for parent in cls.__mro__[1:]:
             if "_free" in vars(parent):
                 remedy = "Subclass Measure instead."
-                raise TypeError(sentence(parent.__name__, "a concrete measure must stay final", cls.__name__, remedy))
+                raise InputTypeError(
+                    sentence(parent.__name__, "a concrete measure must stay final", cls.__name__, remedy)
+                )
         for name, method in list(vars(cls).items()):
             if name in TRAILING:
                 setattr(cls, name, at_the_border(name, method))
@@ -177,7 +179,7 @@ class Measure(ABC):
             if not isinstance(v, Tensor) or v.ndim != points.ndim or v.shape[-2] != points.shape[-2]:
                 fact = f"shape {shape_of(v)}" if isinstance(v, Tensor) else type(v).__name__
                 condition = f"values must have one row for each of the n={points.shape[-2]} points"
-                raise ValueError(
+                raise InputValueError(
                     sentence(call, condition, fact, "Pass [*b, n, v] values, or a function of the points.")
                 )
             check_floats(call, values=v, eta=eta)
@@ -185,15 +187,17 @@ class Measure(ABC):
             return restore(p @ v, 1)
         if not callable(values):
             remedy = "Pass a function of x and samples=, the number of draws."
-            raise ValueError(sentence(call, "values must be a function of x", "a tensor, but no finite points", remedy))
+            raise InputValueError(
+                sentence(call, "values must be a function of x", "a tensor, but no finite points", remedy)
+            )
         if samples is None:
             condition = "samples must be given for a measure that is not carried by finitely many points"
-            raise ValueError(
+            raise InputValueError(
                 sentence(call, condition, "samples=None", "Pass samples=, the number of draws to average.")
             )
         if samples < 1:
             remedy = "Pass the number of draws to average."
-            raise ValueError(sentence(call, "samples must be at least 1", f"samples={samples}", remedy))
+            raise InputValueError(sentence(call, "samples must be at least 1", f"samples={samples}", remedy))
         x = self.sample(eta.detach(), (samples,), generator=generator)
         frozen = pytree.tree_map(Tensor.detach, self)  # the score in h would need the density of h: leave it out
         score = _dot(x, eta) - frozen.log_normalizer(eta)
@@ -265,7 +269,7 @@ def check_measures(call: str, **measures: object) -> None:
     for name, h in measures.items():
         if not isinstance(h, Measure):
             remedy = "Pass a measure, such as Empirical(points)."
-            raise TypeError(sentence(call, f"{name} must be a measure", type(h).__name__, remedy))
+            raise InputTypeError(sentence(call, f"{name} must be a measure", type(h).__name__, remedy))
 
 
 def _brief(value: object) -> str:

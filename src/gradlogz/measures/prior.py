@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from .._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
@@ -108,10 +108,10 @@ class ConjugatePrior(Differentiated):
         if self.base not in BASES:
             condition = f"base must be one of {', '.join(BASES)}"
             remedy = "Add a row to BASES for another family."
-            raise ValueError(sentence("ConjugatePrior", condition, repr(self.base), remedy))
+            raise InputValueError(sentence("ConjugatePrior", condition, repr(self.base), remedy))
         if xi.ndim != nu.ndim + 1:
             fact = f"shapes {shape_of(xi)} and {shape_of(nu)}"
-            raise ValueError(sentence("ConjugatePrior", "xi must be [*b, d] and nu [*b]", fact, "nu has no d."))
+            raise InputValueError(sentence("ConjugatePrior", "xi must be [*b, d] and nu [*b]", fact, "nu has no d."))
         common_batch("ConjugatePrior", xi.shape[:-1], nu.shape)
         if self.validate:
             check_finite("ConjugatePrior", xi=xi, nu=nu)
@@ -119,7 +119,7 @@ class ConjugatePrior(Differentiated):
             if has_values(xi, nu) and not bool(BASES[self.base].in_domain(xi, nu).all()):
                 remedy = "xi/nu must be a possible mean of the statistic."
                 condition = f"(xi, nu) must give a proper {self.base} prior"
-                raise ValueError(sentence("ConjugatePrior", condition, "one that has infinite mass", remedy))
+                raise InputValueError(sentence("ConjugatePrior", condition, "one that has infinite mass", remedy))
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -149,11 +149,15 @@ class ConjugatePrior(Differentiated):
         check_floats("ConjugatePrior.posterior", xi=self.xi, statistic=statistic)
         if count < 0:
             remedy = "Observations only add."
-            raise ValueError(sentence("ConjugatePrior.posterior", "count must be at least 0", f"count={count}", remedy))
+            raise InputValueError(
+                sentence("ConjugatePrior.posterior", "count must be at least 0", f"count={count}", remedy)
+            )
         if statistic.shape != self.xi.shape:
             fact = f"shapes {shape_of(statistic)} and {shape_of(self.xi)}"
             remedy = "Expand it, or sum it over the observations."
-            raise ValueError(sentence("ConjugatePrior.posterior", "statistic must have the shape of xi", fact, remedy))
+            raise InputValueError(
+                sentence("ConjugatePrior.posterior", "statistic must have the shape of xi", fact, remedy)
+            )
         return ConjugatePrior(self.xi + statistic, self.nu + count, base=self.base, validate=self.validate)
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:

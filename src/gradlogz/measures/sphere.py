@@ -15,7 +15,7 @@ import dataclasses
 
 import torch
 
-from .._errors import check_finite, check_floats, check_positive, sentence
+from .._errors import InputTypeError, InputValueError, check_finite, check_floats, check_positive, sentence
 from .._typing import Float, Tensor
 from ..special.bessel import Radial, radial
 from .measure import Measure, measure, static
@@ -38,10 +38,12 @@ class Sphere(Measure):
     def __post_init__(self) -> None:
         check_floats("Sphere", radius=self.radius)
         if not isinstance(self.dim, int):
-            raise TypeError(sentence("Sphere", "dim must be an int", type(self.dim).__name__, "Pass the dimension d."))
+            raise InputTypeError(
+                sentence("Sphere", "dim must be an int", type(self.dim).__name__, "Pass the dimension d.")
+            )
         if self.dim < 2:
             remedy = "Two points on a line are Empirical or Spins."
-            raise ValueError(sentence("Sphere", "dim must be at least 2", f"dim={self.dim}", remedy))
+            raise InputValueError(sentence("Sphere", "dim must be at least 2", f"dim={self.dim}", remedy))
         if self.validate:
             check_finite("Sphere", radius=self.radius)
             check_positive("Sphere", radius=self.radius)

@@ -16,7 +16,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .._errors import check_finite, check_floats, has_values, present, sentence, shape_of
+from .._errors import (
+    InputTypeError,
+    InputValueError,
+    check_finite,
+    check_floats,
+    has_values,
+    present,
+    sentence,
+    shape_of,
+)
 from .._typing import Tensor
 
 Restore = Callable[[Tensor, int], Tensor]
@@ -69,7 +78,7 @@ def arrange(h: Bordered, call: str, *, natural: tuple[str, ...] = (), **named: T
     if any(t.shape[len(batch) : -1] != queries for t in tensors):
         condition = f"{' and '.join(named)} must have the same query dimensions"
         fact = "shapes " + " and ".join(str(shape_of(t)) for t in tensors)
-        raise ValueError(sentence(call, condition, fact, "Expand them to one shape."))
+        raise InputValueError(sentence(call, condition, fact, "Expand them to one shape."))
     if h.validate:
         check_finite(call, **named)
     full = common_batch(call, batch, *(t.shape[: len(batch)] for t in tensors))
@@ -94,12 +103,16 @@ def at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Ten
         for argument in arguments:
             if argument not in named:
                 if argument not in options:
-                    raise TypeError(sentence(call, f"{argument} must be given", "nothing", "Pass it by place or name."))
+                    raise InputTypeError(
+                        sentence(call, f"{argument} must be given", "nothing", "Pass it by place or name.")
+                    )
                 named[argument] = options.pop(argument)
         if name == "sample":
             shape = options.get("shape", given[1] if len(given) > 1 else ())
             if not isinstance(shape, tuple):
-                raise TypeError(sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,)."))
+                raise InputTypeError(
+                    sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,).")
+                )
         flat, restore = arrange(self, call, natural=natural, **named)
         kind = flat[0].device.type
         if torch.is_autocast_enabled(kind):  # sums of exponentials in half precision would be worth nothing
@@ -128,7 +141,7 @@ def check_domain(call: str, h: Bordered, eta: Tensor, name: str = "eta") -> None
         condition = f"{name} must lie in the domain of the measure, where Z is finite"
         fact = f"{outside} of {eta.shape[:-1].numel()} rows outside"
         remedy = f"{type(h).__name__}.in_domain tells which; scale {name} down."
-        raise ValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(sentence(call, condition, fact, remedy))
 
 
 def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
@@ -136,7 +149,7 @@ def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
     if len({len(s) for s in shapes}) > 1 or any(len({*sizes} - {1}) > 1 for sizes in zip(*shapes, strict=False)):
         fact = " and ".join(str(tuple(s)) for s in shapes)
         remedy = "Batch dimensions broadcast against size 1 only; insert or expand them."
-        raise ValueError(sentence(call, "batch dimensions must agree", fact, remedy))
+        raise InputValueError(sentence(call, "batch dimensions must agree", fact, remedy))
     return torch.broadcast_shapes(*shapes)
 
 
@@ -145,15 +158,15 @@ def _check_shape(call: str, name: str, t: Tensor, batch: torch.Size, d: int) -> 
     if t.ndim == 0 or t.shape[-1] != d:
         condition = f"{name} must end in d={d}, the dimension of the measure"
         remedy = f"Project it to dimension {d} first, or use a measure of its dimension."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
     if t.ndim <= len(batch):
         condition = f"{name} must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
         remedy = "Insert size-1 dimensions in front: they broadcast, missing ones do not."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
     if any(have != want and 1 not in (have, want) for have, want in zip(t.shape, batch, strict=False)):
         condition = f"{name} must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
         remedy = "Batch dimensions come first and query dimensions after them."
-        raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
 
 
 def _restore(queries: tuple[int, ...], result: Tensor, trailing: int) -> Tensor:

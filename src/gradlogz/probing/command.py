@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from .._typing import Tensor
 from ..page import check_file, write
 from .corpus.images import images, reads_images
@@ -121,10 +121,10 @@ def _check_reading(loaded: Loaded, text: str | None) -> None:
     if loaded.tokenizer is None:
         fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
         remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
-        raise ValueError(sentence("probe", "the model must read text or images", fact, remedy))
+        raise InputValueError(sentence("probe", "the model must read text or images", fact, remedy))
     if reads_images(loaded.tokenizer) and text is None:
         remedy = "Pass its path as --text."
-        raise ValueError(sentence("probe", "a model of images must be given a folder of them", "none", remedy))
+        raise InputValueError(sentence("probe", "a model of images must be given a folder of them", "none", remedy))
 
 
 def _run(measured: Measurement, findings: Findings, seed: int, text: str | None, matrices: bool) -> Run:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from .._errors import sentence
+from .._errors import InputValueError, MissingPackageError, sentence
 from ..page import drawn
 from .figures import by_layer, head_map, labels_of
 from .maps import inline_maps
@@ -47,11 +47,11 @@ class Findings:
         for entry in entries:
             if entry.verdict not in ("", *VERDICTS):
                 fact, remedy = f"{entry.verdict!r} of {entry.prediction}", "What is not judged has an empty one."
-                raise ValueError(sentence("Findings", f"a verdict must be {', '.join(VERDICTS)}", fact, remedy))
+                raise InputValueError(sentence("Findings", f"a verdict must be {', '.join(VERDICTS)}", fact, remedy))
         for entry in (*entries, *self.tokens):
             if entry.model not in self.facts:
                 remedy = "Pass facts for it, empty ones if need be."
-                raise ValueError(sentence("Findings", "every model must have facts", f"{entry.model!r}", remedy))
+                raise InputValueError(sentence("Findings", "every model must have facts", f"{entry.model!r}", remedy))
         self._check_once(self.rows, ("model", "prediction", "layer", "call", "head", "quantity"))
         self._check_once(self.claims, ("model", "prediction"))
 
@@ -82,7 +82,7 @@ class Findings:
             import polars
         except ImportError:
             remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
-            raise ImportError(sentence("Findings.frame", "polars must be installed", "none", remedy)) from None
+            raise MissingPackageError(sentence("Findings.frame", "polars must be installed", "none", remedy)) from None
         numbers = dict.fromkeys(("value", "low", "high", "null", "null_low", "null_high"), polars.Float64)
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
@@ -102,10 +102,10 @@ class Findings:
         """
         if by not in ("layer", "head"):
             remedy = "By layer there are intervals and nulls, by head a map."
-            raise ValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
+            raise InputValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
         if (model is None and len(self.facts) > 1) or model not in (None, *self.facts):
             remedy = f"There are: {', '.join(self.facts)}."
-            raise ValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
+            raise InputValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
         rows = [row for row in self._matching(prediction, None, None) if model in (None, row.model)]
         judged = [s.quantity for s in self.summary() if s.prediction == prediction and model in (None, s.model)]
         wanted = quantity or next(filter(None, judged), rows[0].quantity)
@@ -113,12 +113,12 @@ class Findings:
         if not shown or (by == "head" and all(row.head is None for row in shown)):
             fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
             remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
-            raise ValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
+            raise InputValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
         try:
             return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown)))
         except ModuleNotFoundError:
             remedy = "Install it with: pip install 'gradlogz[report]'."
-            raise ImportError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
+            raise MissingPackageError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
 
     def summary(self) -> list[Summary]:
         """One row for each prediction of each model, in the order in which they were made.
@@ -143,7 +143,7 @@ class Findings:
                 if dict(facts.setdefault(model, said)) != dict(said):
                     remedy = "Give one of the models another name."
                     condition = "facts of a model must be the same in all findings"
-                    raise ValueError(sentence("Findings.merge", condition, f"two of {model!r}", remedy))
+                    raise InputValueError(sentence("Findings.merge", condition, f"two of {model!r}", remedy))
         return Findings(
             facts,
             [row for findings in every for row in findings.rows],
@@ -157,7 +157,7 @@ class Findings:
             known = {getattr(row, name) for row in self.rows}
             if value is not None and value not in known:
                 remedy = f"There are: {', '.join(sorted(known)[:8])}." if known else "There are no rows."
-                raise ValueError(sentence("Findings", f"{name} must be one of the rows", f"{value!r}", remedy))
+                raise InputValueError(sentence("Findings", f"{name} must be one of the rows", f"{value!r}", remedy))
         for row in self.rows:
             if all(value in (None, getattr(row, name)) for name, value in wanted.items()):
                 yield row
@@ -169,7 +169,7 @@ class Findings:
         if twice is not None:
             fact = "twice " + ", ".join(str(part) for part in twice)
             remedy = "Merge statistics, not findings, of one model over more text."
-            raise ValueError(sentence("Findings", f"entries must differ in {' or '.join(names)}", fact, remedy))
+            raise InputValueError(sentence("Findings", f"entries must differ in {' or '.join(names)}", fact, remedy))
 
     # Shown --------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from .findings import Claim, Finding, Findings, Token
 from .statistics import from_tensors, to_tensors
 
@@ -70,7 +70,7 @@ def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         fact, remedy = f"{type(error).__name__}: {error.strerror}", "Nothing was changed; name another folder."
-        raise ValueError(sentence("write_run", f"{place} must be writable", fact, remedy)) from None
+        raise InputValueError(sentence("write_run", f"{place} must be writable", fact, remedy)) from None
     return place
 
 
@@ -78,10 +78,10 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
     """The path of a folder in which a run can be written: new, empty or a run; refused before anything is computed."""
     place = Path(folder).expanduser().absolute()
     if place.exists() and not place.is_dir():
-        raise ValueError(sentence("write_run", "folder must be a folder", f"the file {place}", "Name another."))
+        raise InputValueError(sentence("write_run", "folder must be a folder", f"the file {place}", "Name another."))
     if place.is_dir() and any(place.iterdir()) and not _is_run(place):
         fact, remedy = f"{place} with other files", "Name a folder that is new, empty or a run."
-        raise ValueError(sentence("write_run", "folder must hold a run or nothing", fact, remedy))
+        raise InputValueError(sentence("write_run", "folder must hold a run or nothing", fact, remedy))
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_part(place), ignore_errors=True)
@@ -89,7 +89,9 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
         _part(place).rmdir()
     except OSError as error:
         fact, remedy = f"{type(error).__name__} in {place.parent}", "Name another folder."
-        raise ValueError(sentence("write_run", "folder must be in one that can be written to", fact, remedy)) from None
+        raise InputValueError(
+            sentence("write_run", "folder must be in one that can be written to", fact, remedy)
+        ) from None
     return place
 
 
@@ -234,18 +236,20 @@ def _checksum(path: Path) -> str:
 def _read(place: Path, allow_incomplete: bool) -> Run:
     if not (place / RUN).is_file():
         fact, remedy = f"{place}", "gradlogz probe MODEL --out FOLDER writes one."
-        raise ValueError(sentence("read_run", f"folder must be a run, with {RUN} in it", fact, remedy))
+        raise InputValueError(sentence("read_run", f"folder must be a run, with {RUN} in it", fact, remedy))
     said = _json(place / RUN)
     number = said.get("format")
     if not isinstance(number, int) or number > FORMAT:
         remedy = f"It was written by gradlogz {said.get('version')}; install that or a later one."
-        raise ValueError(sentence("read_run", f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy))
+        raise InputValueError(
+            sentence("read_run", f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy)
+        )
     for name, expected in said["files"].items():
         _check_file(place / name, expected)
     if not said["complete"] and not allow_incomplete:
         fact = f"one that stopped after {said['counts'].get('tokens', 'some')} tokens in {place.name}"
         remedy = "Run the command again, or pass allow_incomplete=True."
-        raise ValueError(sentence("read_run", "a run must be complete", fact, remedy))
+        raise InputValueError(sentence("read_run", "a run must be complete", fact, remedy))
     names = ("model", "text", "seed", "command", "counts", "times", "complete", "version")
     kept = {**{name: said[name] for name in names}, "left_out": tuple(said.get("left_out", ()))}
     findings = read_findings(place / FINDINGS) if FINDINGS in said["files"] else None
@@ -269,7 +273,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         fact = said if isinstance(said, str) else type(said).__name__
         remedy = "It was damaged or written by something else; make the run again."
-        raise ValueError(sentence("read_run", f"{path.name} must be an object in JSON", fact, remedy))
+        raise InputValueError(sentence("read_run", f"{path.name} must be an object in JSON", fact, remedy))
     return said
 
 
@@ -278,9 +282,9 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
     size = path.stat().st_size if path.is_file() else None
     if size != expected["bytes"]:
         fact = "no such file" if size is None else f"{size} bytes of {expected['bytes']}"
-        raise ValueError(sentence("read_run", f"{path.name} must be as it was written", fact, remedy))
+        raise InputValueError(sentence("read_run", f"{path.name} must be as it was written", fact, remedy))
     if _checksum(path) != expected["blake2b"]:
-        raise ValueError(sentence("read_run", f"{path.name} must be as it was written", "other bytes", remedy))
+        raise InputValueError(sentence("read_run", f"{path.name} must be as it was written", "other bytes", remedy))
 
 
 def _read_statistics(path: Path) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from .._typing import Tensor
 from .corpus.images import Inputs, images, reads_images
 from .corpus.text import PADDED, Batch, Batches, Report, Source, batches, documents
@@ -130,7 +130,9 @@ def measure(
     """
     wanted = chosen(predictions)
     if not 0.0 <= twin <= 1.0:
-        raise ValueError(sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth."))
+        raise InputValueError(
+            sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth.")
+        )
     reading: Batches | Inputs
     if tokenizer is None or reads_images(tokenizer):
         reading = Inputs(texts)
@@ -274,7 +276,7 @@ def _check_memory(model: nn.Module, layout: Layout, predictions: Sequence[Predic
     if whole is not None and size > whole:
         fact, there = f"{words}, of width {layout.width}", f"There are {whole / 2**30:.1f}"
         remedy = f"{there}: choose predictions without tie, qk_geometry and linearity, or twin=0, or another device."
-        raise ValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
+        raise InputValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
     return f"{words} will be kept."
 
 
@@ -300,7 +302,7 @@ def _check_numbers(faults: dict[str, Tensor]) -> None:
     layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
     head = int(faults[layer].nonzero()[0, 0])
     remedy = "Look for NaN in the weights; in half precision, load the model in float32."
-    raise ValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
+    raise InputValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
 
 
 def _twin(
@@ -347,7 +349,7 @@ def chosen(wanted: Sequence[str | Prediction] | None) -> list[Prediction]:
     for each in known if wanted is None else wanted:
         if isinstance(each, str) and each not in known:
             remedy = f"They are {', '.join(known)}."
-            raise ValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
+            raise InputValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
         found.append(known[each] if isinstance(each, str) else each)
     return found
 

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import __version__
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from ..page import Cell, Chip, Choice, Column, Facts, Group, Link, Page, Part, Section, Table, Verdict, View, Views
 from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
 from ..probing.records import Finding, Summary
@@ -63,7 +63,7 @@ def read_all(sources: Sequence[Source]) -> Runs:
     """The runs, in the order of their steps if all have one."""
     if isinstance(sources, str) or len(sources) < 2:
         fact = "a single name" if isinstance(sources, str) else f"{len(sources)}"
-        raise ValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
+        raise InputValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
     told = [read(source, "compare") for source in sources]
     steps = [_step(each) for each in told]
     known = [step for step in steps if step is not None]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from .._errors import sentence
+from .._errors import MissingPackageError, sentence
 from ..page import Chip, Page, Section, Table, Verdict, render
 from .citations import cited
 from .reading import Source, Told, read
@@ -38,7 +38,7 @@ def rendered(page: Page, call: str) -> str:
     except ModuleNotFoundError as missing:
         condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
         remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise ImportError(sentence(call, condition, fact, remedy)) from None
+        raise MissingPackageError(sentence(call, condition, fact, remedy)) from None
 
 
 def page_of(told: Told) -> Page:

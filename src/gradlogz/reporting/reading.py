@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from ..probing.findings import Findings
 from ..probing.records import VERDICTS, Claim, Finding, Token
 from ..probing.run_folder import FINDINGS, FORMAT, PARQUET, RUN
@@ -49,7 +49,7 @@ def read(source: Source, call: str) -> Told:
     if len(models) != 1 or not (findings.rows or findings.claims):
         fact = f"{len(models)} models" if len(models) != 1 else f"neither rows nor claims of {models[0]}"
         remedy = "Compare several as several." if len(models) != 1 else "Make the run again; this one measured nothing."
-        raise ValueError(sentence(call, "a page must have findings of one model", fact, remedy))
+        raise InputValueError(sentence(call, "a page must have findings of one model", fact, remedy))
     return Told(models[0], findings, run, tuple(missing), folder)
 
 
@@ -58,7 +58,7 @@ def _folder(source: str | os.PathLike[str], call: str) -> tuple[Findings, dict[s
     if not any((place / name).is_file() for name in (RUN, FINDINGS, PARQUET)):
         fact = f"{place}, " + ("which holds neither" if place.is_dir() else "which is no folder")
         remedy = "gradlogz probe MODEL --out FOLDER writes one."
-        raise ValueError(sentence(call, f"a run must be a folder with {RUN} and {FINDINGS}", fact, remedy))
+        raise InputValueError(sentence(call, f"a run must be a folder with {RUN} and {FINDINGS}", fact, remedy))
     run, missing = _run(place)
     said = _object(place / FINDINGS)
     if isinstance(said, str) and (rows := _rows(place / PARQUET)):
@@ -74,7 +74,7 @@ def _folder(source: str | os.PathLike[str], call: str) -> tuple[Findings, dict[s
         }
     if isinstance(said, str):
         remedy = "Make the run again; its statistics may be whole, but judging them needs the model."
-        raise ValueError(sentence(call, f"{FINDINGS} must be readable", said, remedy))
+        raise InputValueError(sentence(call, f"{FINDINGS} must be readable", said, remedy))
     findings, notes = _lenient(said, str(run.get("model", {}).get("name", place.name)))
     return findings, run, [*missing, *notes], place.name
 

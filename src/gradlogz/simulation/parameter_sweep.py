@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from ..dynamics.evolution import evolve
 from .presets import preset_of
 from .run_simulation import placement_of
@@ -139,15 +139,15 @@ def ranges_of(text: str) -> tuple[Range, ...]:
         name, _, values = part.strip().partition("=")
         if name not in SWEPT or not values:
             condition, fact = f"an axis must be one of {', '.join(SWEPT)} with its values", f"{part.strip()!r}"
-            raise ValueError(sentence("sweep", condition, fact, f"Write {EXAMPLE}."))
+            raise InputValueError(sentence("sweep", condition, fact, f"Write {EXAMPLE}."))
         read = _values(name, values)
         if not read:
             condition = "values must be from:to:count or one|other, and numbers but for contraction"
-            raise ValueError(sentence("sweep", condition, f"{values!r}", f"Write {EXAMPLE}."))
+            raise InputValueError(sentence("sweep", condition, f"{values!r}", f"Write {EXAMPLE}."))
         found.append(Range(name, read))
     if len(found) > 2 or len({r.name for r in found}) < len(found):
         condition, fact = "there must be one or two different axes", ", ".join(r.name for r in found)
-        raise ValueError(sentence("sweep", condition, fact, "Fix the others by their options."))
+        raise InputValueError(sentence("sweep", condition, fact, "Fix the others by their options."))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._errors import sentence
+from .._errors import MissingPackageError, sentence
 from ..dynamics.metastability import plateaus
 from ..dynamics.observables import components
 from ..page import (
@@ -91,7 +91,7 @@ def rendered(page: Page) -> str:
     except ModuleNotFoundError as missing:
         condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
         remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise ImportError(sentence("simulate", condition, fact, remedy)) from None
+        raise MissingPackageError(sentence("simulate", condition, fact, remedy)) from None
 
 
 def page_of(simulation: Simulation) -> Page:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._errors import sentence, shape_of
+from .._errors import InputValueError, sentence, shape_of
 from .._typing import Float, Tensor
 from ..dynamics.evolution import Placement, Trajectory, evolve
 from ..dynamics.growth import fastest_degree
@@ -122,7 +122,7 @@ def simulate(
     if isinstance(what, Tensor):
         if what.ndim not in (2, 3) or not torch.isfinite(what).all():
             condition, remedy = "a cloud must be [n, d] or [b, n, d] and finite", "Name a preset otherwise."
-            raise ValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
+            raise InputValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
         cloud = what.double().reshape(-1, *what.shape[-2:])
         b, n, d = cloud.shape
         settings = replace(changed(Settings(), {**options, "tokens": n, "dim": d, "seeds": b}), initial=OWN)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._errors import sentence
+from .._errors import InputTypeError, InputValueError, sentence
 from .._typing import Float, Tensor
 from ..dynamics.contraction import NAMES, Given
 from ..dynamics.evolution import Ascent
@@ -81,7 +81,7 @@ def changed(settings: Settings, options: dict[str, Any]) -> Settings:
     unknown = [name for name in options if name not in known]
     if unknown:
         remedy = f"They are {', '.join(known)}."
-        raise TypeError(sentence("simulate", "options must be known", f"{unknown[0]!r}", remedy))
+        raise InputTypeError(sentence("simulate", "options must be known", f"{unknown[0]!r}", remedy))
     found = replace(settings, **{name: value for name, value in options.items() if value is not None})
     check(found)
     return found
@@ -131,7 +131,7 @@ def check(settings: Settings) -> None:
     ]  # fmt: skip
     for wrong, condition, fact, remedy in refusals:
         if wrong:
-            raise ValueError(sentence("simulate", condition, fact, remedy))
+            raise InputValueError(sentence("simulate", condition, fact, remedy))
 
 
 Law = Callable[[int, int, torch.Generator], Tensor]

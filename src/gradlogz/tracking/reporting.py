@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._errors import sentence
+from .._errors import MissingPackageError, sentence
 from .._typing import Tensor
 from ..page import (
     Axis,
@@ -65,7 +65,7 @@ def rendered(page: Page) -> str:
     except ModuleNotFoundError as missing:
         condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
         remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise ImportError(sentence("track", condition, fact, remedy)) from None
+        raise MissingPackageError(sentence("track", condition, fact, remedy)) from None
 
 
 def page_of(tracks: Tracks) -> Page:

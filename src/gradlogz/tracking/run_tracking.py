@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import sentence
+from .._errors import InputValueError, sentence
 from .._typing import Bool, Float, Int, Tensor
 from ..filters.fitting.learning import fit
 from ..filters.gaussian.consistency import normalized_innovation
@@ -348,7 +348,7 @@ def _fitted(
     who = (lengths >= 3).nonzero().flatten()
     if len(who) == 0:
         remedy = "Give --sigma and --noise in place of --fit."
-        raise ValueError(sentence("track", "a target must have three rows to fit levels", "fewer in each", remedy))
+        raise InputValueError(sentence("track", "a target must have three rows to fit levels", "fewer in each", remedy))
     wanted = max(1, FITTED_ROWS // int(lengths[who].double().mean().clamp(max=FITTED_STEPS)))
     who = who[:: math.ceil(len(who) / wanted)]
     chosen = torch.isin(detections.target, who)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .._errors import sentence
+from .._errors import InputTypeError, InputValueError, sentence
 
 FILTERS = ("imm", "gpb2", "gpb1")
 MODELS = {"cv": ("quiet", "manoeuvring"), "cv-ca": ("velocity", "acceleration"), "turn": ("straight", "left", "right")}
@@ -55,7 +55,7 @@ def changed(settings: Settings, options: dict[str, Any]) -> Settings:
     unknown = [name for name in options if name not in known]
     if unknown:
         remedy = f"They are {', '.join(known)}."
-        raise TypeError(sentence("track", "options must be known", f"{unknown[0]!r}", remedy))
+        raise InputTypeError(sentence("track", "options must be known", f"{unknown[0]!r}", remedy))
     found = replace(settings, **{name: value for name, value in options.items() if value is not None})
     check(found)
     return found
@@ -94,4 +94,4 @@ def check(settings: Settings) -> None:
     ]  # fmt: skip
     for wrong, condition, fact, remedy in refusals:
         if wrong:
-            raise ValueError(sentence("track", condition, fact, remedy))
+            raise InputValueError(sentence("track", condition, fact, remedy))

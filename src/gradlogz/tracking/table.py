@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .._errors import sentence
+from .._errors import MissingPackageError, sentence
 from ..page import replaced
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_table(path: str | Path) -> None:
     """Refuse, before anything is computed, a table that could not be written after it."""
     if Path(path).suffix == ".parquet" and _polars() is None:
         remedy = "Install it with: pip install 'gradlogz[tables]', or write CSV."
-        raise ImportError(sentence("track", "polars must be installed to write parquet", "no polars", remedy))
+        raise MissingPackageError(sentence("track", "polars must be installed to write parquet", "no polars", remedy))
 
 
 def write_table(path: str | Path, columns: dict[str, Any]) -> Path:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..._errors import sentence
+from ..._errors import InputTypeError, MissingPackageError, sentence
 from ..._typing import Tensor
 from .intercepted_calls import of_interface
 from .interception import attention_layers, names_of
@@ -47,7 +47,7 @@ def register(model: nn.Module | None = None) -> None:
     parts = _parts(model, modeling)
     if not parts:
         remedy = "Use gradlogz.observe, which sees the attention of any module."
-        raise TypeError(sentence("register", "model must be a transformers model", type(model).__name__, remedy))
+        raise InputTypeError(sentence("register", "model must be a transformers model", type(model).__name__, remedy))
     outside = tuple(name for name, layer in attention_layers(model, LAYERS) if not _asks(layer))
     if outside:
         condition = "every attention layer must ask transformers for its attention function"
@@ -101,4 +101,4 @@ def _transformers(call: str) -> tuple[Any, Any]:
         return import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
     except ImportError:
         remedy = "Install it: pip install 'gradlogz[probe]'."
-        raise ImportError(sentence(call, "transformers must be installed", "none", remedy)) from None
+        raise MissingPackageError(sentence(call, "transformers must be installed", "none", remedy)) from None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..._errors import sentence
+from ..._errors import InputTypeError, sentence
 from ..._typing import Float, Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
@@ -241,7 +241,7 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
     if not hasattr(block_mask, "mask_mod"):
         remedy = "Use the sdpa or eager implementation."
         fact = type(block_mask).__name__
-        raise TypeError(sentence("attend", "attention_mask must be a tensor or a block mask", fact, remedy))
+        raise InputTypeError(sentence("attend", "attention_mask must be a tensor or a block mask", fact, remedy))
     from torch.nn.attention.flex_attention import create_mask
 
     b, h, m, _ = query.shape

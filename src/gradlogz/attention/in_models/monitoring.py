@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..._errors import sentence
+from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
 from .head_summaries import Alert, Row, Sums, Thresholds, heads_of, merged, sums_of
 from .interception import Hook, Met, Receiver, Watch, names_of
@@ -227,18 +227,18 @@ def monitor(
     """
     if not isinstance(model, nn.Module):
         remedy = "Pass the model itself."
-        raise TypeError(sentence("monitor", "model must be a torch.nn.Module", type(model).__name__, remedy))
+        raise InputTypeError(sentence("monitor", "model must be a torch.nn.Module", type(model).__name__, remedy))
     if isinstance(model, nn.DataParallel):
         condition, fact = "model must run in one thread", "torch.nn.DataParallel, which copies it to many"
         remedy = "Use torch.nn.parallel.DistributedDataParallel."
-        raise TypeError(sentence("monitor", condition, fact, remedy))
+        raise InputTypeError(sentence("monitor", condition, fact, remedy))
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         remedy = "1 looks at every step."
-        raise ValueError(sentence("monitor", "every must be a positive integer", f"{every!r}", remedy))
+        raise InputValueError(sentence("monitor", "every must be a positive integer", f"{every!r}", remedy))
     if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
         condition = "writer must have add_scalar or take a row"
         remedy = "Pass a SummaryWriter, or a function of one argument."
-        raise TypeError(sentence("monitor", condition, type(writer).__name__, remedy))
+        raise InputTypeError(sentence("monitor", condition, type(writer).__name__, remedy))
     if group is None and hasattr(model, "process_group"):
         group = model.process_group
     m = Monitor(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..._errors import sentence
+from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
 from ..result import Attention
 from .interception import Met, Receiver, Watch, names_of
@@ -64,7 +64,7 @@ class Observation(Mapping[str, Attention], Receiver):
         """
         if statistic not in Attention._fields:
             remedy = f"It is one of {', '.join(Attention._fields)}."
-            raise ValueError(
+            raise InputValueError(
                 sentence("Observation.stack", "statistic must be one of Attention", f"{statistic!r}", remedy)
             )
         found = [getattr(attention, statistic) for attention in self.values()]
@@ -72,7 +72,7 @@ class Observation(Mapping[str, Attention], Receiver):
         if len(shapes) != 1 or None in shapes:
             fact = f"{len(shapes)} shapes" if None not in shapes else f"layers without {statistic}"
             remedy = "Take the layers one by one: seen[name]."
-            raise ValueError(
+            raise InputValueError(
                 sentence("Observation.stack", f"all layers must have {statistic} of one shape", fact, remedy)
             )
         return torch.stack(found)
@@ -145,7 +145,7 @@ def observe(
     """
     if not isinstance(model, nn.Module):
         remedy = "Pass the model itself."
-        raise TypeError(sentence("observe", "model must be a torch.nn.Module", type(model).__name__, remedy))
+        raise InputTypeError(sentence("observe", "model must be a torch.nn.Module", type(model).__name__, remedy))
     if id(model) in _observed:
         condition, fact = "a model must be observed once at a time", "one that is observed already"
         raise RuntimeError(sentence("observe", condition, fact, "Leave the first context before the second."))

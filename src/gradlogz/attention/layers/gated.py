@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from ..._errors import sentence, shape_of
+from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...kernels.attention import reference
 from ..functional import attend
@@ -141,7 +141,9 @@ class GatedHeads(nn.Module):
         given = gates.unsqueeze(-1) if gates.ndim == 1 else gates
         if given.shape[-2] != self.num_heads or given.ndim > like.ndim:
             condition = f"gates must be [h] or [*b, h, m] with h={self.num_heads} heads"
-            raise ValueError(sentence("GatedHeads", condition, f"shape {shape_of(gates)}", "One gate for each head."))
+            raise InputValueError(
+                sentence("GatedHeads", condition, f"shape {shape_of(gates)}", "One gate for each head.")
+            )
         return given.to(like.dtype).expand_as(like)
 
 

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import check_floats, has_values, present, sentence, shape_of
+from ..._errors import InputValueError, check_floats, has_values, present, sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ...measures import Empirical, Gaussian, Mixture
@@ -120,13 +120,13 @@ class AttentionFilter:
         for name, (chosen, known) in choices.items():
             if chosen not in known:
                 condition = f"{name} must be one of {', '.join(known)}"
-                raise ValueError(sentence(call, condition, repr(chosen), "The docstring says what they are."))
+                raise InputValueError(sentence(call, condition, repr(chosen), "The docstring says what they are."))
         if noise is not None and keep == "mean":
             remedy = 'Pass keep="covariance": noise does not move a mean.'
-            raise ValueError(sentence(call, "noise must come with covariances", 'keep="mean"', remedy))
+            raise InputValueError(sentence(call, "noise must come with covariances", 'keep="mean"', remedy))
         if weights == "sinkhorn" and coupling == "state":
             remedy = 'Use coupling="mean".'
-            raise ValueError(sentence(call, 'sinkhorn must have coupling="mean"', 'coupling="state"', remedy))
+            raise InputValueError(sentence(call, 'sinkhorn must have coupling="mean"', 'coupling="state"', remedy))
         self.value, self.noise, self.scale = value, noise, scale
         self.keep, self.coupling, self.weights = keep, coupling, weights
         self.tolerance, self.max_rounds = tolerance, max_rounds
@@ -223,7 +223,9 @@ class AttentionFilter:
         if readable:
             condition = f"Sinkhorn's method must settle within {self.max_rounds} rounds"
             fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
-            raise ValueError(sentence("AttentionFilter", condition, fact, "Allow more rounds, or a smaller scale."))
+            raise InputValueError(
+                sentence("AttentionFilter", condition, fact, "Allow more rounds, or a smaller scale.")
+            )
         return f
 
     def _check(self, call: str, slots: Slots, eta: Tensor) -> None:
@@ -234,21 +236,21 @@ class AttentionFilter:
         if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
             condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
             fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
-            raise ValueError(sentence(call, condition, fact, "Project queries into the space of the keys first."))
+            raise InputValueError(sentence(call, condition, fact, "Project queries into the space of the keys first."))
         d = mean.shape[-1]
         if self.value is not None and self.value.shape[:1] != (d,):
             fact = f"shape {shape_of(self.value)}"
-            raise ValueError(sentence(call, f"value must be [d={d}, e]", fact, "Tokens are rows: x' = x W_v."))
+            raise InputValueError(sentence(call, f"value must be [d={d}, e]", fact, "Tokens are rows: x' = x W_v."))
         e = d if self.value is None else self.value.shape[-1]
         if self.noise is not None and self.noise.shape != (e, e):
             condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
-            raise ValueError(sentence(call, condition, fact, "It is added after the value map."))
+            raise InputValueError(sentence(call, condition, fact, "It is added after the value map."))
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
-            raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+            raise InputValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
         if log_pi is not None and log_pi.shape != mean.shape[:-1]:
             condition, fact = f"slots.log_probability must be {tuple(mean.shape[:-1])}", f"shape {shape_of(log_pi)}"
-            raise ValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+            raise InputValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
 
 
 @without_autocast
@@ -275,10 +277,10 @@ def attentive_imm(
     check_floats(call, eta=eta, model=model.F)
     if model.transition is None:
         remedy = "Discretise it: discretize_chain."
-        raise ValueError(sentence(call, "the model must have a transition", "a rate", remedy))
+        raise InputValueError(sentence(call, "the model must have a transition", "a rate", remedy))
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
-        raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
+        raise InputValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
     series = arranged(call, model, observations, mask=mask, lengths=lengths, validate=model.validate)
     batch, steps = observations.shape[:-2], observations.shape[-2]
     state = SwitchingFilter(model).init(
@@ -336,7 +338,9 @@ def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
     d = h.dim
     if eta.ndim != 2 or eta.shape[-1] != d or eta.shape[0] <= d + 1:
         condition = f"eta must be [m, d={d}] with more than d + 1 rows"
-        raise ValueError(sentence(call, condition, f"shape {shape_of(eta)}", "Pass the natural parameters to fit."))
+        raise InputValueError(
+            sentence(call, condition, f"shape {shape_of(eta)}", "Pass the natural parameters to fit.")
+        )
     mu = h.mean(eta)
     centre, middle = mu.mean(0), eta.mean(0)
     # Means may lie in a subspace, for which torch's least squares are for the CPU alone.

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from ..._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...measures.measure import measure as record
 from ...measures.measure import static
@@ -190,10 +190,10 @@ class GammaPoisson(_Independent):
         if e.ndim > 2 or (e.ndim == 2 and e.shape[-1] not in (1, self.channels)):
             condition = f"exposure must be a number, [k] or [k, o={self.channels}]"
             remedy = "Give one for each mode, or one for each mode and channel."
-            raise ValueError(sentence("GammaPoisson", condition, f"shape {shape_of(e)}", remedy))
+            raise InputValueError(sentence("GammaPoisson", condition, f"shape {shape_of(e)}", remedy))
         if has_values(e) and bool((e < 0).any()):
             fact = f"{int((e < 0).sum())} of {e.numel()} below 0"
-            raise ValueError(
+            raise InputValueError(
                 sentence("GammaPoisson", "exposure must be at least 0", fact, "0 is a mode without events.")
             )
 
@@ -348,7 +348,9 @@ class BetaBinomial(_Independent):
     def __post_init__(self) -> None:
         _check_channels("BetaBinomial", self.channels)
         if self.trials < 1:
-            raise ValueError(sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli."))
+            raise InputValueError(
+                sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli.")
+            )
 
     def prior(self, a: Float[Tensor, "*#b"], b: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o].
@@ -419,7 +421,7 @@ class DirichletMultinomial(ConjugateFamily):
     def __post_init__(self) -> None:
         if self.categories < 2:
             condition, remedy = "categories must be at least 2", "One category is certain."
-            raise ValueError(sentence("DirichletMultinomial", condition, f"{self.categories}", remedy))
+            raise InputValueError(sentence("DirichletMultinomial", condition, f"{self.categories}", remedy))
 
     @property
     def size(self) -> int:
@@ -435,7 +437,7 @@ class DirichletMultinomial(ConjugateFamily):
         check_floats(call, concentration=concentration)
         if concentration.shape[-1:] != (self.categories,):
             condition, fact = f"concentration must end in c={self.categories}", f"shape {shape_of(concentration)}"
-            raise ValueError(sentence(call, condition, fact, "Pass one for each category."))
+            raise InputValueError(sentence(call, condition, fact, "Pass one for each category."))
         check_positive(call, concentration=concentration)
         return concentration
 
@@ -500,7 +502,7 @@ class InverseWishartNormal(ConjugateFamily):
     def __post_init__(self) -> None:
         if self.dimension < 1:
             fact = f"{self.dimension}"
-            raise ValueError(sentence("InverseWishartNormal", "dimension must be at least 1", fact, "X is p x p."))
+            raise InputValueError(sentence("InverseWishartNormal", "dimension must be at least 1", fact, "X is p x p."))
 
     @property
     def size(self) -> int:
@@ -517,14 +519,14 @@ class InverseWishartNormal(ConjugateFamily):
         check_floats(call, df=df, scale=scale)
         if scale.shape[-2:] != (p, p) or df.ndim > scale.ndim - 2:
             fact = f"shapes {shape_of(df)} and {shape_of(scale)}"
-            raise ValueError(
+            raise InputValueError(
                 sentence(call, f"scale must be [*b, {p}, {p}] and df [*b]", fact, "df is one number each.")
             )
         batch = torch.broadcast_shapes(df.shape, scale.shape[:-2])
         natural = torch.cat((svec(scale).expand(*batch, self.size - 1), (df - p - 1).expand(batch).unsqueeze(-1)), -1)
         if has_values(natural) and not bool(self.in_domain(natural).all()):
             condition, fact = f"df must exceed p-1={p - 1} and scale be positive definite", "a law of infinite mass"
-            raise ValueError(sentence(call, condition, fact, "df = p + 2 and a covariance are a weak prior."))
+            raise InputValueError(sentence(call, condition, fact, "df = p + 2 and a covariance are a weak prior."))
         return natural
 
     @without_autocast
@@ -603,10 +605,10 @@ class LinearGaussian(ConjugateFamily):
         if H.ndim not in (2, 3) or R.shape[-2:] != (o, o) or (self.d is not None and self.d.shape[-1:] != (o,)):
             fact = f"shapes {shape_of(H)} and {shape_of(R)}"
             remedy = "The first dimension of stacks is the modes."
-            raise ValueError(sentence(call, "H must be [o, s] or [k, o, s], R [o, o], d [o]", fact, remedy))
+            raise InputValueError(sentence(call, "H must be [o, s] or [k, o, s], R [o, o], d [o]", fact, remedy))
         if has_values(R) and int(torch.linalg.cholesky_ex(R.detach()).info.max()) > 0:
             remedy = "Use SwitchingModel for observations without noise."
-            raise ValueError(sentence(call, "R must be positive definite", "one that is not", remedy))
+            raise InputValueError(sentence(call, "R must be positive definite", "one that is not", remedy))
 
     @property
     def size(self) -> int:
@@ -624,13 +626,13 @@ class LinearGaussian(ConjugateFamily):
         check_floats(call, mean=mean, covariance=covariance)
         if mean.shape[-1:] != (s,) or covariance.shape[-2:] != (s, s):
             fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
-            raise ValueError(
+            raise InputValueError(
                 sentence(call, f"mean must end in s={s}, covariance in s, s", fact, "H gives the state size.")
             )
         L, info = torch.linalg.cholesky_ex(covariance)
         if has_values(info) and int(info.max()) > 0:
             remedy = "Use SwitchingModel for states that are known exactly."
-            raise ValueError(sentence(call, "covariance must be positive definite", "one that is not", remedy))
+            raise InputValueError(sentence(call, "covariance must be positive definite", "one that is not", remedy))
         precision = symmetric(torch.cholesky_inverse(L))
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
@@ -702,7 +704,9 @@ class LinearGaussian(ConjugateFamily):
 
 def _check_channels(call: str, channels: int) -> None:
     if channels < 1:
-        raise ValueError(sentence(call, "channels must be at least 1", f"{channels}", "An observation has o channels."))
+        raise InputValueError(
+            sentence(call, "channels must be at least 1", f"{channels}", "An observation has o channels.")
+        )
 
 
 def _per_channel(call: str, channels: int, **given: Tensor) -> list[Tensor]:
@@ -713,7 +717,9 @@ def _per_channel(call: str, channels: int, **given: Tensor) -> list[Tensor]:
     except RuntimeError:
         fact = " and ".join(str(shape_of(t)) for t in given.values())
         condition = f"{' and '.join(given)} must be [*b] or [*b, o={channels}]"
-        raise ValueError(sentence(call, condition, f"shapes {fact}", "They broadcast against each other.")) from None
+        raise InputValueError(
+            sentence(call, condition, f"shapes {fact}", "They broadcast against each other.")
+        ) from None
     return [t.expand(batch) for t in wide]
 
 

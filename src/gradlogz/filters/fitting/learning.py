@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import check_floats, present, sentence, shape_of
+from ..._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from ..gaussian.smoother import Method
 from ..models.switching_model import ENDS, SwitchingModel
@@ -108,7 +108,7 @@ def fit(
     call = "fit"
     if not isinstance(model, SwitchingModel):
         remedy = "What functions hold is learned by the gradient: imm(...).log_likelihood.backward()."
-        raise TypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
+        raise InputTypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
     plan = _planned(call, model, learn, structure or {}, shared, method)
     begin = _begun(call, model, mean, covariance, log_mode_probability)
     data = _arranged(call, model, observations, mask, lengths, times)
@@ -116,7 +116,7 @@ def fit(
     given, model = model, _restricted(model, plan)
     if starts < 1 or max_rounds < 1:
         fact = f"{starts} and {max_rounds}"
-        raise ValueError(
+        raise InputValueError(
             sentence(call, "starts and max_rounds must be at least 1", fact, "1 start is the model itself.")
         )
     climb = maximised if method == "em" else climbed
@@ -154,37 +154,39 @@ def _planned(
     unknown = [name for name in learn if name not in NAMES]
     if unknown or not learn:
         condition = f"learn must name some of {', '.join(NAMES)}"
-        raise ValueError(sentence(call, condition, f"{list(learn)}", "What is not named stays as it is."))
+        raise InputValueError(sentence(call, condition, f"{list(learn)}", "What is not named stays as it is."))
     if method not in ("em", "gradient"):
-        raise ValueError(sentence(call, 'method must be "em" or "gradient"', f"{method!r}", "em needs no step size."))
+        raise InputValueError(
+            sentence(call, 'method must be "em" or "gradient"', f"{method!r}", "em needs no step size.")
+        )
     missing = [name for name in learn if name in PLAIN and getattr(model, name) is None]
     if missing:
         remedy = "Give zeros to begin with."
-        raise ValueError(sentence(call, f"the model must have {missing[0]} to learn it", "None", remedy))
+        raise InputValueError(sentence(call, f"the model must have {missing[0]} to learn it", "None", remedy))
     wrong = [n for n in structure if n not in MATRICES or structure[n] not in ("full", "diagonal", "scale")]
     if wrong:
         condition = 'structure must say "full", "diagonal" or "scale" of Q and R'
-        raise ValueError(sentence(call, condition, f"{dict(structure)}", "Other parameters have no structure."))
+        raise InputValueError(sentence(call, condition, f"{dict(structure)}", "Other parameters have no structure."))
     partner = {"F": "Q", "b": "Q", "H": "R", "d": "R"}
     alone = [n for n in shared if n not in learn or n in ("transition", "initial")]
     alone += [n for n in shared if n in partner and partner[n] not in shared and method == "em"]
     if alone:
         condition = "shared must name parameters that are learned, F and b together with Q, H and d together with R"
         remedy = "What weighs the errors of several modes must be common to them too."
-        raise ValueError(sentence(call, condition, f"{list(shared)}", remedy))
+        raise InputValueError(sentence(call, condition, f"{list(shared)}", remedy))
     plan = Plan(tuple(learn), {name: structure.get(name, "full") for name in MATRICES}, tuple(shared))
     if any(t.ndim > len(ENDS[name]) + 1 for name, t in model.fields().items()):
         remedy = "Learn from series that share a model."
-        raise ValueError(sentence(call, "the model must be one for all series", "one for each target", remedy))
+        raise InputValueError(sentence(call, "the model must be one for all series", "one for each target", remedy))
     changes = model.rate is not None or model.steps is not None
     fixed = {name for name in plan.learn if name in MATRICES and plan.structure[name] == "scale"}
     if changes and set(plan.learn) - fixed - {"initial"}:
         condition = 'learn must be Q and R as "scale", or "initial", of a model that changes in time'
         remedy = 'Pass learn=["Q", "R"] and structure={"Q": "scale", "R": "scale"}.'
-        raise ValueError(sentence(call, condition, f"learn={list(plan.learn)}", remedy))
+        raise InputValueError(sentence(call, condition, f"learn={list(plan.learn)}", remedy))
     if model.B is not None or model.D is not None or model.components is not None:
         remedy = "Fold inputs into b and d; learn modes of one size."
-        raise ValueError(sentence(call, "the model must have no inputs and no components", "some", remedy))
+        raise InputValueError(sentence(call, "the model must have no inputs and no components", "some", remedy))
     return plan
 
 
@@ -194,11 +196,11 @@ def _begun(call: str, model: SwitchingModel, mean: Tensor, covariance: Tensor, l
     if mean.shape not in ((s,), (k, s)) or covariance.shape not in ((s, s), (k, s, s)):
         condition = f"mean must be [{s}] or [{k}, {s}] and covariance [{s}, {s}] or [{k}, {s}, {s}]"
         fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
-        raise ValueError(sentence(call, condition, fact, "All series begin alike."))
+        raise InputValueError(sentence(call, condition, fact, "All series begin alike."))
     log_pi = mean.new_zeros(k).log_softmax(-1) if log_pi is None else log_pi.log_softmax(-1)
     if log_pi.shape != (k,):
         condition, fact = f"log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
-        raise ValueError(sentence(call, condition, fact, "None is uniform."))
+        raise InputValueError(sentence(call, condition, fact, "None is uniform."))
     return Beginning(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
 
 
@@ -221,7 +223,7 @@ def _arranged(
     data = Data(y.reshape(count, *y.shape[-2:]), mask, lengths, times)
     if not bool(data.seen.any()):
         remedy = "Pass series with observations."
-        raise ValueError(sentence(call, "observations must hold something seen", "gaps alone", remedy))
+        raise InputValueError(sentence(call, "observations must hold something seen", "gaps alone", remedy))
     return data
 
 
@@ -242,7 +244,7 @@ def _tell_apart(model: SwitchingModel, plan: Plan) -> bool:
     own = [name for name in plan.learn if name not in (*plan.shared, "transition", "initial")]
     if model.modes > 1 and not different and own:
         remedy = f"Begin with different {own[0]}."
-        raise ValueError(sentence("fit", "modes must differ at the beginning", "modes that are all alike", remedy))
+        raise InputValueError(sentence("fit", "modes must differ at the beginning", "modes that are all alike", remedy))
     return model.modes > 1 and bool(different) and all(name in own for name in different)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Float, Tensor
 from ..models.switching_model import ENDS, SwitchingModel
 
@@ -128,4 +128,4 @@ def _check_regular(call: str, name: str, singular: bool) -> None:
         condition = f"{name} must be regular at the beginning to be learned freely"
         factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
         remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
-        raise ValueError(sentence(call, condition, "a singular one", remedy))
+        raise InputValueError(sentence(call, condition, "a singular one", remedy))

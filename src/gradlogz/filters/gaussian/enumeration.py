@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -84,12 +84,12 @@ def exact(
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
-        raise ValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
+        raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
     if (keep is None and k ** (steps + 1) > MOST) or (keep is not None and keep < 1):
         condition = f"histories must be at most {MOST}, or keep at least 1"
         fact = f"{k}^{steps + 1} histories and keep={keep}"
-        raise ValueError(sentence(call, condition, fact, "Pass keep=, the number of histories to keep."))
+        raise InputValueError(sentence(call, condition, fact, "Pass keep=, the number of histories to keep."))
     m, P, log_w, log_likelihood = beginning(
         call, model, batch, mean=mean, covariance=covariance, log_mode_probability=log_mode_probability
     )

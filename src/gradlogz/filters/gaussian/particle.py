@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ...measures.annealing import ancestors, effective_sample_size
@@ -91,14 +91,14 @@ def rao_blackwell(
     if n < 1 or not 0 <= threshold <= 1:
         condition = "particles must be at least 1 and threshold in [0, 1]"
         remedy = "A share of 0.5 is usual."
-        raise ValueError(sentence(call, condition, f"{particles} and {threshold}", remedy))
+        raise InputValueError(sentence(call, condition, f"{particles} and {threshold}", remedy))
     parameters, y, seen = arranged(
         call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
     )
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
-        raise ValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
+        raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
     m, P, log_pi, log_likelihood = beginning(
         call, model, batch, mean=mean, covariance=covariance, log_mode_probability=log_mode_probability

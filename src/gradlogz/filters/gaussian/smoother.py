@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -133,11 +133,11 @@ def smooth(
     check_model(call, model)
     if method not in ("imm", "gpb2", "kim", "exact"):
         remedy = "gpb2 is the nearest to exact, imm needs the least."
-        raise ValueError(sentence(call, 'method must be "imm", "gpb2", "kim" or "exact"', f"{method!r}", remedy))
+        raise InputValueError(sentence(call, 'method must be "imm", "gpb2", "kim" or "exact"', f"{method!r}", remedy))
     if (lag is not None and (lag < 0 or method == "exact")) or (keep is not None and method != "exact"):
         condition = 'lag must be 0 or more, for "imm", "gpb2" and "kim"; and keep be for "exact" alone'
         remedy = "None gives every state all observations."
-        raise ValueError(sentence(call, condition, f"lag={lag} and keep={keep} for {method!r}", remedy))
+        raise InputValueError(sentence(call, condition, f"lag={lag} and keep={keep} for {method!r}", remedy))
     parameters, y, seen = arranged(
         call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
     )

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.filters.dispatch import filtering_kernel
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -240,12 +240,12 @@ class SwitchingFilter(NamedTuple):
         check_state(call, self.model, state, depth=0 if self.method == "imm" else self.depth)
         if not 0 <= time < (steps or time + 1):
             remedy = "Count steps from 0, or pass the model of each step."
-            raise ValueError(sentence(call, f"time must be a step of the model, below {steps}", f"{time}", remedy))
+            raise InputValueError(sentence(call, f"time must be a step of the model, below {steps}", f"{time}", remedy))
         batch = state.log_likelihood.shape
         if observation.shape != (*batch, self.model.observation_size):
             condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
             remedy = "Begin with init(batch_shape=...) of its targets."
-            raise ValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
+            raise InputValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
         series = arranged(
             call,
             self.model if steps is None else self.model.narrow(time),
@@ -295,7 +295,7 @@ def _run(
     """A series, step by step; what is reported is computed once for all steps."""
     if keep not in ("all", "last"):
         remedy = "All steps are reported, or the last alone."
-        raise ValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
+        raise InputValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
     wanted = _wanted(call, fields)
     model, names = chosen.model, ("inputs", "mask", "lengths", "times")
     check_model(call, model)
@@ -351,7 +351,9 @@ def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
     wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
     if unknown := wanted - ALL:
         remedy = f"Choose of {', '.join(Filtered._fields)}."
-        raise ValueError(sentence(call, "fields must be names of Filtered", f"{sorted(map(str, unknown))}", remedy))
+        raise InputValueError(
+            sentence(call, "fields must be names of Filtered", f"{sorted(map(str, unknown))}", remedy)
+        )
     return wanted
 
 
@@ -379,7 +381,7 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) 
     if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
         condition = 'method must be "imm" or "gpb" and depth at least 1'
         fact = f"{chosen.method!r} and {chosen.depth}"
-        raise ValueError(sentence(call, condition, fact, "gpb1 has depth 1, gpb2 has depth 2."))
+        raise InputValueError(sentence(call, condition, fact, "gpb1 has depth 1, gpb2 has depth 2."))
     mean, covariance, log_pi = start
     state = beginning(call, chosen.model, batch, mean=mean, covariance=covariance, log_mode_probability=log_pi)
     if chosen.method == "gpb" and chosen.depth == 1:

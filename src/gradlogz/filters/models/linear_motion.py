@@ -19,7 +19,7 @@ Read next: switching_model.py (assembling them), discretization.py (the integral
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import has_values, sentence
+from ..._errors import InputValueError, has_values, sentence
 from ..._typing import Tensor
 from .discretization import discretize
 from .switching_model import KalmanModel
@@ -136,7 +136,7 @@ def coordinated_turn(
     step, (omega, q, r) = _numbers("coordinated_turn", dimensions, numbers, dtype, device)
     if dimensions < 2:
         remedy = "Nothing turns on a line; use constant_velocity."
-        raise ValueError(sentence("coordinated_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
+        raise InputValueError(sentence("coordinated_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
     eye = torch.eye(dimensions, dtype=r.dtype, device=r.device)
     turn = torch.zeros(2 * dimensions, 2 * dimensions, dtype=r.dtype, device=r.device)
     turn[1, 3], turn[3, 1] = -1, 1  # x'' = -omega y', y'' = omega x'
@@ -158,10 +158,10 @@ def _chain(
     step, (q, r) = _numbers(call, dimensions, numbers, dtype, device)
     if derivatives < own:
         condition, remedy = f"derivatives must be at least {own}", "They count the position as the first."
-        raise ValueError(sentence(call, condition, f"{derivatives}", remedy))
+        raise InputValueError(sentence(call, condition, f"{derivatives}", remedy))
     if derivatives > own and step is None:
         condition, remedy = f"derivatives must be {own} without dt", "SwitchingModel.of has components= for the rest."
-        raise ValueError(sentence(call, condition, f"{derivatives}", remedy))
+        raise InputValueError(sentence(call, condition, f"{derivatives}", remedy))
     F, Q = _looked_at(_shift(own, r), _corner(own, q), step)
     lacking = derivatives - own
     pad = (0, lacking, 0, lacking)
@@ -205,7 +205,7 @@ def _numbers(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """dt, and the rest, as tensors of one dtype, those given as tensors deciding which; but a rate none is negative."""
     if not 1 <= dimensions <= 3:
-        raise ValueError(sentence(call, "dimensions must be 1, 2 or 3", f"{dimensions}", "Space has no more."))
+        raise InputValueError(sentence(call, "dimensions must be 1, 2 or 3", f"{dimensions}", "Space has no more."))
     given = [n for n in numbers.values() if isinstance(n, Tensor)]
     dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
     device = device or (given[0].device if given else None)
@@ -214,12 +214,14 @@ def _numbers(
     for name, t in tensors.items():
         if t.ndim > (name == "dt"):
             condition = f"{name} must be a number" + (" or one for each step" if name == "dt" else "")
-            raise ValueError(sentence(call, condition, f"shape {tuple(t.shape)}", "Dimensions share what they are."))
+            raise InputValueError(
+                sentence(call, condition, f"shape {tuple(t.shape)}", "Dimensions share what they are.")
+            )
         strictly = name in ("dt", "correlation_time")
         if name == "rate" or not has_values(t):
             continue
         if not bool(((t > 0) if strictly else (t >= 0)).all()):
             condition = f"{name} must be {'positive' if strictly else 'nonnegative'}"
             fact = f"a smallest one of {float(t.min()):.3g}"
-            raise ValueError(sentence(call, condition, fact, "Times and variances are."))
+            raise InputValueError(sentence(call, condition, fact, "Times and variances are."))
     return tensors.pop("dt", None), list(tensors.values())

@@ -32,6 +32,8 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._errors import (
+    InputTypeError,
+    InputValueError,
     check_finite,
     check_floats,
     check_positive_semidefinite,
@@ -143,7 +145,7 @@ class NonlinearModel:
             fact = " and ".join(name for name in ("transition", "rate", "dt") if name in fields) or "neither"
             condition = "one of transition and rate must be given, and dt beside transition alone"
             remedy = "A chain has probabilities for each step, or rates in continuous time."
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))
         check_floats(call, **fields | {"Q": self.Q, "R": self.R})
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
@@ -152,11 +154,11 @@ class NonlinearModel:
             if len(functions) != self.modes or not all(callable(f) for f in functions):
                 fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} can be called"
                 condition = f"{name} must be a function for each of k={self.modes} modes, or one for all"
-                raise ValueError(sentence(call, condition, fact, "Pass a list in the order of the modes."))
+                raise InputValueError(sentence(call, condition, fact, "Pass a list in the order of the modes."))
         if self.method not in ("ekf", "ukf") or not self.alpha**2 * (self.state_size + self.kappa) > 0:
             condition = 'method must be "ekf" or "ukf", and alpha² (s + kappa) positive'
             fact = f"{self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
-            raise ValueError(sentence(call, condition, fact, "kappa must be above -s, the size of the state."))
+            raise InputValueError(sentence(call, condition, fact, "kappa must be above -s, the size of the state."))
         check_components(call, self.components, self.fill, self.modes, self.state_size)
         if self.validate and self.method == "ukf":
             self._check_points(call)
@@ -194,16 +196,16 @@ class NonlinearModel:
         if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             condition = "models must be one NonlinearMode or KalmanModel or more"
-            raise TypeError(sentence(call, condition, fact, "Pass a list such as [unknown_turn(...)]."))
+            raise InputTypeError(sentence(call, condition, fact, "Pass a list such as [unknown_turn(...)]."))
         if (observe is None) != (R is None):
             fact = "R alone" if observe is None else "observe alone"
             remedy = "R is the covariance of the noise in what is observed."
-            raise ValueError(sentence(call, "observe and R must be given together", fact, remedy))
+            raise InputValueError(sentence(call, "observe and R must be given together", fact, remedy))
         if {m.continuous for m in models} != {rate is not None}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
             condition = f"models must be {'of steps with transition' if rate is None else 'continuous with rate'}"
             remedy = "unknown_turn and its like are of steps with dt=, and continuous without it."
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=R) for m in modes]
@@ -257,7 +259,7 @@ class NonlinearModel:
         """The model of steps of given lengths, of a model of continuous time; inputs are held during a step."""
         if self.rate is None:
             remedy = "Give rate= in place of transition=, and functions of a state and a time."
-            raise ValueError(sentence("NonlinearModel.at", "the model must have rate", "transition", remedy))
+            raise InputValueError(sentence("NonlinearModel.at", "the model must have rate", "transition", remedy))
         chain = discretize_chain(self.rate, dt)
         return dataclasses.replace(self, transition=chain, rate=None, dt=dt, validate=False)
 
@@ -294,12 +296,14 @@ class NonlinearModel:
         if self.alpha**2 * kappa + n * self.beta < 0:
             condition = 'alpha² kappa + s beta must be 0 or more for "ukf", so that what it adds is a covariance'
             fact = f"alpha={self.alpha}, beta={self.beta}, kappa={kappa} and s={n}"
-            raise ValueError(sentence(call, condition, fact, "beta=2 is that of Gaussians, kappa=0 needs no more."))
+            raise InputValueError(
+                sentence(call, condition, fact, "beta=2 is that of Gaussians, kappa=0 needs no more.")
+            )
         least = 1e4 * torch.finfo(self.R.dtype).eps
         if self.alpha**2 * (n + kappa) < least:
             condition = f"alpha² (s + kappa) must be at least {least:.2g} in {self.R.dtype}, so that points differ"
             fact = f"{self.alpha**2 * (n + kappa):.2g}"
-            raise ValueError(sentence(call, condition, fact, "alpha=1 keeps all digits; or take float64."))
+            raise InputValueError(sentence(call, condition, fact, "alpha=1 keeps all digits; or take float64."))
 
     def _check_functions(self, call: str) -> None:
         """Functions take a state and give what they should; they are tried at 0, for no time."""
@@ -317,11 +321,13 @@ class NonlinearModel:
                 if found.shape != (size,):
                     condition = f"{name} must take a state [{self.state_size}] to [{size}]"
                     remedy = "Functions are written for one state; targets are mapped over."
-                    raise ValueError(sentence(call, condition, f"shape {shape_of(found)}", remedy))
+                    raise InputValueError(sentence(call, condition, f"shape {shape_of(found)}", remedy))
                 if flow and bool((found.abs() > 1e-6).any()):
                     remedy = "move(x, dt) is where x is after dt; follow_drift makes it of a drift."
                     fact = "a state 0 that moved"
-                    raise ValueError(sentence(call, "move must leave a state where it is for dt = 0", fact, remedy))
+                    raise InputValueError(
+                        sentence(call, "move must leave a state where it is for dt = 0", fact, remedy)
+                    )
 
 
 class NonlinearParameters(NamedTuple):
@@ -619,7 +625,7 @@ def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """A linear system as two functions."""
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
         condition, fact = "linear models must not change from one step to the next", "one that changes in time"
-        raise ValueError(sentence(call, condition, fact, "Write a function of state and input."))
+        raise InputValueError(sentence(call, condition, fact, "Write a function of state and input."))
 
     ends = model.continuous and _ends(model.F)
 

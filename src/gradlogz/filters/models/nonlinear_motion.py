@@ -13,7 +13,7 @@ import math
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import has_values, sentence
+from ..._errors import InputValueError, has_values, sentence
 from ..._typing import Tensor
 from .discretization import discretize
 from .nonlinear_model import Function, NonlinearMode, Residual
@@ -44,7 +44,7 @@ def unknown_turn(
     """
     if dimensions not in (2, 3):
         remedy = "Nothing turns on a line; use constant_velocity."
-        raise ValueError(sentence("unknown_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
+        raise InputValueError(sentence("unknown_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
     numbers = {
         "dt": dt,
         "spectral_density": spectral_density,
@@ -59,7 +59,7 @@ def unknown_turn(
         if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
             fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
             remedy = "Without dt it is of continuous time, and filters are told times."
-            raise ValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
+            raise InputValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
     shift = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=dtype, device=device)
@@ -91,7 +91,7 @@ def follow_drift(drift: Function, *, steps: int = 4) -> Function:
     """
     if steps < 1:
         remedy = "Errors fall with the fourth power of their number."
-        raise ValueError(sentence("follow_drift", "steps must be at least 1", f"{steps}", remedy))
+        raise InputValueError(sentence("follow_drift", "steps must be at least 1", f"{steps}", remedy))
 
     def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:
         h = dt / steps

@@ -26,6 +26,8 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._errors import (
+    InputTypeError,
+    InputValueError,
     check_finite,
     check_floats,
     check_positive_semidefinite,
@@ -189,7 +191,7 @@ class SwitchingModel:
         if (self.transition is None) == (self.rate is None):
             fact = "neither" if self.rate is None else "both"
             remedy = "A chain has probabilities for each step, or rates in continuous time."
-            raise ValueError(sentence("SwitchingModel", "one of transition and rate must be given", fact, remedy))
+            raise InputValueError(sentence("SwitchingModel", "one of transition and rate must be given", fact, remedy))
         fields = self.fields()
         check_floats("SwitchingModel", **fields | {name: getattr(self, name) for name in "FQHR"})
         check_fields("SwitchingModel", fields)
@@ -235,12 +237,12 @@ class SwitchingModel:
         if len(models) == 0 or not all(isinstance(m, KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             remedy = "Pass a list such as [constant_velocity(...), coordinated_turn(...)]."
-            raise TypeError(sentence(call, "models must be one KalmanModel or more", fact, remedy))
+            raise InputTypeError(sentence(call, "models must be one KalmanModel or more", fact, remedy))
         if {m.continuous for m in models} != {rate is not None}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
             condition = f"models must be {'of steps with transition' if rate is None else 'continuous with rate'}"
             remedy = "constant_velocity and its like are of steps with dt=, and continuous without it."
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))
         own = tuple(tuple(c) for c in components) if components is not None else None
         lifts = lifted(call, [(m.F, m.H.shape[-2]) for m in models], own)
         if lifts is not None:
@@ -291,7 +293,7 @@ class SwitchingModel:
         """
         if self.rate is None:
             remedy = "Give rate= in place of transition=, and models without dt."
-            raise ValueError(sentence("SwitchingModel.at", "the model must have rate", "transition", remedy))
+            raise InputValueError(sentence("SwitchingModel.at", "the model must have rate", "transition", remedy))
         s, A = self.state_size, self.F
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
@@ -318,7 +320,7 @@ class SwitchingModel:
         """
         if self.transition is None:
             condition, remedy = "the model must have transition", "Pass times - times[..., :1]: the first step lasts 0."
-            raise ValueError(sentence("SwitchingModel.still_first", condition, "rate", remedy))
+            raise InputValueError(sentence("SwitchingModel.still_first", condition, "rate", remedy))
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
         return dataclasses.replace(self, **fields)
 
@@ -366,11 +368,11 @@ def check_fields(call: str, fields: dict[str, Tensor]) -> None:
             wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
             condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
             remedy = "Stack over modes: k first, then what each mode has."
-            raise ValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+            raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
     lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
     if len(lengths) > 1:
         condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
-        raise ValueError(sentence(call, condition, fact, "Expand or cut one of them."))
+        raise InputValueError(sentence(call, condition, fact, "Expand or cut one of them."))
 
 
 def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str, Any]]:
@@ -443,18 +445,18 @@ def lifted(
     if len({o for _, o in sizes}) > 1:
         remedy = "Let modes that see less have gaps: NaN where nothing was observed."
         fact = " and ".join(str(o) for _, o in sizes)
-        raise ValueError(sentence(call, "models must have observations of one size", fact, remedy))
+        raise InputValueError(sentence(call, "models must have observations of one size", fact, remedy))
     if components is None:
         if len(set(states)) > 1:
             fact = " and ".join(map(str, states))
             condition = "models must have states of one size, or components"
             remedy = "Say which components of the whole state each has: components=[(0, 1, 3, 4), range(6)]."
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))
         return None
     if [len(own) for own in components] != states:
         condition = f"components must be as many as each model has, {states}"
         fact = f"{[len(own) for own in components]}"
-        raise ValueError(sentence(call, condition, fact, "Count from 0, in the order of the model."))
+        raise InputValueError(sentence(call, condition, fact, "Count from 0, in the order of the model."))
     s = 1 + max(itertools.chain.from_iterable(components))
     pairs = zip(sizes, components, strict=True)
     return [torch.eye(s, dtype=F.dtype, device=F.device)[:, list(own)] for (F, _), own in pairs]
@@ -478,7 +480,7 @@ def check_components(
     """Every mode has some components of the state, each once, and every component belongs to a mode."""
     if fill not in ("modes", "zero"):
         remedy = "What a mode lacked before comes from the modes that have it, or is 0."
-        raise ValueError(sentence(call, 'fill must be "modes" or "zero"', f"{fill!r}", remedy))
+        raise InputValueError(sentence(call, 'fill must be "modes" or "zero"', f"{fill!r}", remedy))
     if components is None:
         return
     all_of_them = set(itertools.chain.from_iterable(components))
@@ -486,7 +488,7 @@ def check_components(
     if len(components) != modes or not once or all_of_them != set(range(state_size)):
         condition = f"components must name some of 0 ... {state_size - 1} for each of {modes} modes, and leave out none"
         remedy = "Each mode names a component once; one that no mode has can be left out of the state."
-        raise ValueError(sentence(call, condition, f"{components}", remedy))
+        raise InputValueError(sentence(call, condition, f"{components}", remedy))
 
 
 def check_chain(call: str, transition: Tensor | None, rate: Tensor | None) -> None:
@@ -504,7 +506,7 @@ def check_chain(call: str, transition: Tensor | None, rate: Tensor | None) -> No
                 "Row i says where mode i goes: pass transition.mT if columns sum to one, or divide rows by their sums."
             )
             condition = "transition must be nonnegative with rows that sum to one"
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))
     else:
         off = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
         worst, least = float(matrix.sum(-1).abs().max()), float(off.min())
@@ -512,4 +514,4 @@ def check_chain(call: str, transition: Tensor | None, rate: Tensor | None) -> No
             fact = f"a smallest rate of {least:.3g} and sums that miss zero by {worst:.3g}"
             remedy = "Put minus the sum of the other rates of its row on the diagonal."
             condition = "rate must be nonnegative off the diagonal with rows that sum to zero"
-            raise ValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(sentence(call, condition, fact, remedy))

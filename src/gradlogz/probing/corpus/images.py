@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._errors import sentence
+from ..._errors import InputValueError, MissingPackageError, sentence
 from ..._typing import Tensor
 from ..statistics.hashing import group_of, hash_of
 from .text import Batch, Report
@@ -35,12 +35,12 @@ def images(
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         remedy = "Install it with: pip install pillow."
-        raise ImportError(sentence("images", "pillow must be installed", "none", remedy)) from None
+        raise MissingPackageError(sentence("images", "pillow must be installed", "none", remedy)) from None
     path = Path(folder).expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not files:
         remedy = f"They end in {', '.join(SUFFIXES)}."
-        raise ValueError(sentence("images", "source must be a folder that holds images", f"{str(path)!r}", remedy))
+        raise InputValueError(sentence("images", "source must be a folder that holds images", f"{str(path)!r}", remedy))
     for some in (files[i : i + size] for i in range(0, len(files), size)):
         opened = []
         for file in some:
@@ -49,7 +49,7 @@ def images(
                     opened.append(image.convert("RGB"))
             except (OSError, UnidentifiedImageError):
                 remedy = "Leave it out, or save it again."
-                raise ValueError(sentence("images", "every image must be readable", file.name, remedy)) from None
+                raise InputValueError(sentence("images", "every image must be readable", file.name, remedy)) from None
         found = processor(images=opened, return_tensors="pt")
         yield [p.relative_to(path).as_posix() for p in some], {"pixel_values": found["pixel_values"]}
 
@@ -82,7 +82,7 @@ class Inputs(Iterator[Batch]):
                 fact = f"{type(inputs).__name__} at {number}" if not whole else f"rows {sorted(rows)} at {number}"
                 remedy = "Pass dictionaries such as {'pixel_values': images}, or a tokenizer with texts."
                 condition = "without a tokenizer every entry must hold tensors of equally many rows"
-                raise ValueError(sentence("probe", condition, fact, remedy))
+                raise InputValueError(sentence("probe", condition, fact, remedy))
             names = [f"row {number}.{i}" for i in range(rows.pop())] if names is None else list(names)
             keys = [hash_of(name) for name in names]
             groups: dict[int, list[int]] = {}
@@ -98,4 +98,4 @@ class Inputs(Iterator[Batch]):
                 yield Batch(cut, torch.tensor([keys[i] for i in of]), group, [names[i] for i in of], starts)
         if not self._report.rows:
             remedy = "Pass dictionaries such as {'pixel_values': images}."
-            raise ValueError(sentence("probe", "without a tokenizer there must be inputs", "none", remedy))
+            raise InputValueError(sentence("probe", "without a tokenizer there must be inputs", "none", remedy))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from ..._errors import sentence
+from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Int, Tensor
 from ..statistics.hashing import GROUPS, group_of, hash_of
 from .smiles import reactions
@@ -98,7 +98,7 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
     if source is None:
         if reads not in DEFAULTS:
             fact, remedy = "none", "Pass the inputs themselves, batch by batch."
-            raise ValueError(
+            raise InputValueError(
                 sentence("documents", f"source must be given for a model that reads {reads}", fact, remedy)
             )
         return _some(DEFAULTS[reads](), f"the {reads} of this package")
@@ -108,11 +108,11 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
         path = Path(source).expanduser()
         if not path.exists():
             fact, remedy = f"{os.fspath(source)[:80]!r}", "Pass texts themselves as a list of strings."
-            raise ValueError(sentence("documents", "source must be a file or a folder that exists", fact, remedy))
+            raise InputValueError(sentence("documents", "source must be a file or a folder that exists", fact, remedy))
         return _some(_files(path), os.fspath(source))
     if not isinstance(source, Iterable):
         remedy = "Pass a path, or a list of texts."
-        raise TypeError(sentence("documents", "source must hold texts", type(source).__name__, remedy))
+        raise InputTypeError(sentence("documents", "source must hold texts", type(source).__name__, remedy))
     return _some(_named(source), "the texts")
 
 
@@ -137,16 +137,16 @@ def batches(
     """
     if not callable(tokenizer):
         fact, remedy = type(tokenizer).__name__, "Pass the one that belongs to the model."
-        raise TypeError(sentence("batches", "tokenizer must turn text into tokens", fact, remedy))
+        raise InputTypeError(sentence("batches", "tokenizer must turn text into tokens", fact, remedy))
     for name, number in (("tokens", tokens), ("size", size), ("padded", padded)):
         if number is not None and number < 1:
-            raise ValueError(sentence("batches", f"{name} must be 1 or more", f"{number}", "None leaves it open."))
+            raise InputValueError(sentence("batches", f"{name} must be 1 or more", f"{number}", "None leaves it open."))
     special = tokenizer.num_special_tokens_to_add(pair=False)
     context = min(tokenizer.model_max_length, 10**9)
     if length is not None and not special + 2 <= length <= context:
         remedy = "None takes 1024, or the context if that is less."
         condition = f"length must be from {special + 2} to the context of the model, {context}"
-        raise ValueError(sentence("batches", condition, f"{length}", remedy))
+        raise InputValueError(sentence("batches", condition, f"{length}", remedy))
     return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, padded, seed)
 
 
@@ -252,7 +252,7 @@ class Batches(Iterator[Batch]):
         if not self._report.rows:
             fact = f"{self._report.short} that are shorter"
             remedy = "Pass longer texts, or those that this tokenizer reads."
-            raise ValueError(sentence("batches", "some document must have two tokens or more", fact, remedy))
+            raise InputValueError(sentence("batches", "some document must have two tokens or more", fact, remedy))
 
     def _sorted(self, group: int, rows: list[_Row]) -> Iterator[Batch]:
         rows = sorted(rows, key=lambda row: (-len(row.ids), row.key, row.start))
@@ -324,7 +324,7 @@ def _some(found: Iterator[Document], where: str) -> Iterator[Document]:
             yield document
     if not count:
         remedy = "Pass a file, a folder or a list that has text in it."
-        raise ValueError(sentence("documents", "source must hold text", f"none in {where}", remedy))
+        raise InputValueError(sentence("documents", "source must hold text", f"none in {where}", remedy))
 
 
 def _topics() -> Iterator[Document]:
@@ -349,7 +349,7 @@ def _named(source: Iterable[Any]) -> Iterator[Document]:
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
             remedy = "A text alone is named by its place."
             condition = "every text must be a string or a pair of name and text"
-            raise TypeError(sentence("documents", condition, f"{type(entry).__name__} at {number}", remedy))
+            raise InputTypeError(sentence("documents", condition, f"{type(entry).__name__} at {number}", remedy))
         yield Document(*pair)
 
 
@@ -371,7 +371,7 @@ def _file(path: Path, name: str) -> Iterator[Document]:
             yield from _decoded(name, reader(name, lines))
     except OSError as error:
         fact, remedy = f"{type(error).__name__} from {name}", "Change its permissions, or leave it out."
-        raise ValueError(sentence("documents", "every file must be readable", fact, remedy)) from None
+        raise InputValueError(sentence("documents", "every file must be readable", fact, remedy)) from None
 
 
 def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
@@ -386,7 +386,7 @@ def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
         text = False
     if not text:
         condition, remedy = "every file must be text in UTF-8", "Convert it to UTF-8, or leave it out."
-        raise ValueError(sentence("documents", condition, f"other bytes in {name}", remedy))
+        raise InputValueError(sentence("documents", condition, f"other bytes in {name}", remedy))
 
 
 def _lines(name: str, lines: TextIO) -> Iterator[Document]:
@@ -404,7 +404,7 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
             text = None
         if not isinstance(text, str):
             condition, fact = 'every line of a .jsonl file must be an object with a "text"', f"{name}, line {number}"
-            raise ValueError(sentence("documents", condition, fact, "Leave that line out."))
+            raise InputValueError(sentence("documents", condition, fact, "Leave that line out."))
         yield Document(f"{name}:{number}", text)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Float, Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import Met, Receiver, Watch, names_of
@@ -66,7 +66,7 @@ class Attended(NamedTuple):
                 f"{self.layer} must hand its queries to a function",
                 "a layer that computes its own logits",
             )
-            raise ValueError(sentence("Attended", condition, fact, "Take call.logits."))
+            raise InputValueError(sentence("Attended", condition, fact, "Take call.logits."))
         return self.call
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Tensor
 
 LEVEL = 0.95
@@ -89,7 +89,9 @@ def permutation_p(
     With two sides, twice the smaller of both ends. NaN where the value or a draw is.
     """
     if sides not in (1, 2):
-        raise ValueError(sentence("permutation_p", "sides must be 1 or 2", f"{sides}", "1 asks for large values only."))
+        raise InputValueError(
+            sentence("permutation_p", "sides must be 1 or 2", f"{sides}", "1 asks for large values only.")
+        )
     above = (1 + (null >= value).sum(0).double()) / (1 + len(null))
     if sides == 2:
         below = (1 + (null <= value).sum(0).double()) / (1 + len(null))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import sentence
+from ..._errors import InputValueError, sentence
 from ..._typing import Float, Tensor
 from .comoments import Comoments, Moments, jackknifed
 from .estimates import Estimate
@@ -41,7 +41,7 @@ def affine_fit(comoments: Comoments) -> Fit:
     """
     if all(group is None or group.mean_y is None for group in comoments.groups):
         remedy = "Pass y to comoments_of."
-        raise ValueError(sentence("affine_fit", "comoments must have products with y", "those of x alone", remedy))
+        raise InputValueError(sentence("affine_fit", "comoments must have products with y", "those of x alone", remedy))
     total, present = comoments.total(), comoments.present()
     whole = solve(total.xx, total.xy)
     intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ whole).squeeze(-2)

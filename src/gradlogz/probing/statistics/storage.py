@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._errors import sentence, shape_of
+from ..._errors import InputTypeError, InputValueError, sentence, shape_of
 from ..._typing import Tensor
 from .comoments import Comoments, Moments
 from .histogram import Histogram
@@ -36,7 +36,7 @@ def _merged(one: Any, other: Any, known: dict[tuple[int, int], Any]) -> Any:
     if type(one) is not type(other) or not (type(one).__name__ in _KINDS or isinstance(one, _CONSTANTS)):
         fact = f"{type(one).__name__} and {type(other).__name__}"
         remedy = "Statistics, constants and dictionaries of them merge."
-        raise TypeError(sentence("merge", "both must be states of one kind", fact, remedy))
+        raise InputTypeError(sentence("merge", "both must be states of one kind", fact, remedy))
     if type(one).__name__ in _KINDS:
         pair = (id(one), id(other))
         if pair not in known:
@@ -45,7 +45,7 @@ def _merged(one: Any, other: Any, known: dict[tuple[int, int], Any]) -> Any:
     if not (torch.equal(one, other) if isinstance(one, Tensor) else one == other):
         fact = "two tensors that differ" if isinstance(one, Tensor) else f"{one!r} and {other!r}"
         remedy = "Only statistics of runs with the same settings merge."
-        raise ValueError(sentence("merge", "constants must be equal", fact, remedy))
+        raise InputValueError(sentence("merge", "constants must be equal", fact, remedy))
     return one
 
 
@@ -71,12 +71,12 @@ def from_tensors(tensors: dict[str, Tensor], layout: Any) -> Any:
         return parts if kind == "dict" else tuple(parts.values()) if kind == "tuple" else _KINDS[kind](**parts)
     if kind not in ("tensor", "symmetric"):
         remedy = "It was written by another version, or damaged."
-        raise ValueError(sentence("from_tensors", "layout must be that of to_tensors", f"kind {kind!r}", remedy))
+        raise InputValueError(sentence("from_tensors", "layout must be that of to_tensors", f"kind {kind!r}", remedy))
     if layout["name"] not in tensors or shape_of(tensors[layout["name"]]) != tuple(layout["shape"]):
         found = tensors.get(layout["name"])
         condition = f"tensors must hold {layout['name']} of shape {tuple(layout['shape'])}"
         fact = "no such name" if found is None else f"shape {shape_of(found)}"
-        raise ValueError(sentence("from_tensors", condition, fact, "Read the tensors that belong to this layout."))
+        raise InputValueError(sentence("from_tensors", condition, fact, "Read the tensors that belong to this layout."))
     tensor = tensors[layout["name"]]
     if kind == "tensor":
         return tensor
@@ -101,7 +101,7 @@ def _written(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         parts = state._asdict() if named else {str(place): part for place, part in enumerate(state)}
     else:
         remedy = "Dictionaries with names as keys, statistics, tensors, numbers and strings are."
-        raise TypeError(sentence("to_tensors", "state must be made of statistics", type(state).__name__, remedy))
+        raise InputTypeError(sentence("to_tensors", "state must be made of statistics", type(state).__name__, remedy))
     # Names of files and layers may hold "/" themselves: written as JSON pointers do, no two states share a name.
     paths = {key: f"{name}/{key.replace('~', '~0').replace('/', '~1')}".removeprefix("/") for key in parts}
     return {"kind": kind, "parts": {key: _written(part, paths[key], tensors) for key, part in parts.items()}}

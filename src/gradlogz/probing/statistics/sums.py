@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..._errors import sentence, shape_of
+from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from .estimates import LEVEL, Estimate, student_quantile
 from .hashing import bootstrap_weights
@@ -49,7 +49,7 @@ def sums_of(values: Float[Tensor, "b *s k"], keys: Int[Tensor, " b"]) -> Sums:
     if values.ndim < 2 or values.shape[:1] != keys.shape:
         fact = f"shapes {shape_of(values)} and {shape_of(keys)}"
         remedy = "Sum over tokens first and pass the key of the document of each row."
-        raise ValueError(sentence("sums_of", "values must be [b, *s, k] beside keys [b]", fact, remedy))
+        raise InputValueError(sentence("sums_of", "values must be [b, *s, k] beside keys [b]", fact, remedy))
     values = double(values)
     return Sums((_weights(keys, values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
 
