@@ -20,6 +20,7 @@ from .maps import inline_maps
 from .records import NAN, Summary
 from .records import VERDICTS as VERDICTS
 from .records import Claim as Claim
+from .records import Declaration as Declaration
 from .records import Finding as Finding
 from .records import Token as Token
 
@@ -31,7 +32,8 @@ NARROW = 100  # columns below which the null goes below the value, and the suppo
 class Findings:
     """Rows, claims and tokens of one or several models, whose facts are given by name.
 
-    `facts` says of each model what `load` knows of it and what it read. Nothing is changed in place; `merge` and
+    `declarations` holds the texts of each prediction, by its name. `facts` says of each model what `load` knows of it
+    and what it read. Nothing is changed in place; `merge` and
     `select` make other findings.
     """
 
@@ -39,6 +41,7 @@ class Findings:
     rows: Sequence[Finding]
     claims: Sequence[Claim] = ()
     tokens: Sequence[Token] = field(default=())
+    declarations: Mapping[str, Declaration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("rows", "claims", "tokens"):

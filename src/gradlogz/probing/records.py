@@ -1,5 +1,6 @@
 """The entries of findings: rows, claims, tokens.
 
+    Declaration  the texts of a prediction: title, claim, formula, method, quantities, what refutes it, references
     Finding    one quantity: its value and interval, the same under the null, and a verdict if it is judged
     Claim      one prediction about one model, in words, with its verdict
     Summary    a claim, and how its rows divide
@@ -9,6 +10,7 @@ Read next: findings.py (all of them together), figures.py (rows, drawn).
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # Verdicts, with the colour that each has on a terminal and on a page, where colour-blind readers tell them apart.
@@ -19,6 +21,30 @@ VERDICTS = {
     "not applicable": ("bright_black", "#767b84"),
 }
 NAN = math.nan
+
+
+class Quantity(NamedTuple):
+    """What is on the axis of a figure of one quantity."""
+
+    unit: str
+    formula: str
+
+
+class Declaration(NamedTuple):
+    """What a prediction declares about itself, as data: a page of a run is made from this and the rows alone.
+
+    method: paragraphs on how the quantities are computed; decision_rule: when a head or layer supports or refutes the
+    claim; references: keys of references.bib.
+    """
+
+    title: str
+    claim: str
+    formula: str
+    refutes: str
+    method: tuple[str, ...]
+    decision_rule: str
+    quantities: Mapping[str, Quantity]
+    references: tuple[str, ...] = ()
 
 
 class Finding(NamedTuple):
