@@ -4,9 +4,10 @@
     shown(findings, "html")               calls it
 
 Forms are "html" (notebooks), "terminal" (rich), "text" (plain lines) and "plot" (figures). Results are defined below
-`reporting` and must not import it, yet notebooks call their `_repr_html_`. So `reporting` fills this registry when it is
-imported, and `shown` imports it by name on first use. That import by name is no edge of the import graph, and rightly
-so: to define a result nothing of `reporting` is needed, and `reporting` alone depends on the definitions of results.
+`reporting` and must not import it, yet notebooks call their `_repr_html_`. So `reporting` fills this registry when it
+is imported, and `shown` imports it by name on first use. That import by name is no edge of the import graph, and
+rightly so: to define a result nothing of `reporting` is needed, and `reporting` alone depends on the definitions of
+results.
 
 Read next: reporting/__init__.py, which fills the registry.
 """

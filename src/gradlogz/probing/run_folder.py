@@ -102,7 +102,7 @@ def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str =
     """Read a run back, after checking that it is complete and that every file is as it was written.
 
     strict: refuse a run that is not. Else read what can be read, with `notes` about what is missing or doubtful; only
-        a folder without readable rows or claims is refused. call: the name of the caller in errors.
+        a folder without readable findings is refused. call: the name of the caller in errors.
     """
     place = Path(folder).expanduser().absolute()
     with _alone(place):
