@@ -112,9 +112,6 @@ def application(typer: Any) -> Any:
         ] = None,
         seed: Annotated[int, typer.Option(help="Of the random twin, and of which documents are read.")] = 0,
         twin: Annotated[float, typer.Option(help="The part of the tokens that a random twin reads; 0 for none.")] = 0.1,
-        matrices: Annotated[
-            bool, typer.Option("--matrices", help="Keep the matrices in the run too; they may take gigabytes.")
-        ] = False,
         allow_pickle: Annotated[
             bool, typer.Option("--allow-pickle", help="Read pickled weights, as plain tensors only.")
         ] = False,
@@ -142,7 +139,6 @@ def application(typer: Any) -> Any:
                 dtype=dtype,
                 seed=seed,
                 twin=twin,
-                matrices=matrices,
                 allow_pickle=allow_pickle,
                 allow_remote_code=allow_remote_code,
                 finish=_page_of_run,

@@ -20,8 +20,10 @@ from torch import nn
 
 from gradlogz.probing.corpus.text import Document, batches, documents
 from gradlogz.probing.findings import Claim, Finding, Findings
+from gradlogz.probing.findings_file import read_findings
 from gradlogz.probing.inside.loading import load, random_twin
-from gradlogz.probing.run_folder import Run, check_place, read_findings, read_run, write_run
+from gradlogz.probing.records import Declaration
+from gradlogz.probing.run_folder import Run, check_place, read_run, write_run
 from support.error_form import check_form, each_of, refused
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
@@ -356,6 +358,7 @@ TEXTS = [
 
 ROW = Finding("tiny", "tie", "layer", 1, 0, "cosine", 0.5)
 ONE = Findings({"tiny": {"heads": 2}}, [ROW])
+TIE = Declaration("Tie", "They tie.", "1 = 1", "", (), "", {})
 
 FINDINGS = [
     (
@@ -377,6 +380,13 @@ FINDINGS = [
     ),
     (
         ValueError,
+        "Findings.merge: the declaration of a prediction must be the same in all findings; got two of 'tie'.",
+        lambda: Findings({}, [], declarations={"tie": TIE}).merge(
+            Findings({}, [], declarations={"tie": TIE._replace(title="Ties")})
+        ),
+    ),
+    (
+        ValueError,
         "Findings: quantity must be one of the rows; got 'sine'.",
         lambda: ONE.table(quantity="sine"),
     ),
@@ -389,7 +399,7 @@ FINDINGS = [
 
 # Runs ---------------------------------------------------------------------------------------------------------------
 
-RUN = Run({"name": "tiny"}, {}, 0, "probe", {"tokens": 7}, {}, {"a": torch.ones(2)}, ONE)
+RUN = Run({"name": "tiny"}, {}, 0, "probe", {"tokens": 7}, {}, ONE)
 
 
 def damaged(name, change):
@@ -402,6 +412,14 @@ def damaged(name, change):
 
 def other(**changes):
     return lambda data: json.dumps(json.loads(data) | changes).encode()
+
+
+def findings_with(**changes):
+    """A run whose findings are others than those that were written, and which does not know it."""
+    damaged("run.json", other(files={}))
+    path = HERE / "run" / "findings.json"
+    path.write_bytes(other(**changes)(path.read_bytes()))
+    return read_run(HERE / "run")
 
 
 def full():
@@ -438,28 +456,43 @@ RUNS = [
     ),
     (
         ValueError,
-        "read_run: folder must be a run, with run.json in it; got /nowhere/at/all.",
+        "read_run: a run must be a folder with run.json and findings.json; got /nowhere/at/all, which is no folder.",
         lambda: read_run("/nowhere/at/all"),
     ),
     (
         ValueError,
-        "read_run: run.json must be an object in JSON; got JSONDecodeError.",
+        "read_run: run.json must be readable; got damaged, JSONDecodeError.",
         lambda: damaged("run.json", lambda data: data[:-9]),
     ),
     (
         ValueError,
-        "read_run: run.json must be an object in JSON; got list.",
+        "read_run: run.json must be readable; got damaged, list.",
         lambda: damaged("run.json", lambda _: b"[]"),
     ),
     (
         ValueError,
-        "read_run: findings.json must be an object in JSON; got FileNotFoundError.",
+        "read_findings: findings.json must be readable; got no such file.",
         lambda: read_findings(HERE / "findings.json"),
     ),
     (
         ValueError,
-        "read_run: the format must be 1 or less; got 2 in run.json. It was written by gradlogz 9.9;",
-        lambda: damaged("run.json", other(format=2, version="9.9")),
+        "read_run: the format must be 2 or less; got 3 in run.json. It was written by gradlogz 9.9;",
+        lambda: damaged("run.json", other(format=3, version="9.9")),
+    ),
+    (
+        ValueError,
+        "read_run: run.json must be whole; got one without seed, times.",
+        lambda: damaged("run.json", other(seed="one", times=None)),
+    ),
+    (
+        ValueError,
+        "read_run: rows in findings.json must be readable; got 1 of 2 that are not.",
+        lambda: findings_with(rows=[ROW._asdict(), {"value": "much"}]),
+    ),
+    (
+        ValueError,
+        "read_run: declarations in findings.json must be readable; got some that are not.",
+        lambda: findings_with(declarations={"tie": {"title": 3}}),
     ),
     (
         ValueError,
@@ -473,8 +506,8 @@ RUNS = [
     ),
     (
         ValueError,
-        "read_run: statistics.safetensors must be as it was written; got 3 bytes of",
-        lambda: damaged("statistics.safetensors", lambda data: data[:3]),
+        "read_run: findings.parquet must be as it was written; got 3 bytes of",
+        lambda: damaged("findings.parquet", lambda data: data[:3]),
     ),
 ]
 

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from gradlogz.probing.findings import Claim, Finding, Findings, Token
+from gradlogz.probing.findings import Findings
+from gradlogz.probing.records import Claim, Declaration, Finding, Quantity, Token
 from gradlogz.probing.run_folder import Run, read_run, write_run
-from gradlogz.probing.statistics import Histogram, histogram_of, sums_of
 
+FIELDS = ("facts", "rows", "claims", "tokens", "declarations")
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:2]
 sys.modules["polars"] = None  # it has threads, and they do not outlive a fork
 from test_a_run_is_written_whole_or_not_at_all import run_of
-from gradlogz.probing.runs import write_run
+from gradlogz.probing.run_folder import write_run
 
 folder, old = Path(sys.argv[2]), Path(sys.argv[3])
 run, last, calls = run_of(2), None, 0
@@ -56,29 +56,23 @@ for moment in range(1, 1000):
 
 def run_of(seed):
     """A small run of everything that a run may hold, numbers that JSON has no words for among them."""
-    values = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    keys = torch.arange(3) + seed
-    state = {"layer/0": {"sums": sums_of(values, keys), "heads": seed}, "seen": None}
     row = Finding("tiny", "tie", "layer/0", 1, 0, "cosine", 0.5 * seed, -math.inf, math.inf, verdict="undecided")
     findings = Findings(
         {"tiny": {"parameters": 12}},
         [row, row._replace(head=None, quantity="mean"), row._replace(head=1, value=math.nan)],
         [Claim("tiny", "tie", "ties", "cosine", 0.5, 0.4, 0.6, 0.0, "refuted", "It does not.")],
         [Token("tiny", "sink", "layer/0", 1, 0, 0.9, "a.txt", 3, "‹the› cat")],
+        {"tie": Declaration("Tie", "ties", "M = N", "", ("One.", "Two."), "By it.", {"cosine": Quantity("1", "cos")})},
     )
-    return Run(
-        {"name": "tiny"}, {"source": "a.txt"}, seed, "probe tiny", {"tokens": 15}, {"pass": 0.1}, state, findings
-    )
+    return Run({"name": "tiny"}, {"source": "a.txt"}, seed, "probe tiny", {"tokens": 15}, {"pass": 0.1}, findings)
 
 
 def same(one, other):
     """Equality to the last bit, NaN equal to NaN."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, Findings):
-        return all(same(getattr(one, n), getattr(other, n)) for n in ("facts", "rows", "claims", "tokens"))
+        return all(same(getattr(one, n), getattr(other, n)) for n in FIELDS)
     if isinstance(one, tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return one == other or (one != one and other != other)
@@ -89,7 +83,7 @@ def seed_of(place):
     try:
         run = read_run(place)
     except ValueError as error:
-        if "must be a run" in str(error):
+        if "a run must be a folder" in str(error):
             return None
         raise
     assert same(run, run_of(run.seed))
@@ -131,7 +125,7 @@ def test_a_process_killed_at_any_moment_leaves_the_old_run_or_the_new(tmp_path, 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     moments = int(done.stdout)
-    assert moments > 20
+    assert moments > 15
     left = []
     for moment in range(1, moments + 1):
         place = folder / f"run {moment}"
@@ -145,15 +139,33 @@ def test_a_process_killed_at_any_moment_leaves_the_old_run_or_the_new(tmp_path, 
     assert sorted(p.name for p in folder.iterdir()) == sorted(f"run {n}" for n in range(1, moments + 1))
 
 
-def test_an_incomplete_run_is_read_only_on_request(tmp_path):
-    run = run_of(1)._replace(findings=None, complete=False)
+def test_an_incomplete_run_is_read_only_by_a_lenient_reader(tmp_path):
+    run = run_of(1)._replace(complete=False)
     place = write_run(tmp_path / "run", run)
     with pytest.raises(ValueError, match="stopped after 15 tokens"):
         read_run(place)
-    assert same(read_run(place, allow_incomplete=True), run)
+    lenient = read_run(place, strict=False)
+    assert same(lenient._replace(notes=()), run)
+    assert lenient.notes == ("The run stopped before its end, after 15 tokens; the numbers are of that part.",)
 
 
-@pytest.mark.parametrize("name", ["run.json", "statistics.safetensors", "findings.json", "findings.parquet"])
+def test_a_run_of_the_first_format_is_read(tmp_path):
+    """It had a file of statistics and no declarations; a new run in its place keeps neither."""
+    place = write_run(tmp_path / "run", run_of(1))
+    (place / "statistics.safetensors").write_bytes(b"numbers")
+    said, findings = (json.loads((place / name).read_text()) for name in ("run.json", "findings.json"))
+    del findings["declarations"]
+    (place / "findings.json").write_text(json.dumps(findings))
+    (place / "run.json").write_text(json.dumps({**said, "format": 1, "left_out": [], "files": {}}))
+    old = read_run(place)
+    assert same(old.findings.rows, run_of(1).findings.rows)
+    assert old.findings.declarations == {}
+    assert "without declarations" in read_run(place, strict=False).notes[0]
+    write_run(place, run_of(2))
+    assert not (place / "statistics.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "findings.json", "findings.parquet"])
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "gone", "empty"])
 def test_damage_is_seen_and_the_file_named(tmp_path, name, damage):
     place = write_run(tmp_path / "run", run_of(1))
@@ -176,11 +188,3 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="must hold a run or nothing"):
         write_run(tmp_path / "thesis", run_of(1))
     assert sorted(p.name for p in (tmp_path / "thesis").iterdir()) == ["chapter.tex", "run.json"]
-
-
-def test_histograms_are_kept_too(tmp_path):
-    edges = torch.linspace(0, 1, 5, dtype=torch.float64)
-    state = histogram_of(torch.rand(3, 4, dtype=torch.float64), edges)
-    assert isinstance(state, Histogram)
-    place = write_run(tmp_path / "run", run_of(1)._replace(statistics=state))
-    assert same(tuple(read_run(place).statistics), tuple(state))

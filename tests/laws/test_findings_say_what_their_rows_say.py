@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gradlogz.probing.findings import VERDICTS, Claim, Finding, Findings, Token
+from gradlogz.probing.findings import Findings
+from gradlogz.probing.findings_file import read_findings, write_findings
 from gradlogz.probing.predictions import tie
-from gradlogz.probing.run_folder import read_findings, write_findings
+from gradlogz.probing.records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
+from gradlogz.reporting.formatting import STYLES
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 names = st.sampled_from(["tie", "ascent", "[bold]x[/]", "<b>&"])
@@ -32,7 +34,14 @@ def findings(draw, model="tiny"):
         for name in sorted(claimed)
     ]
     tokens = [Token(model, "sink", "a.0", 1, None, draw(numbers), "doc", 3, draw(names))]
-    return Findings({model: {"architecture": draw(names), "parameters": 12}}, rows, claims, tokens)
+    declarations = {name: declaration(name) for name in sorted({prediction for prediction, *_ in keys} - {"ascent"})}
+    return Findings({model: {"architecture": draw(names), "parameters": 12}}, rows, claims, tokens, declarations)
+
+
+def declaration(name):
+    return Declaration(
+        name, "A claim.", "1 = 1", "", ("One.", "Two."), "", {"cosine": Quantity("1", "cos")}, ("shim22",)
+    )
 
 
 def same(one, other):
@@ -73,6 +82,7 @@ def test_tables_divide_the_rows(found):
         chosen = found.select(prediction)
         assert same(chosen.table(), found.table(prediction))
         assert all(claim.prediction == prediction for claim in chosen.claims)
+        assert chosen.declarations == {name: d for name, d in found.declarations.items() if name == prediction}
 
 
 @given(findings("one"), findings("two"), findings("three"))
@@ -81,6 +91,7 @@ def test_merging_keeps_everything_in_order(one, two, three):
     assert same(every.rows, one.rows + two.rows + three.rows)
     assert same(every.merge().summary(), one.summary() + two.summary() + three.summary())
     assert same(one.merge(two).merge(three).tokens, every.tokens)
+    assert every.declarations == {**one.declarations, **two.declarations, **three.declarations}
 
 
 @given(findings())
@@ -146,7 +157,9 @@ def test_colours_follow_verdicts():
     codes = [re.search(rf"\x1b\[(\d+)m{verdict}\x1b", out.getvalue())[1] for verdict in VERDICTS]
     assert codes == ["32", "31", "33", "90"]
     page = found._repr_html_()
-    assert all(f'color:{colour};font-weight:600">{verdict}<' in page for verdict, (_, colour) in VERDICTS.items())
+    colours = {verdict: STYLES[verdict].hexadecimal for verdict in VERDICTS}
+    assert list(colours.values()) == ["#009e73", "#d55e00", "#c98a00", "#767b84"]
+    assert all(f'color:{colour};font-weight:600">{verdict}<' in page for verdict, colour in colours.items())
 
 
 def test_printing_and_repr():

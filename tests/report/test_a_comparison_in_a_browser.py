@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from gradlogz import compare
 from gradlogz.page import write
-from gradlogz.reporting.comparing import page_of, read_all
+from gradlogz.reporting.comparison_page import page_of_runs, read_all
 from support.invented_findings import HEADS, LAYERS, findings
 
 
@@ -92,7 +92,7 @@ def test_its_data_is_taken_along(opened, path):
 def test_models_that_are_built_otherwise_stand_in_the_order_given():
     runs = read_all([findings("small"), findings("large", layers=5, heads=2)])
     assert runs.steps is None
-    page = page_of(runs)
+    page = page_of_runs(runs)
     assert page.choices == ()
     assert page.title == "2 runs side by side"
     names = {part.name for section in page.sections for part in section.parts if hasattr(part, "name")}
@@ -103,7 +103,7 @@ def test_models_that_are_built_otherwise_stand_in_the_order_given():
 def test_a_prediction_that_one_run_lacks_is_a_gap():
     whole = findings("whole")
     runs = read_all([whole.select("entropy"), findings("other", shift=0.1)])
-    page = page_of(runs)
+    page = page_of_runs(runs)
     (claims,) = page.sections[0].parts
     gaps = {row[0].to: row[1] for row in claims.rows}
     assert gaps["ascent"] is None
@@ -126,7 +126,7 @@ def test_the_course_of_a_verdict_is_told():
     names = ("step10", "step20", "step30")
     runs = [findings(name) for name in names]
     runs[0] = type(runs[0])(runs[0].facts, runs[0].rows, [f._replace(model="step10") for f in turned])
-    (differ, *_) = page_of(read_all(runs)).verdict.groups
+    (differ, *_) = page_of_runs(read_all(runs)).verdict.groups
     assert differ.chip.label == "3 different"
     assert dict(_said(differ))["entropy"] == "refuted (step10), supported (step20 to step30)"
     models = [
@@ -134,7 +134,7 @@ def test_the_course_of_a_verdict_is_told():
         type(runs[0])({"a": {}}, [r._replace(model="a") for r in runs[1].rows], turned),
         findings("c"),
     ]
-    (differ, *_) = page_of(read_all(models)).verdict.groups
+    (differ, *_) = page_of_runs(read_all(models)).verdict.groups
     assert dict(_said(differ))["entropy"] == "supported (b, c), refuted (a)"
 
 

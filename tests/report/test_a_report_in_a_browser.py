@@ -73,7 +73,7 @@ def test_everything_is_drawn_in_silence_and_asks_for_nothing(opened, path):
     one.page.locator("#figure-entropy-max-logit-by-head").scroll_into_view_if_needed()
     expect(one.page.locator("#figure-entropy-max-logit-by-head [data-figure]")).to_have_attribute("data-drawn", "light")
     expect(one.page.locator("#figure-entropy-entropy-by-head")).to_be_hidden()
-    assert "not known to this version" in one.page.locator("#section-novel .facts").inner_text()
+    assert "not declared in this run" in one.page.locator("#section-novel .facts").inner_text()
     assert "H / log n" in one.page.locator("#section-entropy .facts").inner_text()
     assert one.complaints == []
     assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []

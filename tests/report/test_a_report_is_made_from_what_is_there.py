@@ -3,18 +3,15 @@
 import base64
 import json
 import math
-import re
 import zlib
 
 import pytest
 
 from gradlogz import report
 from gradlogz.probing.run_folder import Run, write_run
-from gradlogz.reporting.citations import REFERENCES, cited
-from gradlogz.reporting.pages import page_of
-from gradlogz.reporting.reading import read
-from gradlogz.reporting.wording import KNOWN, explained
-from support.invented_findings import findings
+from gradlogz.reporting.findings_page import page_of_run
+from gradlogz.reporting.run_contents import contents_of
+from support.invented_findings import DECLARATIONS, findings
 
 COMMAND = "gradlogz probe planted --seed 3"
 
@@ -25,7 +22,7 @@ def folder(tmp_path):
     found = findings()
     model = {"name": "planted", **found.facts["planted"]}
     text, counts = {"source": "a file", "length": 64}, {"tokens": 99, "documents": 2}
-    return write_run(tmp_path / "run", Run(model, text, 3, COMMAND, counts, {"model": 1.0}, {}, found))
+    return write_run(tmp_path / "run", Run(model, text, 3, COMMAND, counts, {"model": 1.0}, found))
 
 
 def changed(folder, name, change):
@@ -35,20 +32,19 @@ def changed(folder, name, change):
 
 
 def missing(folder):
-    return read(folder, "report").missing
+    return contents_of(folder, "report").run.notes
 
 
 def test_a_whole_run_lacks_nothing(folder):
-    (folder / "statistics.safetensors").unlink()  # a page needs no statistics
-    told = read(folder, "report")
-    assert told.missing == ()
-    assert told.findings.rows[0] == findings().rows[0]
-    assert len(told.findings.rows) == len(findings().rows)
-    page = page_of(told)
+    (folder / "findings.parquet").unlink()  # a page needs no table
+    contents = contents_of(folder, "report")
+    assert contents.run.notes == ()
+    assert contents.findings.rows[0] == findings().rows[0]
+    assert len(contents.findings.rows) == len(findings().rows)
+    page = page_of_run(contents)
     assert page.reproduce["command"] == COMMAND
     assert page.reproduce["seed"] == "3"
-    assert page.verdict.notes[0].startswith("Not measured in this run: identity, ")
-    assert "ascent" not in page.verdict.notes[0]
+    assert page.verdict.notes == ("Not measured in this run: identity of attention.",)
     assert COMMAND in report(folder)
 
 
@@ -68,16 +64,16 @@ def test_a_run_of_a_later_version(folder):
         said["pictures"] = []
 
     changed(folder, "findings.json", later)
-    told = read(folder, "report")
-    assert told.missing[0].startswith("The run is of format 7, written by gradlogz 9.9;")
+    contents = contents_of(folder, "report")
+    assert contents.run.notes[0].startswith("The run is of format 7, written by gradlogz 9.9;")
     rows = len(findings().rows)
-    assert told.missing[1:] == (
+    assert contents.run.notes[1:] == (
         f"1 of {rows} rows in findings.json cannot be read; they are left out.",
         "1 of 4 claims in findings.json cannot be read; they are left out.",
     )
-    assert told.findings.rows[0] == findings().rows[0]
-    assert len(told.findings.rows) == rows - 1
-    assert page_of(told).verdict.chips[0].label == "incomplete"
+    assert contents.findings.rows[0] == findings().rows[0]
+    assert len(contents.findings.rows) == rows - 1
+    assert page_of_run(contents).verdict.chips[0].label == "incomplete"
 
 
 @pytest.mark.parametrize("damage", [None, "", "[1, 2]", '{"format": 1, "model'])
@@ -87,7 +83,7 @@ def test_a_run_whose_description_is_lost(folder, damage):
         (folder / "run.json").write_text(damage)
     (note,) = missing(folder)
     assert note.startswith("run.json cannot be read (")
-    assert "command" not in page_of(read(folder, "report")).reproduce
+    assert "command" not in page_of_run(contents_of(folder, "report")).reproduce
 
 
 def test_findings_that_someone_changed(folder):
@@ -100,30 +96,27 @@ def test_findings_that_are_lost_are_read_from_their_table(folder, damage):
     (folder / "findings.json").unlink()
     if damage is not None:
         (folder / "findings.json").write_text(damage)
-    told = read(folder, "report")
-    assert "rows are those of findings.parquet" in told.missing[-1]
-    rows = [row for row in told.findings.rows if not math.isnan(row.value)]
+    contents = contents_of(folder, "report")
+    assert "rows are those of findings.parquet" in contents.run.notes[-1]
+    rows = [row for row in contents.findings.rows if not math.isnan(row.value)]
     assert [row[:7] for row in rows] == [row[:7] for row in findings().rows if not math.isnan(row.value)]
-    assert told.facts["parameters"] == 12345678
-    page = page_of(told)
+    assert contents.facts["parameters"] == 12345678
+    page = page_of_run(contents)
     names = {link.label: says for group in page.verdict.groups for link, says in group.entries}
-    assert names["entropy"] == KNOWN["entropy"].claim, "the words of the prediction, where those of the run are lost"
-    assert names["novel"] == "", "nobody knows what it says"
+    assert names["entropy"] == "", "what it claims is lost with the declarations"
 
 
 def test_findings_that_are_lost_with_their_table(folder):
     (folder / "findings.json").unlink()
     (folder / "findings.parquet").write_bytes((folder / "findings.parquet").read_bytes()[:500])
     with pytest.raises(ValueError, match=r"findings\.json must be readable; got no such file"):
-        read(folder, "report")
+        contents_of(folder, "report")
 
 
 def test_files_that_a_page_does_not_need(folder):
-    with (folder / "statistics.safetensors").open("ab") as file:
+    with (folder / "findings.parquet").open("ab") as file:
         file.write(b"more")
-    assert missing(folder) == (
-        "statistics.safetensors has another size than it was written with; this page does not need it.",
-    )
+    assert missing(folder) == ("findings.parquet is not as it was written; nothing that is shown needs it.",)
 
 
 @pytest.mark.parametrize("head", [-1, 10**9, True])
@@ -140,13 +133,14 @@ def test_findings_with_parts_of_the_wrong_kind(folder):
         del said["tokens"]
 
     changed(folder, "findings.json", wrong)
-    told = read(folder, "report")
-    assert told.missing[1:] == (
+    contents = contents_of(folder, "report")
+    assert contents.run.notes[1:] == (
         f"5 of {len(findings().rows)} rows in findings.json cannot be read; they are left out.",
         "There are no tokens in findings.json.",
+        "The facts of models in findings.json cannot be read.",
     )
-    assert len(told.findings.rows) == len(findings().rows) - 6, "and one that was there twice is there once"
-    assert page_of(told).subtitle.endswith("Nothing is known of it.")
+    assert len(contents.findings.rows) == len(findings().rows) - 6, "and one that was there twice is there once"
+    assert page_of_run(contents).subtitle.endswith("Nothing is known of it.")
 
 
 def test_infinities_and_gaps_are_no_obstacle(folder):
@@ -157,17 +151,17 @@ def test_infinities_and_gaps_are_no_obstacle(folder):
             row.update(null=None, low=None)
 
     changed(folder, "findings.json", odd)
-    told = read(folder, "report")
-    assert [row.value for row in told.findings.rows[:2]] == [math.inf, -math.inf]
+    contents = contents_of(folder, "report")
+    assert [row.value for row in contents.findings.rows[:2]] == [math.inf, -math.inf]
     block = report(folder).partition('id="data">')[2].partition("</script>")[0]
     assert "NaN" not in zlib.decompress(base64.b64decode(block)).decode()
 
 
 def test_rows_without_claims_and_claims_without_rows(folder):
     changed(folder, "findings.json", lambda said: said.update(claims=[]))
-    assert page_of(read(folder, "report")).verdict.sentence.startswith("Of 4 claims")
+    assert page_of_run(contents_of(folder, "report")).verdict.sentence.startswith("Of 4 claims")
     changed(folder, "findings.json", lambda said: said.update(rows=[], claims=findings_as_claims()))
-    page = page_of(read(folder, "report"))
+    page = page_of_run(contents_of(folder, "report"))
     assert [section.name for section in page.sections] == ["claims", "entropy", "tokens", "model"]
 
 
@@ -181,8 +175,38 @@ def test_a_model_of_twelve_layers_and_heads_fits_into_eight_megabytes():
     assert len(report(whole).encode()) < 8e6
 
 
-def test_every_work_that_a_prediction_cites_is_listed():
-    for name in KNOWN:
-        keys = {key for text in explained(name) for key in re.findall(r"\[([a-z]+[0-9]{2})[],]", text)}
-        assert keys <= set(REFERENCES), f"{name}: put what it cites into reporting/citations.py"
-        assert {r.key for r in cited(explained(name))} == keys
+def parts_of(page, name):
+    (section,) = (section for section in page.sections if section.name == name)
+    return {part.kind: part for part in section.parts}
+
+
+def test_texts_of_a_prediction_are_those_that_the_run_declares(folder):
+    declared = DECLARATIONS["entropy"]._replace(title="Sharp heads", method=("Once [zhai23].", "Twice."))
+    changed(folder, "findings.json", lambda said: said["declarations"]["entropy"].update(title="Sharp heads"))
+    changed(folder, "findings.json", lambda said: said["declarations"]["entropy"].update(method=list(declared.method)))
+    changed(folder, "findings.json", lambda said: [claim.update(claim="") for claim in said["claims"]])
+    page = page_of_run(contents_of(folder, "report"))
+    parts = parts_of(page, "entropy")
+    assert parts["facts"].rows == {
+        "name": "Sharp heads",
+        "formula": declared.formula,
+        "decision rule": declared.decision_rule,
+        "refuted by": declared.refutes,
+    }
+    assert parts["text"].paragraphs == declared.method
+    entries = {link.to: (link.label, says) for group in page.verdict.groups for link, says in group.entries}
+    assert entries["entropy"] == ("Sharp heads", declared.claim)
+    assert {"zhai23", "shim22", "benjamini95"} <= {reference.key for reference in page.references}
+    assert "ramsauer20" not in {reference.key for reference in page.references}
+
+
+def test_a_run_without_declarations_shows_names(folder):
+    changed(folder, "findings.json", lambda said: said.update(declarations={"entropy": {"title": "Sharp heads"}}))
+    contents = contents_of(folder, "report")
+    assert contents.run.notes[1:] == (
+        "Some of the declarations in findings.json cannot be read; names stand in their place.",
+    )
+    page = page_of_run(contents)
+    assert parts_of(page, "entropy")["facts"].rows["name"] == "entropy"
+    axis = parts_of(page, "entropy")["views"].views[0].parts[0].marks[0].name
+    assert axis == "entropy [1]"

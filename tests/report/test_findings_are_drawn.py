@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gradlogz.probing.figures import labels_of
+from gradlogz.reporting.findings_figures import labels_of
 from support.invented_findings import HEADS, LAYERS, findings
 
 

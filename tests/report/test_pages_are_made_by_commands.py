@@ -16,7 +16,7 @@ def run(tmp_path):
     """Run a command in a folder with two runs."""
     for name in ("one", "two"):
         found = findings(name)
-        write_run(tmp_path / name, Run({"name": name}, {}, 0, f"gradlogz probe {name}", {}, {}, {}, found))
+        write_run(tmp_path / name, Run({"name": name}, {}, 0, f"gradlogz probe {name}", {}, {}, found))
     return lambda *words: CliRunner().invoke(cli.application(typer), [str(word) for word in words])
 
 

@@ -2,10 +2,36 @@
 
 import math
 
-from gradlogz.probing.findings import Claim, Finding, Findings, Token
+from gradlogz.probing.findings import Findings
+from gradlogz.probing.records import Claim, Declaration, Finding, Quantity, Token
 
 LAYERS, HEADS = 3, 4
 VERDICTS = ("supported", "refuted", "undecided")
+# Of some predictions only, and of one that is not measured: a page must also show a run without them.
+DECLARATIONS = {
+    "identity": Declaration(
+        "identity of attention", "Attention is a gradient.", "y = ∇G", "An error.", ("By rounding.",), "", {}
+    ),
+    "entropy": Declaration(
+        "entropy",
+        "A head is sharper than chance.",
+        "H / log n",
+        "An entropy above that of random weights.",
+        ("The entropy of each row [zhai23].", "Its null: random weights [efron79]."),
+        "A head supports the claim below its null.",
+        {"entropy": Quantity("share of log n", "H / log n"), "max logit": Quantity("nats", "max s")},
+        ("zhai23", "shim22"),
+    ),
+    "ascent": Declaration(
+        "ascent",
+        "A layer climbs the log normaliser.",
+        "ΔG(D) / ΔG(|D| ∇G/|∇G|)",
+        "A gain of zero.",
+        ("The gain of each layer.",),
+        "A layer supports the claim above its null.",
+        {"gain": Quantity("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)")},
+    ),
+}
 
 
 def attention(layer):
@@ -106,4 +132,4 @@ def findings(model="planted", *, layers=LAYERS, heads=HEADS, more=0, shift=0.0, 
         Token(model, "largest covariance", attention(0), 1, 0, 3.0, "other", 1, "the [first] one"),
     ]
     facts = {"architecture": f"Planted{words}", "parameters": 12345678, "layers": layers, "heads": heads, "tokens": 99}
-    return Findings({model: facts if step is None else {**facts, "step": step}}, rows, claims, tokens)
+    return Findings({model: facts if step is None else {**facts, "step": step}}, rows, claims, tokens, DECLARATIONS)

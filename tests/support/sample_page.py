@@ -4,9 +4,7 @@ import math
 
 from gradlogz.page import (
     Axis,
-    Band,
     Chip,
-    Cloud,
     Column,
     Facts,
     Figure,
@@ -14,12 +12,14 @@ from gradlogz.page import (
     Line,
     Outlines,
     Page,
+    PointCloud,
     Points,
     Reference,
+    Ribbon,
     Section,
     Table,
     Text,
-    Verdict,
+    VerdictBanner,
 )
 
 HARM = "</script><script>window.harmed = true</script><img src=x onerror='window.harmed = true'>&amp;"
@@ -37,7 +37,7 @@ def sample(harm: str = HARM) -> Page:
     step = Axis(f"time {harm}", "steps", "t")
     size = Axis("size", "1", "exp H(λ)", scale="log")
     line = Line(f"seen {harm}", TIMES, [math.exp(-t / 20) for t in TIMES])
-    band = Band("seeds", TIMES, [math.exp(-t / 18) / 2 for t in TIMES], [math.exp(-t / 22) * 2 for t in TIMES])
+    band = Ribbon("seeds", TIMES, [math.exp(-t / 18) / 2 for t in TIMES], [math.exp(-t / 22) * 2 for t in TIMES])
     marked = Points("fell", [10, 20], [0.6, 0.4], colour="vermilion", symbol="x", text=[harm, "fell"])
     theory = Line("theory", TIMES, [math.exp(-t / 19) for t in TIMES], colour="ink", dash="dash")
     kinds = (("gaussian", "blue"), ("clusters", "vermilion"))
@@ -60,15 +60,15 @@ def sample(harm: str = HARM) -> Page:
         name=f"sample {harm}",
         title=f"A page of every part {harm}",
         subtitle=f"Parts and marks {harm}",
-        verdict=Verdict(
+        verdict=VerdictBanner(
             f"It ends in two clusters {harm}.",
             (Chip("clusters", colour="vermilion"), Chip("agrees with theory", "agrees")),
             (f"A note {harm}",),
         ),
         sections=(
             Section("Clouds", (
-                Cloud(f"plane {harm}", f"Plane {harm}", plane, TIMES, turning(40, 2), groups, f"Caption {harm}"),
-                Cloud("space", "Space", space, TIMES, turning(40, 3), groups),
+                PointCloud(f"plane {harm}", f"Plane {harm}", plane, TIMES, turning(40, 2), groups, f"Caption {harm}"),
+                PointCloud("space", "Space", space, TIMES, turning(40, 3), groups),
             )),
             Section("Curves", (
                 Text((f"Some words {harm}.", "And more.")),
@@ -80,7 +80,7 @@ def sample(harm: str = HARM) -> Page:
             Section("Folded", (
                 Facts({f"name {harm}": harm}),
                 Table("seeds", f"Seeds {harm}", columns, rows, f"Caption {harm}"),
-                Verdict("A verdict inside."),
+                VerdictBanner("A verdict inside."),
                 Figure("late", "Late", step, size, (line,)),
             ), folded=True),
         ),

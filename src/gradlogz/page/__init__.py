@@ -1,8 +1,8 @@
 """The one look of all HTML pages: plain data in, one offline file out.
 
 Page        title, verdict, sections, and how to make it again
-Section     a heading that folds, and parts: Text, Facts, Verdict, Table, Figure, Cloud, Views
-Figure      axes with units and formulas, and marks: Line, Band, Points, Outlines, Heat
+Section     a heading that folds, and parts: Text, Facts, VerdictBanner, Table, Figure, PointCloud, Views
+Figure      axes with units and formulas, and marks: Line, Ribbon, Points, Outlines, Heat
 Choice      what a reader may choose, so that every part speaks of it
 render      a page as HTML; write puts a file in its place whole or not at all, check_file and check_drawing ask before
 drawn       one figure, for a notebook
@@ -10,7 +10,7 @@ drawn       one figure, for a notebook
 A leaf: it knows neither torch nor the rest of the package.
 """
 
-from .marks import Axis, Band, Cloud, Figure, Heat, Line, Mark, Outlines, Points
+from .marks import Axis, Figure, Heat, Line, Mark, Outlines, PointCloud, Points, Ribbon
 from .parts import (
     Cell,
     Chip,
@@ -25,7 +25,7 @@ from .parts import (
     Section,
     Table,
     Text,
-    Verdict,
+    VerdictBanner,
     View,
     Views,
 )
@@ -41,7 +41,7 @@ __all__ = [
     "Facts",
     "Chip",
     "Group",
-    "Verdict",
+    "VerdictBanner",
     "Table",
     "Column",
     "Cell",
@@ -49,11 +49,11 @@ __all__ = [
     "Views",
     "View",
     "Figure",
-    "Cloud",
+    "PointCloud",
     "Axis",
     "Mark",
     "Line",
-    "Band",
+    "Ribbon",
     "Points",
     "Outlines",
     "Heat",

@@ -1,8 +1,8 @@
 """Figures, as plain data: axes that say what is on them, and what is drawn between them.
 
-    Line  Band  Points  Outlines  Heat      marks
+    Line  Ribbon  Points  Outlines  Heat      marks
     Figure                                  two axes and marks
-    Cloud                                   tokens that move, with play and scrub
+    PointCloud                                   tokens that move, with play and scrub
 
 A colour is a name of palette.py. Marks may say by keys which of the page's choices they are about; the chosen one
 stands out, and a click on a mark chooses.
@@ -75,7 +75,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Band:
+class Ribbon:
     """All between two curves."""
 
     name: str
@@ -181,7 +181,7 @@ class Heat:
         return [{**trace, "zmin": -0.5, "zmax": count - 0.5, "colorscale": steps, "colorbar": bar}]
 
 
-Mark = Line | Band | Points | Outlines | Heat
+Mark = Line | Ribbon | Points | Outlines | Heat
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Cloud:
+class PointCloud:
     """Tokens that move.
 
     frames: for each time, the coordinates of each token; with three, the reader turns them.

@@ -4,7 +4,7 @@
       verdict             what was found, in a sentence, with chips and groups
       choices             what a reader may choose, of which every table and figure then speaks
       sections            each a heading that folds
-        Text  Facts  Verdict  Table  Figure  Cloud, and Views, which show some of them at a time
+        Text  Facts  VerdictBanner  Table  Figure  PointCloud, and Views, which show some of them at a time
       reproduce           version, seed, command line
       references          what is cited
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .marks import Cloud, Figure
+from .marks import Figure, PointCloud
 
 Status = Literal["agrees", "departs", "undecided", "silent"]
 
@@ -68,7 +68,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictBanner:
     """What was found, in a sentence, and what stands beside it; groups tell it one by one."""
 
     kind: ClassVar[str] = "verdict"
@@ -127,7 +127,7 @@ class Views:
     wide: bool = True
 
 
-Part = Text | Facts | Verdict | Table | Figure | Cloud | Views
+Part = Text | Facts | VerdictBanner | Table | Figure | PointCloud | Views
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Page:
     name: str
     title: str
     subtitle: str
-    verdict: Verdict
+    verdict: VerdictBanner
     sections: tuple[Section, ...]
     methods: tuple[str, ...] = ()
     reproduce: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .marks import Axis, Cloud, Figure
+from .marks import Axis, Figure, PointCloud
 from .palette import DARK, LIGHT, STATUSES, TONES
 from .parts import Chip, Link, Page, Part, Table, Views
 
@@ -140,9 +140,9 @@ def _for_script(page: Page) -> dict[str, Any]:
         "tones": TONES,
         "symbols": SYMBOLS,
         "figures": {
-            slug(part.name): _cloud(part) if isinstance(part, Cloud) else _numbered(_figure(part), words)
+            slug(part.name): _cloud(part) if isinstance(part, PointCloud) else _numbered(_figure(part), words)
             for part in parts
-            if isinstance(part, Figure | Cloud)
+            if isinstance(part, Figure | PointCloud)
         },
         "tables": {slug(part.name): _table(part) for part in parts if isinstance(part, Table)},
         "choices": {choice.key: {"label": choice.label, "within": choice.within} for choice in page.choices},
@@ -196,7 +196,7 @@ def _decades(axis: Axis, values: Sequence[float | None]) -> float:
     return math.log10(max(positive) / min(positive)) if positive else 0.0
 
 
-def _cloud(cloud: Cloud) -> dict[str, Any]:
+def _cloud(cloud: PointCloud) -> dict[str, Any]:
     return {
         "title": cloud.title,
         "labels": [axis.label for axis in cloud.axes],

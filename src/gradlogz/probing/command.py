@@ -11,16 +11,15 @@ from types import TracebackType
 from typing import Any
 
 from .._errors import InputValueError, sentence
-from .._typing import Tensor
 from ..page import check_file, write
 from .corpus.images import images, reads_images
 from .corpus.text import documents
 from .findings import Findings
+from .findings_file import findings_to_json
 from .inside.loading import Loaded, load
-from .run_folder import Run, as_json, check_place, write_run
+from .run_folder import Run, check_place, write_run
 from .run_probe import Measurement, chosen, evaluate, measure
 
-LARGE = 16 * 2**20  # bytes of the statistics of a prediction that are written only if they are asked for
 SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # read by default
 RUNS = "runs"  # where runs are written unless another folder is named
 INTERRUPTED = 130  # what a shell expects of a command that was
@@ -39,7 +38,6 @@ def probe_command(
     dtype: str | None,
     seed: int,
     twin: float,
-    matrices: bool,
     allow_pickle: bool,
     allow_remote_code: bool,
     finish: Callable[[Path], str] | None = None,
@@ -73,21 +71,17 @@ def probe_command(
         )  # fmt: skip
         with console.status("Judging"):
             findings = evaluate(measured, predictions=only)
-        run = _run(measured, findings, seed, text, matrices)
-        write_run(place, run)
+        write_run(place, _run(measured, findings, seed, text))
         if json == "-":
-            print(as_json(findings))
+            print(findings_to_json(findings))
         elif json is not None:
-            write(json, f"{as_json(findings)}\n")
+            write(json, f"{findings_to_json(findings)}\n")
     if refusals.met:
         return 2
     console.print(findings)
     console.print(measured.report.words(), style="dim", highlight=False)
     if not measured.complete:
         console.print("Interrupted: the numbers are of the part that was read.", style="yellow")
-    if run.left_out:
-        words = f"Too large to keep without --matrices: the statistics of {', '.join(run.left_out)}."
-        console.print(words, style="dim", highlight=False)
     console.print(f"Run: {place}", highlight=False, soft_wrap=True)
     if finish is not None:
         console.print(finish(place), highlight=False, soft_wrap=True, markup=False)
@@ -127,9 +121,8 @@ def _check_reading(loaded: Loaded, text: str | None) -> None:
         raise InputValueError(sentence("probe", "a model of images must be given a folder of them", "none", remedy))
 
 
-def _run(measured: Measurement, findings: Findings, seed: int, text: str | None, matrices: bool) -> Run:
+def _run(measured: Measurement, findings: Findings, seed: int, text: str | None) -> Run:
     report = measured.report
-    left = () if matrices else tuple(name for name, size in _sizes(measured.state).items() if size > LARGE)
     counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}
     return Run(
         model={"name": measured.probed.name, **measured.facts},
@@ -138,20 +131,6 @@ def _run(measured: Measurement, findings: Findings, seed: int, text: str | None,
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
         counts=counts,
         times=measured.seconds,
-        statistics={name: state for name, state in measured.state.items() if name not in left},
         findings=findings,
         complete=measured.complete,
-        left_out=left,
     )
-
-
-def _sizes(state: Any) -> dict[str, int]:
-    """The bytes of the statistics of each prediction."""
-
-    def size(part: Any) -> int:
-        if isinstance(part, Tensor):
-            return part.numel() * part.element_size()
-        each = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else ()
-        return sum(size(one) for one in each)
-
-    return {name: size(part) for name, part in state.items()}

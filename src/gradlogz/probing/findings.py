@@ -1,11 +1,12 @@
 """What was found: a row for each quantity of each head, a claim for each prediction, the tokens that stand out.
 
-    Findings   rows, claims and tokens: tables, figures, a summary, several models together; shown by rich and notebooks
+    Findings   rows, claims, tokens and declarations of one or several models: tables, a summary, a selection, a merge
+
+It is a record: terminals, notebooks and pages are made by ../reporting.
 
 Read next: records.py (what they are made of), run_folder.py (on disk), predictions/ (where rows come from).
 """
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,27 +14,20 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+from .._displays import shown
 from .._errors import InputValueError, MissingPackageError, sentence
-from ..page import drawn
-from .figures import by_layer, head_map, labels_of
-from .maps import inline_maps
-from .records import NAN, Summary
-from .records import VERDICTS as VERDICTS
+from .records import NAN, VERDICTS, Declaration, Summary
 from .records import Claim as Claim
-from .records import Declaration as Declaration
 from .records import Finding as Finding
 from .records import Token as Token
-
-WIDE = 140  # columns from which on a table has one for what was found
-NARROW = 100  # columns below which the null goes below the value, and the support into the words
 
 
 @dataclass(frozen=True, repr=False)
 class Findings:
     """Rows, claims and tokens of one or several models, whose facts are given by name.
 
-    `declarations` holds the texts of each prediction, by its name. `facts` says of each model what `load` knows of it
-    and what it read. Nothing is changed in place; `merge` and
+    `facts` says of each model what `load` knows of it and what it read. `declarations` holds the texts of each
+    prediction, with the units and formulas of its quantities, by its name. Nothing is changed in place; `merge` and
     `select` make other findings.
     """
 
@@ -74,10 +68,12 @@ class Findings:
     def select(
         self, prediction: str | None = None, layer: str | None = None, quantity: str | None = None
     ) -> "Findings":
-        """The same with the rows that match, their claims, and all tokens."""
+        """The same with the rows that match, their claims and declarations, and all tokens."""
         rows = list(self._matching(prediction, layer, quantity))
         kept = {row.prediction for row in rows}
-        return Findings(self.facts, rows, [c for c in self.claims if c.prediction in kept], self.tokens)
+        declarations = {name: declared for name, declared in self.declarations.items() if name in kept}
+        claims = [claim for claim in self.claims if claim.prediction in kept]
+        return Findings(self.facts, rows, claims, self.tokens, declarations)
 
     def frame(self) -> Any:
         """The rows as a DataFrame of polars, with numbers where there are numbers and null for no head."""
@@ -90,38 +86,6 @@ class Findings:
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
         return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
-
-    def plot(
-        self,
-        prediction: str,
-        quantity: str | None = None,
-        *,
-        model: str | None = None,
-        by: Literal["layer", "head"] = "layer",
-    ) -> Any:
-        """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
-
-        The quantity is the judged one if none is named.
-        """
-        if by not in ("layer", "head"):
-            remedy = "By layer there are intervals and nulls, by head a map."
-            raise InputValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
-        if (model is None and len(self.facts) > 1) or model not in (None, *self.facts):
-            remedy = f"There are: {', '.join(self.facts)}."
-            raise InputValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
-        rows = [row for row in self._matching(prediction, None, None) if model in (None, row.model)]
-        judged = [s.quantity for s in self.summary() if s.prediction == prediction and model in (None, s.model)]
-        wanted = quantity or next(filter(None, judged), rows[0].quantity)
-        shown = [row for row in rows if row.quantity == wanted]
-        if not shown or (by == "head" and all(row.head is None for row in shown)):
-            fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
-            remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
-            raise InputValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
-        try:
-            return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown)))
-        except ModuleNotFoundError:
-            remedy = "Install it with: pip install 'gradlogz[report]'."
-            raise MissingPackageError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
 
     def summary(self) -> list[Summary]:
         """One row for each prediction of each model, in the order in which they were made.
@@ -141,17 +105,24 @@ class Findings:
         """All findings together; of one model, those of several predictions, each made once."""
         every = (self, *others)
         facts: dict[str, Mapping[str, Any]] = {}
+        declarations: dict[str, Declaration] = {}
         for findings in every:
             for model, said in findings.facts.items():
                 if dict(facts.setdefault(model, said)) != dict(said):
                     remedy = "Give one of the models another name."
                     condition = "facts of a model must be the same in all findings"
                     raise InputValueError(sentence("Findings.merge", condition, f"two of {model!r}", remedy))
+            for name, declared in findings.declarations.items():
+                if declarations.setdefault(name, declared) != declared:
+                    remedy = "Probe the models with the same version of the prediction."
+                    condition = "the declaration of a prediction must be the same in all findings"
+                    raise InputValueError(sentence("Findings.merge", condition, f"two of {name!r}", remedy))
         return Findings(
             facts,
             [row for findings in every for row in findings.rows],
             [claim for findings in every for claim in findings.claims],
             [token for findings in every for token in findings.tokens],
+            declarations,
         )
 
     def _matching(self, prediction: str | None, layer: str | None, quantity: str | None) -> Iterator[Finding]:
@@ -174,65 +145,33 @@ class Findings:
             remedy = "Merge statistics, not findings, of one model over more text."
             raise InputValueError(sentence("Findings", f"entries must differ in {' or '.join(names)}", fact, remedy))
 
-    # Shown --------------------------------------------------------------------------------------------------------
+    # Displays, which ../reporting registers -----------------------------------------------------------------------
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """The summary as a table of rich, as wide as the terminal allows."""
-        from rich.markup import escape
-        from rich.table import Table
-        from rich.text import Text
+    def plot(
+        self,
+        prediction: str,
+        quantity: str | None = None,
+        *,
+        model: str | None = None,
+        by: Literal["layer", "head"] = "layer",
+    ) -> Any:
+        """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
 
-        wide, narrow = options.max_width >= WIDE, options.max_width < NARROW
-        for model, facts in self.facts.items():
-            yield Text.from_markup(f"[bold]{escape(model)}[/]  [dim]{escape(_described(facts))}[/]")
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            table.add_column("prediction", no_wrap=True)
-            table.add_column("claim", overflow="fold", ratio=3)
-            table.add_column("value", justify="right", no_wrap=True)
-            if not narrow:
-                table.add_column("null", justify="right", no_wrap=True)
-                table.add_column("support", justify="right", no_wrap=True)
-            if wide:
-                table.add_column("what was found", overflow="fold", ratio=3)
-            table.add_column("verdict", no_wrap=True)
-            for s in (s for s in self.summary() if s.model == model):
-                null, support = _number(s.null), _share(s)
-                found = " ".join(filter(None, (s.words, s.note or (support and narrow and f"Support: {support}."))))
-                claim = escape(s.claim) + ("" if wide or not found else f"\n[dim]{escape(found)}[/]")
-                # The interval goes below its value: beside it, it would leave no room for the words.
-                lines = (_number(s.value), _interval(s.low, s.high), null and narrow and f"null {null}")
-                verdict = f"[{VERDICTS[s.verdict][0]}]{s.verdict}[/]" if s.verdict else ""
-                beside = [] if narrow else [null, support, escape(found)] if wide else [null, support]
-                table.add_row(escape(s.prediction), claim, "\n".join(filter(None, lines)), *beside, verdict)
-            yield table
+        The quantity is the judged one if none is named.
+        """
+        return shown(self, "plot", prediction, quantity, model=model, by=by)
 
     def __str__(self) -> str:
         """The summary as plain lines."""
-        lines = []
-        for model, facts in self.facts.items():
-            lines.append(f"{model}  {_described(facts)}".rstrip())
-            for s in (s for s in self.summary() if s.model == model):
-                parts = (s.prediction, s.verdict, _number(s.value), _interval(s.low, s.high), s.words, s.note)
-                lines.append("  " + "  ".join(filter(None, parts)))
-        return "\n".join(lines)
+        return shown(self, "text")
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The summary as a table of rich, as wide as the terminal allows."""
+        return shown(self, "terminal", console, options)
 
     def _repr_html_(self) -> str:
         """The summary as a table for notebooks, and below it maps of what is judged head by head."""
-        tell = html.escape
-        cells = ("prediction", "claim", "value", "interval", "null", "support", "what was found", "verdict")
-        pieces = []
-        for model, facts in self.facts.items():
-            pieces.append(f"<p><b>{tell(model)}</b> {tell(_described(facts))}</p>")
-            pieces.append("<table><thead><tr>" + "".join(f"<th>{name}</th>" for name in cells) + "</tr></thead><tbody>")
-            for s in (s for s in self.summary() if s.model == model):
-                colour = VERDICTS[s.verdict][1] if s.verdict else "inherit"
-                found = " ".join(filter(None, (s.words, s.note)))
-                texts = (s.prediction, s.claim, _number(s.value), _interval(s.low, s.high), _number(s.null), _share(s))
-                row = "".join(f"<td>{tell(text)}</td>" for text in (*texts, found))
-                pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{tell(s.verdict)}</td></tr>')
-            pieces.append("</tbody></table>")
-            pieces.append(inline_maps([row for row in self.rows if row.model == model]))
-        return "\n".join(pieces)
+        return shown(self, "html")
 
 
 def _sum_up(claim: Claim | None, rows: Sequence[Finding], key: tuple[str, str]) -> Summary:
@@ -255,29 +194,3 @@ def _sum_up(claim: Claim | None, rows: Sequence[Finding], key: tuple[str, str]) 
         refuted=counts["refuted"],
         share=share,
     )
-
-
-def _described(facts: Mapping[str, Any]) -> str:
-    """The facts of a model that a reader of its table wants, in one line."""
-    said = [str(facts["architecture"])] if facts.get("architecture") else []
-    if facts.get("parameters"):
-        said.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
-    said += [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
-    said += [f"{facts['tokens']:,} tokens"] if facts.get("tokens") else []
-    said += ["dequantised"] * bool(facts.get("dequantised"))
-    return ", ".join(said + ["without a random twin"] * bool(facts.get("without_twin")))
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
-
-
-def _interval(low: float, high: float) -> str:
-    none = math.isnan(low) or math.isnan(high) or low == high  # as of what weights alone decide
-    return "" if none else f"{_number(low)} to {_number(high)}"
-
-
-def _share(summary: Summary) -> str:
-    return f"{summary.supported} of {summary.judged}" if summary.judged else ""

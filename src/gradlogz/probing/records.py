@@ -1,30 +1,24 @@
 """The entries of findings: rows, claims, tokens.
 
     Declaration  the texts of a prediction: title, claim, formula, method, quantities, what refutes it, references
-    Finding    one quantity: its value and interval, the same under the null, and a verdict if it is judged
-    Claim      one prediction about one model, in words, with its verdict
-    Summary    a claim, and how its rows divide
-    Token      one token of interest, with the text about it
+    Finding      one quantity: its value and interval, the same under the null, and a verdict if it is judged
+    Claim        one prediction about one model, in words, with its verdict
+    Summary      a claim, and how its rows divide
+    Token        one token of interest, with the text about it
 
-Read next: findings.py (all of them together), figures.py (rows, drawn).
+Read next: findings.py (all of them together), findings_file.py (as JSON), ../reporting (how they are shown).
 """
 
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Verdicts, with the colour that each has on a terminal and on a page, where colour-blind readers tell them apart.
-VERDICTS = {
-    "supported": ("green", "#009e73"),
-    "refuted": ("red", "#d55e00"),
-    "undecided": ("yellow", "#c98a00"),
-    "not applicable": ("bright_black", "#767b84"),
-}
+VERDICTS = ("supported", "refuted", "undecided", "not applicable")
 NAN = math.nan
 
 
 class Quantity(NamedTuple):
-    """What is on the axis of a figure of one quantity."""
+    """Unit and formula of one quantity, as an axis shows them."""
 
     unit: str
     formula: str

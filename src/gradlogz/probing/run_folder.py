@@ -1,24 +1,22 @@
 """The folder of a run: what was measured, on what, and what was found.
 
-    run.json                 version, facts of the model and of the text, seed, command, counts, times, checksums
-    statistics.safetensors   the sufficient statistics, which merge with those of other runs
-    findings.json            rows, claims and tokens
-    findings.parquet         the rows again, where polars is installed
+    run.json            version, facts of the model and of the text, seed, command, counts, times, checksums
+    findings.json       rows, claims, tokens and declarations: findings_file.py
+    findings.parquet    the rows again, where polars is installed
 
 A folder is written whole or not at all: beside its place, flushed to the disk, then renamed. A process that is killed
 leaves the old run or the new one; if it dies between two renames, the next that reads or writes completes them.
 
-Read next: findings.py, statistics/storage.py (states as tensors).
+Read next: findings.py, findings_file.py (one file of it), ../reporting/run_contents.py (who reads leniently).
 """
 
 import glob
 import hashlib
 import json
-import math
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,31 +24,36 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from .._errors import InputValueError, sentence
-from .findings import Claim, Finding, Findings, Token
-from .statistics import from_tensors, to_tensors
+from .findings import Findings
+from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
 
-FORMAT = 1
-RUN, STATISTICS, FINDINGS, PARQUET = "run.json", "statistics.safetensors", "findings.json", "findings.parquet"
+FORMAT = 2  # 1 had no declarations, and a file of statistics
+RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
 
 
 class Run(NamedTuple):
     """What a run folder holds.
 
-    The dictionaries are plain, as JSON knows them. `statistics` is a state of statistics/storage.py, without those of
-    the predictions named in `left_out`; `findings` is None and `complete` false where a run was stopped before its end.
+    The dictionaries are plain, as JSON knows them; `complete` is false where a run was stopped before its end. `notes`
+    are those of a lenient reader on what is missing; what it does not know of a run is empty, the seed None.
     """
 
     model: dict[str, Any]
     text: dict[str, Any]
-    seed: int
+    seed: int | None
     command: str
     counts: dict[str, int]
     times: dict[str, float]
-    statistics: Any
-    findings: Findings | None
+    findings: Findings
     complete: bool = True
-    left_out: tuple[str, ...] = ()
     version: str = __version__
+    notes: tuple[str, ...] = ()
+
+
+DESCRIBED = {
+    "model": dict, "text": dict, "seed": int, "command": str, "counts": dict, "times": dict, "complete": bool,
+    "version": str,
+}  # fmt: skip
 
 
 def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
@@ -95,34 +98,15 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
     return place
 
 
-def read_run(folder: str | os.PathLike[str], *, allow_incomplete: bool = False) -> Run:
-    """Read a run back, after checking that every file is as it was written.
+def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str = "read_run") -> Run:
+    """Read a run back, after checking that it is complete and that every file is as it was written.
 
-    A run that was stopped before its end is refused unless allow_incomplete: its numbers are of a part of the text.
+    strict: refuse a run that is not. Else read what can be read, with `notes` about what is missing or doubtful; only
+        a folder without readable findings is refused. call: the name of the caller in errors.
     """
     place = Path(folder).expanduser().absolute()
     with _alone(place):
-        return _read(place, allow_incomplete)
-
-
-def as_json(findings: Findings) -> str:
-    """Findings as JSON; NaN is null there, and infinities are words, which JSON has no numbers for."""
-    kinds = ("rows", "claims", "tokens")
-    said = {kind: [{n: _plain(v) for n, v in e._asdict().items()} for e in getattr(findings, kind)] for kind in kinds}
-    return json.dumps({"facts": {**findings.facts}, **said}, indent=1, allow_nan=False)
-
-
-def write_findings(path: str | os.PathLike[str], findings: Findings) -> None:
-    """Findings as one file of JSON."""
-    Path(path).write_text(as_json(findings) + "\n", encoding="utf-8")
-
-
-def read_findings(path: str | os.PathLike[str]) -> Findings:
-    """The findings that write_findings wrote."""
-    said = _json(Path(path))
-    kinds: dict[str, Any] = {"rows": Finding, "claims": Claim, "tokens": Token}
-    parts = {name: [_entry(kind, entry) for entry in said[name]] for name, kind in kinds.items()}
-    return Findings(said["facts"], **parts)
+        return _read(place, Problems(call, strict=strict))
 
 
 # Writing ------------------------------------------------------------------------------------------------------------
@@ -130,21 +114,13 @@ def read_findings(path: str | os.PathLike[str]) -> Findings:
 
 def _write_files(folder: Path, run: Run) -> None:
     """All files of a run; run.json comes last, with the checksums of the others."""
-    from safetensors.torch import save_file
-
-    tensors, layout = to_tensors(run.statistics)
-    save_file(tensors, folder / STATISTICS, metadata={"layout": json.dumps(layout)})
-    (folder / RUN).touch()
-    shutil.copymode(folder / RUN, folder / STATISTICS)  # safetensors would keep it to the user alone
-    if run.findings is not None:
-        write_findings(folder / FINDINGS, run.findings)
-        if find_spec("polars") is not None:
-            run.findings.frame().write_parquet(folder / PARQUET)
+    write_findings(folder / FINDINGS, run.findings)
+    if find_spec("polars") is not None:
+        run.findings.frame().write_parquet(folder / PARQUET)
     others = sorted(path for path in folder.iterdir() if path.name != RUN)
     files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
-    plain = {name: value for name, value in run._asdict().items() if name not in ("statistics", "findings")}
-    said = {"format": FORMAT, **plain, "files": files}
-    (folder / RUN).write_text(json.dumps(said, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    content = {"format": FORMAT, **{name: getattr(run, name) for name in DESCRIBED}, "files": files}
+    (folder / RUN).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _flush(folder: Path) -> None:
@@ -210,7 +186,7 @@ def _settle(place: Path) -> None:
 def _keep_others(place: Path, part: Path) -> None:
     """Files that someone else put into the folder of the run stay there."""
     for other in place.iterdir() if place.exists() else ():
-        if other.name not in (RUN, STATISTICS, FINDINGS, PARQUET):
+        if other.name not in (RUN, FINDINGS, PARQUET, STATISTICS):
             copy = shutil.copytree if other.is_dir() else shutil.copy2
             copy(other, part / other.name)
 
@@ -233,75 +209,102 @@ def _checksum(path: Path) -> str:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def _read(place: Path, allow_incomplete: bool) -> Run:
-    if not (place / RUN).is_file():
-        fact, remedy = f"{place}", "gradlogz probe MODEL --out FOLDER writes one."
-        raise InputValueError(sentence("read_run", f"folder must be a run, with {RUN} in it", fact, remedy))
-    said = _json(place / RUN)
-    number = said.get("format")
+def _read(place: Path, problems: Problems) -> Run:
+    if not any((place / name).is_file() for name in (RUN, FINDINGS, PARQUET)):
+        fact = f"{place}, " + ("which holds neither" if place.is_dir() else "which is no folder")
+        remedy = "gradlogz probe MODEL --out FOLDER writes one."
+        problems.refuse(f"a run must be a folder with {RUN} and {FINDINGS}", fact, remedy)
+    described = _description(place, problems)
+    findings = _findings(place, described["model"], problems)
+    return Run(**described, findings=findings, notes=tuple(problems.notes))
+
+
+def _description(place: Path, problems: Problems) -> dict[str, Any]:
+    """What run.json says, empty where it says nothing of the right type."""
+    content = object_in(place / RUN)
+    if isinstance(content, str):
+        note = f"{RUN} cannot be read ({content}): seed, text and command line are not known."
+        problems.meet(note, f"{RUN} must be readable", content)
+        content = {}
+    else:
+        _check_description(content, place, problems)
+    known = {name: content[name] for name, kind in DESCRIBED.items() if isinstance(content.get(name), kind)}
+    return {name: None if kind is int else kind() for name, kind in DESCRIBED.items()} | known
+
+
+def _check_description(content: Mapping[str, Any], place: Path, problems: Problems) -> None:
+    number, version = content.get("format"), content.get("version")
     if not isinstance(number, int) or number > FORMAT:
-        remedy = f"It was written by gradlogz {said.get('version')}; install that or a later one."
-        raise InputValueError(
-            sentence("read_run", f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy)
+        note = (
+            f"The run is of format {number}, written by gradlogz {version}; this is what format {FORMAT} has in common "
+            "with it."
         )
-    for name, expected in said["files"].items():
-        _check_file(place / name, expected)
-    if not said["complete"] and not allow_incomplete:
-        fact = f"one that stopped after {said['counts'].get('tokens', 'some')} tokens in {place.name}"
-        remedy = "Run the command again, or pass allow_incomplete=True."
-        raise InputValueError(sentence("read_run", "a run must be complete", fact, remedy))
-    names = ("model", "text", "seed", "command", "counts", "times", "complete", "version")
-    kept = {**{name: said[name] for name in names}, "left_out": tuple(said.get("left_out", ()))}
-    findings = read_findings(place / FINDINGS) if FINDINGS in said["files"] else None
-    return Run(statistics=_read_statistics(place / STATISTICS), findings=findings, **kept)
+        remedy = f"It was written by gradlogz {version}; install that or a later one."
+        problems.meet(note, f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy)
+    elif number < FORMAT and not problems.strict:
+        problems.notes.append(
+            f"The run is of format {number}, written by gradlogz {version}, without declarations: names stand in place "
+            "of titles, and units, formulas and methods are not known."
+        )
+    lacking = [name for name, kind in DESCRIBED.items() if not isinstance(content.get(name), kind)]
+    if lacking and problems.strict:
+        problems.refuse(f"{RUN} must be whole", f"one without {', '.join(lacking)}")
+    if not content.get("complete", False):
+        counts = content.get("counts")
+        tokens = counts.get("tokens", "some") if isinstance(counts, dict) else "some"
+        note = f"The run stopped before its end, after {tokens} tokens; the numbers are of that part."
+        fact = f"one that stopped after {tokens} tokens in {place.name}"
+        problems.meet(note, "a run must be complete", fact, "Run the command again, or pass strict=False.")
+    files = content.get("files")
+    for name, written in files.items() if isinstance(files, dict) else ():
+        _check_file(place / str(name), written, problems)
+
+
+def _check_file(path: Path, written: Any, problems: Problems) -> None:
+    """The file is as it was written; a lenient reader says elsewhere what it lacks without one that is gone."""
+    fact = _difference(path, written) if isinstance(written, dict) else ""
+    if fact and (problems.strict or path.is_file()):
+        whatever = "its numbers may have been changed" if path.name == FINDINGS else "nothing that is shown needs it"
+        remedy = "The run was damaged; copy it again, or make it again."
+        note = f"{path.name} is not as it was written; {whatever}."
+        problems.meet(note, f"{path.name} must be as it was written", fact, remedy)
+
+
+def _difference(path: Path, written: Mapping[str, Any]) -> str:
+    size = path.stat().st_size if path.is_file() else None
+    if size != written.get("bytes"):
+        return "no such file" if size is None else f"{size} bytes of {written.get('bytes')}"
+    return "" if _checksum(path) == written.get("blake2b") else "other bytes"
+
+
+def _findings(place: Path, model: Mapping[str, Any], problems: Problems) -> Findings:
+    content = object_in(place / FINDINGS)
+    if isinstance(content, str) and not problems.strict and (rows := _rows(place / PARQUET)):
+        problems.notes.append(
+            f"{FINDINGS} cannot be read ({content}): rows are those of {PARQUET}. The verdicts on whole claims are "
+            "lost; here a claim is undecided where its heads or layers differ."
+        )
+        content = {"facts": {model.get("name"): model}, "rows": rows, "claims": [], "tokens": []}
+    if isinstance(content, str):
+        problems.refuse(f"{FINDINGS} must be readable", content)
+    return findings_in(content, problems, str(model.get("name", place.name)))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table, which findings.json has too; none where it is gone, damaged or cannot be read here."""
+    if not path.is_file() or find_spec("polars") is None:
+        return []
+    import polars
+
+    try:
+        return polars.read_parquet(path).to_dicts()
+    except (OSError, ValueError, polars.exceptions.PolarsError):
+        return []
 
 
 def _is_run(folder: Path) -> bool:
     """Whether the folder holds a run, of any format, whole or damaged."""
-    try:
-        said = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return (folder / STATISTICS).is_file()
-    return isinstance(said, dict) and "format" in said
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        said = type(error).__name__
-    if not isinstance(said, dict):
-        fact = said if isinstance(said, str) else type(said).__name__
-        remedy = "It was damaged or written by something else; make the run again."
-        raise InputValueError(sentence("read_run", f"{path.name} must be an object in JSON", fact, remedy))
-    return said
-
-
-def _check_file(path: Path, expected: dict[str, Any]) -> None:
-    remedy = "The run was damaged; copy it again, or make it again."
-    size = path.stat().st_size if path.is_file() else None
-    if size != expected["bytes"]:
-        fact = "no such file" if size is None else f"{size} bytes of {expected['bytes']}"
-        raise InputValueError(sentence("read_run", f"{path.name} must be as it was written", fact, remedy))
-    if _checksum(path) != expected["blake2b"]:
-        raise InputValueError(sentence("read_run", f"{path.name} must be as it was written", "other bytes", remedy))
-
-
-def _read_statistics(path: Path) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        layout = json.loads(file.metadata()["layout"])
-        return from_tensors({name: file.get_tensor(name) for name in file.keys()}, layout)  # noqa: SIM118
-
-
-def _plain(value: Any) -> Any:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return None if math.isnan(value) else "infinity" if value > 0 else "-infinity"
-
-
-def _entry(kind: Any, said: dict[str, Any]) -> Any:
-    """The row, claim or token of its dictionary, numbers as they were."""
-    numbers = {name for name, annotation in kind.__annotations__.items() if annotation is float}
-    return kind(**{n: (math.nan if v is None else float(v)) if n in numbers else v for n, v in said.items()})
+    description, findings = object_in(folder / RUN), object_in(folder / FINDINGS)
+    if not isinstance(description, str):
+        return "format" in description
+    return "rows" in findings if isinstance(findings, dict) else (folder / STATISTICS).is_file()

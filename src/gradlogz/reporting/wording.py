@@ -1,45 +1,82 @@
-"""What a run found, in sentences and chips.
+"""What a run found, in sentences and chips; texts of a prediction are those that the run declares.
 
-Read next: pages.py, which puts them on top.
+    title_of, claim_of, method_of, facts_of     of a prediction, by its declaration; by its name where there is none
+    unit_and_formula                            of a quantity; a bare number where none is declared
+
+Read next: findings_page.py, which puts them on top; ../probing/records.py (Declaration).
 """
 
-import inspect
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..page import Chip, Group, Link
-from ..probing.prediction import Prediction
-from ..probing.predictions import PREDICTIONS
-from ..probing.records import VERDICTS, Summary
-from ..probing.run_probe import name_of
+from ..probing.records import VERDICTS, Declaration, Quantity, Summary
+from .citations import keys_in
+from .formatting import STYLES
 
-STATUSES: dict[str, Any] = {
-    "supported": "agrees", "refuted": "departs", "undecided": "undecided", "not applicable": "silent", "": "silent",
-}  # fmt: skip
-KNOWN: dict[str, Prediction] = {name_of(p): p for p in PREDICTIONS}
+Declarations = Mapping[str, Declaration]
 
 
-def chip(verdict: str) -> Chip:
-    """A verdict in its colour."""
-    return Chip(verdict or "not judged", STATUSES[verdict])
+def chip(verdict: str, count: int | None = None) -> Chip:
+    """A verdict in its colour, and how many claims have it."""
+    word = verdict or "not judged"
+    return Chip(word if count is None else f"{count} {word}", STYLES[verdict].status)
 
 
-def title_of(prediction: str) -> str:
-    """The name of a prediction, as words."""
-    return prediction.replace("_", " ")
+def title_of(declarations: Declarations, prediction: str) -> str:
+    """The title of a prediction, or its name as words."""
+    declared = declarations.get(prediction)
+    return prediction.replace("_", " ") if declared is None else declared.title
 
 
-def claim_of(claim: Summary) -> str:
-    """A claim in its words, else by its name."""
-    return _words(claim) or title_of(claim.prediction)
+def claim_of(declarations: Declarations, claim: Summary) -> str:
+    """A claim in its words, else by its title."""
+    return _words(declarations, claim) or title_of(declarations, claim.prediction)
 
 
-def _words(claim: Summary) -> str:
-    """The words of a claim, or of its prediction where a run has lost them; none if nobody knows them."""
-    known = KNOWN.get(claim.prediction)
-    return claim.claim or ("" if known is None else known.claim)
+def _words(declarations: Declarations, claim: Summary) -> str:
+    """The words of a claim, or of its prediction where a run has lost them; none if it declares nothing."""
+    declared = declarations.get(claim.prediction)
+    return claim.claim or ("" if declared is None else declared.claim)
+
+
+def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
+    """Formula, decision rule and what refutes a prediction; nothing if the run does not declare it."""
+    declared = declarations.get(prediction)
+    if declared is None:
+        return {}
+    texts = {
+        "formula": declared.formula,
+        "decision rule": declared.decision_rule,
+        "refuted by": declared.refutes,
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def method_of(declarations: Declarations, prediction: str) -> tuple[str, ...]:
+    """How a prediction is measured, in paragraphs."""
+    declared = declarations.get(prediction)
+    return () if declared is None else tuple(declared.method)
+
+
+def unit_and_formula(declarations: Declarations, prediction: str, quantity: str) -> Quantity:
+    """The unit and the formula of a quantity, by the name it has in findings; a bare number if it is not declared.
+
+    A name that is not declared is looked for without what stands behind its first comma, then without what was left
+    out: "gain, permuted" is a gain, "excess of log trace without first tokens" an excess of log trace.
+    """
+    declared = declarations.get(prediction)
+    for name in (quantity, quantity.partition(",")[0], quantity.partition(" without ")[0]):
+        if declared is not None and name in declared.quantities:
+            return declared.quantities[name]
+    return Quantity("1", "")
+
+
+def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:
+    """The keys of the works that predictions cite: those in their texts and those they list."""
+    declared = [declarations[name] for name in predictions if name in declarations]
+    texts = [text for each in declared for text in (*each.method, each.decision_rule, each.claim, each.refutes)]
+    return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
@@ -55,48 +92,18 @@ def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
     )
 
 
-def groups(claims: Sequence[Summary]) -> tuple[Group, ...]:
-    """The claims under their verdicts, each by its name and in its words."""
+def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
+    """The claims under their verdicts, each by its title and in its words."""
     found = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
-            (Link(title_of(claim.prediction), claim.prediction), _words(claim))
+            (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
             for claim in claims
             if claim.verdict == verdict
         )
         if entries:
-            found.append(Group(Chip(f"{len(entries)} {verdict or 'not judged'}", STATUSES[verdict]), entries))
+            found.append(Group(chip(verdict, len(entries)), entries))
     return tuple(found)
-
-
-def described(facts: Mapping[str, Any]) -> str:
-    """A model in a line or two."""
-    said = [str(facts["architecture"])] if facts.get("architecture") else []
-    if isinstance(facts.get("parameters"), int):
-        said.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
-    said += [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
-    said += [f"{facts['dtype']}"] if facts.get("dtype") else []
-    if isinstance(facts.get("tokens"), int):
-        said.append(f"measured on {facts['tokens']:,} tokens of {facts.get('documents', 'some')} documents")
-    origin = ", ".join(str(facts[name]) for name in ("source", "licence") if facts.get(name))
-    return ". ".join(part for part in (", ".join(said), origin) if part) + "." if said else "Nothing is known of it."
-
-
-def explained(prediction: str) -> tuple[str, ...]:
-    """How a prediction is measured, from the head of its file; without what only readers of code need."""
-    known = KNOWN.get(prediction)
-    paragraphs = [] if known is None else (inspect.getdoc(known) or "").split("\n\n")
-    return tuple(_spelt(p, known) for p in paragraphs[1:] if not p.startswith("Read next"))
-
-
-def _spelt(text: str, prediction: Any) -> str:
-    """The text with the numbers that its constants stand for."""
-
-    def value(found: re.Match[str]) -> str:
-        number = getattr(prediction, found[0], None)
-        return f"{number:g}" if isinstance(number, int | float) else found[0]
-
-    return re.sub(r"\b[A-Z]{3,}\b", value, text)
 
 
 def _hold(count: int) -> str:

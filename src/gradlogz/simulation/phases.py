@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..page import Axis, Cell, Chip, Column, Figure, Heat, Page, Section, Table, Verdict
+from ..page import Axis, Cell, Chip, Column, Figure, Heat, Page, Section, Table, VerdictBanner
 from .parameter_sweep import Phases, Place, Range
 from .reporting import REFERENCES
 from .theory_boundaries import boundaries
@@ -44,7 +44,7 @@ def page_of(phases: Phases) -> Page:
         name="gradlogz-phases",
         title=f"Phases over {' and '.join(r.name for r in phases.ranges)}",
         subtitle=f"{others}, {s.steps} steps, {s.seeds} seed{'s' * (s.seeds > 1)}, unless the grid says otherwise.",
-        verdict=Verdict(
+        verdict=VerdictBanner(
             f"{done} places of the grid: {words}.{partly}", tuple(Chip(kind, colour=ALL[kind]) for kind in kinds)
         ),
         sections=(

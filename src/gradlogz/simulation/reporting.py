@@ -15,9 +15,7 @@ from ..dynamics.metastability import plateaus
 from ..dynamics.observables import components
 from ..page import (
     Axis,
-    Band,
     Chip,
-    Cloud,
     Column,
     Facts,
     Figure,
@@ -25,12 +23,14 @@ from ..page import (
     Mark,
     Page,
     Part,
+    PointCloud,
     Points,
     Reference,
+    Ribbon,
     Section,
     Table,
     Text,
-    Verdict,
+    VerdictBanner,
     render,
 )
 from . import theory_curves as curves
@@ -112,7 +112,7 @@ def page_of(simulation: Simulation) -> Page:
         name=f"gradlogz-{name}" if preset else "gradlogz-simulation",
         title=f"Simulation: {name}",
         subtitle=subtitle,
-        verdict=Verdict(verdict_sentence(simulation), chips, (f"{expected[0].upper()}{expected[1:]}.",)),
+        verdict=VerdictBanner(verdict_sentence(simulation), chips, (f"{expected[0].upper()}{expected[1:]}.",)),
         sections=_sections(simulation),
         methods=_methods(),
         reproduce={
@@ -166,7 +166,7 @@ def _sections(simulation: Simulation) -> tuple[Section, ...]:
     beside += _hull(simulation)
     shape = [_figure(simulation, n, None) for n in ("sliced_wasserstein", "kurtosis", "skewness") if n in seen]
     shape = [f for f in shape if f.name != unstable]
-    shown = {part.name for part in first if not isinstance(part, Text | Facts | Verdict)}
+    shown = {part.name for part in first if not isinstance(part, Text | Facts | VerdictBanner)}
     attention = [_figure(simulation, n, None) for n in ("entropy", "displacement") if n in seen and n not in shown]
     sections = [Section("The cloud", tuple(first))]
     if many:
@@ -184,7 +184,7 @@ _ON_NULLS = (
 )
 
 
-def cloud_of(simulation: Simulation) -> Cloud:
+def cloud_of(simulation: Simulation) -> PointCloud:
     """The first cloud, moving: in its own line, plane or space, or along the principal axes of all that was seen."""
     s, frames = simulation.settings, simulation.frames.double()
     times = simulation.trajectory.times.tolist()
@@ -211,7 +211,7 @@ def cloud_of(simulation: Simulation) -> Cloud:
         part = float(values[-3:].sum() / values.sum())
         axes = tuple(Axis(f"PC{i}", "1") for i in (1, 2, 3))
         about += f"Projected to the first three principal axes of all times, which hold {part:.0%} of the squares. "
-    return Cloud(
+    return PointCloud(
         "cloud", "Tokens", axes, times, shown.tolist(), order[group].tolist(), about.strip(), equal=s.dim > 1
     )  # fmt: skip
 
@@ -222,7 +222,7 @@ def _series(simulation: Simulation, name: str, colour: str = "blue", label: str 
     marks: list[Mark] = []
     if values.shape[-1] > 1:
         low, high = values.amin(-1).tolist(), values.amax(-1).tolist()
-        marks.append(Band(f"all {values.shape[-1]} seeds", times, low, high, colour))
+        marks.append(Ribbon(f"all {values.shape[-1]} seeds", times, low, high, colour))
     middle = "median" if values.shape[-1] > 1 else label
     return [*marks, Line(middle if label == "seen" else label, times, values.nanmedian(-1).values.tolist(), colour)]
 
@@ -249,7 +249,7 @@ def _figure(simulation: Simulation, name: str, theory: Curve | None, scale: str 
     if null is not None:
         ends = [times[0], times[-1]]
         low, high = (max(float(end), 1e-12) if scale == "log" else float(end) for end in (null.low, null.high))
-        marks.insert(0, Band("a Gaussian cloud", ends, [low] * 2, [high] * 2, "grey"))
+        marks.insert(0, Ribbon("a Gaussian cloud", ends, [low] * 2, [high] * 2, "grey"))
     if theory is not None:
         values = theory.values[: len(times)]
         marks.append(Line("theory", times[: len(values)], values, "ink", "dash"))

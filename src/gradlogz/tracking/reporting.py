@@ -14,7 +14,6 @@ from .._errors import MissingPackageError, sentence
 from .._typing import Tensor
 from ..page import (
     Axis,
-    Band,
     Chip,
     Column,
     Facts,
@@ -26,10 +25,11 @@ from ..page import (
     Part,
     Points,
     Reference,
+    Ribbon,
     Section,
     Table,
     Text,
-    Verdict,
+    VerdictBanner,
     View,
     Views,
     render,
@@ -80,7 +80,7 @@ def page_of(tracks: Tracks) -> Page:
         name="gradlogz-track",
         title=f"Tracks of {named}",
         subtitle=f"{how}; noise levels {_levels_are(tracks)}.",
-        verdict=Verdict(headline(tracks), chips, notes),
+        verdict=VerdictBanner(headline(tracks), chips, notes),
         sections=_sections(tracks),
         methods=_methods(),
         reproduce={
@@ -350,7 +350,7 @@ def _innovations(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
     times = (tracks.detections.time[part] - tracks.detections.time[rows[0]]).tolist()
     inside = tracks.inside[part]
     low, high = tracks.nis_low[part].tolist(), tracks.nis_high[part].tolist()
-    marks: list[Mark] = [Band("95 % band", times, low, high, "grey")]
+    marks: list[Mark] = [Ribbon("95 % band", times, low, high, "grey")]
     for word, chosen, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
         if bool(chosen.any()):
             at = [t for t, yes in zip(times, chosen.tolist(), strict=True) if yes]
@@ -371,7 +371,7 @@ def _calibration(tracks: Tracks) -> Figure:
     arm = 1.96 * (at * (1 - at) / total).sqrt()
     places = at.tolist()
     marks = (
-        Band("95 % of chance", places, (at - arm).clamp(min=0).tolist(), (at + arm).clamp(max=1).tolist(), "grey"),
+        Ribbon("95 % of chance", places, (at - arm).clamp(min=0).tolist(), (at + arm).clamp(max=1).tolist(), "grey"),
         Line("as it should be", places, places, "ink", "dash"),
         Line("seen", places, share.tolist()),
     )

@@ -1,6 +1,6 @@
 """The sections of a report, from the rows of a run.
 
-Read next: pages.py (their order), ../probing/figures.py (rows, drawn).
+Read next: findings_page.py (their order), findings_figures.py (rows, drawn).
 """
 
 import math
@@ -24,38 +24,37 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.figures import (
+from ..probing.records import Finding, Summary, Token
+from .findings_figures import (
     Labels,
     blocks_of,
     by_layer,
     head_map,
-    interval,
     key_of,
     labels_of,
     null_of,
     numbers,
     verdict_map,
 )
-from ..probing.quantities import unit_and_formula
-from ..probing.records import Finding, Summary, Token
-from .reading import Told
-from .wording import KNOWN, chip, claim_of, explained, title_of
+from .formatting import interval, known
+from .run_contents import RunContents
+from .wording import Declarations, chip, claim_of, facts_of, method_of, title_of, unit_and_formula
 
 SHOWN = 12  # rows of a long table before all are asked for
 
 
-def sections_of(told: Told, claims: Sequence[Summary]) -> tuple[Section, ...]:
+def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Section, ...]:
     """All sections, those that have something to say."""
-    rows = told.findings.rows
+    rows, declarations = contents.findings.rows, contents.declarations
     of = {claim.prediction: [row for row in rows if row.prediction == claim.prediction] for claim in claims}
     blocks = blocks_of(rows)
     sections = [
-        Section("What holds", (_claims(claims),), name="claims"),
-        *_map(claims, of, blocks),
-        *(_claim(claim, of[claim.prediction], blocks) for claim in claims),
-        *_tokens(told.findings.tokens, rows, blocks),
+        Section("What holds", (_claims(claims, declarations),), name="claims"),
+        *_map(claims, of, blocks, declarations),
+        *(_claim(claim, of[claim.prediction], blocks, declarations) for claim in claims),
+        *_tokens(contents.findings.tokens, rows, blocks),
         *_data(rows, blocks),
-        Section("Model and text", (Facts(_card(told)),), folded=True, name="model"),
+        Section("Model and text", (Facts(_card(contents)),), folded=True, name="model"),
     ]
     return tuple(sections)
 
@@ -81,19 +80,19 @@ def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
 # The claims ----------------------------------------------------------------------------------------------------------
 
 
-def _claims(claims: Sequence[Summary]) -> Table:
+def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
     columns = (
         Column("claim"), Column("verdict"), Column("measured", "unit"), Column("value"), Column("interval", "95 %"),
         Column("null"), Column("for and against"), Column("what was found"),
     )  # fmt: skip
     rows = [
         (
-            Link(claim_of(claim), claim.prediction),
+            Link(claim_of(declarations, claim), claim.prediction),
             chip(claim.verdict),
-            measured(claim),
-            None if math.isnan(claim.value) else claim.value,
+            measured(claim, declarations),
+            known(claim.value),
             interval(claim.low, claim.high) or None,
-            None if math.isnan(claim.null) else claim.null,
+            known(claim.null),
             f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None,
             claim.words,
         )
@@ -113,31 +112,27 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
     return [row for row in found if row.quantity == claim.quantity] or found
 
 
-def measured(claim: Summary) -> str | None:
+def measured(claim: Summary, declarations: Declarations) -> str | None:
     """The quantity that was measured, with its unit."""
-    unit, _ = unit_and_formula(claim.prediction, claim.quantity)
+    unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
     return f"{claim.quantity} [{unit}]" if claim.quantity and unit != "1" else claim.quantity or None
 
 
-def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels) -> Section:
+def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Section:
     """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
-    known, found = KNOWN.get(claim.prediction), judged(claim, rows)
+    found = judged(claim, rows)
     words = " ".join(filter(None, (claim.words, claim.note))) or "No words about it are in the run."
-    said = {"name": title_of(claim.prediction)}
-    if known is not None:
-        said |= {"formula": known.formula, "refuted by": known.refutes}
-    else:
-        said |= {"formula": "not known to this version of gradlogz"}
+    declared = facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"}
     quantities = [q for q in dict.fromkeys(row.quantity for row in (*found, *rows)) if _of(rows, q)]
-    views = tuple(View(quantity, _figures(_of(rows, quantity), blocks)) for quantity in quantities)
-    parts: list[Part] = [Text((words,)), Facts(said)]
+    views = tuple(View(quantity, _figures(_of(rows, quantity), blocks, declarations)) for quantity in quantities)
+    parts: list[Part] = [Text((words,)), Facts({"name": title_of(declarations, claim.prediction), **declared})]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
     found = found or list(rows)
     parts += [_table(claim.prediction, found, blocks)] if found else []
-    method = explained(claim.prediction)
+    method = method_of(declarations, claim.prediction)
     parts += [Text(method, "How it is measured")] if method else []
     return Section(
-        claim_of(claim),
+        claim_of(declarations, claim),
         tuple(parts),
         folded=True,
         name=claim.prediction,
@@ -151,12 +146,12 @@ def _of(rows: Sequence[Finding], quantity: str) -> list[Finding]:
     return found if sum(math.isfinite(row.value) for row in found) > 1 else []
 
 
-def _figures(rows: Sequence[Finding], blocks: Labels) -> tuple[Figure, ...]:
+def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> tuple[Figure, ...]:
     labels = labels_of(rows)
-    drawn = by_layer(rows, labels, blocks)
+    drawn = by_layer(rows, labels, declarations, blocks)
     if all(row.head is None for row in rows):
         return (replace(drawn, wide=True),)
-    return (head_map(rows, labels, blocks), drawn)
+    return (head_map(rows, labels, declarations, blocks), drawn)
 
 
 def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
@@ -183,24 +178,28 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
 # The map -------------------------------------------------------------------------------------------------------------
 
 
-def _map(claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], blocks: Labels) -> tuple[Section, ...]:
+def _map(
+    claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations
+) -> tuple[Section, ...]:
     """Where claims hold: all of them together, and one by one; and beside the map what is said of each place."""
     found = {claim.prediction: judged(claim, of[claim.prediction]) for claim in claims}
     heads = {name: [row for row in rows if row.head is not None] for name, rows in found.items()}
     heads = {name: rows for name, rows in heads.items() if rows}
     if not any(found.values()):
         return ()
-    table = _said(found, blocks)
+    table = _said(found, blocks, declarations)
     if not heads:
         return (Section("Layers", (table,), name="map"),)
     labels = labels_of([row for rows in heads.values() for row in rows])
-    views = [View("how many claims hold", (_counts(heads, labels, blocks),))] if len(heads) > 1 else []
-    views += [View(title_of(name), (verdict_map(rows, labels, blocks),)) for name, rows in heads.items()]
+    views = [View("how many claims hold", (_counts(heads, labels, blocks, declarations),))] if len(heads) > 1 else []
+    views += [View(title_of(declarations, name), (verdict_map(rows, labels, blocks),)) for name, rows in heads.items()]
     words = Text(("Choose a head here, by a click or from the list above: every section then speaks of it.",))
     return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
 
 
-def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labels) -> Figure:
+def _counts(
+    heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labels, declarations: Declarations
+) -> Figure:
     """For each head, how many of the claims that judge heads it supports."""
     at: dict[tuple[str, int], list[Finding]] = {}
     for row in (row for rows in heads.values() for row in rows):
@@ -209,11 +208,12 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labe
     width = 1 + max(head for _, head in at)
     places = [[at.get((layer, head)) for head in range(width)] for layer in layers]
     values = [[None if p is None else sum(row.verdict == "supported" for row in p) for p in line] for line in places]
+    titles = {name: title_of(declarations, name) for name in heads}
     hover = [
         [
             "" if p is None else "\n".join([
                 f"layer {layers[i]}, head {j}",
-                *(f"{title_of(row.prediction)}: {row.verdict}, {numbers(row)}, {null_of(row)}" for row in p),
+                *(f"{titles[row.prediction]}: {row.verdict}, {numbers(row)}, {null_of(row)}" for row in p),
             ])
             for j, p in enumerate(line)
         ]
@@ -227,21 +227,22 @@ def _counts(heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labe
         Axis("head", "number"),
         Axis("layer", "number", names=tuple(layers)),
         (heat,),
-        f"Of {len(heads)} that judge heads: {', '.join(title_of(name) for name in heads)}.",
+        f"Of {len(heads)} that judge heads: {', '.join(titles.values())}.",
     )
 
 
-def _said(found: Mapping[str, Sequence[Finding]], blocks: Labels) -> Table:
+def _said(found: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations) -> Table:
     """All that is judged, place by place."""
     columns = (
         Column("layer"), Column("head"), Column("claim"), Column("verdict"), Column("value"), Column("null"),
     )  # fmt: skip
     order = {block: i for i, block in enumerate(dict.fromkeys(blocks.values()))}
+    titles = {name: title_of(declarations, name) for name in found}
     rows = [row for of in found.values() for row in of]
     rows.sort(key=lambda r: (order[blocks[r.layer, r.call]], -1 if r.head is None else r.head))
     cells = [
         (
-            blocks[r.layer, r.call] or "model", r.head, Link(title_of(r.prediction), r.prediction), chip(r.verdict),
+            blocks[r.layer, r.call] or "model", r.head, Link(titles[r.prediction], r.prediction), chip(r.verdict),
             r.value, r.null,
         )
         for r in rows
@@ -284,16 +285,13 @@ def _data(rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
     return (Section("Data", (table,), folded=True, name="data"),)
 
 
-def _card(told: Told) -> dict[str, str]:
+def _card(contents: RunContents) -> dict[str, str]:
     """All that is known of the model and of what it read."""
-    said: dict[str, Any] = {"model": told.name, **told.facts}
-    text = told.run.get("text")
-    if isinstance(text, dict):
-        said |= {"text": text.get("source"), "tokens of a window": text.get("length")}
-    times = told.run.get("times")
-    if isinstance(times, dict):
-        said |= {f"seconds for the {name}": f"{value:.1f}" for name, value in times.items() if _is_number(value)}
-    return {name.replace("_", " "): _shown(value) for name, value in said.items() if value not in (None, "", [])}
+    run = contents.run
+    facts: dict[str, Any] = {"model": contents.name, **contents.facts}
+    facts |= {"text": run.text.get("source"), "tokens of a window": run.text.get("length")} if run.text else {}
+    facts |= {f"seconds for the {name}": f"{value:.1f}" for name, value in run.times.items() if _is_number(value)}
+    return {name.replace("_", " "): _shown(value) for name, value in facts.items() if value not in (None, "", [])}
 
 
 def _is_number(value: Any) -> bool:

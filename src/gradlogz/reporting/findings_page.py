@@ -5,7 +5,7 @@
     one section each    the claim by head and by layer, beside its null
     Tokens, data, model, methods
 
-Read next: sections.py (what is in them), ../page (how it looks).
+Read next: findings_sections.py (what is in them), ../page (how it looks).
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,24 @@ from typing import Any
 
 from .. import __version__
 from .._errors import MissingPackageError, sentence
-from ..page import Chip, Page, Section, Table, Verdict, render
-from .citations import cited
-from .reading import Source, Told, read
-from .sections import choices_of, sections_of
-from .wording import KNOWN, described, explained, groups, title_of, verdict_sentence
+from ..page import Chip, Page, Section, Table, VerdictBanner, render
+from ..probing.run_folder import DESCRIBED, Run
+from .citations import cited, keys_in
+from .findings_sections import choices_of, sections_of
+from .formatting import model_sentence
+from .run_contents import RunContents, Source, contents_of
+from .wording import groups, keys_cited, title_of, verdict_sentence
 
 ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
 
 
-def report(source: Source) -> str:
+def report_of_run(source: Source) -> str:
     """The page of a run folder, or of findings, as one HTML file that needs no network.
 
     A run that is damaged, incomplete or of another version has a page of what can be read, which says what is missing.
     Needs jinja2 and plotly, the extra [report].
     """
-    return rendered(page_of(read(source, "report")), "report")
+    return rendered(page_of_run(contents_of(source, "report")), "report")
 
 
 def rendered(page: Page, call: str) -> str:
@@ -41,59 +43,60 @@ def rendered(page: Page, call: str) -> str:
         raise MissingPackageError(sentence(call, condition, fact, remedy)) from None
 
 
-def page_of(told: Told) -> Page:
-    """The page of what a run says."""
-    claims = [s for s in told.findings.summary() if s.model == told.name]
-    absent = [title_of(name) for name in KNOWN if name not in {claim.prediction for claim in claims}]
-    notes = (*told.missing, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
-    warned = (Chip("incomplete", "undecided"),) if told.missing else ()
-    methods, sections = _methods(told), sections_of(told, claims)
+def page_of_run(contents: RunContents) -> Page:
+    """The page of a run."""
+    name, run, declarations = contents.name, contents.run, contents.declarations
+    claims = [s for s in contents.findings.summary() if s.model == name]
+    measured = [claim.prediction for claim in claims]
+    absent = [title_of(declarations, each) for each in declarations if each not in measured]
+    notes = (*run.notes, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
+    warned = (Chip("incomplete", "undecided"),) if run.notes else ()
+    methods, sections = _methods(run), sections_of(contents, claims)
     return Page(
-        name=f"gradlogz-{told.name}",
-        title=told.name,
-        subtitle=f"{ABOUT} {described(told.facts)}",
-        verdict=Verdict(verdict_sentence(told.name, claims), warned, notes, groups(claims)),
+        name=f"gradlogz-{name}",
+        title=name,
+        subtitle=f"{ABOUT} {model_sentence(contents.facts)}",
+        verdict=VerdictBanner(verdict_sentence(name, claims), warned, notes, groups(declarations, claims)),
         sections=sections,
         methods=methods,
-        reproduce=reproduced(told),
-        references=cited([*methods, *(p for claim in claims for p in explained(claim.prediction))]),
-        data=data_of(told, sections),
+        reproduce=reproduced(run),
+        references=cited([*keys_in(methods), *keys_cited(declarations, measured)]),
+        data=data_of(contents, sections),
         made_by="gradlogz probe",
-        choices=choices_of(told.findings.rows),
+        choices=choices_of(contents.findings.rows),
         chosen="layer or head",
     )
 
 
-def reproduced(told: Told) -> dict[str, str]:
+def reproduced(run: Run) -> dict[str, str]:
     """Version, seed, text and command line, as far as they are known."""
-    run = told.run
-    text = run.get("text") if isinstance(run.get("text"), dict) else {}
-    said = {
-        "version": f"gradlogz {run['version']}" if run.get("version") else f"gradlogz {__version__} (the page)",
-        "seed": run.get("seed"),
-        "text": text.get("source") if isinstance(text, dict) else None,
-        "command": run.get("command"),
+    lines = {
+        "version": f"gradlogz {run.version}" if run.version else f"gradlogz {__version__} (the page)",
+        "seed": run.seed,
+        "text": run.text.get("source"),
+        "command": run.command or None,
     }
-    return {name: str(value) for name, value in said.items() if value is not None}
+    return {name: str(value) for name, value in lines.items() if value is not None}
 
 
-def data_of(told: Told, sections: Sequence[Section]) -> dict[str, Any]:
+def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any]:
     """Everything on the page as plain data; the rows are those of its table."""
     rows = [part for section in sections for part in section.parts if isinstance(part, Table) and part.name == "rows"]
+    findings, run = contents.findings, contents.run
+    described = {name: getattr(run, name) for name in DESCRIBED} if run.command or run.version else {}
     return {
         "version": __version__,
-        "run": {name: value for name, value in told.run.items() if name != "files"},
-        "missing": told.missing,
-        "facts": told.facts,
-        "claims": [claim._asdict() for claim in told.findings.claims],
-        "tokens": [token._asdict() for token in told.findings.tokens],
+        "run": described,
+        "missing": run.notes,
+        "facts": contents.facts,
+        "claims": [claim._asdict() for claim in findings.claims],
+        "tokens": [token._asdict() for token in findings.tokens],
         "rows": rows[0] if rows else [],
     }
 
 
-def _methods(told: Told) -> tuple[str, ...]:
-    text = told.run.get("text")
-    source = f" ({text['source']})" if isinstance(text, dict) and text.get("source") else ""
+def _methods(run: Run) -> tuple[str, ...]:
+    source = f" ({run.text['source']})" if run.text.get("source") else ""
     return (
         f"The model read the text{source} once, and every head was looked at while it did. Intervals are of 95 %, from "
         "the Poisson bootstrap over documents [efron79] [hanley06] or the jackknife over eight groups of documents "

@@ -3,26 +3,65 @@
     by_layer     value and interval of every head or layer, in the colour of its verdict; grey: the null and its band
     head_map     layers by heads, one colour for each value; first layers at the bottom
     verdict_map  the same with the verdicts
+    plot         one of the first two as a figure of plotly: what Findings.plot returns
 
 A figure is plain data of ../page: the report draws it with others, Findings.plot by itself.
 
-Read next: findings.py, ../page/marks.py.
+Read next: findings_sections.py (where pages show them), ../page/marks.py.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from statistics import quantiles
+from typing import Any, Literal
 
-from ..page import Axis, Figure, Heat, Mark, Points
-from .quantities import unit_and_formula
-from .records import VERDICTS, Finding
+from .._errors import InputValueError, MissingPackageError, sentence
+from ..page import Axis, Figure, Heat, Mark, Points, drawn
+from ..probing.findings import Findings
+from ..probing.records import VERDICTS, Finding
+from .formatting import STYLES, digits, finite, interval
+from .wording import Declarations, unit_and_formula
 
-# The colour of a verdict, by its name on a page.
-COLOURS = {"supported": "green", "refuted": "vermilion", "undecided": "orange", "not applicable": "grey", "": "blue"}
 Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # of a layer, over which its heads are spread
 FENCE = 1.5  # times the middle eight tenths, on either side of them: what lies further out would flatten all the rest
 MANY = 100  # rows for which half of a page is too narrow
+
+
+def plot(
+    findings: Findings,
+    prediction: str,
+    quantity: str | None = None,
+    *,
+    model: str | None = None,
+    by: Literal["layer", "head"] = "layer",
+) -> Any:
+    """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
+
+    The quantity is the judged one if none is named.
+    """
+    if by not in ("layer", "head"):
+        remedy = "By layer there are intervals and nulls, by head a map."
+        raise InputValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
+    if (model is None and len(findings.facts) > 1) or model not in (None, *findings.facts):
+        remedy = f"There are: {', '.join(findings.facts)}."
+        raise InputValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
+    rows = [row for row in findings.select(prediction).rows if model in (None, row.model)]
+    judged = [s.quantity for s in findings.summary() if s.prediction == prediction and model in (None, s.model)]
+    wanted = quantity or next(filter(None, judged), rows[0].quantity)
+    shown = [row for row in rows if row.quantity == wanted]
+    if not shown or (by == "head" and all(row.head is None for row in shown)):
+        fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
+        remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
+        raise InputValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
+    try:
+        return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown), findings.declarations))
+    except ModuleNotFoundError:
+        remedy = "Install it with: pip install 'gradlogz[report]'."
+        raise MissingPackageError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
+
+
+# Names of layers ------------------------------------------------------------------------------------------------------
 
 
 def labels_of(rows: Sequence[Finding]) -> Labels:
@@ -69,8 +108,11 @@ def key_of(row: Finding, blocks: Labels) -> str:
     return block if row.head is None else f"{block}/{row.head}"
 
 
-def told(row: Finding, label: str) -> str:
-    """What is said of a row when it is pointed at."""
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+def hover_text(row: Finding, label: str) -> str:
+    """The text of a row where it is pointed at: place, value, null, verdict."""
     place = "the model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
     lines = [place, f"{row.quantity} {numbers(row)}", null_of(row)]
     return "\n".join([*lines, row.verdict] if row.verdict else lines)
@@ -78,21 +120,18 @@ def told(row: Finding, label: str) -> str:
 
 def numbers(row: Finding) -> str:
     """A value with its interval."""
-    return f"{_number(row.value)} ({interval(row.low, row.high) or 'no interval'})"
+    return f"{digits(row.value)} ({interval(row.low, row.high) or 'no interval'})"
 
 
 def null_of(row: Finding) -> str:
     """The null with its band."""
     band = interval(row.null_low, row.null_high)
-    return "no null" if math.isnan(row.null) else f"null {_number(row.null)}" + (f" ({band})" if band else "")
+    return "no null" if math.isnan(row.null) else f"null {digits(row.null)}" + (f" ({band})" if band else "")
 
 
-def interval(low: float, high: float) -> str:
-    """From here to there; nothing if there is none, as of what is known from weights alone, or never varied."""
-    return "" if math.isnan(low) or math.isnan(high) or low == high else f"{_number(low)} to {_number(high)}"
-
-
-def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
+def by_layer(
+    rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
+) -> Figure:
     """The rows of one quantity, layer after layer, each beside its null.
 
     blocks: of which a reader may choose one.
@@ -112,24 +151,24 @@ def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = No
         marks.append(
             Points(
                 "null", [at(r) for r in nulls], [r.null for r in nulls], "grey", "line-ew-open",
-                [told(r, labels[r.layer, r.call]) for r in nulls],
-                [_finite(r.null_low) for r in nulls], [_finite(r.null_high) for r in nulls],
+                [hover_text(r, labels[r.layer, r.call]) for r in nulls],
+                [finite(r.null_low) for r in nulls], [finite(r.null_high) for r in nulls],
                 [key_of(r, blocks) for r in nulls], 7,
             )
         )  # fmt: skip
-    for verdict, colour in COLOURS.items():
+    for verdict, style in STYLES.items():
         of = [row for row in rows if row.verdict == verdict and math.isfinite(row.value)]
         if of:
             marks.append(
                 Points(
-                    verdict or "value", [at(r) for r in of], [r.value for r in of], colour, "circle",
-                    [told(r, labels[r.layer, r.call]) for r in of],
-                    [_finite(r.low) for r in of], [_finite(r.high) for r in of], [key_of(r, blocks) for r in of], 6,
+                    verdict or "value", [at(r) for r in of], [r.value for r in of], style.colour, "circle",
+                    [hover_text(r, labels[r.layer, r.call]) for r in of],
+                    [finite(r.low) for r in of], [finite(r.high) for r in of], [key_of(r, blocks) for r in of], 6,
                 )
             )  # fmt: skip
     ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)])
     first = rows[0]
-    unit, formula = unit_and_formula(first.prediction, first.quantity)
+    unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     spread = f" The {heads} heads of a layer from left to right." if heads > 1 else ""
     bars = "Bars are intervals of 95 %." if any(interval(r.low, r.high) for r in rows) else "There are no intervals."
     bars += " Grey is the null." if nulls else ""
@@ -144,14 +183,16 @@ def by_layer(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = No
     )
 
 
-def head_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
+def head_map(
+    rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
+) -> Figure:
     """The values of one quantity, layers by heads."""
     first = rows[0]
-    unit, formula = unit_and_formula(first.prediction, first.quantity)
+    unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     ends, outside = _window([row.value for row in rows if math.isfinite(row.value)])
     words = f"{first.quantity} [{unit}]"
     grid = _grid(rows, labels)
-    values = [[None if row is None else _finite(row.value) for row in line] for line in grid]
+    values = [[None if row is None else finite(row.value) for row in line] for line in grid]
     hover, keys = _said(grid, labels, blocks or labels)
     heat = Heat(words, range(len(grid[0])), range(len(grid)), values, hover, keys=keys, range=ends)
     caption = (f"{formula}." if formula else "") + outside.replace("axis leaves", "colours leave")
@@ -163,7 +204,7 @@ def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None =
     first, order = rows[0], list(VERDICTS)
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
-    categories = tuple((verdict, COLOURS[verdict]) for verdict in VERDICTS)
+    categories = tuple((verdict, STYLES[verdict].colour) for verdict in VERDICTS)
     hover, keys = _said(grid, labels, blocks or labels)
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
     return _mapped(f"{first.prediction} verdicts", first.quantity, rows, labels, heat, "")
@@ -191,7 +232,7 @@ def _grid(rows: Sequence[Finding], labels: Labels) -> Grid:
 
 
 def _said(grid: Grid, labels: Labels, blocks: Labels) -> tuple[list[list[str]], list[list[str]]]:
-    hover = [["" if row is None else told(row, labels[row.layer, row.call]) for row in line] for line in grid]
+    hover = [["" if row is None else hover_text(row, labels[row.layer, row.call]) for row in line] for line in grid]
     return hover, [["" if row is None else key_of(row, blocks) for row in line] for line in grid]
 
 
@@ -212,11 +253,3 @@ def _window(values: Sequence[float]) -> tuple[tuple[float, float] | None, str]:
     count, ends = len(values) - len(inside), (min(values), max(values))
     words = f" The axis leaves {count} of {len(values)} outside; they reach from {ends[0]:.3g} to {ends[1]:.3g}."
     return (min(inside) - pad, max(inside) + pad), words
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"

@@ -4,7 +4,7 @@ A run has a step if its facts say so, or its name or folder does as those of che
 "checkpoint-500"). If all runs have one, they are ordered by it and drawn over it; else they stand in the order in which
 they are given.
 
-Read next: pages.py (one run), trends.py (the figures).
+Read next: findings_page.py (one run), comparison_figures.py (the figures).
 """
 
 import math
@@ -18,25 +18,46 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from .._errors import InputValueError, sentence
-from ..page import Cell, Chip, Choice, Column, Facts, Group, Link, Page, Part, Section, Table, Verdict, View, Views
-from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
+from ..page import (
+    Cell,
+    Chip,
+    Choice,
+    Column,
+    Facts,
+    Group,
+    Link,
+    Page,
+    Part,
+    Section,
+    Table,
+    VerdictBanner,
+    View,
+    Views,
+)
 from ..probing.records import Finding, Summary
 from .citations import cited
-from .pages import rendered
-from .reading import Source, Told, read
-from .sections import SHOWN, choices_of, judged, measured
-from .trends import Series, by_depth, changes, over_heads, over_runs
-from .wording import KNOWN, STATUSES, chip, claim_of, explained, title_of
+from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
+from .findings_figures import Labels, blocks_of, key_of, labels_of
+from .findings_page import rendered
+from .findings_sections import SHOWN, choices_of, judged, measured
+from .formatting import STYLES, digits, interval, known
+from .run_contents import RunContents, Source, contents_of
+from .wording import Declarations, chip, claim_of, facts_of, keys_cited, title_of, unit_and_formula
 
 
 class Runs(NamedTuple):
     """What is compared: runs under names that differ, with their steps if all have one."""
 
-    told: tuple[Told, ...]
+    contents: tuple[RunContents, ...]
     names: tuple[str, ...]
     steps: tuple[float, ...] | None
     claims: tuple[dict[str, Summary], ...]
     blocks: tuple[Labels, ...]
+
+    @property
+    def declarations(self) -> Declarations:
+        """What predictions declare, in the first run that declares them."""
+        return {name: each for run in reversed(self.contents) for name, each in run.declarations.items()}
 
     @property
     def predictions(self) -> list[str]:
@@ -46,8 +67,8 @@ class Runs(NamedTuple):
     def rows(self, prediction: str, quantity: str | None = None) -> list[list[Finding]]:
         """Of each run the rows of a prediction, and of a quantity if one is named."""
         return [
-            [r for r in told.findings.rows if r.prediction == prediction and quantity in (None, r.quantity)]
-            for told in self.told
+            [r for r in run.findings.rows if r.prediction == prediction and quantity in (None, r.quantity)]
+            for run in self.contents
         ]
 
 
@@ -56,7 +77,7 @@ def compare(sources: Sequence[Source]) -> str:
 
     Needs jinja2 and plotly, the extra [report].
     """
-    return rendered(page_of(read_all(sources)), "compare")
+    return rendered(page_of_runs(read_all(sources)), "compare")
 
 
 def read_all(sources: Sequence[Source]) -> Runs:
@@ -64,40 +85,39 @@ def read_all(sources: Sequence[Source]) -> Runs:
     if isinstance(sources, str) or len(sources) < 2:
         fact = "a single name" if isinstance(sources, str) else f"{len(sources)}"
         raise InputValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
-    told = [read(source, "compare") for source in sources]
-    steps = [_step(each) for each in told]
-    known = [step for step in steps if step is not None]
-    if len(set(known)) == len(told):
-        told = [each for _, each in sorted(zip(known, told, strict=True), key=lambda pair: pair[0])]
-    ordered = tuple(sorted(known)) if len(set(known)) == len(told) else None
-    claims = tuple({s.prediction: s for s in each.findings.summary()} for each in told)
-    blocks = tuple(blocks_of(each.findings.rows) for each in told)
-    return Runs(tuple(told), _names(told, ordered), ordered, claims, blocks)
+    runs = [contents_of(source, "compare") for source in sources]
+    steps = [step for step in map(_step, runs) if step is not None]
+    if len(set(steps)) == len(runs):
+        runs = [each for _, each in sorted(zip(steps, runs, strict=True), key=lambda pair: pair[0])]
+    ordered = tuple(sorted(steps)) if len(set(steps)) == len(runs) else None
+    claims = tuple({s.prediction: s for s in each.findings.summary()} for each in runs)
+    blocks = tuple(blocks_of(each.findings.rows) for each in runs)
+    return Runs(tuple(runs), _names(runs, ordered), ordered, claims, blocks)
 
 
-def _step(told: Told) -> float | None:
+def _step(run: RunContents) -> float | None:
     """The step of a checkpoint: what its facts say, or its name, or its folder."""
-    said = told.facts.get("step")
-    if isinstance(said, int | float) and not isinstance(said, bool):
-        return float(said)
-    for name in (told.name, told.folder):
+    step = run.facts.get("step")
+    if isinstance(step, int | float) and not isinstance(step, bool):
+        return float(step)
+    for name in (run.name, run.folder):
         found = re.search(r"(?:step|checkpoint)s?[-_ =]?(\d+)", name, re.IGNORECASE)
         if found:
             return float(found[1])
     return None
 
 
-def _names(told: Sequence[Told], steps: Sequence[float] | None) -> tuple[str, ...]:
+def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[str, ...]:
     """Names that differ: of the models, else of the folders, else numbered."""
-    for names in ([t.name for t in told], [t.folder for t in told]):
-        if len(set(names)) == len(told) and all(names):
+    for names in ([run.name for run in runs], [run.folder for run in runs]):
+        if len(set(names)) == len(runs) and all(names):
             return tuple(names)
     if steps is not None:
-        return tuple(f"{t.name}, step {step:g}" for t, step in zip(told, steps, strict=True))
-    return tuple(f"{t.name} ({i})" for i, t in enumerate(told, 1))
+        return tuple(f"{run.name}, step {step:g}" for run, step in zip(runs, steps, strict=True))
+    return tuple(f"{run.name} ({i})" for i, run in enumerate(runs, 1))
 
 
-def page_of(runs: Runs) -> Page:
+def page_of_runs(runs: Runs) -> Page:
     """The page of what several runs say."""
     common = [p for p in runs.predictions if all(p in claims for claims in runs.claims)]
     same = [p for p in common if len({claims[p].verdict for claims in runs.claims}) == 1]
@@ -108,14 +128,14 @@ def page_of(runs: Runs) -> Page:
         Group(Chip(f"{len(same)} the same in all", colour="grey"), _courses(runs, same)),
         Group(Chip(f"{len(apart)} not in all", colour="grey"), _courses(runs, apart)),
     )
-    notes = [f"{name}: {note}" for name, told in zip(runs.names, runs.told, strict=True) for note in told.missing]
+    notes = [f"{name}: {note}" for name, each in zip(runs.names, runs.contents, strict=True) for note in each.run.notes]
     kind = "checkpoints" if runs.steps else "runs"
     alike = _alike(runs)
     return Page(
         name="gradlogz-compare",
-        title=f"{len(runs.told)} {kind} side by side",
+        title=f"{len(runs.contents)} {kind} side by side",
         subtitle=", ".join(runs.names) + ".",
-        verdict=Verdict(
+        verdict=VerdictBanner(
             _sentence(len(same), len(common)),
             notes=tuple(notes),
             groups=tuple(group for group in groups if group.entries),
@@ -134,9 +154,9 @@ def page_of(runs: Runs) -> Page:
         ),
         reproduce={
             "version": f"gradlogz {__version__}",
-            **{name: str(t.run.get("command", "not known")) for name, t in zip(runs.names, runs.told, strict=True)},
+            **{name: each.run.command or "not known" for name, each in zip(runs.names, runs.contents, strict=True)},
         },
-        references=cited(text for prediction in runs.predictions for text in explained(prediction)),
+        references=cited(keys_cited(runs.declarations, runs.predictions)),
         data=_data(runs),
         made_by="gradlogz compare",
         choices=alike,
@@ -146,7 +166,10 @@ def page_of(runs: Runs) -> Page:
 
 def _courses(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], ...]:
     """The verdicts on each claim, with the runs that have them."""
-    return tuple((Link(title_of(prediction), prediction), _course(runs, prediction)) for prediction in predictions)
+    return tuple(
+        (Link(title_of(runs.declarations, prediction), prediction), _course(runs, prediction))
+        for prediction in predictions
+    )
 
 
 def _course(runs: Runs, prediction: str) -> str:
@@ -182,7 +205,7 @@ def _on_steps(runs: Runs) -> str:
 
 def _alike(runs: Runs) -> tuple[Choice, ...]:
     """The heads to choose from, if all runs have the same; none of models that are built otherwise."""
-    every = [choices_of(told.findings.rows) for told in runs.told]
+    every = [choices_of(each.findings.rows) for each in runs.contents]
     return every[0] if all({c.key for c in each} == {c.key for c in every[0]} for each in every) else ()
 
 
@@ -194,7 +217,7 @@ def _claims(runs: Runs) -> Table:
     rows = []
     for prediction in runs.predictions:
         found = [claims.get(prediction) for claims in runs.claims]
-        words = claim_of(next(claim for claim in found if claim is not None))
+        words = claim_of(runs.declarations, next(claim for claim in found if claim is not None))
         rows.append((Link(words, prediction), *(_cell(claim) for claim in found)))
     caption = "Verdict and value; a dash where a run did not measure it. Each claim leads to its section."
     return Table("claims", "Claims of the theory, and what the runs say", columns, tuple(rows), caption, stacked=True)
@@ -212,8 +235,8 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
         )  # a claim on all has one row, its heads many
         if len(series) > 1:
             figure = over_runs(series)
-            named = replace(figure, name=f"trend of {prediction}", title=claim_of(first), wide=True)
-            views.append(View(f"{title_of(prediction)}: {series[0].rows[0].quantity}", (named,)))
+            named = replace(figure, name=f"trend of {prediction}", title=claim_of(runs.declarations, first), wide=True)
+            views.append(View(f"{title_of(runs.declarations, prediction)}: {series[0].rows[0].quantity}", (named,)))
     title = "Over training" if runs.steps else "Side by side"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
 
@@ -221,8 +244,8 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
 def _cell(claim: Summary | None) -> Cell:
     if claim is None:
         return None
-    number = "" if math.isnan(claim.value) else f" {claim.value:.3g}"
-    return Chip(f"{claim.verdict or 'not judged'}{number}", STATUSES[claim.verdict])
+    number = "" if math.isnan(claim.value) else f" {digits(claim.value)}"
+    return Chip(f"{claim.verdict or 'not judged'}{number}", STYLES[claim.verdict].status)
 
 
 def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
@@ -238,25 +261,28 @@ def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
             heads = alike and len(series) > 1 and quantity == first.quantity
             figures = (over_runs(series), by_depth(series), *((*over_heads(series), *changes(series)) if heads else ()))
             views.append(View(quantity, figures))
-    known = KNOWN.get(prediction)
-    parts: list[Part] = [Facts({"formula": known.formula, "refuted by": known.refutes})] if known else []
+    declared = facts_of(runs.declarations, prediction)
+    parts: list[Part] = [Facts(declared)] if declared else []
     parts += [Views(prediction, "quantity", tuple(views))] if views else []
     parts.append(_values(runs, prediction, found))
     table = _heads(runs, prediction, first) if alike else None
     parts += [table] if table is not None else []
     verdicts = Counter(claim.verdict for claim in found if claim is not None)
-    marks = tuple(Chip(f"{count} {verdict or 'not judged'}", STATUSES[verdict]) for verdict, count in verdicts.items())
-    return Section(claim_of(first), tuple(parts), folded=True, name=prediction, chips=marks)
+    marks = tuple(
+        replace(chip(verdict), label=f"{count} {verdict or 'not judged'}") for verdict, count in verdicts.items()
+    )
+    return Section(claim_of(runs.declarations, first), tuple(parts), folded=True, name=prediction, chips=marks)
 
 
-def _series(runs: Runs, prediction: str, quantity: str) -> list[Series]:
+def _series(runs: Runs, prediction: str, quantity: str) -> list[RunSeries]:
     """Of each run the rows of a quantity, those runs left out that have no number of it."""
     found = []
     for i, rows in enumerate(runs.rows(prediction, quantity)):
         numbers = tuple(row for row in rows if math.isfinite(row.value))
         if numbers:
             at = None if runs.steps is None else runs.steps[i]
-            found.append(Series(runs.names[i], i, at, numbers, labels_of(rows), runs.blocks[i]))
+            declared = unit_and_formula(runs.declarations, prediction, quantity)
+            found.append(RunSeries(runs.names[i], i, at, numbers, labels_of(rows), runs.blocks[i], declared))
     return found
 
 
@@ -274,8 +300,8 @@ def _values(runs: Runs, prediction: str, found: Sequence[Summary | None]) -> Tab
             continue
         split = f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None
         rows.append(
-            (name, *step, chip(claim.verdict), measured(claim), _known(claim.value),
-             interval(claim.low, claim.high) or None, _known(claim.null), split, claim.words)
+            (name, *step, chip(claim.verdict), measured(claim, runs.declarations), known(claim.value),
+             interval(claim.low, claim.high) or None, known(claim.null), split, claim.words)
         )  # fmt: skip
     return Table(f"{prediction} runs", "Run by run", columns, tuple(rows), stacked=True)
 
@@ -294,7 +320,7 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
     cells: list[tuple[Cell, ...]] = []
     for place in places:
         label, _, head = place.partition("/")
-        values = [_known(each[place].value) if place in each else None for each in at]
+        values = [known(each[place].value) if place in each else None for each in at]
         first, last = values[0], values[-1]
         change = None if first is None or last is None else last - first
         cells.append((label or "model", int(head) if head else None, *values, change))
@@ -308,20 +334,17 @@ def _described(runs: Runs) -> Table:
     rows = [
         (
             name,
-            *(_plain(told.facts.get(fact)) for fact in names),
-            *(_plain(told.run.get(n)) for n in ("seed", "version")),
+            *(_cell_of(each.facts.get(fact)) for fact in names),
+            each.run.seed,
+            each.run.version or None,
         )
-        for name, told in zip(runs.names, runs.told, strict=True)
+        for name, each in zip(runs.names, runs.contents, strict=True)
     ]
     return Table("runs", "What was compared", columns, tuple(rows), stacked=True)
 
 
-def _plain(value: Any) -> Cell:
+def _cell_of(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) or value is None else str(value)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _data(runs: Runs) -> dict[str, Any]:
@@ -332,10 +355,10 @@ def _data(runs: Runs) -> dict[str, Any]:
             {
                 "name": name,
                 "step": None if runs.steps is None else runs.steps[i],
-                "facts": told.facts,
-                "missing": told.missing,
+                "facts": each.facts,
+                "missing": each.run.notes,
                 "claims": [claim._asdict() for claim in claims.values()],
             }
-            for i, (name, told, claims) in enumerate(zip(runs.names, runs.told, runs.claims, strict=True))
+            for i, (name, each, claims) in enumerate(zip(runs.names, runs.contents, runs.claims, strict=True))
         ],
     }
