@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import pkgutil
-import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 import gradlogz
+from gradlogz.reporting.citations import bibliography, keys_in
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,8 +54,7 @@ def test_every_public_class_and_the_main_functions_have_an_example():
 
 
 def test_every_citation_key_is_in_the_bibliography():
-    bibliography = (ROOT / "references.bib").read_text()
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *PAGES]
-    keys = {k for s in sources for k in re.findall(r"\[([a-z]+\d\d)[,\]]", s.read_text())}
+    keys = keys_in(source.read_text() for source in sources)
     assert "shim22" in keys
-    assert not {k for k in keys if f"{{{k}," not in bibliography}
+    assert not set(keys) - set(bibliography())

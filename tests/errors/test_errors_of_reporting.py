@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from gradlogz import Finding, Findings, compare, report
+from gradlogz.reporting.citations import parse
 from support.error_form import each_of, refused
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
@@ -83,6 +84,11 @@ ERRORS = [
         ValueError,
         "Findings.plot: quantity must be one that a head has; got 'entropy' of entropy, which is of whole layers.",
         lambda: ONE.plot("entropy", by="head"),
+    ),
+    (
+        ValueError,
+        "citations: an entry must be simple BibTeX; got line 4.",
+        lambda: parse("@book{a01,\n  year = {2001},\n}\n@book{a01,\n  year = {2001},\n}\n"),
     ),
     (ImportError, "Findings.plot: plotly must be installed; got none.", without_plotly),
 ]

@@ -21,7 +21,7 @@ from .._errors import InputValueError, sentence
 from ..page import Cell, Chip, Choice, Column, Facts, Group, Link, Page, Part, Section, Table, Verdict, View, Views
 from ..probing.figures import Labels, blocks_of, interval, key_of, labels_of
 from ..probing.records import Finding, Summary
-from .citations import cited
+from .citations import cited, keys_in
 from .pages import rendered
 from .reading import Source, Told, read
 from .sections import SHOWN, choices_of, judged, measured
@@ -136,7 +136,7 @@ def page_of(runs: Runs) -> Page:
             "version": f"gradlogz {__version__}",
             **{name: str(t.run.get("command", "not known")) for name, t in zip(runs.names, runs.told, strict=True)},
         },
-        references=cited(text for prediction in runs.predictions for text in explained(prediction)),
+        references=cited(keys_in(text for prediction in runs.predictions for text in explained(prediction))),
         data=_data(runs),
         made_by="gradlogz compare",
         choices=alike,

@@ -14,7 +14,7 @@ from typing import Any
 from .. import __version__
 from .._errors import MissingPackageError, sentence
 from ..page import Chip, Page, Section, Table, Verdict, render
-from .citations import cited
+from .citations import cited, keys_in
 from .reading import Source, Told, read
 from .sections import choices_of, sections_of
 from .wording import KNOWN, described, explained, groups, title_of, verdict_sentence
@@ -56,7 +56,7 @@ def page_of(told: Told) -> Page:
         sections=sections,
         methods=methods,
         reproduce=reproduced(told),
-        references=cited([*methods, *(p for claim in claims for p in explained(claim.prediction))]),
+        references=cited(keys_in([*methods, *(p for claim in claims for p in explained(claim.prediction))])),
         data=data_of(told, sections),
         made_by="gradlogz probe",
         choices=choices_of(told.findings.rows),
