@@ -1,10 +1,10 @@
-"""What a probe found, as pages.
+"""Results as pages.
 
-report          one run: verdicts, maps of heads, every claim with its figures
-compare         several runs side by side, with trends over training
+report          the page of a result: a run of the probe, a simulation, a phase diagram, tracks
+compare         several runs of the probe side by side, with trends over training
 """
 
 from .comparing import compare
-from .pages import report
+from .pages_by_result import report
 
 __all__ = ["report", "compare"]

@@ -15,20 +15,11 @@ from .. import __version__
 from .._errors import MissingPackageError, sentence
 from ..page import Chip, Page, Section, Table, Verdict, render
 from .citations import cited, keys_in
-from .reading import Source, Told, read
+from .reading import Told
 from .sections import choices_of, sections_of
 from .wording import KNOWN, described, explained, groups, title_of, verdict_sentence
 
 ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
-
-
-def report(source: Source) -> str:
-    """The page of a run folder, or of findings, as one HTML file that needs no network.
-
-    A run that is damaged, incomplete or of another version has a page of what can be read, which says what is missing.
-    Needs jinja2 and plotly, the extra [report].
-    """
-    return rendered(page_of(read(source, "report")), "report")
 
 
 def rendered(page: Page, call: str) -> str:
