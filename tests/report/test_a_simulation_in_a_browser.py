@@ -62,6 +62,11 @@ def test_a_cloud_that_blew_up_or_stands_still_has_a_page(opened, tmp_path):
         assert one.complaints == []
 
 
+def test_the_page_is_returned_and_written_where_a_path_is_given(tmp_path):
+    found = simulate(tokens=20, dim=1, steps=1, seeds=1)
+    assert report(found, tmp_path / "page.html") == report(found) == (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_a_notebook_shows_the_page_in_a_frame():
     for found in (
         simulate(torch.randn(20, 1, dtype=torch.float64), steps=2),
