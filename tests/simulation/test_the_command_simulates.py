@@ -42,7 +42,7 @@ def test_json_on_standard_output_is_json_alone(tmp_path):
 def test_presets_are_listed_with_what_is_expected():
     result = run("--list")
     assert result.exit_code == 0
-    for word in ("whitening-8-0.354", "circle-20", "hopfield", "theory 10.4"):
+    for word in ("whitening", "circle-20", "hopfield", "theory 10.4"):
         assert word in result.output
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..page import as_json, check_drawing, check_file, write
-from . import phases, reporting
+from ..reporting import phases_page, report, simulation_page
+from ..reporting.simulation_wording import agreement, verdict_sentence
+from .grid import parse_grid
 from .parameter_sweep import sweep
-from .presets import DEFAULT, PRESETS, preset_of
-from .run_simulation import Simulation, simulate
-from .settings import changed
-from .wording import agreement, verdict_sentence
+from .presets import DEFAULT, PRESETS
+from .records import Simulation
+from .run_simulation import simulate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,12 +69,15 @@ def _simulated(console: "Console", preset: str | None, numbers: dict[str, Any]) 
     from rich.markup import escape
     from rich.progress import Progress
 
-    total = changed(preset_of(preset or DEFAULT).settings, numbers).steps
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Steps", total=total)
-        found = simulate(preset or DEFAULT, progress=lambda at: progress.update(task, completed=at), **numbers)
+        task = progress.add_task("Steps", total=None)
+        found = simulate(
+            preset or DEFAULT,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            **numbers,
+        )
         progress.update(task, description="Page")
-        text, data = found.page(), reporting.data_of(found)
+        text, data = report(found), simulation_page.data_of(found)
     console.print(f"[bold]{escape(verdict_sentence(found))}[/]", highlight=False, soft_wrap=True)
     status, words = agreement(found)
     colour = {"agrees": "green", "departs": "red", "undecided": "yellow"}.get(status, "dim")
@@ -90,10 +94,13 @@ def _swept(console: "Console", text: str, preset: str | None, numbers: dict[str,
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Places of the grid", total=None)
         found = sweep(
-            text, preset=preset, progress=lambda at, all_: progress.update(task, completed=at, total=all_), **numbers
+            parse_grid(text),
+            preset=preset,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            **numbers,
         )
-    console.print(f"[bold]{escape(phases.page_of(found).verdict.sentence)}[/]", highlight=False, soft_wrap=True)
-    return found.page(), as_json(phases.data_of(found))
+    console.print(f"[bold]{escape(phases_page.page_of(found).verdict.sentence)}[/]", highlight=False, soft_wrap=True)
+    return report(found), as_json(phases_page.data_of(found))
 
 
 def _evidence(found: Simulation, width: int) -> "Table":

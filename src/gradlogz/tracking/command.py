@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..page import as_json, check_drawing, check_file, write
-from . import reporting
+from ..reporting import report, tracks_page
+from ..reporting.tracks_wording import beside_truth, consistent, headline, skipped
 from .run_tracking import track
-from .table import check_table
-from .wording import beside_truth, consistent, headline, skipped
+from .table import check_table, write_table
 
 
 def track_command(
@@ -35,15 +35,15 @@ def track_command(
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Reading", total=None)
 
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(task, description=what, completed=done, total=total or None)
+            def tell(done: int, total: int) -> None:
+                progress.update(task, description="Filtering", completed=done, total=total)
 
             found = track(file, progress=tell, **options)
             progress.update(task, description="Page", total=None)
-            text, data = found.page(), as_json(reporting.data_of(found)) if json is not None else ""
+            text, data = report(found), as_json(tracks_page.data_of(found)) if json is not None else ""
             if table is not None:
                 progress.update(task, description="Table")
-                found.write_table(table)
+                write_table(found, table)
     except (ValueError, TypeError, ImportError) as refusal:
         Console(stderr=True, soft_wrap=True).print(escape(str(refusal)), highlight=False)
         return 2

@@ -1,10 +1,10 @@
 """What was found, in sentences.
 
-Read next: reporting.py, which puts them on a page; command.py, which prints them.
+Read next: tracks_page.py, which puts them on a page; ../tracking/command.py, which prints them.
 """
 
 from ..page.parts import Status
-from .run_tracking import Share, Tracks
+from ..tracking.records import Share, Tracks
 
 LEVEL = 0.95  # of the band
 APART = 0.02  # that a share may be off and the filter still be what it claims, for practical purposes

@@ -1,12 +1,12 @@
 """What was seen, in sentences.
 
-Read next: reporting.py, which puts them on a page; ../cli.py, which prints them.
+Read next: simulation_page.py, which puts them on a page; ../simulation/command.py, which prints them.
 """
 
 from collections import Counter
 
 from ..page.parts import Status
-from .run_simulation import Simulation
+from ..simulation.records import Simulation
 
 KINDS = {  # how a cloud ends, and the colour that says so
     "gaussian": "blue",

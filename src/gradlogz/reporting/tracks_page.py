@@ -1,6 +1,6 @@
 """Tracks as a page: the paths with their ellipses, modes and innovations over time, targets in a table.
 
-Read next: wording.py (the sentences), ../page (how it looks).
+Read next: tracks_wording.py (the sentences), ../page (how it looks).
 """
 
 import math
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._errors import MissingPackageError, sentence
 from .._typing import Tensor
 from ..page import (
     Axis,
@@ -24,7 +23,6 @@ from ..page import (
     Page,
     Part,
     Points,
-    Reference,
     Ribbon,
     Section,
     Table,
@@ -32,11 +30,11 @@ from ..page import (
     VerdictBanner,
     View,
     Views,
-    render,
 )
-from .detections import grouped
-from .run_tracking import Tracks, share_of
-from .wording import beside_truth, consistent, headline, skipped
+from ..tracking.detections import grouped
+from ..tracking.records import Tracks, share_of
+from .citations import cited
+from .tracks_wording import beside_truth, consistent, headline, skipped
 
 SHOWN = 12  # targets that have figures of their own
 DRAWN = 20_000  # rows of the map of all tracks
@@ -49,23 +47,6 @@ CORNERS = 24  # of an ellipse
 TWO_SIGMA = math.sqrt(-2 * math.log(0.05))  # standard deviations of the ellipse that holds 95 % of a plane
 COLOURS = ("blue", "vermilion", "green")
 Axes = tuple[Axis, Axis]
-REFERENCES = {
-    "blom88": Reference(
-        "blom88", "Blom, Bar-Shalom, The interacting multiple model algorithm for systems with Markovian switching "
-        "coefficients, IEEE Transactions on Automatic Control 33, 1988."),
-    "barshalom01": Reference(
-        "barshalom01", "Bar-Shalom, Li, Kirubarajan, Estimation with Applications to Tracking and Navigation, 2001."),
-}  # fmt: skip
-
-
-def rendered(page: Page) -> str:
-    """The page as HTML; without its extra, an error that says how to install it."""
-    try:
-        return render(page)
-    except ModuleNotFoundError as missing:
-        condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
-        remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(sentence("track", condition, fact, remedy)) from None
 
 
 def page_of(tracks: Tracks) -> Page:
@@ -88,7 +69,7 @@ def page_of(tracks: Tracks) -> Page:
             **({"seed": f"{s.seed}"} if found.truth is not None else {}),
             "command": tracks.command,
         },
-        references=tuple(REFERENCES.values()),
+        references=cited(("blom88", "barshalom01")),
         data=data_of(tracks),
         made_by="gradlogz track",
     )

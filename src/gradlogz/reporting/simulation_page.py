@@ -1,6 +1,6 @@
 """A simulation as a page: the cloud, its curves beside theory's, the seeds in a table.
 
-Read next: theory_curves.py (theory), ../page (how it looks).
+Read next: ../simulation/theory_curves.py (theory), ../page (how it looks).
 """
 
 import math
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._errors import MissingPackageError, sentence
 from ..dynamics.metastability import plateaus
 from ..dynamics.observables import components
 from ..page import (
@@ -25,18 +24,17 @@ from ..page import (
     Part,
     PointCloud,
     Points,
-    Reference,
     Ribbon,
     Section,
     Table,
     Text,
     VerdictBanner,
-    render,
 )
-from . import theory_curves as curves
-from .run_simulation import Simulation
-from .theory_curves import Curve
-from .wording import KINDS, agreement, verdict_sentence
+from ..simulation import theory_curves as curves
+from ..simulation.records import Simulation
+from ..simulation.theory_curves import Curve
+from .citations import cited
+from .simulation_wording import KINDS, agreement, verdict_sentence
 
 NAMED = {
     "radius": ("radius", "1", "√E|x|²"),
@@ -71,27 +69,7 @@ TITLES = {
     "slope": "How much of a query attention returns",
     "harmonic": "The unstable mode",
 }
-REFERENCES = {
-    "shim22": Reference("shim22", "Shim, A Probabilistic Interpretation of Transformers, 2022.", "arXiv 2205.01080"),
-    "geshkovski23": Reference(
-        "geshkovski23", "Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on Transformers, 2023.",
-        "arXiv 2312.10794"),
-    "mardia74": Reference(
-        "mardia74", "Mardia, Applications of some measures of multivariate skewness and kurtosis, Sankhya B 36, 1974."),
-    "karagodin24": Reference(
-        "karagodin24", "Karagodin, Polyanskiy, Rigollet, Clustering in Causal Attention Masking, 2024.",
-        "arXiv 2411.04990"),
-}  # fmt: skip
-
-
-def rendered(page: Page) -> str:
-    """The page as HTML; without its extra, an error that says how to install it."""
-    try:
-        return render(page)
-    except ModuleNotFoundError as missing:
-        condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
-        remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(sentence("simulate", condition, fact, remedy)) from None
+REFERENCES = ("shim22", "geshkovski23", "mardia74")
 
 
 def page_of(simulation: Simulation) -> Page:
@@ -107,7 +85,6 @@ def page_of(simulation: Simulation) -> Page:
         f"{says}{shape}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, {s.initial} start, "
         f"β\u00a0=\u00a0{s.beta:g}, τ\u00a0=\u00a0{s.tau:g}, contraction {s.contraction}, {s.steps} steps."
     )
-    references = [r for key, r in REFERENCES.items() if key != "karagodin24" or s.causal]
     return Page(
         name=f"gradlogz-{name}" if preset else "gradlogz-simulation",
         title=f"Simulation: {name}",
@@ -120,7 +97,7 @@ def page_of(simulation: Simulation) -> Page:
             "seed": f"{s.seed} to {s.seed + s.seeds - 1}" if s.seeds > 1 else f"{s.seed}",
             "command": simulation.command,
         },
-        references=tuple(references),
+        references=cited((*REFERENCES, "karagodin24") if s.causal else REFERENCES),
         data=data_of(simulation),
         made_by="gradlogz simulate",
     )

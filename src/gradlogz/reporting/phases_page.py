@@ -1,6 +1,6 @@
 """A phase diagram as a page: verdicts, clusters and ranks over the grid, theory's lines among them.
 
-Read next: parameter_sweep.py (how it was made), theory_boundaries.py (the lines).
+Read next: ../simulation/parameter_sweep.py (how it was made), ../simulation/theory_boundaries.py (the lines).
 """
 
 from dataclasses import asdict
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..page import Axis, Cell, Chip, Column, Figure, Heat, Page, Section, Table, VerdictBanner
-from .parameter_sweep import Phases, Place, Range
-from .reporting import REFERENCES
-from .theory_boundaries import boundaries
-from .wording import KINDS
+from ..page import Axis, Cell, Chip, Column, Figure, Heat, Line, Page, Section, Table, VerdictBanner
+from ..simulation.grid import Range
+from ..simulation.records import GridPoint, Phases
+from ..simulation.theory_boundaries import boundaries
+from .citations import cited
+from .simulation_wording import KINDS
 
 ALL = {**KINDS, "undefined": "rule"}
 LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
@@ -23,15 +24,15 @@ UNITS = {"beta": "1", "tau": "1", "dim": "dimensions", "tokens": "tokens", "head
 
 def page_of(phases: Phases) -> Page:
     """The page of a phase diagram."""
-    s, done = phases.settings, len(phases.places)
-    kinds = [kind for kind in ALL if any(p.kind == kind for p in phases.places.values())]
-    counts = {kind: sum(p.kind == kind for p in phases.places.values()) for kind in kinds}
+    s, done = phases.settings, len(phases.points)
+    kinds = [kind for kind in ALL if any(p.kind == kind for p in phases.points.values())]
+    counts = {kind: sum(p.kind == kind for p in phases.points.values()) for kind in kinds}
     words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "nothing yet"
     partly = "" if phases.complete else " It was interrupted: empty places were not reached."
     others = (
         f"{s.tokens} tokens in {s.dim} dimensions, {s.initial} start, β = {s.beta:g}, τ = {s.tau:g}, {s.contraction}"
     )
-    lines = boundaries(phases)
+    lines = _lines(phases)
     theory = f"Dashed: {', '.join(line.name for line in lines)}. " if lines else ""
     figures = [
         Figure("verdicts", "Verdicts", *_axes(phases), (_verdicts(phases, kinds), *lines),
@@ -58,7 +59,7 @@ def page_of(phases: Phases) -> Page:
             "command": phases.command,
             "settings": ", ".join(f"{name}={value}" for name, value in asdict(s).items()),
         },
-        references=(REFERENCES["shim22"], REFERENCES["geshkovski23"]),
+        references=cited(("shim22", "geshkovski23")),
         data=data_of(phases),
         made_by="gradlogz simulate --sweep",
     )
@@ -75,14 +76,14 @@ def data_of(phases: Phases) -> dict[str, Any]:
     """The diagram as plain data."""
     return {
         "version": __version__,
-        "sweep": phases.text,
+        "sweep": phases.grid,
         "settings": asdict(phases.settings),
         "complete": phases.complete,
         "axes": {r.name: list(r.values) for r in phases.ranges},
         "places": [
             {**{r.name: r.values[i] for r, i in zip(phases.ranges, place, strict=True)}, "kind": found.kind,
              "share": found.share, "evidence": found.evidence}
-            for place, found in sorted(phases.places.items())
+            for place, found in sorted(phases.points.items())
         ],
     }  # fmt: skip
 
@@ -97,11 +98,17 @@ def _axis(r: Range) -> Axis:
     return Axis(NAMES.get(r.name, r.name), UNITS[r.name], LETTERS[r.name], names=names)
 
 
-def _grid(phases: Phases) -> list[list[Place | None]]:
+def _lines(phases: Phases) -> tuple[Line, ...]:
+    """The lines of theory that cross the diagram."""
+    colours = zip(("ink", "vermilion", "green", "orange"), boundaries(phases), strict=False)
+    return tuple(Line(name, x, y, colour, "dash") for colour, (name, x, y) in colours if len(x) > 1)
+
+
+def _grid(phases: Phases) -> list[list[GridPoint | None]]:
     """Rows along the second axis."""
     rows = range(len(phases.ranges[1].values)) if len(phases.ranges) > 1 else [None]
     columns = range(len(phases.ranges[0].values))
-    return [[phases.places.get((i,) if j is None else (i, j)) for i in columns] for j in rows]
+    return [[phases.points.get((i,) if j is None else (i, j)) for i in columns] for j in rows]
 
 
 def _coordinates(phases: Phases) -> tuple[list[float], list[float]]:
@@ -144,10 +151,10 @@ def _short(value: Any) -> str:
 
 
 def _table(phases: Phases) -> Table:
-    names = list(dict.fromkeys(name for p in phases.places.values() for name in p.evidence))
+    names = list(dict.fromkeys(name for p in phases.points.values() for name in p.evidence))
     heads = (*(Column(r.name) for r in phases.ranges), Column("verdict"), Column("share", "1"))
     rows: list[tuple[Cell, ...]] = []
-    for place, found in sorted(phases.places.items()):
+    for place, found in sorted(phases.points.items()):
         at: list[Cell] = [r.values[i] for r, i in zip(phases.ranges, place, strict=True)]
         numbers: list[Cell] = [found.evidence.get(name) for name in names]
         rows.append((*at, Chip(found.kind, colour=ALL[found.kind]), found.share, *numbers))
