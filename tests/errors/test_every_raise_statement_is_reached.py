@@ -10,7 +10,17 @@ from pathlib import Path
 from support.error_form import PACKAGE, refused
 
 CHAPTERS = ["_errors.py", "special", "kernels", "measures"]
-CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
+CHAPTERS += [
+    "attention",
+    "dynamics",
+    "filters",
+    "contrastive",
+    "simulation",
+    "tracking",
+    "reporting",
+    "probing",
+    "commands",
+]
 
 
 def sources():

@@ -2,7 +2,7 @@
 
 A chapter that brings statements of its own adds its module to the imports below.
 
-Read next: statement.py (what a statement is), ../cli.py (the table).
+Read next: statement.py (what a statement is), ../reporting/verification_terminal.py (the table).
 """
 
 import json

@@ -1,0 +1,55 @@
+"""What became of the statements of the theory, for a terminal.
+
+Read next: ../verification/program.py (how they are checked), ../commands/verify.py (where they are printed).
+"""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..verification.program import Verdict
+
+WIDE = 140  # columns from which on a table may have six of them
+KEYS = (
+    "Keys are those of the paper, of docs/errata.md (E...) and of docs/theory.md; residuals are relative to the "
+    "scale of the statement."
+)
+
+
+def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
+    """The verdicts; on a narrow terminal the printed formula goes below the corrected one instead of beside it."""
+    wide = width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("statement", no_wrap=True)
+    if wide:
+        table.add_column("as printed", overflow="fold", ratio=2)
+        table.add_column("off by", justify="right", no_wrap=True)
+    table.add_column("as corrected" if wide else "as corrected (and as printed)", overflow="fold", ratio=3)
+    table.add_column("residual", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for v in verdicts:
+        printed, corrected = escape(v.statement.printed or ""), escape(v.statement.corrected)
+        off = "" if v.printed is None else f"[yellow]{v.printed:.2g}[/]"
+        if not wide and off:
+            corrected += f"\n[dim]printed: {printed}[/] [yellow]off by {v.printed:.2g}[/]"
+        beside = [printed, off] if wide else []
+        verdict = "[green]holds[/]" if v.holds else "[bold red]fails[/]"
+        table.add_row(escape(v.statement.key), *beside, corrected, f"{v.residual:.0e}", verdict)
+    return table
+
+
+def verification_summary(verdicts: Sequence[Verdict]) -> list[Text]:
+    """A line for each corrected statement that fails, how many hold, and where the keys come from."""
+    failed = [v for v in verdicts if not v.holds]
+    lines = [
+        Text.assemble(("fails", "bold red"), f" {v.statement.key}: {v.error or f'residual {v.residual:.1e}'}")
+        for v in failed
+    ]
+    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in verdicts)
+    counted = (
+        f"{len(verdicts) - len(failed)} of {len(verdicts)} corrected statements hold; "
+        f"{wrong} are false as printed, off by the size shown."
+    )
+    return [*lines, Text(counted), Text(KEYS, "dim")]
