@@ -1,6 +1,6 @@
 """What became of the statements of the theory, for a terminal.
 
-Read next: ../verification/program.py (how they are checked), ../commands/verify.py (where they are printed).
+Read next: ../verification/program.py (how they are checked), verification_page.py (the same as a page).
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..verification.program import Verdict
+from .verification_wording import KEYS, failures, headline
 
 WIDE = 140  # columns from which on a table may have six of them
-KEYS = (
-    "Keys are those of the paper, of docs/errata.md (E...) and of docs/theory.md; residuals are relative to the "
-    "scale of the statement."
-)
 
 
 def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
@@ -42,14 +39,5 @@ def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
 
 def verification_summary(verdicts: Sequence[Verdict]) -> list[Text]:
     """A line for each corrected statement that fails, how many hold, and where the keys come from."""
-    failed = [v for v in verdicts if not v.holds]
-    lines = [
-        Text.assemble(("fails", "bold red"), f" {v.statement.key}: {v.error or f'residual {v.residual:.1e}'}")
-        for v in failed
-    ]
-    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in verdicts)
-    counted = (
-        f"{len(verdicts) - len(failed)} of {len(verdicts)} corrected statements hold; "
-        f"{wrong} are false as printed, off by the size shown."
-    )
-    return [*lines, Text(counted), Text(KEYS, "dim")]
+    failed = [Text.assemble(("fails", "bold red"), f" {line}") for line in failures(verdicts)]
+    return [*failed, Text(headline(verdicts)), Text(KEYS, "dim")]
