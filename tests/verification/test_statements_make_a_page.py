@@ -13,22 +13,22 @@ from gradlogz.verification.statement import Outcome, Statement
 
 
 @pytest.fixture(scope="module")
-def verdicts():
+def results():
     return list(verify())
 
 
-def test_the_page_shows_every_statement(verdicts):
-    text = unescape(render(page_of(verdicts)))
+def test_the_page_shows_every_statement(results):
+    text = unescape(render(page_of(results)))
     for one in statements():
         assert one.key in text
         assert one.corrected in text
         assert one.printed is None or one.printed in text
-    assert f"{len(verdicts)} of {len(verdicts)} corrected statements hold" in text
+    assert f"{len(results)} of {len(results)} corrected statements hold" in text
     assert "Shim, A Probabilistic Interpretation of Transformers" in text
 
 
-def test_its_data_are_those_of_the_command(verdicts):
-    rows = data_of(verdicts)["statements"]
+def test_its_data_are_those_of_the_command(results):
+    rows = data_of(results)["statements"]
     assert [row["statement"] for row in rows] == [one.key for one in statements()]
     assert all(row["holds"] for row in rows)
 

@@ -19,6 +19,7 @@ from rich.markup import escape
 from .._input_errors import InputValueError, MissingPackageError, sentence
 
 STANDARD_OUTPUT = "-"
+RUN_PAGE = "report.html"  # in the folder of a run
 
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 

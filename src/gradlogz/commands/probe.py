@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._input_errors import InputValueError, sentence
-from .outputs import check_file, terminal, write_json
-from .report import PAGE
+from .outputs import RUN_PAGE, check_file, terminal, write_json
 
 if TYPE_CHECKING:
     from ..probing.findings import Findings
@@ -125,7 +124,7 @@ def _page_line(run: Path) -> str:
 
     if missing():
         return "Page: none; pip install 'gradlogz[report]', then gradlogz report."
-    return f"Page: {write(run / PAGE, report(run))}"
+    return f"Page: {write(run / RUN_PAGE, report(run))}"
 
 
 def _label(name: str) -> str:

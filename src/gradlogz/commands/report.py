@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import Open, check_file, terminal, write_page
-
-PAGE = "report.html"  # in the folder of a run
+from .outputs import RUN_PAGE, Open, check_file, terminal, write_page
 
 
 def command(
@@ -27,7 +25,7 @@ def command(
     from ..reporting import report
 
     html = report(run)
-    path = Path(out) if out is not None else Path(run) / PAGE
+    path = Path(out) if out is not None else Path(run) / RUN_PAGE
     check_file("report", "--out", path)
     write_page(terminal(None), path, html, show=open_)
     return 0

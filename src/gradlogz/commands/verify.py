@@ -3,13 +3,14 @@
 Read next: ../verification/program.py (what is checked), ../reporting/verification_terminal.py (what is printed).
 """
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .._input_errors import InputValueError, sentence
-from .outputs import Open, check_drawing, check_file, progress, terminal, write_json, write_page
+from .outputs import check_drawing, check_file, progress, terminal, write_json, write_page
 
 
 def command(
@@ -20,16 +21,15 @@ def command(
         str | None, typer.Option(help="Only the statement with this key, or those that contain this text.")
     ] = None,
     out: Annotated[str | None, typer.Option(help="Write the table as a page to this file.", show_default=False)] = None,
-    open_: Open = False,
 ) -> int:
     """Check the theory: every statement of the sources that can be computed, as printed and as corrected.
 
     Exits with 1 if a corrected statement fails.
     """
     from ..page import render
-    from ..reporting.verification_page import page_of
+    from ..reporting.verification_page import data_of, page_of
     from ..reporting.verification_terminal import statement_table, verification_summary
-    from ..verification.program import as_json, statements, verify
+    from ..verification.program import statements, verify
 
     console = terminal(json)
     check_file("verify", "--json", json)
@@ -40,15 +40,15 @@ def command(
     if not selected:
         condition, remedy = "--only must match a statement", "Without it all are checked."
         raise InputValueError(sentence("verify", condition, repr(only), remedy))
-    verdicts = []
+    results = []
     with progress(console, "Checking the theory", len(selected)) as tell:
-        for verdict in verify(selected):
-            verdicts.append(verdict)
-            tell(len(verdicts))
-    console.print(statement_table(verdicts, console.width))
-    for line in verification_summary(verdicts):
+        for result in verify(selected):
+            results.append(result)
+            tell(len(results))
+    console.print(statement_table(results, console.width))
+    for line in verification_summary(results):
         console.print(line)
     if out is not None:
-        write_page(console, Path(out), render(page_of(verdicts)), show=open_)
-    write_json(json, as_json(verdicts))
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
+        write_page(console, Path(out), render(page_of(results)), show=False)
+    write_json(json, dumps(data_of(results), indent=2, ensure_ascii=False))
+    return 0 if all(result.holds for result in results) else 1

@@ -3,7 +3,6 @@
 Read next: ../verification/program.py (how they are checked), ../page (how it looks).
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from .. import __version__
 from ..page import Cell, Chip, Column, Page, Section, Table, Verdict
-from ..verification import program
+from ..verification.statement import StatementResult
 from .citations import cited
 from .verification_wording import KEYS, failures, headline
 
@@ -33,17 +32,17 @@ METHODS = (
 )
 
 
-def page_of(verdicts: Sequence[program.Verdict]) -> Page:
+def page_of(results: Sequence[StatementResult]) -> Page:
     """The page of the statements that were checked."""
-    failed = failures(verdicts)
+    failed = failures(results)
     chip = Chip(f"{len(failed)} fail", "departs") if failed else Chip("all hold", "agrees")
-    rows = tuple(map(_row, verdicts))
+    rows = tuple(map(_row, results))
     table = Table("statements", "Statements, as printed and as corrected", COLUMNS, rows, stacked=True)
     return Page(
         name="gradlogz-verification",
         title="The theory, checked",
         subtitle="Every statement of the sources that can be computed, as printed and as corrected.",
-        verdict=Verdict(headline(verdicts), (chip,), tuple(f"Fails: {line}" for line in failed)),
+        verdict=Verdict(headline(results), (chip,), tuple(f"Fails: {line}" for line in failed)),
         sections=(Section("Statements", (table,)),),
         methods=METHODS,
         reproduce={
@@ -51,18 +50,36 @@ def page_of(verdicts: Sequence[program.Verdict]) -> Page:
             "command": "gradlogz verify --out FILE",
         },
         references=cited(METHODS),
-        data=data_of(verdicts),
+        data=data_of(results),
         made_by="gradlogz verify",
     )
 
 
-def data_of(verdicts: Sequence[program.Verdict]) -> dict[str, Any]:
-    """The statements as plain data, as in the JSON of the command."""
-    return {"version": __version__, **json.loads(program.as_json(verdicts))}
+def data_of(results: Sequence[StatementResult]) -> dict[str, Any]:
+    """The statements as plain data; infinities are None."""
+    rows = [
+        {
+            "statement": r.statement.key,
+            "where": r.statement.where,
+            "printed": r.statement.printed,
+            "printed_residual": _finite(r.printed),
+            "corrected": r.statement.corrected,
+            "residual": _finite(r.residual),
+            "tolerance": r.statement.tolerance,
+            "holds": r.holds,
+            "error": r.error,
+            "seconds": round(r.seconds, 4),
+        }
+        for r in results
+    ]
+    return {"statements": rows, "hold": all(r.holds for r in results)}
 
 
-def _row(v: program.Verdict) -> tuple[Cell, ...]:
-    s = v.statement
-    residual = v.residual if math.isfinite(v.residual) else None
-    chip = Chip("holds", "agrees") if v.holds else Chip("fails", "departs")
-    return s.key, s.where, s.printed, v.printed, s.corrected, residual, chip
+def _row(r: StatementResult) -> tuple[Cell, ...]:
+    s = r.statement
+    chip = Chip("holds", "agrees") if r.holds else Chip("fails", "departs")
+    return s.key, s.where, s.printed, _finite(r.printed), s.corrected, _finite(r.residual), chip
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..verification.program import Verdict
+from ..verification.statement import StatementResult
 from .verification_wording import KEYS, failures, headline
 
 WIDE = 140  # columns from which on a table may have six of them
 
 
-def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
+def statement_table(results: Sequence[StatementResult], width: int) -> Table:
     """The verdicts; on a narrow terminal the printed formula goes below the corrected one instead of beside it."""
     wide = width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -26,7 +26,7 @@ def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
     table.add_column("as corrected" if wide else "as corrected (and as printed)", overflow="fold", ratio=3)
     table.add_column("residual", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for v in verdicts:
+    for v in results:
         printed, corrected = escape(v.statement.printed or ""), escape(v.statement.corrected)
         off = "" if v.printed is None else f"[yellow]{v.printed:.2g}[/]"
         if not wide and off:
@@ -37,7 +37,7 @@ def statement_table(verdicts: Sequence[Verdict], width: int) -> Table:
     return table
 
 
-def verification_summary(verdicts: Sequence[Verdict]) -> list[Text]:
+def verification_summary(results: Sequence[StatementResult]) -> list[Text]:
     """A line for each corrected statement that fails, how many hold, and where the keys come from."""
-    failed = [Text.assemble(("fails", "bold red"), f" {line}") for line in failures(verdicts)]
-    return [*failed, Text(headline(verdicts)), Text(KEYS, "dim")]
+    failed = [Text.assemble(("fails", "bold red"), f" {line}") for line in failures(results)]
+    return [*failed, Text(headline(results)), Text(KEYS, "dim")]

@@ -5,7 +5,7 @@ Read next: verification_terminal.py and verification_page.py (where they stand).
 
 from collections.abc import Sequence
 
-from ..verification.program import Verdict
+from ..verification.statement import StatementResult
 
 KEYS = (
     "Keys are those of the paper, of docs/errata.md (E...) and of docs/theory.md; residuals are relative to the "
@@ -13,13 +13,13 @@ KEYS = (
 )
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
+def headline(results: Sequence[StatementResult]) -> str:
     """How many corrected statements hold, and how many are false as printed."""
-    hold = sum(v.holds for v in verdicts)
-    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in verdicts)
-    return f"{hold} of {len(verdicts)} corrected statements hold; {wrong} are false as printed, off by the size shown."
+    hold = sum(v.holds for v in results)
+    wrong = sum(v.printed is not None and v.printed > v.statement.tolerance for v in results)
+    return f"{hold} of {len(results)} corrected statements hold; {wrong} are false as printed, off by the size shown."
 
 
-def failures(verdicts: Sequence[Verdict]) -> list[str]:
+def failures(results: Sequence[StatementResult]) -> list[str]:
     """The key of each corrected statement that fails, with its error or its residual."""
-    return [f"{v.statement.key}: {v.error or f'residual {v.residual:.1e}'}" for v in verdicts if not v.holds]
+    return [f"{v.statement.key}: {v.error or f'residual {v.residual:.1e}'}" for v in results if not v.holds]
