@@ -31,7 +31,7 @@ verify: .venv/.demo
 # are also about calls that the checks would refuse before the library does; hence the second.
 test: .venv/.test
 	$(BIN)/python -m pytest -n $(JOBS) --typecheck tests/agreement tests/device tests/errors tests/kernels tests/package tests/theorems tests/verification
-	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/compile tests/documentation tests/report tests/simulation tests/tracking tests/faults
+	$(BIN)/python -m pytest -n $(JOBS) tests/laws tests/commands tests/compile tests/documentation tests/report tests/simulation tests/tracking tests/faults
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 import gradlogz
-from gradlogz.probing import command
+from gradlogz._errors import InputRuntimeError
 from gradlogz.probing import run_probe as running
 from gradlogz.probing.corpus.images import Inputs, images
 from gradlogz.probing.corpus.text import Batch
 from gradlogz.probing.inside.discovery import trace
-from gradlogz.probing.inside.loading import Loaded
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
 from support.planted.matrices import gpt2, random_heads
@@ -87,12 +86,12 @@ tokens = {"input_ids": torch.tensor([[3, 4, 5]])}
 
 ERRORS = [
     (
-        RuntimeError,
+        InputRuntimeError,
         "trace: the model must compute attention; got a pass without any.",
         lambda: gradlogz.capture(nn.Linear(8, 8), {"input": x}),
     ),
     (
-        RuntimeError,
+        InputRuntimeError,
         "capture: every attention layer must make a call that can be seen; got none from unseen.",
         lambda: gradlogz.capture(Half(), {"x": x}),
     ),
@@ -118,7 +117,7 @@ ERRORS = [
         lambda: planted(nan=True),
     ),
     (
-        RuntimeError,
+        InputRuntimeError,
         "probe: a batch must fit into memory; got one row of 3 tokens that does not.",
         lambda: planted(fits=False),
     ),
@@ -126,16 +125,6 @@ ERRORS = [
         ValueError,
         "probe: statistics must fit into memory; got 446464.0 GiB of matrices of the stream, of width 1048576.",
         lambda: wide(2**20),
-    ),
-    (
-        ValueError,
-        "probe: the model must read text or images; got one that reads sound, without a tokenizer or an image",
-        lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"}), None),
-    ),
-    (
-        ValueError,
-        "probe: a model of images must be given a folder of them; got none.",
-        lambda: command._check_reading(Loaded(nn.Linear(8, 8), PIXELS, "vit", {"reads": "images"}), None),
     ),
     (
         ValueError,

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import typer
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
@@ -303,7 +302,7 @@ def test_a_real_model_is_probed():
 )
 def test_the_command_refuses_in_one_sentence(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.application(typer), ["probe", *words])
+    result = CliRunner().invoke(cli.application(), ["probe", *words])
     assert result.exit_code == 2
     assert result.stderr.startswith(says)
     assert result.stdout == ""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._errors import InputValueError, sentence
+from .._errors import InputRuntimeError, InputValueError, sentence
 from .._typing import Tensor
 from .corpus.images import Inputs, images, reads_images
 from .corpus.text import PADDED, Batch, Batches, Report, Source, batches, documents
@@ -225,7 +225,7 @@ def passed(
     if rows == 1:
         fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
         remedy = "Pass a smaller length=, or another device."
-        raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
+        raise InputRuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
     gc.collect()  # what the pass that failed has left may hold itself
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()

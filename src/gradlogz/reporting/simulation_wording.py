@@ -1,6 +1,6 @@
 """What was seen, in sentences.
 
-Read next: simulation_page.py, which puts them on a page; ../simulation/command.py, which prints them.
+Read next: simulation_page.py, which puts them on a page; simulation_terminal.py, which prints them.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """What was found, in sentences.
 
-Read next: tracks_page.py, which puts them on a page; ../tracking/command.py, which prints them.
+Read next: tracks_page.py, which puts them on a page; tracks_terminal.py, which prints them.
 """
 
 from ..page.parts import Status

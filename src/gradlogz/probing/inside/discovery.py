@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..._errors import sentence
+from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import Met, Receiver, Watch
@@ -43,7 +43,7 @@ def trace(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) 
         parted = frozenset(name for name, asked in receiver.asked.items() if _parted(*asked, layers))
     if not receiver.calls:
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise RuntimeError(sentence("trace", "the model must compute attention", "a pass without any", remedy))
+        raise InputRuntimeError(sentence("trace", "the model must compute attention", "a pass without any", remedy))
     return _layout(graph, receiver)._replace(parted=parted)
 
 
