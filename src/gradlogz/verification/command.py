@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..page import write
-from .program import Verdict, as_json, statements, verify
+from .program import StatementResult, as_json, statements, verify
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def verify_command(json: str | None, only: str | None) -> int:
     return 1 if failed else 0
 
 
-def _table(verdicts: list[Verdict], width: int) -> "Table":
+def _table(verdicts: list[StatementResult], width: int) -> "Table":
     """The verdicts; on a narrow terminal the printed formula goes below the corrected one instead of beside it."""
     from rich.markup import escape
     from rich.table import Table

@@ -17,8 +17,8 @@ from .statement import STATEMENTS, Statement
 MODULES = (paper, paper_section_3_3, draft_notes, measure_families, measure_operations, attention_statements)
 
 
-class Verdict(NamedTuple):
-    """What became of a statement."""
+class StatementResult(NamedTuple):
+    """The residuals of a statement, and whether it holds as corrected."""
 
     statement: Statement
     residual: float
@@ -36,7 +36,7 @@ def statements(only: str | None = None) -> list[Statement]:
     return named or [s for s in ordered if only is None or only.lower() in f"{s.key} {s.where} {s.corrected}".lower()]
 
 
-def verify(selected: Iterable[Statement] | None = None) -> Iterator[Verdict]:
+def verify(selected: Iterable[Statement] | None = None) -> Iterator[StatementResult]:
     """Check statements one by one. A check that raises has failed, and its error is part of the verdict."""
     for one in statements() if selected is None else selected:
         start = time.perf_counter()
@@ -46,10 +46,10 @@ def verify(selected: Iterable[Statement] | None = None) -> Iterator[Verdict]:
             outcome, error = None, f"{type(problem).__name__}: {problem}"
         residual = math.inf if outcome is None else outcome.corrected
         printed = None if outcome is None else outcome.printed
-        yield Verdict(one, residual, printed, residual <= one.tolerance, error, time.perf_counter() - start)
+        yield StatementResult(one, residual, printed, residual <= one.tolerance, error, time.perf_counter() - start)
 
 
-def as_json(verdicts: Iterable[Verdict]) -> str:
+def as_json(verdicts: Iterable[StatementResult]) -> str:
     """The table as JSON: an object with one row per statement, infinities as null."""
     rows = [
         {
