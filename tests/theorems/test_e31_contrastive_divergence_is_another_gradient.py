@@ -5,28 +5,11 @@ a few steps of a Markov chain from the data: another, biased gradient.
 """
 
 import torch
-from hypothesis import given
-from torch.nn.functional import cross_entropy
 
 import gradlogz as gz
-from support.attention_strategies import attentions
-from support.scales import close, scale_of
+from support.scales import close
 
-
-@given(attentions())
-def test_the_loss_is_the_cross_entropy_of_the_logits(attention):
-    keys, query, _ = attention
-    h = gz.Empirical(keys)
-    loss = cross_entropy((keys @ query).unsqueeze(0), torch.tensor([0]))
-    close(-h.log_density(keys[0], query), loss, scale_of(h, query, 0))
-
-
-@given(attentions())
-def test_its_gradient_is_attention_minus_the_positive(attention):
-    keys, query, _ = attention
-    h = gz.Empirical(keys)
-    gradient = torch.func.grad(lambda q: cross_entropy((keys @ q).unsqueeze(0), torch.tensor([0])))(query)
-    close(h.mean(query) - keys[0], gradient, scale_of(h, query))
+STATEMENTS = ("E31",)
 
 
 def metropolis(keys, query):
