@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._pytree import static_field as static_field
     from .attention import *  # noqa: F403
     from .contrastive import *  # noqa: F403
     from .dynamics import *  # noqa: F403
     from .filters import *  # noqa: F403
     from .measures import *  # noqa: F403
     from .measures.measure import measure as measure
-    from .measures.measure import static as static
     from .probing import *  # noqa: F403
     from .reporting import *  # noqa: F403
     from .simulation import *  # noqa: F403
@@ -73,7 +73,7 @@ _CHAPTERS = {
         "Differentiated",
         "Separable",
     ),
-    "measures.measure": ("measure", "static"),
+    "measures.measure": ("measure", "static_field"),
     "attention": (
         "attend",
         "Attention",

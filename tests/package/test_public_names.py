@@ -42,7 +42,7 @@ def test_the_root_exports_what_its_chapters_export():
         *gradlogz.tracking.__all__,
         *gradlogz.probing.__all__,
         "measure",
-        "static",
+        "static_field",
     }
     assert all(hasattr(gradlogz, name) for name in exported)
     assert exported <= set(dir(gradlogz))

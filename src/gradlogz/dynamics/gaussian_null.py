@@ -21,6 +21,7 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
 from .._typing import Float, Tensor
+from ..special.distributions import chi_square_quantile
 from .contraction import Given, moments_of
 from .evolution import Ascent, Placement, evolve
 from .gaussian_cloud import GaussianCloud
@@ -113,18 +114,8 @@ def mardia_band(name: str, n: int, dim: int, *, level: float = 0.95) -> Band:
         variance = 8 * d * (d + 2) * (n - 3) * (n - d - 1) * (n - d + 1) / ((n + 1) ** 2 * (n + 3) * (n + 5))
         return Band(*(mean + math.sqrt(variance) * torch.special.ndtri(tails)))
     scale = 6 * ((n + 1) * (d + 1) - 6) / ((d + 1) * (n + 1) * (n + 3))
-    return Band(*(scale * chi_square_quantile(tails, d * (d + 1) * (d + 2) / 6)))
-
-
-def chi_square_quantile(probability: Float[Tensor, "*s"], freedom: float) -> Float[Tensor, "*s"]:
-    """The number that chi² stays below with this probability, by bisection of its distribution function."""
-    half = torch.full_like(probability, freedom / 2)
-    low, high = torch.zeros_like(half), half + 40 * (half.sqrt() + 1)
-    for _ in range(80):
-        middle = (low + high) / 2
-        below = torch.special.gammainc(half, middle) < probability
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return low + high
+    degrees = tails.new_tensor(d * (d + 1) * (d + 2) / 6)
+    return Band(*(scale * chi_square_quantile(p, degrees) for p in tails.tolist()))
 
 
 def _numbers(name: str, cloud: Tensor) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Float, Tensor
+from ..special.distributions import student_quantile
 
 PIECE = 1 << 22  # numbers that are held at once
 
@@ -58,7 +59,8 @@ def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
         condition = "level must be in (0, 1) and draws at least 2"
         remedy = "Evolve a batch of clouds, or resample one."
         raise InputValueError(sentence("band_of_mean", condition, f"{level} and {m} draws", remedy))
-    half = student_quantile((1 + level) / 2, m - 1) * draws.std(0) / math.sqrt(m)
+    t = float(student_quantile(torch.tensor(m - 1.0), level))
+    half = t * draws.std(0) / math.sqrt(m)
     return Band(draws.mean(0) - half, draws.mean(0), draws.mean(0) + half)
 
 
@@ -77,24 +79,6 @@ def resample(
     n = cloud.shape[0]
     where = torch.device("cpu") if generator is None else generator.device
     return cloud[torch.randint(n, (draws, n), generator=generator, device=where).to(cloud.device)]
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """The number that Student's t stays below with this probability.
-
-    P(0 < T < sqrt(nu) tan a) = ∫_0^a cos(u)^(nu-1) du / normaliser, its inverse by bisection.
-    """
-    if probability < 0.5:
-        return -student_quantile(1 - probability, freedom)
-    nu = freedom  # Shorthand
-    log_normalizer = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(math.pi) / 2
-    nodes = torch.linspace(0, 1, 4097, dtype=torch.float64)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        a = (low + high) / 2
-        mass = torch.trapezoid((a * nodes).cos().pow(nu - 1), dx=a / 4096)
-        low, high = (a, high) if math.exp(log_normalizer) * float(mass) < probability - 0.5 else (low, a)
-    return math.sqrt(nu) * math.tan((low + high) / 2)
 
 
 def in_pieces(draws: int, size: int) -> Iterator[int]:

@@ -24,10 +24,11 @@ from typing import NamedTuple
 import torch
 
 from .._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from .._pytree import static_field
 from .._typing import Bool, Float, Tensor
 from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
-from .measure import measure, static
+from .measure import measure
 from .validation import common_batch
 
 
@@ -100,7 +101,7 @@ class ConjugatePrior(Differentiated):
 
     xi: Float[Tensor, "*#b d"]
     nu: Float[Tensor, "*#b"]
-    base: str = static(kw_only=True)
+    base: str = static_field(kw_only=True)
 
     def __post_init__(self) -> None:
         xi, nu = self.xi, self.nu

@@ -16,9 +16,10 @@ import dataclasses
 import torch
 
 from .._errors import InputTypeError, InputValueError, check_finite, check_floats, check_positive, sentence
+from .._pytree import static_field
 from .._typing import Float, Tensor
 from ..special.bessel import Radial, radial
-from .measure import Measure, measure, static
+from .measure import Measure, measure
 
 
 @measure
@@ -32,7 +33,7 @@ class Sphere(Measure):
     True
     """
 
-    dim: int = static()
+    dim: int = static_field()
     radius: Float[Tensor, "*b"] = dataclasses.field(default_factory=lambda: torch.ones(()))
 
     def __post_init__(self) -> None:
