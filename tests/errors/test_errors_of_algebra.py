@@ -2,7 +2,19 @@
 
 import torch
 
-from gradlogz import Empirical, Gamma, Gaussian, Partial, add, convolve, merge, product, pushforward, reweight, tilt
+from gradlogz import (
+    Empirical,
+    Gamma,
+    Gaussian,
+    PartialStatistics,
+    add,
+    convolve,
+    merge,
+    product,
+    pushforward,
+    reweight,
+    tilt,
+)
 from support.error_form import each_of, refused
 
 h = Gaussian.diagonal(torch.zeros(3), torch.ones(3))
@@ -118,16 +130,16 @@ ERRORS = [
         lambda: reweight(h, one * nan),
     ),
     # merge
-    (TypeError, "merge: mean must be a tensor; got list.", lambda: merge(Partial(two, [two, two]))),
+    (TypeError, "merge: mean must be a tensor; got list.", lambda: merge(PartialStatistics(two, [two, two]))),
     (
         ValueError,
         "merge: mean must be [*b, k, d] beside log_normalizer of shape (2, 3); got shape (3, 4).",
-        lambda: merge(Partial(torch.ones(2, 3), torch.ones(3, 4))),
+        lambda: merge(PartialStatistics(torch.ones(2, 3), torch.ones(3, 4))),
     ),
     (
         ValueError,
         "merge: covariance must be [*b, k, d, d] beside log_normalizer of shape (2,); got shape (4, 4).",
-        lambda: merge(Partial(two, torch.ones(2, 4), torch.ones(4, 4))),
+        lambda: merge(PartialStatistics(two, torch.ones(2, 4), torch.ones(4, 4))),
     ),
 ]
 

@@ -91,7 +91,7 @@ def test_gradient_and_fisher_information_are_derivatives_of_the_loss(kind, seed)
 def test_mass_of_a_label(seed):
     s = Source(seed)
     x, w = s.normal(6, 3), s.normal(6)
-    family = gz.Likelihood(x, x, others=True, log_weights=w, temperature=0.3)
+    family = gz.Likelihood(x, x, exclude_self=True, log_weights=w, temperature=0.3)
     logits = (x @ x.mT / 0.3 + w).fill_diagonal_(-torch.inf)
     own = logits.masked_fill(LABELS.unsqueeze(-1) != LABELS, -torch.inf)
     expected = own.logsumexp(-1) - logits.logsumexp(-1)

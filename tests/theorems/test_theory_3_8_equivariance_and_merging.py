@@ -101,10 +101,10 @@ def test_a_sum_of_measures_is_attention_over_all_their_keys(attention, data):
 def test_merging_is_associative(attention):
     keys, eta, _ = attention
     G, mean, F = statistics(keys, eta)
-    blocks = [gz.Partial(*statistics(k.unsqueeze(0), eta)) for k in keys]
+    blocks = [gz.PartialStatistics(*statistics(k.unsqueeze(0), eta)) for k in keys]
 
     def join(*partials):
-        return gz.merge(gz.Partial(*(torch.stack(part) for part in zip(*partials, strict=True))))
+        return gz.merge(gz.PartialStatistics(*(torch.stack(part) for part in zip(*partials, strict=True))))
 
     left, right, flat = join(join(*blocks[:2]), blocks[2]), join(blocks[0], join(*blocks[1:])), join(*blocks)
     h = gz.Empirical(keys)

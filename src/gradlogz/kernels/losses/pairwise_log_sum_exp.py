@@ -30,7 +30,7 @@ from .rowwise import Part, rowwise
 NARROW = 16
 
 
-class Seen(NamedTuple):
+class VisiblePairs(NamedTuple):
     """Which keys a query sees; the default is all.
 
     Attributes:
@@ -59,7 +59,7 @@ def log_sum_exp(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: Seen = Seen(),
+    seen: VisiblePairs = VisiblePairs(),
     *,
     precision: torch.dtype | None = None,
 ) -> Float[Tensor, " m"]:
@@ -81,7 +81,7 @@ def pairs(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: Seen,
+    seen: VisiblePairs,
     *rows: Tensor,
 ) -> Tensor:
     """function(s, key, *rows) of the logits [r, n] of every block of queries, -inf where a key is not seen."""
@@ -99,7 +99,7 @@ def pairs(
 
 
 def _hidden(
-    seen: Seen, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
+    seen: VisiblePairs, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
 ) -> Tensor | None:
     """Which logits [r, n] of a block are to be -inf; None is none."""
     key = torch.arange(n, device=at.device)
