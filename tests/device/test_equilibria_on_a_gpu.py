@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("moving", [False, True])
 def test_the_numbers_are_those_of_the_cpu(method, moving):
     torch.manual_seed(0)
-    layer = gz.EquilibriumAttention(32, 2, tau=0.5, method=method, moving=moving, steps=500, dtype=torch.float64)
+    layer = gz.EquilibriumAttention(
+        32, 2, tau=0.5, method=method, moving=moving, max_iterations=500, dtype=torch.float64
+    )
     s = torch.randn(3, 100, 32, dtype=torch.float64)
 
     def found(layer, s):

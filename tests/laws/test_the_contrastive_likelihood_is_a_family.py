@@ -23,7 +23,7 @@ KINDS = {
     "weighted": (lambda s: {"log_weights": s.normal(6)}, torch.ones(6, 6).bool()),
     "by index": (lambda s: {"positive": torch.tensor([3, 3, 0, 1, 5, 2])}, torch.ones(6, 6).bool()),
     "others": (
-        lambda s: {"others": True, "positive": torch.arange(6).roll(1), "log_weights": s.normal(6)},
+        lambda s: {"exclude_self": True, "positive": torch.arange(6).roll(1), "log_weights": s.normal(6)},
         ~torch.eye(6).bool(),
     ),
     "labels": (lambda s: {"labels": LABELS}, (LABELS.unsqueeze(-1) != LABELS) | torch.eye(6).bool()),

@@ -188,7 +188,7 @@ def test_axes_are_read():
     beta, dim = ranges_of("beta=0.5:1.5:3, dim=2|8")
     assert (beta.name, beta.values) == ("beta", (0.5, 1.0, 1.5))
     assert (dim.name, dim.values) == ("dim", (2, 8))
-    assert ranges_of("contraction=zca|centre+rms_norm")[0].values == ("zca", "centre+rms_norm")
+    assert ranges_of("contraction=zca|center+rms_norm")[0].values == ("zca", "center+rms_norm")
 
 
 def test_a_place_of_the_grid_is_a_run_of_its_own():

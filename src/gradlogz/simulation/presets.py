@@ -33,7 +33,7 @@ CONTRACTIONS = {  # the columns of the table
     "whitening": "zca",
     "batch-norm": "batch_norm",
     "scalar": "scalar",
-    "centred-rms": "centre+rms_norm",
+    "centred-rms": "center+rms_norm",
     "rms": "rms_norm",
     "layer-norm": "layer_norm",
 }

@@ -20,7 +20,7 @@ from .._typing import Float, Tensor
 from ..dynamics.evolution import Placement, Trajectory, evolve
 from ..dynamics.growth import fastest_degree
 from ..dynamics.mode_amplitudes import harmonic_mode
-from ..dynamics.verdict import Verdict
+from ..dynamics.verdict import CloudVerdict
 from .presets import DEFAULT, Preset, meets, preset_of
 from .settings import OWN, Settings, ascent_of, changed, flags, starts
 
@@ -48,12 +48,12 @@ class Simulation:
     preset: Preset | None = None
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[CloudVerdict]:
         """What has become of each cloud."""
         return self.trajectory.verdicts
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CloudVerdict:
         """What has become of the first cloud."""
         return self.verdicts[0]
 
