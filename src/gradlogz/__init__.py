@@ -81,7 +81,7 @@ _CHAPTERS = {
         "Observation",
         "monitor",
         "Monitor",
-        "Row",
+        "MonitorRow",
         "Alert",
         "Thresholds",
         "register",

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..attention import dispatch, reference
-from ..attention.operator import _transformed, _watched, attention
+from ..attention.operator import attention, is_traced, under_transform
 from ..attention.scoring import Scoring, Sight
 from .rowwise import Part, rowwise
 
@@ -132,7 +132,9 @@ def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, pr
     """G by the kernels of attention, as one head."""
     q, k, b = query[None, None], key[None, None], None if bias is None else bias[None, None, None]
     operands = (q, k) if b is None else (q, k, b)
-    special = _transformed() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _watched(operands)
+    special = (
+        under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(operands)
+    )
     if not special and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return _LogSumExp.apply(q, k, b, scoring, precision)[0, 0]
     q, k = _rounded(q, precision), _rounded(k, precision)
