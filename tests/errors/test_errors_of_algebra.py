@@ -122,7 +122,7 @@ ERRORS = [
     ),
     # reweight
     (TypeError, "reweight: h must be a measure; got int.", lambda: reweight(3, one)),
-    (TypeError, "reweight: log_mass must be a tensor; got float.", lambda: reweight(h, 1.0)),
+    (TypeError, "reweight: log_mass must be a tensor; got list.", lambda: reweight(h, [1.0])),
     (ValueError, "reweight: batch dimensions must agree; got () and (1,).", lambda: reweight(h, torch.ones(1))),
     (
         ValueError,
