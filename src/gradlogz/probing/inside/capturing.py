@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._errors import InputRuntimeError, InputValueError, sentence
 from ..._typing import Float, Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.interception import Met, Receiver, Watch, names_of
+from ...attention.in_models.interception import InterceptedCall, Interception, Receiver, names_of
 from ...attention.in_models.observation import LAYERS, numbered
 from ...attention.result import Attention
 from .architecture import Layout, Norm, Place, Sublayer
@@ -163,7 +163,7 @@ def follow(
 ) -> Iterator[None]:
     """Within this context, every event of every pass is told as soon as it is whole."""
     pass_ = _Pass(layout, tell, statistics)
-    with torch.no_grad(), settled(model), watched(model, pass_), pass_, Watch(model, pass_, layers=layers):
+    with torch.no_grad(), settled(model), watched(model, pass_), pass_, Interception(model, pass_, layers=layers):
         yield
 
 
@@ -200,7 +200,7 @@ class _Pass(TorchFunctionMode, Receiver):
         self._arguments: dict[str, tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]] = {}
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call with `attend`, and tell of it."""
         found = met.call.attend(self._statistics)
         name = numbered(layer, self._calls)
@@ -212,9 +212,6 @@ class _Pass(TorchFunctionMode, Receiver):
             ask = ask._replace(norm=norm, parted=name in self._layout.parted)
         self._tell(Attended(name, sublayer, met.call, found, met.crosses, ask))
         return found
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""

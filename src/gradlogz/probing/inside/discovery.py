@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.interception import Met, Receiver, Watch
+from ...attention.in_models.interception import InterceptedCall, Interception, Receiver
 from ...attention.in_models.observation import LAYERS, numbered
 from ...attention.result import Attention
 from .architecture import Layout, Norm, Place, Sublayer
@@ -38,7 +38,7 @@ def trace(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) 
     graph = _Graph()
     receiver = _Calls(graph)
     with torch.no_grad(), settled(model):
-        with watched(model, graph), graph, Watch(model, receiver, layers=layers):
+        with watched(model, graph), graph, Interception(model, receiver, layers=layers):
             model(**small, **without_cache(model))
         parted = frozenset(name for name, asked in receiver.asked.items() if _parted(*asked, layers))
     if not receiver.calls:
@@ -211,7 +211,7 @@ class _Calls(Receiver):
         """Every pass is looked at."""
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
         """Leave the call to the model."""
         given = (met.call.logits,) if isinstance(met.call, Logits) else met.call[:3]
         name = numbered(layer, self.calls)
@@ -223,9 +223,6 @@ class _Calls(Receiver):
             if ask is not None:
                 self.asked[name] = (ask, met.call.query)
         return None
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """Layers that were missed have no sublayer."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..._typing import Float, Int, Tensor
 from ...attention.in_models.intercepted_calls import Call
-from ...attention.in_models.interception import SOURCES, Met, Receiver, Watch
+from ...attention.in_models.interception import SOURCES, InterceptedCall, Interception, Receiver
 from ...attention.in_models.observation import LAYERS
 from ...attention.result import Attention
 
@@ -94,7 +94,7 @@ class Ask(NamedTuple):
         if self.source is not None:
             new[id(self.source)] = self.source if source is None else source
         answer = _Answer()
-        with suppress(_Answered), Watch(self.module, answer, layers=layers):
+        with suppress(_Answered), Interception(self.module, answer, layers=layers):
             self.module(
                 *(new.get(id(a), a) for a in self.args), **{name: new.get(id(v), v) for name, v in self.kwargs.items()}
             )
@@ -150,13 +150,10 @@ class _Answer(Receiver):
         """Every pass is looked at."""
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
         """That is all."""
         self.call = met.call if isinstance(met.call, Call) else None
         raise _Answered
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """There was no call."""

@@ -9,8 +9,9 @@ Estimate        a value with its interval; p_value, permutation_p, benjamini_hoc
 merge           two states into that of both; to_tensors and from_tensors for files
 """
 
+from ...special.distributions import student_p, student_quantile
 from .comoments import Comoments, Moments, comoments_of, jackknife, jackknifed
-from .estimates import Estimate, benjamini_hochberg, p_value, permutation_p, student_p, student_quantile
+from .estimates import Estimate, benjamini_hochberg, p_value, permutation_p
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
 from .regression import Fit, affine_fit, solve

@@ -1,6 +1,6 @@
 """Values with intervals, and what they say against a null.
 
-    p = P(|T| >= t) = I_s(nu / 2, 1 / 2),   s = nu / (nu + t²)                 Student's law of nu degrees of freedom
+    p = P(|T| >= t(null))                                    Student's law (../../special/distributions.py)
     t(null) = t_.975 (value - null) / (value - low)          below the value; above it (null - value) / (high - value)
 
 An interval of 95 % holds exactly the nulls whose p-value is above 0.05, also where it is not symmetric.
@@ -8,17 +8,15 @@ An interval of 95 % holds exactly the nulls whose p-value is above 0.05, also wh
 Read next: sums.py and comoments.py, where the intervals come from.
 """
 
-import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Tensor
+from ...special.distributions import student_p, student_quantile
 
 LEVEL = 0.95
-_LARGE = 1e6  # degrees of freedom from which on Student's law is the normal one
 
 
 class Estimate(NamedTuple):
@@ -38,47 +36,6 @@ def p_value(estimate: Estimate, null: float | Float[Tensor, "..."]) -> Float[Ten
     arm = torch.where(null < value, value - low, high - value)
     t = student_quantile(freedom) * distance / arm
     return student_p(torch.where((distance == 0) & ~arm.isnan(), 0.0, t), freedom)
-
-
-def student_quantile(freedom: Float[Tensor, "*s"], level: float = LEVEL) -> Float[Tensor, "*s"]:
-    """The t with P(|T| <= t) = level, for any number of degrees of freedom from 1 on; NaN below."""
-    values, places = freedom.double().cpu().flatten().unique(return_inverse=True)
-    found = torch.tensor(_quantiles(tuple(values.tolist()), level), dtype=torch.float64)
-    return found[places].reshape(freedom.shape).to(freedom.device)
-
-
-@lru_cache(maxsize=4096)
-def _quantiles(freedom: tuple[float, ...], level: float) -> list[float]:
-    """The same for numbers, remembered: estimates share their degrees of freedom."""
-    nu = torch.tensor(freedom, dtype=torch.float64).clamp(max=_LARGE)
-    t = torch.full_like(nu, math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))))
-    # Newton's method: P is concave in t > 0 and the normal quantile lies to the left, so that no step goes too far.
-    for _ in range(40):
-        density = 2 * (_log_density(nu) - (nu + 1) / 2 * (t.square() / nu).log1p()).exp()
-        step = (student_p(t, nu) - (1 - level)) / density
-        t = t + step
-        if not bool((step.abs() > 1e-15 * t).any()):
-            break
-    return torch.where(nu >= 1, t, torch.nan).tolist()
-
-
-def student_p(t: Float[Tensor, "*s"], freedom: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """P(|T| >= t), to full relative precision however small it is."""
-    nu, t = freedom.double().clamp(max=_LARGE).unsqueeze(-1), t.double().abs().unsqueeze(-1)
-    nodes, weights = (part.to(t.device) for part in _gauss_legendre(64))
-    # Below 1 from the body, where the density has no pole nearby; above it from the tail, u = s exp(-2 y² / nu).
-    x = t.clamp(max=1.0) * (nodes + 1) / 2
-    body = (weights * (-(nu + 1) / 2 * (x.square() / nu).log1p()).exp()).sum(-1) * t.squeeze(-1)
-    y = 3.5 * (nodes + 1)
-    share = (t.square() / nu).clamp(min=1 / nu)  # s = 1 / (1 + share)
-    root = (-torch.expm1(-2 * y.square() / nu - share.log1p())).sqrt()
-    tail = (weights * (-y.square()).exp() * 2 * y / root).sum(-1) * 3.5
-    nu, share = nu.squeeze(-1), share.squeeze(-1)
-    log_beta = -_log_density(nu) - nu.log() / 2
-    tail = tail * (2 / nu) * (-nu / 2 * share.log1p() - log_beta).exp()
-    p = torch.where(t.squeeze(-1) < 1, 1 - _log_density(nu).exp() * body, tail)
-    p = torch.where(t.squeeze(-1) == torch.inf, 0.0, p)
-    return torch.where((freedom >= 1) & ~t.squeeze(-1).isnan(), p, torch.nan)
 
 
 def permutation_p(
@@ -111,17 +68,3 @@ def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> B
     passed = ordered <= level * ranks / tested.sum().clamp(min=1)
     bound = ordered.masked_fill(~passed, -torch.inf).max() if len(p) else p.new_tensor(-torch.inf)
     return (tested & (p <= bound)).reshape(p_values.shape)
-
-
-def _log_density(nu: Tensor) -> Tensor:
-    """Of Student's law at 0."""
-    return torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - (nu * math.pi).log() / 2
-
-
-@lru_cache
-def _gauss_legendre(order: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [-1, 1], from the eigenvectors of the Jacobi matrix."""
-    k = torch.arange(1, order, dtype=torch.float64)
-    off = k / (4 * k.square() - 1).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return nodes, 2 * vectors[0].square()
