@@ -188,7 +188,7 @@ class _AttendBackward(torch.autograd.Function):
         q, k, v, sight, dropout = _read(tensors[:7], probability)
         found, gradients = Statistics(*tensors[7:12]), Gradients(*tensors[12:])
         *whole, bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
-        return *whole, q.new_zeros(()) if bias is None else bias  # type: ignore[return-value]
+        return *whole, q.new_zeros(()) if bias is None else bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004

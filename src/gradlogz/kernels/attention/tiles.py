@@ -111,9 +111,9 @@ class Wanted(NamedTuple):
 
 
 # Called by compiled code alone; what Python calls are the two workers below, and they are what is kept on disk.
-compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # Sums whose terms may be added in any order, which is what lets LLVM use vectors; NaN and -inf keep their meaning.
-summing: Any = njit(  # type: ignore[call-overload]
+summing: Any = njit(
     error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"reassoc", "contract"}
 )
 score, mix, gather = (product(COLUMNS, keep) for keep in ("nothing", "scaled", "all"))
