@@ -33,7 +33,7 @@ METHODS = [
         for name in ("third_cumulant", "relative_entropy", "kl", "log_density", "natural_gradient", "expect")
     ),
 ]
-FUNCTIONS = ["bregman", "dual", "link", "project", "merge", "svec", "smat"]
+FUNCTIONS = ["bregman", "dual", "mean_to_natural", "moment_project", "merge", "svec", "smat"]
 
 
 def flipped(formula):
