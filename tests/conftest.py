@@ -42,6 +42,7 @@ UNCHECKED = {
     "commands": "commands are processes and whole applications of their own",
     "compile": "torch.compile does not see through the checks",
     "documentation": "code blocks compile, and run the commands",
+    "errors": "the checks would refuse the same calls before the package does",
     "faults": "processes of their own, without the checks",
     "laws": "laws are also about calls that the checks refuse",
     "report": "pages are made by the commands",
