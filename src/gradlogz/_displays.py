@@ -1,0 +1,30 @@
+"""Registry of displays: which function shows a result of a given type in a given form.
+
+    register(Findings, "html", f)         f(findings) returns HTML
+    shown(findings, "html")               calls it
+
+Forms are "html" (notebooks), "terminal" (rich) and "plot" (figures). Results are defined below `reporting` and must not
+import it, yet notebooks call their `_repr_html_`. So `reporting` fills this registry when it is imported, and `shown`
+imports it by name on first use. That import by name is no edge of the import graph, and rightly so: to define a result
+nothing of `reporting` is needed, and `reporting` alone depends on the definitions of results.
+
+Read next: reporting/__init__.py, which fills the registry.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+_DISPLAYS: dict[tuple[type, str], Callable[..., Any]] = {}
+
+
+def register(result_type: type, form: str, function: Callable[..., Any]) -> None:
+    """Make `function` the display of results of `result_type` in `form`; it is called with the result first."""
+    _DISPLAYS[result_type, form] = function
+
+
+def shown(result: Any, form: str, *arguments: Any, **options: Any) -> Any:
+    """The display of a result in a form, by the function registered for its type or for the nearest base class."""
+    import_module("gradlogz.reporting")
+    function = next(_DISPLAYS[base, form] for base in type(result).__mro__ if (base, form) in _DISPLAYS)
+    return function(result, *arguments, **options)

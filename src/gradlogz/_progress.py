@@ -1,0 +1,44 @@
+"""Progress of long computations, in one form everywhere.
+
+    progress=False               nothing is shown
+    progress=True                a text bar on standard error
+    progress=f                   f(done, total) after each unit of work; total is 0 where it is not known
+
+Law: tests/package/test_progress_has_one_meaning.py.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+WIDTH = 40  # of the bar, in characters
+
+Progress = bool | Callable[[int, int], None]
+
+
+def reporter(progress: Progress, unit: str) -> Callable[[int, int], None]:
+    """The function to call with (done, total): the one given, a text bar for True, nothing for False."""
+    if callable(progress):
+        return progress
+    return progress_bar(unit) if progress else _silent
+
+
+def progress_bar(unit: str) -> Callable[[int, int], None]:
+    """A text bar on standard error: work done, units per second, and the seconds left where the total is known."""
+    begun = time.perf_counter()
+
+    def show(done: int, total: int) -> None:
+        rate = done / max(time.perf_counter() - begun, 1e-9)
+        text = f"{done:,} {unit}, {rate:,.0f} per second"
+        if total > 0:
+            filled = min(WIDTH * done // total, WIDTH)
+            left = max(total - done, 0) / max(rate, 1e-9)
+            text = f"{'█' * filled}{'·' * (WIDTH - filled)} {done:,}/{total:,} {unit}, {left:,.0f} s left"
+        sys.stderr.write(f"\r{text:<100}" + ("\n" if 0 < total <= done else ""))
+        sys.stderr.flush()
+
+    return show
+
+
+def _silent(done: int, total: int) -> None:
+    """Show nothing."""
