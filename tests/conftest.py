@@ -22,6 +22,8 @@ def checked_modules() -> set[str]:
     return {name.removesuffix(".__init__") for name in names} - {
         "gradlogz",
         "gradlogz.kernels",
+        "gradlogz.kernels.attention",  # a package is checked with all its modules
+        "gradlogz.kernels.filters",
         "gradlogz.kernels.attention.cpu",
         "gradlogz.kernels.attention.decoding",
         "gradlogz.kernels.attention.gpu",
@@ -31,6 +33,7 @@ def checked_modules() -> set[str]:
         "gradlogz.kernels.filters.cpu",
         "gradlogz.kernels.filters.targets_in_lanes",
         "gradlogz.kernels.attention.tiles",
+        "gradlogz.kernels.workers",
     }
 
 
