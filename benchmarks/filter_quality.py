@@ -30,16 +30,17 @@ import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
 from gradlogz import (
+    Prior,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
-    exact,
+    enumerate_modes,
     gpb,
     gpb1,
     gpb2,
     imm,
-    rao_blackwell,
+    rao_blackwell_filter,
     smooth,
 )
 
@@ -74,11 +75,11 @@ def accelerating() -> Scenario:
     chain = torch.tensor([[0.98, 0.02], [0.02, 0.98]], dtype=F64)
     modes = torch.zeros(200, dtype=torch.long)
     modes[50:70] = modes[120:150] = 1
-    start = {
-        "mean": torch.tensor([0.0, 0.0, 0.0, 0.0, -1.0, 0.0], dtype=F64),
-        "covariance": torch.diag(torch.tensor([0.1, 0.1, 0.5, 0.1, 0.1, 0.5], dtype=F64)),
-        "log_mode_probability": torch.tensor([0.9, 0.1], dtype=F64).log(),
-    }
+    start = Prior(
+        torch.tensor([0.0, 0.0, 0.0, 0.0, -1.0, 0.0], dtype=F64),
+        torch.diag(torch.tensor([0.1, 0.1, 0.5, 0.1, 0.1, 0.5], dtype=F64)),
+        torch.tensor([0.9, 0.1], dtype=F64).log(),
+    )
     model = SwitchingModel.of([slow, fast], transition=chain)
     return Scenario("velocity and acceleration", model, start, modes, (0, 3), (1, 4))
 
@@ -90,18 +91,18 @@ def turning() -> Scenario:
     chain = torch.tensor([[0.94, 0.03, 0.03], [0.05, 0.95, 0.0], [0.05, 0.0, 0.95]], dtype=F64)
     modes = torch.zeros(120, dtype=torch.long)
     modes[30:50], modes[75:95] = 1, 2
-    start = {
-        "mean": torch.tensor([0.0, 15.0, 0.0, 0.0], dtype=F64),
-        "covariance": torch.diag(torch.tensor([25.0, 4.0, 25.0, 4.0], dtype=F64)),
-        "log_mode_probability": torch.tensor([0.9, 0.05, 0.05], dtype=F64).log(),
-    }
+    start = Prior(
+        torch.tensor([0.0, 15.0, 0.0, 0.0], dtype=F64),
+        torch.diag(torch.tensor([25.0, 4.0, 25.0, 4.0], dtype=F64)),
+        torch.tensor([0.9, 0.05, 0.05], dtype=F64).log(),
+    )
     model = SwitchingModel.of([constant_velocity(2, **options), left, right], transition=chain)
     return Scenario("coordinated turns", model, start, modes, (0, 2), (1, 3))
 
 
 def chained(scenario: Scenario, runs: int, generator: torch.Generator) -> torch.Tensor:
     """Modes as the chain of the model goes, [runs, t]."""
-    now, modes = scenario.start["log_mode_probability"].exp().expand(runs, -1), []
+    now, modes = scenario.start.log_mode_probability.exp().expand(runs, -1), []
     for _ in scenario.modes:
         before = torch.multinomial(now, 1, generator=generator).squeeze(-1) if not modes else modes[-1]
         modes.append(torch.multinomial(scenario.model.transition[before], 1, generator=generator).squeeze(-1))
@@ -118,7 +119,7 @@ def drawn(scenario: Scenario, modes: torch.Tensor, generator: torch.Generator) -
         z = torch.randn(runs, root.shape[-1], dtype=F64, generator=generator)
         return (root @ z.unsqueeze(-1)).squeeze(-1)
 
-    x, states, seen = scenario.start["mean"] + noise(scenario.start["covariance"]), [], []
+    x, states, seen = scenario.start.mean + noise(scenario.start.covariance), [], []
     for j in modes.unbind(-1):
         x = (model.F[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.Q[j])
         states.append(x)
@@ -133,10 +134,10 @@ def of_filterpy(scenario: Scenario, y: torch.Tensor) -> Estimate:
         bank = []
         for j in range(model.modes):
             kalman = KalmanFilter(dim_x=model.state_size, dim_z=model.observation_size)
-            kalman.x, kalman.P = scenario.start["mean"].numpy().copy(), scenario.start["covariance"].numpy().copy()
+            kalman.x, kalman.P = scenario.start.mean.numpy().copy(), scenario.start.covariance.numpy().copy()
             kalman.F, kalman.Q, kalman.H, kalman.R = (getattr(model, n)[j].numpy() for n in "FQHR")
             bank.append(kalman)
-        begins = scenario.start["log_mode_probability"].exp().numpy()
+        begins = scenario.start.log_mode_probability.exp().numpy()
         other, rows = IMMEstimator(bank, begins, model.transition.numpy()), ([], [], [])
         for z in series:
             other.predict()
@@ -150,7 +151,7 @@ def of_filterpy(scenario: Scenario, y: torch.Tensor) -> Estimate:
 
 def ours(filter: Callable[..., Any], **options: Any) -> Callable[[Scenario, torch.Tensor], Estimate]:
     def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
-        found = filter(scenario.model, y, **scenario.start, **options)
+        found = filter(scenario.model, y, scenario.start, **options)
         found = getattr(found, "filtered", found) if filter is not smooth else found
         told = None if filter is smooth else found.log_likelihood
         return Estimate(found.mean, found.covariance, found.log_mode_probability.exp(), told)
@@ -169,7 +170,7 @@ def deep(two: int, three: int) -> Callable[[Scenario, torch.Tensor], Estimate]:
 
 def seeded(particles: int) -> Callable[[Scenario, torch.Tensor], Estimate]:
     def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
-        return ours(rao_blackwell, particles=particles, generator=torch.Generator().manual_seed(0))(scenario, y)
+        return ours(rao_blackwell_filter, particles=particles, generator=torch.Generator().manual_seed(0))(scenario, y)
 
     return run
 
@@ -185,7 +186,7 @@ FILTERS = {
     NEAREST: deep(14, 9),
     "rao_blackwell, 100 particles": seeded(100),
     "rao_blackwell, 400 particles": seeded(400),
-    "exact, the likeliest 100": ours(exact, keep=100),
+    "exact, the likeliest 100": ours(enumerate_modes, max_histories=100),
 }
 SMOOTHERS = {
     "smooth, lag 5, gpb2": ours(smooth, method="gpb2", lag=5),

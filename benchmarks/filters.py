@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
-from gradlogz import SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
+from gradlogz import Prior, SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
 from gradlogz.kernels.filters import dispatch
 from timing import compare
 
@@ -54,7 +54,7 @@ CHECKED = 20
 ONLINE = 300
 MEANS = ("mean", "log_mode_probability")
 MEAN, COVARIANCE = torch.zeros(4, dtype=F64), torch.eye(4, dtype=F64)
-START = {"mean": MEAN, "covariance": COVARIANCE}
+START = Prior(MEAN, COVARIANCE)
 
 
 def assembled(k: int) -> SwitchingModel:
@@ -199,7 +199,7 @@ def by_torch(chosen: SwitchingFilter, y: torch.Tensor):
     def run():
         own, dispatch.WORTH_FILTERING = dispatch.WORTH_FILTERING, math.inf
         try:
-            return chosen.filter(y, **START)
+            return chosen.filter(y, START)
         finally:
             dispatch.WORTH_FILTERING = own
 
@@ -209,7 +209,7 @@ def by_torch(chosen: SwitchingFilter, y: torch.Tensor):
 def by_compiled_torch(chosen: SwitchingFilter, y: torch.Tensor):
     """Its step, compiled, one after the other; what is found is not kept."""
     step = torch.compile(lambda state, observation: chosen.step(state, observation))
-    state = chosen.init(**START, batch_shape=y.shape[:-2])
+    state = chosen.init(START, batch_shape=y.shape[:-2])
 
     def run():
         now = state
@@ -233,13 +233,13 @@ def rows() -> list[dict[str, object]]:
         y = tracks(targets, max(own, of_jax))
         single = y[0, :of_filterpy].numpy()
         alone = filterpy_imm if method == "imm" else filterpy_gpb2
-        check = chosen.filter(y[:, :CHECKED], **START).mean
+        check = chosen.filter(y[:, :CHECKED], START).mean
         steps = dict.fromkeys(("gradlogz", "gradlogz, means", "gradlogz, last step"), own * targets)
         steps["torch"] = of_torch * targets
         alternatives = {
-            "gradlogz": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START),
-            "gradlogz, means": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START, fields=MEANS),
-            "gradlogz, last step": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, **START, keep="last"),
+            "gradlogz": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START),
+            "gradlogz, means": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START, fields=MEANS),
+            "gradlogz, last step": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START, steps="last"),
             "torch": by_torch(chosen, y[:, :of_torch].contiguous()),
             "filterpy": lambda f=alone, m=model, z=single: f(m, z),
         }
@@ -277,7 +277,7 @@ def online() -> dict[str, object]:
     """Microseconds of a step whose observation has just come, of one target."""
     model = assembled(3)
     chosen, y = SwitchingFilter(model, "imm"), tracks(1, ONLINE)[0]
-    begin = chosen.init(**START)
+    begin = chosen.init(START)
 
     def stepping(fields):
         state = begin

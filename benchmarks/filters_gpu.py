@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from gradlogz import SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
+from gradlogz import Prior, SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
 from gradlogz.kernels.filters import dispatch
 
 TARGETS, STEPS, ROUNDS = 1 << 20, 3, 5
@@ -46,7 +46,7 @@ def assembled(dtype: torch.dtype, modes: int = 3) -> SwitchingModel:
 
 
 def beginning(like: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"mean": torch.zeros(4).to(like), "covariance": torch.eye(4).to(like)}
+    return Prior(torch.zeros(4).to(like), torch.eye(4).to(like))
 
 
 def measured(call: Callable[[], object], targets: int, steps: int, rounds: int = ROUNDS) -> dict[str, float]:
@@ -83,11 +83,11 @@ def compared(dtype: torch.dtype, method: str, modes: int) -> list[dict[str, obje
     for asked, more in ASKED.items():
         z, short = y[:, : FUSED_STEPS[asked]].contiguous(), y[:few, :STEPS].contiguous()
         row = {"dtype": str(dtype).removeprefix("torch."), "filter": method, "modes": modes, "asked": asked}
-        fused = [measured(lambda z=z, m=more: chosen.filter(z, **start, **m), *z.shape[:2]) for _ in range(2)]
+        fused = [measured(lambda z=z, m=more: chosen.filter(z, start, **m), *z.shape[:2]) for _ in range(2)]
         found.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
         torch.cuda.empty_cache()
         if "fields" not in more:  # which torch computes in any case
-            slow = by_torch(lambda z=short, m=more: chosen.filter(z, **start, **m), *short.shape[:2], 3)
+            slow = by_torch(lambda z=short, m=more: chosen.filter(z, start, **m), *short.shape[:2], 3)
             found.append({**row, "path": "torch", **slow})
             torch.cuda.empty_cache()
     return found
@@ -103,13 +103,13 @@ def others(dtype: torch.dtype) -> list[dict[str, object]]:
     def gradients() -> object:
         leaves = [t.detach().requires_grad_() for t in (y, *(getattr(model, name) for name in FIELDS))]
         learned = SwitchingFilter(SwitchingModel(*leaves[1:], validate=False))
-        total = learned.filter(leaves[0], **start, keep="last").log_likelihood.sum()
+        total = learned.filter(leaves[0], start, steps="last").log_likelihood.sum()
         return torch.autograd.grad(total, leaves)
 
     def step() -> object:
         return chosen.step(state, y[:, 0])
 
-    state = chosen.init(**start, batch_shape=(TARGETS,))
+    state = chosen.init(start, batch_shape=(TARGETS,))
     row = {"dtype": str(dtype).removeprefix("torch."), "filter": "imm", "modes": 3}
     found = [{**row, "asked": "gradients", "path": "torch", **measured(gradients, TARGETS, STEPS, 3)}]
     torch.cuda.empty_cache()
@@ -131,7 +131,7 @@ def few() -> list[dict[str, object]]:
         for path, bound in (("fused", 1), ("torch", math.inf)):
             dispatch.WORTH_FILTERING_THERE = bound
             z = y[:targets]
-            rate = measured(lambda z=z: chosen.filter(z, **beginning(z)), targets, 100, 3)["rate"]
+            rate = measured(lambda z=z: chosen.filter(z, beginning(z)), targets, 100, 3)["rate"]
             row[path] = round(1e3 * targets * 100 / rate, 3)
         found.append(row)
     dispatch.WORTH_FILTERING_THERE = worth

@@ -26,6 +26,7 @@ COMPILED = {
     "gradlogz.kernels.filters.modes_in_lanes",
     "gradlogz.kernels.filters.targets_in_lanes",
     "gradlogz.kernels.simd",
+    "gradlogz.kernels.workers",
 }
 
 

@@ -20,6 +20,7 @@ from gradlogz import (
     LinearGaussian,
     LinearMotion,
     Reset,
+    Series,
     gpb,
     gpb1,
     gpb2,
@@ -215,10 +216,9 @@ def test_what_is_missing_is_summed_out(kind):
     y[1] = torch.nan
     mask = torch.tensor([True, True, False, True])
     found = filter_of(kind, T, anew, depth=6).filter(
-        y,
+        Series(y, mask=mask),
         prior=torch.stack([kind.natural(law) for law in laws]),
         log_mode_probability=torch.tensor(pi, dtype=F64).log(),
-        mask=mask,
     )
     evidence, modes, mean = enumerated(kind, T, pi, laws, anew, [ys[0], None, None, ys[3]])
     close(found.log_likelihood, evidence, 1 + evidence.abs())
@@ -266,11 +266,11 @@ def test_gaussian_conjugate_filters_are_the_kalman_based_ones(method):
     options = {"method": "imm"} if method == "imm" else {"depth": int(method[-1])}
     ours = ConjugateFilter(family, transition=model.transition, dynamics=dynamics, **options).filter(
         y,
-        prior=family.prior(start["mean"], start["covariance"]),
-        log_mode_probability=start["log_mode_probability"],
+        prior=family.prior(start.mean, start.covariance),
+        log_mode_probability=start.log_mode_probability,
     )
     known = {"gpb1": gpb1, "gpb2": gpb2, "imm": imm, "gpb3": lambda *a, **o: gpb(*a, depth=3, **o)}[method]
-    theirs = known(model, y, **start)
+    theirs = known(model, y, start)
     for name in ("mean", "mode_mean", "log_mode_probability", "predicted_mean", "predicted_log_mode_probability"):
         want = getattr(theirs, name)
         close(getattr(ours, name), want, 1 + want.abs().max(), tolerance=1e-11)

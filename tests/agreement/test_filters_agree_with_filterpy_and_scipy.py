@@ -11,6 +11,7 @@ from filterpy.kalman import IMMEstimator, KalmanFilter
 
 from gradlogz import (
     KalmanModel,
+    Prior,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
@@ -39,8 +40,8 @@ def of_filterpy(model, j, mean, covariance):
 def test_one_mode_is_the_kalman_filter(filter):
     model, start = system(1, 4, 2, offsets=False), beginning(1, 4, shared=True)
     y = observed(model, 20)
-    found = filter(model, y, mean=start["mean"], covariance=start["covariance"])
-    kalman = of_filterpy(model, 0, start["mean"], start["covariance"])
+    found = filter(model, y, Prior(start.mean, start.covariance))
+    kalman = of_filterpy(model, 0, start.mean, start.covariance)
     total = 0.0
     for t, z in enumerate(y.numpy()):
         kalman.predict()
@@ -72,9 +73,9 @@ def test_a_step_of_kalman_is_conditioning():
 def test_imm_is_that_of_filterpy(k, s, o):
     model, start = system(k, s, o, offsets=False), beginning(k, s)
     y = observed(model, 25)
-    found = imm(model, y, **start)
-    bank = [of_filterpy(model, j, start["mean"][j], start["covariance"][j]) for j in range(k)]
-    other = IMMEstimator(bank, start["log_mode_probability"].exp().numpy(), model.transition.numpy())
+    found = imm(model, y, start)
+    bank = [of_filterpy(model, j, start.mean[j], start.covariance[j]) for j in range(k)]
+    other = IMMEstimator(bank, start.log_mode_probability.exp().numpy(), model.transition.numpy())
     for t, z in enumerate(y.numpy()):
         other.predict()
         other.update(z)
@@ -87,10 +88,10 @@ def test_an_outlier_leaves_mode_probabilities_exact_where_filterpy_floors_them()
     """Two modes of standard deviations 1 and 2: after 1e2 of them only the second can be, to hundreds of digits."""
     modes = [KalmanModel(*(torch.full((1, 1), v, dtype=F64) for v in (1.0, 0.01, 1.0, r))) for r in (1.0, 4.0)]
     model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=F64))
-    start = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
-    bank = [of_filterpy(model, j, start["mean"], start["covariance"]) for j in range(2)]
+    start = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
+    bank = [of_filterpy(model, j, start.mean, start.covariance) for j in range(2)]
     for size in (1e2, 1e6):
-        found = imm(model, torch.tensor([[size]], dtype=F64), **start)
+        found = imm(model, torch.tensor([[size]], dtype=F64), start)
         mpmath.mp.dps = 50
         log = []
         for c, r in ((mpmath.mpf("0.6"), 1), (mpmath.mpf("0.4"), 4)):

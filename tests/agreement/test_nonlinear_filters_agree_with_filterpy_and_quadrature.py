@@ -13,11 +13,13 @@ from gradlogz import (
     KalmanModel,
     NonlinearMode,
     NonlinearModel,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_velocity,
     coordinated_turn,
-    exact,
+    enumerate_modes,
     imm,
     range_bearing,
     range_bearing_elevation,
@@ -34,7 +36,7 @@ both = pytest.mark.parametrize("way", ["ekf", "ukf"])
 
 
 def run(model, method, y, start, **more):
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start, **more)
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(y, **more), start)
 
 
 def modes_of(model):
@@ -61,7 +63,7 @@ def test_linear_functions_are_enumerated_as_matrices_are(way):
     linear, start = system(2), beginning(2)
     model = NonlinearModel.of(modes_of(linear), transition=linear.transition, method=way)
     y = observed(linear, 4)
-    same(exact(model, y, **start).filtered, exact(linear, y, **start).filtered, 10.0)
+    same(enumerate_modes(model, y, start).filtered, enumerate_modes(linear, y, start).filtered, 10.0)
 
 
 @both
@@ -75,12 +77,12 @@ def test_noise_and_chains_may_change_in_time(way):
     once = NonlinearModel.of(parts, transition=T[0], method=way)
     model = NonlinearModel(T, once.move, linear.Q, once.observe, linear.R, method=way)
     y = observed(linear, 4)
-    same(imm(model, y, **start), imm(changing, y, **start), 10.0)
+    same(imm(model, y, start), imm(changing, y, start), 10.0)
     online = SwitchingFilter(model)
-    state = online.init(**start)
+    state = online.init(start)
     for t in range(4):
         state, now = online.step(state, y[t], time=t)
-    close(now.mean, imm(changing, y, **start).mean[-1], 100.0)
+    close(now.mean, imm(changing, y, start).mean[-1], 100.0)
 
 
 # A target that turns, seen by a radar -------------------------------------------------------------------------------
@@ -88,10 +90,9 @@ def test_noise_and_chains_may_change_in_time(way):
 RADAR = range_bearing(0, 2, origin=(-3.0, 1.0))
 NOISE = torch.diag(torch.tensor([0.2, 0.01], dtype=F64))
 TURN = unknown_turn(2, dt=0.7, spectral_density=0.1, rate_density=0.02, observation_variance=1.0, dtype=F64)
-START = {
-    "mean": torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64),
-    "covariance": torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64)),
-}
+START = Prior(
+    torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64), torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64))
+)
 
 
 def seen(steps=12):
@@ -119,9 +120,9 @@ def of_numpy(f):
 
 def test_the_tangent_is_filterpys_extended_kalman_filter():
     model, y = tracked("ekf"), seen()
-    found = imm(model, y, **START)
+    found = imm(model, y, START)
     other = ExtendedKalmanFilter(dim_x=5, dim_z=2)
-    other.x, other.P = START["mean"].numpy().copy(), START["covariance"].numpy().copy()
+    other.x, other.P = START.mean.numpy().copy(), START.covariance.numpy().copy()
     other.Q, other.R = model.Q[0].numpy(), model.R[0].numpy()
     for t, z in enumerate(y.numpy()):
         x = torch.as_tensor(other.x)
@@ -146,7 +147,7 @@ def of_filterpy(model, j, alpha, beta, kappa):
         points=MerweScaledSigmaPoints(5, alpha=alpha, beta=beta, kappa=kappa),
         residual_z=wrapped,
     )
-    other.x, other.P = START["mean"].numpy().copy(), START["covariance"].numpy().copy()
+    other.x, other.P = START.mean.numpy().copy(), START.covariance.numpy().copy()
     other.Q, other.R = model.Q[j].numpy(), model.R[j].numpy()
     return other
 
@@ -154,7 +155,7 @@ def of_filterpy(model, j, alpha, beta, kappa):
 @pytest.mark.parametrize(("alpha", "beta", "kappa"), [(1.0, 2.0, 0.0), (0.5, 2.0, -2.0), (0.1, 1.0, 1.0)])
 def test_sigma_points_are_filterpys_unscented_kalman_filter(alpha, beta, kappa):
     model, y = tracked("ukf", alpha=alpha, beta=beta, kappa=kappa), seen()
-    found = imm(model, y, **START)
+    found = imm(model, y, START)
     other = of_filterpy(model, 0, alpha, beta, kappa)
     for t, z in enumerate(y.numpy()):
         other.predict()
@@ -168,7 +169,7 @@ def test_sigma_points_are_filterpys_unscented_kalman_filter(alpha, beta, kappa):
 
 def test_imm_of_sigma_points_is_filterpys():
     model, y = tracked("ukf", modes=2), seen()
-    found = imm(model, y, **START)
+    found = imm(model, y, START)
     bank = [of_filterpy(model, j, 1.0, 2.0, 0.0) for j in range(2)]
     other = IMMEstimator(bank, np.array([0.5, 0.5]), model.transition.numpy())
     for t, z in enumerate(y.numpy()):
@@ -187,7 +188,7 @@ def moments(f, way, m, P, **options):
     size = f(m).shape[-1]
     zero, T = torch.zeros(1, size, size, dtype=F64), torch.ones(1, 1, dtype=F64)
     model = NonlinearModel(T, f, zero, lambda x: x[:1], torch.ones(1, 1, 1, dtype=F64), method=way, **options)
-    found = imm(model, torch.full((1, 1), torch.nan, dtype=F64), mean=m, covariance=P)
+    found = imm(model, torch.full((1, 1), torch.nan, dtype=F64), Prior(m, P))
     return found.predicted_mean[0], found.predicted_covariance[0]
 
 
@@ -282,7 +283,7 @@ def test_the_likelihood_of_a_curved_sensor_is_better_by_sigma_points():
     for way in ("ekf", "ukf"):
         still = NonlinearMode(lambda x: x, torch.zeros(1, 1, dtype=F64), lambda x: x * x / 2, R)
         model = NonlinearModel.of([still], transition=torch.ones(1, 1, dtype=F64), method=way)
-        score[way] = (weight * imm(model, y[:, None, None], mean=m, covariance=P).log_likelihood).sum()
+        score[way] = (weight * imm(model, y[:, None, None], Prior(m, P)).log_likelihood).sum()
     close(score["ukf"], (weight * best).sum(), tolerance=1e-8)
     assert score["ekf"] < score["ukf"] - 1e-3
 
@@ -335,8 +336,8 @@ def test_a_target_in_space_is_followed_across_the_cut_of_the_bearing(way):
     path = torch.stack((-100.0 + 0 * t, 30.0 - 2.0 * t, 40.0 + 1.0 * t), -1)  # from the second quadrant to the third
     r = path.norm(dim=-1)
     y = torch.stack((r, torch.atan2(path[:, 1], path[:, 0]), torch.asin(path[:, 2] / r)), -1)
-    start = {"mean": torch.tensor([-95.0, 0, 35, 0, 45, 0], dtype=F64), "covariance": 25 * torch.eye(6, dtype=F64)}
-    found = imm(radar, y, **start)
+    start = Prior(torch.tensor([-95.0, 0, 35, 0, 45, 0], dtype=F64), 25 * torch.eye(6, dtype=F64))
+    found = imm(radar, y, start)
     assert float((found.mean[-1, ::2] - path[-1]).norm()) < 0.5
     assert float((found.mean[-1, 1::2] - torch.tensor([0.0, -2.0, 1.0], dtype=F64)).norm()) < 0.1
 
@@ -367,8 +368,8 @@ def test_a_turn_whose_rate_is_known_is_the_linear_one(way):
     m, P = torch.randn(4, dtype=F64), positive(4)
     y = observed(linear, 6)
     more = torch.cat((m, torch.tensor([rate], dtype=F64)))
-    found = imm(model, y, mean=more, covariance=torch.block_diag(P, torch.zeros(1, 1, dtype=F64)))
-    expected = imm(linear, y, mean=m, covariance=P)
+    found = imm(model, y, Prior(more, torch.block_diag(P, torch.zeros(1, 1, dtype=F64))))
+    expected = imm(linear, y, Prior(m, P))
     close(found.mean[:, :4], expected.mean, 100.0)
     close(found.covariance[:, :4, :4], expected.covariance, 100.0)
     close(found.log_mode_probability, expected.log_mode_probability, 100.0)
@@ -390,8 +391,8 @@ def test_bearings_wrap(method, way):
     assert turned[:, 1].max() - turned[:, 1].min() > 6  # it jumps
     spread = torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64))
     m = torch.tensor([5.0, 0.1, 0.0, 0.5, 0.05], dtype=F64)
-    straight = run(model, method, y, {"mean": m, "covariance": spread})
-    around = run(model, method, turned, {"mean": J @ m, "covariance": J @ spread @ J.mT})
+    straight = run(model, method, y, Prior(m, spread))
+    around = run(model, method, turned, Prior(J @ m, J @ spread @ J.mT))
     close(around.mean, straight.mean @ J.mT, 100.0)
     close(around.covariance, J @ straight.covariance @ J.mT, 100.0)
     close(around.log_mode_probability, straight.log_mode_probability, 100.0)

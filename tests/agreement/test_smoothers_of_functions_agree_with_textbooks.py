@@ -10,8 +10,19 @@ import scipy.stats
 import torch
 from filterpy.kalman import MerweScaledSigmaPoints, UnscentedKalmanFilter
 from torch.func import jacrev
+from torch.utils._pytree import tree_leaves
 
-from gradlogz import KalmanModel, NonlinearModel, Smoothed, range_bearing, smooth, unknown_turn, wrap_angles
+from gradlogz import (
+    KalmanModel,
+    NonlinearModel,
+    Prior,
+    Series,
+    Smoothed,
+    range_bearing,
+    smooth,
+    unknown_turn,
+    wrap_angles,
+)
 from support.smoother_oracles import near, smoothed_by_definition
 from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 
@@ -36,7 +47,7 @@ def alike(found, expected, tolerance):
 # Linear functions ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"method": m} for m in (*METHODS, "exact")] + [{"lag": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"method": m} for m in (*METHODS, "enumerate")] + [{"lag": 2}], ids=str)
 @pytest.mark.parametrize(("way", "more"), [("ekf", {}), ("ukf", {}), ("ukf", {"alpha": 0.5, "kappa": -1.0})])
 def test_linear_functions_are_smoothed_as_matrices_are(options, way, more):
     """All that is reported, with gaps, offsets and inputs, for many targets."""
@@ -44,7 +55,7 @@ def test_linear_functions_are_smoothed_as_matrices_are(options, way, more):
     model = NonlinearModel.of(modes_of(linear), transition=linear.transition, method=way, input_size=1, **more)
     y, u, start = observed(linear, 5, 3), torch.randn(3, 5, 1, dtype=F64), beginning(2, 3)
     y[0, 1], y[1, 2, 0] = torch.nan, torch.nan
-    found, expected = (smooth(m, y, inputs=u, **options, **start) for m in (model, linear))
+    found, expected = (smooth(m, Series(y, inputs=u), start, **options) for m in (model, linear))
     alike(found, expected, 1e-11 if way == "ekf" else 1e-10)
     same(found.filtered, expected.filtered, 10.0, tolerance=1e-12 if way == "ekf" else 1e-10)
 
@@ -56,11 +67,11 @@ def test_linear_functions_without_noise_are_conditioned_on_all(way):
     still = modes_of(linear)[0]._replace(Q=torch.zeros(3, 3, dtype=F64))
     model = NonlinearModel.of([still], transition=torch.ones(1, 1, dtype=F64), method=way)
     half = torch.randn(3, 2, dtype=F64)
-    start, y = {"mean": torch.randn(3, dtype=F64), "covariance": half @ half.mT}, observed(linear, 4)
+    start, y = Prior(torch.randn(3, dtype=F64), half @ half.mT), observed(linear, 4)
     changed = {n: getattr(linear, n) for n in ("F", "H", "R")}
     expected = smoothed_by_definition(type(linear)(linear.transition, Q=0 * linear.Q, **changed), y, start)
     for method in ("imm", "gpb2"):
-        for name, error in near(smooth(model, y, method=method, **start), expected, but=("log_likelihood",)).items():
+        for name, error in near(smooth(model, y, start, method=method), expected, but=("log_likelihood",)).items():
             assert error < 1e-10, f"{name}: {error:.3g}"
 
 
@@ -136,10 +147,9 @@ def textbook(model, history, y, mean, covariance, **options):
 RADAR = range_bearing(0, 2, origin=(-3.0, 1.0))
 TURN = unknown_turn(2, dt=0.7, spectral_density=0.1, rate_density=0.02, observation_variance=1.0, dtype=F64)
 NOISE = torch.diag(torch.tensor([0.2, 0.01], dtype=F64))
-START = {
-    "mean": torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64),
-    "covariance": torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64)),
-}
+START = Prior(
+    torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64), torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64))
+)
 
 
 def seen(steps=12):
@@ -157,13 +167,13 @@ def tracked(way, modes=1, **options):
     return NonlinearModel.of([mode, louder][:modes], transition=T, method=way, residual=wrap_angles(1), **options)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "exact"])
+@pytest.mark.parametrize("method", [*METHODS, "enumerate"])
 @both
 def test_one_mode_is_the_textbooks_smoother(method, way):
     model, y = tracked(way), seen()
     y[4] = torch.nan
-    found = smooth(model, y, method=method, **START)
-    means, covariances, lags, log_likelihood = textbook(model, [0] * len(y), y, *START.values())
+    found = smooth(model, y, START, method=method)
+    means, covariances, lags, log_likelihood = textbook(model, [0] * len(y), y, *tree_leaves(START))
     np.testing.assert_allclose(found.mean, means[1:], rtol=0, atol=1e-10)
     np.testing.assert_allclose(found.covariance, covariances[1:], rtol=0, atol=1e-10)
     np.testing.assert_allclose(found.previous_mean[:, 0], means[:-1], rtol=0, atol=1e-10)
@@ -190,12 +200,12 @@ def test_sigma_points_are_smoothed_as_by_filterpy(alpha, beta, kappa):
         points=MerweScaledSigmaPoints(5, alpha=alpha, beta=beta, kappa=kappa),
         residual_z=wrapped,
     )
-    other.x, other.P = START["mean"].numpy().copy(), START["covariance"].numpy().copy()
+    other.x, other.P = START.mean.numpy().copy(), START.covariance.numpy().copy()
     other.Q, other.R = model.Q[0].numpy(), model.R[0].numpy()
     m, P = other.batch_filter(y.numpy())
     m, P, _ = other.rts_smoother(m, P)
     for method in METHODS:
-        found = smooth(model, y, method=method, **START)
+        found = smooth(model, y, START, method=method)
         np.testing.assert_allclose(found.mean, m, rtol=0, atol=1e-9)
         np.testing.assert_allclose(found.covariance, P, rtol=0, atol=1e-9)
 
@@ -227,9 +237,9 @@ def enumerated(model, y, start):
     rows = []
     for history in itertools.product(range(k), repeat=len(y) + 1):
         i = history[0]
-        parts = textbook(model, history[1:], y, start["mean"][i], start["covariance"][i])
+        parts = textbook(model, history[1:], y, start.mean[i], start.covariance[i])
         prior = sum(np.log(T[a, b]) for a, b in itertools.pairwise(history))
-        rows.append((history, float(start["log_mode_probability"][i]) + prior + parts[3], *parts[:3]))
+        rows.append((history, float(start.log_mode_probability[i]) + prior + parts[3], *parts[:3]))
     logs = np.array([row[1] for row in rows])
     w = scipy.special.softmax(logs)
     found = {"log_likelihood": scipy.special.logsumexp(logs)}
@@ -266,7 +276,7 @@ def test_every_history_is_smoothed_by_itself(way):
     y = torch.randn(4, 1, dtype=F64)
     y[2] = torch.nan
     expected = enumerated(model, y, start)
-    found = smooth(model, y, method="exact", **start)
+    found = smooth(model, y, start, method="enumerate")
     for name, error in near(found, expected, but=("log_likelihood",)).items():
         assert error < 1e-10, f"{name}: {error:.3g}"
     torch.testing.assert_close(found.filtered.log_likelihood, expected["log_likelihood"], rtol=0, atol=1e-10)
@@ -279,7 +289,7 @@ def test_one_observation_is_smoothed_as_by_every_history(method, way):
     model, start = curved(way), beginning(2)
     y = torch.randn(1, 1, dtype=F64)
     expected = enumerated(model, y, start)
-    for name, error in near(smooth(model, y, method=method, **start), expected, but=("log_likelihood",)).items():
+    for name, error in near(smooth(model, y, start, method=method), expected, but=("log_likelihood",)).items():
         assert error < 1e-10, f"{name}: {error:.3g}"
 
 
@@ -350,7 +360,7 @@ def test_it_is_near_to_the_law_on_a_grid(method, way):
         y.append(cubed(x) + R[j, 0].sqrt() * torch.randn(1, dtype=F64, generator=g))
     y = torch.stack(y)
     (before, before_modes), (mean, modes) = on_a_grid(model, y, 0.0, 1.0)
-    found = smooth(model, y, method=method, mean=torch.zeros(1, dtype=F64), covariance=torch.eye(1, dtype=F64))
+    found = smooth(model, y, Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64)), method=method)
 
     def far(a, b):
         return float((a - b).square().mean().sqrt())

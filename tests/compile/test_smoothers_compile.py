@@ -12,7 +12,7 @@ def test_a_smoother_compiles_with_its_gradient():
 
     def squares(F, y):
         changed = SwitchingModel(model.transition, F, model.Q, model.H, model.R, model.b, model.d, validate=False)
-        return smooth(changed, y, **start).mean.square().sum()
+        return smooth(changed, y, start).mean.square().sum()
 
     def slopes(function):
         F, z = model.F.clone().requires_grad_(), y.clone().requires_grad_()

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +13,18 @@ from gradlogz import (
     AttentionFilter,
     ConjugateFilter,
     Discount,
+    Generator,
+    Prior,
     Reset,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     attentive_imm,
-    exact,
+    enumerate_modes,
     fit,
     gpb2,
     imm,
-    rao_blackwell,
+    rao_blackwell_filter,
     smooth,
 )
 from support.filter_calls import (
@@ -90,31 +94,30 @@ def compared(given, total):
 
 
 @pytest.mark.parametrize("lag", [None, 1])
-@pytest.mark.parametrize("method", ["imm", "gpb2", "kim", "exact"])
+@pytest.mark.parametrize("method", ["imm", "gpb2", "kim", "enumerate"])
 def test_gradients_of_smoothers_are_those_of_the_cpu(method, lag):
     model, start = system(2), beginning(2)
     y = observed(model, 4, 3)
 
     def total(y, mean, covariance, log_pi, *fields):
-        begins = {"mean": mean, "covariance": covariance, "log_mode_probability": log_pi}
-        own = {} if method == "exact" else {"lag": lag}
-        found = smooth(SwitchingModel(*fields, validate=False), y, **begins, method=method, **own)
+        begins = Prior(mean, covariance, log_pi)
+        own = {} if method == "enumerate" else {"lag": lag}
+        found = smooth(SwitchingModel(*fields, validate=False), y, begins, method=method, **own)
         parts = (found.mean, found.covariance, found.lag_covariance, found.log_pair_probability.exp())
         return sum(part.sin().sum() for part in (*parts, found.initial_mode_mean)) + found.filtered.log_likelihood.sum()
 
-    compared([y, *start.values(), *(getattr(model, f) for f in FIELDS)], total)
+    compared([y, *tree_leaves(start), *(getattr(model, f) for f in FIELDS)], total)
 
 
 def test_gradients_at_any_time_are_those_of_the_cpu():
-    fields, y, options = flowing()
-    names, times = list(fields), options["times"]
-    begins = {name: options[name] for name in ("mean", "covariance")}
+    fields, series, prior = flowing()
+    y, times, rate = series.observations, series.times, fields.pop("transition").rate
 
-    def total(y, times, mean, covariance, *given):
-        model = SwitchingModel(**dict(zip(names, given, strict=True)), validate=False)
-        return smooth(model, y, mean=mean, covariance=covariance, times=times).mean.sin().sum()
+    def total(y, times, mean, covariance, rate, *given):
+        model = SwitchingModel(Generator(rate), **dict(zip(fields, given, strict=True)), validate=False)
+        return smooth(model, Series(y, times=times), Prior(mean, covariance)).mean.sin().sum()
 
-    compared([y.nan_to_num(0.3), times, *begins.values(), *fields.values()], total)
+    compared([y.nan_to_num(0.3), times, prior.mean, prior.covariance, rate, *fields.values()], total)
 
 
 @pytest.mark.parametrize("method", ["ekf", "ukf"])
@@ -124,10 +127,10 @@ def test_gradients_of_functions_are_those_of_the_cpu(method):
     def total(y, mean, covariance):
         at = Place(y.device.type)
         model = turning(at, method)
-        found = [f(model, y, mean=mean, covariance=covariance).mean for f in (imm, gpb2, smooth)]
+        found = [f(model, y, Prior(mean, covariance)).mean for f in (imm, gpb2, smooth)]
         return sum(m.sin().sum() for m in found)
 
-    compared([y.nan_to_num(20.0), start["mean"], start["covariance"] + 0.01], total)
+    compared([y.nan_to_num(20.0), start.mean, start.covariance + 0.01], total)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "LinearGaussian"])
@@ -150,9 +153,9 @@ def test_smoothers_are_mapped(method):
     each_of = {name: getattr(model, name) for name in FIELDS if name != "transition"}
 
     def alone(y, fields):
-        return smooth(SwitchingModel(model.transition, **fields, validate=False), y, method=method, **start)
+        return smooth(SwitchingModel(model.transition, **fields, validate=False), y, start, method=method)
 
-    same_everywhere(torch.func.vmap(alone)(y, each_of), HERE(smooth(model, y, method=method, **start)), device="cuda")
+    same_everywhere(torch.func.vmap(alone)(y, each_of), HERE(smooth(model, y, start, method=method)), device="cuda")
 
 
 # Draws ---------------------------------------------------------------------------------------------------------------
@@ -169,8 +172,7 @@ def test_particles_that_draw_the_same_numbers_are_the_same(monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(torch, "rand", rand)
-            model, y, options = at(given)
-            return rao_blackwell(model, y, particles=50, threshold=0.9, **options)
+            return rao_blackwell_filter(*at(given), particles=50, threshold=0.9)
 
     expected = sampled(HERE)
     assert expected.resampled.any()
@@ -181,12 +183,12 @@ def test_particles_that_draw_the_same_numbers_are_the_same(monkeypatch):
 def test_particles_have_no_bias_and_repeat_themselves():
     model, start = system(2), beginning(2)
     y = observed(model, 5)
-    truth = exact(model, y, **start).filtered.log_likelihood
+    truth = enumerate_modes(model, y, start).filtered.log_likelihood
     there, series_there, begins = THERE((model, y.expand(500, 5, 2), start))
 
     def sampled(seed):
         draws = torch.Generator("cuda").manual_seed(seed)
-        return rao_blackwell(there, series_there, particles=8, threshold=1.0, generator=draws, **begins)
+        return rao_blackwell_filter(there, series_there, begins, particles=8, threshold=1.0, generator=draws)
 
     found = sampled(0)
     ratio = (found.filtered.log_likelihood.cpu() - truth).exp()
@@ -197,11 +199,11 @@ def test_particles_have_no_bias_and_repeat_themselves():
 
 
 def test_starts_of_learning_are_drawn_there():
-    model, y, options = THERE(taught())
-    rounds = {"learn": ["transition", "Q", "d"], "max_rounds": 3}
+    given = THERE(taught())
+    options = {"learn": ["transition", "Q", "d"], "max_iterations": 3}
 
     def found(seed):
-        return fit(model, y, starts=3, generator=torch.Generator("cuda").manual_seed(seed), **rounds, **options)
+        return fit(*given, starts=3, generator=torch.Generator("cuda").manual_seed(seed), **options)
 
     first = found(0)
     assert float(first.log_likelihood) == float(first.starts.max())
@@ -214,24 +216,32 @@ def test_starts_of_learning_are_drawn_there():
 
 
 @pytest.mark.parametrize("left", ["mask", "lengths", "mean", "covariance", "log_mode_probability"])
-@pytest.mark.parametrize("function", [imm, smooth, exact, rao_blackwell, fit], ids=lambda f: f.__name__)
-def test_what_was_left_on_the_cpu_is_named(function, left):
-    model, y, options = series(2, 2, steps=4, targets=3)
-    if left == "log_mode_probability":
-        options["mean"], options["covariance"] = options["mean"][0], options["covariance"][0]
-    moved = THERE(options) | {left: options[left]}
+def test_what_was_left_on_the_cpu_is_named(left):
+    _, y, prior = series(2, 2, steps=4, targets=3)
+    of = y if left in ("mask", "lengths") else prior
+    with pytest.raises(ValueError, match=f"^{type(of).__name__}: tensors must be on one device; got .*{left} on cpu"):
+        replace(THERE(of), **{left: getattr(of, left)})
+
+
+@pytest.mark.parametrize("left", ["observations", "prior.mean"])
+@pytest.mark.parametrize(
+    "function", [imm, smooth, enumerate_modes, rao_blackwell_filter, fit], ids=lambda f: f.__name__
+)
+def test_a_prior_and_a_series_are_where_the_model_is(function, left):
+    model, y, prior = series(2, 2, steps=4, targets=3)
+    y, prior = (y, THERE(prior)) if left == "observations" else (THERE(y), prior)
     with pytest.raises(ValueError, match=f"^{function.__name__}: tensors must be on one device; got .*{left} on cpu"):
-        function(THERE(model), y.cuda(), **moved)
+        function(THERE(model), y, prior)
 
 
 @pytest.mark.parametrize("left", ["observations", "times", "model"])
 def test_series_and_models_are_on_one_device(left):
-    fields, y, options = flowing()
-    times, begins = options["times"], {name: options[name] for name in ("mean", "covariance")}
-    given = {"observations": y.cuda(), "times": times.cuda(), "model": SwitchingModel(**THERE(fields))}
-    given |= {left: {"observations": y, "times": times, "model": SwitchingModel(**fields)}[left]}
-    with pytest.raises(ValueError, match=f"^smooth: tensors must be on one device; got .*{left} on cpu"):
-        smooth(given["model"], given["observations"], times=given["times"], **THERE(begins))
+    fields, y, prior = flowing()
+    whole = {"observations": y.observations, "times": y.times, "model": SwitchingModel(**fields)}
+    given = THERE(whole) | {left: whole[left]}
+    call = "smooth" if left == "model" else "Series"
+    with pytest.raises(ValueError, match=f"^{call}: tensors must be on one device; got .*{left} on cpu"):
+        smooth(given["model"], Series(given["observations"], times=given["times"]), THERE(prior))
 
 
 @pytest.mark.parametrize("left", ["mask", "lengths", "prior", "log_mode_probability"])
@@ -244,9 +254,11 @@ def test_conjugate_filters_name_it_too(left):
         "prior": prior,
         "log_mode_probability": torch.full((2,), 0.5, dtype=F64).log(),
     }
-    match = f"^ConjugateFilter.filter: tensors must be on one device; got .*{left} on cpu"
-    with pytest.raises(ValueError, match=match):
-        chosen.filter(y.cuda(), **THERE(options) | {left: options[left]})
+    call = "Series" if left in ("mask", "lengths") else "ConjugateFilter.filter"
+    given = THERE(options) | {left: options[left]}
+    mask, lengths = given.pop("mask"), given.pop("lengths")
+    with pytest.raises(ValueError, match=f"^{call}: tensors must be on one device; got .*{left} on cpu"):
+        chosen.filter(Series(y.cuda(), mask=mask, lengths=lengths), **given)
 
 
 @pytest.mark.parametrize("left", ["value", "noise", "eta"])
@@ -256,13 +268,16 @@ def test_attention_filters_name_it_too(left):
         left: {"value": value, "noise": noise, "eta": eta}[left]
     }
     with pytest.raises(ValueError, match=r"^AttentionFilter(\.step)?: tensors must be on one device; got .* on cpu"):
-        AttentionFilter(value=given["value"], noise=given["noise"], keep="covariance").step(THERE(slots), given["eta"])
+        AttentionFilter(value=given["value"], noise=given["noise"], message="covariance").step(
+            THERE(slots), given["eta"]
+        )
 
 
 def test_the_length_of_a_step_may_come_from_anywhere():
-    fields, y, options = THERE(flowing())
+    fields, series, prior = THERE(flowing())
+    y = series.observations
     online = SwitchingFilter(SwitchingModel(**fields))
-    state = online.init(**{name: options[name] for name in ("mean", "covariance")}, batch_shape=(5,))
+    state = online.init(prior, batch_shape=(5,))
     dt = torch.linspace(0.1, 1.0, 5, dtype=F64)
     same_everywhere(online.step(state, y[:, 0], dt=dt), HERE(online.step(state, y[:, 0], dt=dt.cuda())), device="cuda")
 
@@ -275,63 +290,64 @@ def linear(**more):
 
 
 def smoothed(**options):
-    model, y, given = linear()
-    return lambda: smooth(model, y, **given, **options)
+    given = linear()
+    return lambda: smooth(*given, **options)
 
 
 def differentiated():
-    model, y, given = linear()
-    y = y.nan_to_num(0.0).requires_grad_()
-    return lambda: torch.autograd.grad(smooth(model, y, **given).mean.sum(), y)
+    model, series, prior = linear()
+    y = series.observations.nan_to_num(0.0).requires_grad_()
+    return lambda: torch.autograd.grad(smooth(model, replace(series, observations=y), prior).mean.sum(), y)
 
 
 def unequal():
-    model, y, given = linear(components=((0, 1), (0, 1, 2), (1, 2, 3)))
-    return lambda: (smooth(model, y, **given), smooth(model, y, method="imm", lag=2, **given))
+    given = linear(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+    return lambda: (smooth(*given), smooth(*given, method="imm", lag=2))
 
 
 def at_any_time():
-    fields, y, given = THERE(flowing())
+    fields, y, prior = THERE(flowing())
     model = SwitchingModel(**fields, validate=False)
-    return lambda: smooth(model, y, **given)
+    return lambda: smooth(model, y, prior)
 
 
 def step_by_step():
-    fields, y, given = THERE(flowing())
+    fields, series, prior = THERE(flowing())
+    y = series.observations
     model = SwitchingModel(**fields, components=((0, 1), (0, 1, 2), (1, 2, 3)), validate=False)
     online = SwitchingFilter(model, "gpb")
-    state = online.init(**{name: given[name] for name in ("mean", "covariance")}, batch_shape=(5,))
+    state = online.init(prior, batch_shape=(5,))
     return lambda: online.step(online.step(state, y[:, 0], dt=0.3)[0], y[:, 1], dt=2)
 
 
 def functions(method):
     y, start = THERE(radar())
     model = turning(THERE, method, validate=False)
-    return lambda: (imm(model, y, **start), smooth(model, y, **start), smooth(model, y, lag=1, **start))
+    return lambda: (imm(model, y, start), smooth(model, y, start), smooth(model, y, start, lag=1))
 
 
 def flows():
     y, start = THERE(radar())
     times = torch.arange(6, dtype=F64).sqrt().cuda()
     model = bending(THERE, "ekf", validate=False)
-    return lambda: smooth(model, y, times=times, **start)
+    return lambda: smooth(model, Series(y, times=times), start)
 
 
 def drawn_histories():
-    model, y, given = linear()
+    given = linear()
     draws = torch.Generator("cuda").manual_seed(0)
-    return lambda: rao_blackwell(model, y, particles=20, generator=draws, **given)
+    return lambda: rao_blackwell_filter(*given, particles=20, generator=draws)
 
 
 def enumerated():
-    model, y, given = linear()
-    return lambda: exact(model, y, keep=20, **given)
+    given = linear()
+    return lambda: enumerate_modes(*given, max_histories=20)
 
 
 def attentive():
-    model, y, given = linear()
+    given = linear()
     eta = torch.randn(3, 4, dtype=F64).cuda()
-    return lambda: attentive_imm(model, y, eta=eta, **given)
+    return lambda: attentive_imm(*given, eta=eta)
 
 
 def conjugated(name):
@@ -350,7 +366,7 @@ WITHOUT_WAITING = {
     "imm": lambda: smoothed(method="imm"),
     "gpb2": lambda: smoothed(),
     "lag": lambda: smoothed(lag=2),
-    "histories": lambda: smoothed(method="exact", keep=10),
+    "histories": lambda: smoothed(method="enumerate", max_histories=10),
     "gradient": differentiated,
     "unequal": unequal,
     "times": at_any_time,

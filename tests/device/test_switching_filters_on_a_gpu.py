@@ -4,8 +4,9 @@ import warnings
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel, exact, normalized_innovation
+from gradlogz import Filtered, SwitchingFilter, SwitchingModel, enumerate_modes, normalized_innovation
 from support.switching_oracles import F64, beginning, observed, same, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,7 +20,7 @@ def moved(model, validate=True):
 
 
 def there(given):
-    return {name: value.cuda() for name, value in given.items()}
+    return tree_map(torch.Tensor.cuda, given)
 
 
 @each
@@ -27,8 +28,8 @@ def test_the_numbers_are_those_of_the_cpu(method):
     model, start = system(3, 4, 2), beginning(3, 4)
     y = observed(model, 6, 50)
     y[3, 2], y[4, 1, 0] = torch.nan, torch.nan
-    expected = SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start)
-    found = SwitchingFilter(moved(model), method[0], depth=method[1]).filter(y.cuda(), **there(start))
+    expected = SwitchingFilter(model, method[0], depth=method[1]).filter(y, start)
+    found = SwitchingFilter(moved(model), method[0], depth=method[1]).filter(y.cuda(), there(start))
     same(Filtered(*(part.cpu() for part in found)), expected, 1e3)
     nis = normalized_innovation(found)
     torch.testing.assert_close(nis.value.cpu(), normalized_innovation(expected).value, equal_nan=True)
@@ -43,7 +44,7 @@ def test_gradients_are_those_of_the_cpu(method):
         leaves = [y, *(getattr(model, f) for f in FIELDS)]
         leaves = [t.detach().clone().requires_grad_() for t in leaves]
         changed = SwitchingModel(*leaves[1:], validate=False)
-        found = SwitchingFilter(changed, method[0], depth=method[1]).filter(leaves[0], **start)
+        found = SwitchingFilter(changed, method[0], depth=method[1]).filter(leaves[0], start)
         return torch.autograd.grad(found.log_likelihood.sum() + found.mean.sum(), leaves)
 
     for a, e in zip(slopes(moved(model), y.cuda(), there(start)), slopes(model, y, start), strict=True):
@@ -54,7 +55,7 @@ def test_gradients_are_those_of_the_cpu(method):
 def test_steps_do_not_wait_for_the_gpu(method):
     model, start = system(3, 4, 2), beginning(3, 4)
     online = SwitchingFilter(moved(model, validate=False), method[0], depth=method[1])
-    state, y = online.init(**there(start), batch_shape=(20,)), observed(model, 1, 20).squeeze(1).cuda()
+    state, y = online.init(there(start), batch_shape=(20,)), observed(model, 1, 20).squeeze(1).cuda()
     mask = torch.ones(20, 2, dtype=torch.bool, device="cuda")
     state, _ = online.step(state, y, mask=mask)  # libraries load
     try:
@@ -71,7 +72,7 @@ def test_steps_do_not_wait_for_the_gpu(method):
 def test_every_history_is_there_too():
     model, start = system(2), beginning(2)
     y = observed(model, 5, 3)
-    found = exact(moved(model), y.cuda(), keep=20, **there(start))
-    expected = exact(model, y, keep=20, **start)
+    found = enumerate_modes(moved(model), y.cuda(), there(start), max_histories=20)
+    expected = enumerate_modes(model, y, start, max_histories=20)
     same(Filtered(*(part.cpu() for part in found.filtered)), expected.filtered, 1e3)
     assert found.mean.dtype == F64

@@ -1,11 +1,13 @@
 """The fused switching filters give on a GPU the numbers of the torch path, and step aside where they cannot."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel, imm
+from gradlogz import Filtered, Series, SwitchingFilter, SwitchingModel, imm
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
 from support.switching_oracles import F64, beginning, observed, same, system
@@ -44,7 +46,7 @@ def moved(model, dtype=F64):
 
 
 def there(given, dtype=None):
-    return {name: t.to("cuda", dtype) for name, t in given.items()}
+    return tree_map(lambda t: t.to("cuda", dtype), given)
 
 
 def back(found):
@@ -60,8 +62,8 @@ def test_every_field_is_that_of_the_cpu(calls, method, k, s, o, targets):
     y[:5, 2, 0] = torch.nan
     y[3:9, 4] = torch.nan
     more = {"mask": torch.rand(targets, 7) > 0.2, "lengths": torch.randint(1, 8, (targets,))}
-    found = SwitchingFilter(moved(model), *method).filter(y.cuda(), **there(start), **there(more))
-    same(back(found), SwitchingFilter(model, *method).filter(y, **start, **more), tolerance=1e-10)
+    found = SwitchingFilter(moved(model), *method).filter(Series(y.cuda(), **there(more)), there(start))
+    same(back(found), SwitchingFilter(model, *method).filter(Series(y, **more), start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -70,8 +72,8 @@ def test_many_modes_and_large_states_are_taken(calls, method):
     model = system(4, 6, 3) if method == ("gpb", 3) else system(8, 6, 2)
     start = beginning(model.modes, 6)
     y = observed(model, 3, 70)
-    found = SwitchingFilter(moved(model), *method).filter(y.cuda(), **there(start))
-    same(back(found), SwitchingFilter(model, *method).filter(y, **start), tolerance=1e-10)
+    found = SwitchingFilter(moved(model), *method).filter(y.cuda(), there(start))
+    same(back(found), SwitchingFilter(model, *method).filter(y, start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -79,7 +81,7 @@ def test_many_modes_and_large_states_are_taken(calls, method):
 def test_models_may_change_in_time_and_from_target_to_target(calls, lead):
     model, start = system(3, 2, 2, lead=lead), beginning(3, 2)
     y = observed(model, 6, 50)
-    same(back(imm(moved(model), y.cuda(), **there(start))), imm(model, y, **start), tolerance=1e-10)
+    same(back(imm(moved(model), y.cuda(), there(start))), imm(model, y, start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -91,8 +93,8 @@ def test_inputs_enter_as_offsets_and_targets_have_any_shape(calls):
     y, u = observed(model, 5, 2, 30), torch.randn(2, 30, 5, 2, dtype=F64)
     turned = y.cuda().permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
     on_device = SwitchingModel(**there(fields), B=B.cuda(), D=D.cuda())
-    found = imm(on_device, turned, **there(start), inputs=u.cuda())
-    same(back(found), imm(model, y, **start, inputs=u), tolerance=1e-10)
+    found = imm(on_device, Series(turned, inputs=u.cuda()), there(start))
+    same(back(found), imm(model, Series(y, inputs=u), start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -100,12 +102,12 @@ def test_inputs_enter_as_offsets_and_targets_have_any_shape(calls):
 def test_steps_carry_on_what_a_series_does(calls, method):
     model, start = system(3, 2, 2, lead=(5,)), beginning(3, 2)
     chosen, y = SwitchingFilter(moved(model), *method), observed(model, 5, 40).cuda()
-    state = chosen.init(**there(start), batch_shape=(40,))
+    state = chosen.init(there(start), batch_shape=(40,))
     for time in range(5):
         state, found = chosen.step(state, y[:, time], time=time)
-    last = chosen.filter(y, **there(start), keep="last")
+    last = chosen.filter(y, there(start), steps="last")
     same(back(found), back(last))
-    whole = chosen.filter(y, **there(start))
+    whole = chosen.filter(y, there(start))
     same(back(last), back(Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)))
     assert calls == [True] * 7
 
@@ -115,12 +117,12 @@ def test_steps_carry_on_what_a_series_does(calls, method):
 def test_dead_modes_zero_transitions_and_outliers_stay_exact(calls, method, far):
     T = torch.tensor([[0.7, 0.3, 0, 0], [0.0, 1.0, 0, 0], [0, 0.1, 0.9, 0], [1.0, 0, 0, 0]], dtype=F64)
     model, start = system(4, 2, 1, transition=T), beginning(4, 2)
-    start["log_mode_probability"] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log()
+    start = replace(start, log_mode_probability=torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log())
     y = observed(model, 6, 10)
     y[::2, 3] = far * y[::2, 3].sign()
-    found = back(SwitchingFilter(moved(model), *method).filter(y.cuda(), **there(start)))
+    found = back(SwitchingFilter(moved(model), *method).filter(y.cuda(), there(start)))
     assert found.log_mode_probability[..., 3].eq(-torch.inf).all()
-    expected = SwitchingFilter(model, *method).filter(y, **start)
+    expected = SwitchingFilter(model, *method).filter(y, start)
     for name, a, e in zip(Filtered._fields, found, expected, strict=True):  # each to its own size, also at 1e12
         torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10 * far, msg=lambda m, n=name: f"{n}: {m}")
     assert calls == [True]
@@ -130,9 +132,9 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls):
     model, start = system(2, 2, 1), beginning(2, 2)
     y = observed(model, 4, 40)
     y[1, 2] = 1e200
-    found = back(imm(moved(model), y.cuda(), **there(start)))
+    found = back(imm(moved(model), y.cuda(), there(start)))
     assert found.step_log_likelihood[1, 2] == -torch.inf
-    same(found, imm(model, y, **start), tolerance=1e-10)
+    same(found, imm(model, y, start), tolerance=1e-10)
     assert calls == [False]
 
 
@@ -141,16 +143,16 @@ def test_what_has_no_density_is_an_error_still(calls):
     fields = {name: getattr(model, name).cuda() for name in FIELDS}
     flat = SwitchingModel(**{**fields, "H": fields["H"] * 0, "R": fields["R"] * 0})
     with pytest.raises(ValueError, match="positive definite"):
-        imm(flat, observed(model, 4, 40).cuda(), **there(start))
+        imm(flat, observed(model, 4, 40).cuda(), there(start))
     assert calls == [False]
 
 
 def test_float32_has_the_digits_of_float32(calls):
     model, start = system(3, 2, 2), beginning(3, 2)
     y = observed(model, 6, 200)
-    found = imm(moved(model, torch.float32), y.float().cuda(), **there(start, torch.float32))
+    found = imm(moved(model, torch.float32), y.float().cuda(), there(start, torch.float32))
     assert {t.dtype for t in found} == {torch.float32}
-    same(Filtered(*(t.double() for t in back(found))), imm(model, y, **start), tolerance=1e-4)
+    same(Filtered(*(t.double() for t in back(found))), imm(model, y, start), tolerance=1e-4)
     assert calls == [True]
 
 
@@ -159,8 +161,8 @@ def test_only_what_is_wanted_is_reported(calls, method):
     wanted = ("mean", "mode_innovation_covariance", "log_mode_probability")
     model, start = system(3, 4, 2), beginning(3, 4)
     chosen, y = SwitchingFilter(moved(model), *method), observed(model, 4, 50).cuda()
-    whole = chosen.filter(y, **there(start))
-    found = chosen.filter(y, **there(start), fields=wanted)
+    whole = chosen.filter(y, there(start))
+    found = chosen.filter(y, there(start), fields=wanted)
     for name, a, e in zip(Filtered._fields, found, whole, strict=True):
         assert (a is not None) == (name in (*wanted, "log_likelihood"))
         if a is not None:
@@ -171,16 +173,16 @@ def test_only_what_is_wanted_is_reported(calls, method):
 def test_other_streams_are_taken_and_recorded_graphs_left_to_torch(calls):
     model, start = moved(system(2, 2, 1)), there(beginning(2, 2))
     y = observed(model, 4, 1000).cuda()
-    expected = imm(model, y, **start)
+    expected = imm(model, y, start)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        later = imm(model, y + 0, **start)
+        later = imm(model, y + 0, start)
     torch.cuda.current_stream().wait_stream(stream)
     same(back(later), back(expected))
     assert calls == [True, True]
     unchecked = SwitchingModel(**{name: getattr(model, name) for name in FIELDS}, validate=False)
-    state = SwitchingFilter(unchecked).init(**start, batch_shape=(1000,))
+    state = SwitchingFilter(unchecked).init(start, batch_shape=(1000,))
     with torch.cuda.stream(stream):
         calls.clear()
         with pytest.MonkeyPatch.context() as patch:
@@ -192,11 +194,11 @@ def test_other_streams_are_taken_and_recorded_graphs_left_to_torch(calls):
 def test_what_is_differentiated_is_left_to_torch(calls):
     model, start = moved(system(2, 2, 1)), there(beginning(2, 2))
     y = observed(model, 4, 30).cuda().requires_grad_()
-    gradient = torch.autograd.grad(imm(model, y, **start).log_likelihood.sum(), y)[0]
+    gradient = torch.autograd.grad(imm(model, y, start).log_likelihood.sum(), y)[0]
     assert gradient.isfinite().all()
     assert calls == []
     with torch.no_grad():
-        imm(model, y, **start)
+        imm(model, y, start)
     assert calls == [True]
 
 
@@ -205,7 +207,7 @@ def test_long_runs_stay_symmetric_and_positive(calls):
     fields = {name: getattr(model, name).cuda() for name in FIELDS}
     F = torch.eye(3, dtype=F64).expand(2, 3, 3) + 0.01 * torch.randn(2, 3, 3, dtype=F64).triu(1)
     fields |= {"F": F.cuda(), "Q": 1e-6 * fields["Q"], "R": 1e-2 * fields["R"]}
-    found = imm(SwitchingModel(**fields), observed(model, 20_000, 40).cuda(), **there(start), keep="last")
+    found = imm(SwitchingModel(**fields), observed(model, 20_000, 40).cuda(), there(start), steps="last")
     assert torch.equal(found.covariance, found.covariance.mT)
     assert torch.linalg.eigvalsh(found.mode_covariance).min() > 0
     assert calls == [True]

@@ -11,14 +11,17 @@ from gradlogz import (
     GammaExponential,
     GammaPoisson,
     Gaussian,
+    Generator,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
+    Prior,
     Reset,
+    Series,
     Slots,
     SwitchingModel,
     attentive_imm,
-    closed,
+    is_closed_under,
     linear_link,
 )
 from support.error_form import each_of, refused
@@ -45,7 +48,7 @@ fields = {
     "R": torch.ones(2, 1, 1, dtype=F64),
 }
 switching = SwitchingModel(transition=T, **fields)
-flowing = SwitchingModel(rate=number([[-1.0, 1.0], [1.0, -1.0]]), **fields)
+flowing = SwitchingModel(transition=Generator(number([[-1.0, 1.0], [1.0, -1.0]])), **fields)
 
 
 def built(family=counts, dynamics=(Discount(0.9), Reset(prior)), transition=T, **options):
@@ -65,7 +68,7 @@ ERRORS = [
     (
         ValueError,
         "AttentionFilter.step: noise must be (2, 2), as what is sent on; got shape (3, 3).",
-        lambda: AttentionFilter(keep="covariance", noise=torch.eye(3, dtype=F64)).step(Slots(points), points),
+        lambda: AttentionFilter(message="covariance", noise=torch.eye(3, dtype=F64)).step(Slots(points), points),
     ),
     (
         ValueError,
@@ -145,8 +148,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "closed: matrix must be [1, 1], offset [1] and noise [1, 1]; got shapes (2, 2).",
-        lambda: closed(counts, LinearMotion(eye)),
+        "is_closed_under: matrix must be [1, 1], offset [1] and noise [1, 1]; got shapes (2, 2).",
+        lambda: is_closed_under(counts, LinearMotion(eye)),
     ),
     (
         ValueError,
@@ -187,8 +190,13 @@ ERRORS = [
     (ValueError, "ConjugateFilter: rows of transition must sum to one; got a log sum of", built(transition=2 * T)),
     (
         ValueError,
-        "ConjugateFilter.filter: observations must be [*b, t, o=1] with one step or more; got shape (4, 2).",
+        "ConjugateFilter.filter: observations must be [*b, t, o=1]; got shape (4, 2).",
         filtered(torch.zeros(4, 2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "ConjugateFilter.filter: series must have observations, mask and lengths alone; got inputs or times.",
+        filtered(Series(y, times=torch.arange(len(y), dtype=F64))),
     ),
     (
         ValueError,
@@ -224,12 +232,12 @@ ERRORS = [
     ),
     (
         ValueError,
-        "AttentionFilter: keep must be one of mean, covariance; got 'all'.",
-        lambda: AttentionFilter(keep="all"),
+        "AttentionFilter: message must be one of mean, covariance; got 'all'.",
+        lambda: AttentionFilter(message="all"),
     ),
     (
         ValueError,
-        'AttentionFilter: noise must come with covariances; got keep="mean".',
+        'AttentionFilter: noise must come with covariances; got message="mean".',
         lambda: AttentionFilter(noise=eye),
     ),
     (
@@ -239,8 +247,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "AttentionFilter: Sinkhorn's method must settle within 1 rounds; got marginals that are off by",
-        lambda: AttentionFilter(weights="sinkhorn", max_rounds=1).step(Slots(points), points),
+        "AttentionFilter: Sinkhorn's method must settle within 1 iterations; got marginals that are off by",
+        lambda: AttentionFilter(weights="sinkhorn", max_iterations=1).step(Slots(points), points),
     ),
     (
         ValueError,
@@ -265,18 +273,18 @@ ERRORS = [
     ),
     (
         ValueError,
-        "attentive_imm: the model must have a transition; got a rate.",
-        lambda: attentive_imm(flowing, y, eta=eye, mean=points[0], covariance=eye),
+        "attentive_imm: the model must have a transition matrix; got a Generator.",
+        lambda: attentive_imm(flowing, y, Prior(points[0], eye), eta=eye),
     ),
     (
         ValueError,
         "attentive_imm: eta must be [k=2, s=2], one for each mode; got shape (3, 2).",
-        lambda: attentive_imm(switching, y, eta=points, mean=points[0], covariance=eye),
+        lambda: attentive_imm(switching, y, Prior(points[0], eye), eta=points),
     ),
     (
         ValueError,
-        "attentive_imm: observations must be [*b, t, o=1] with one step or more; got shape (0, 1).",
-        lambda: attentive_imm(switching, y[:0], eta=eye, mean=points[0], covariance=eye),
+        "attentive_imm: observations must be [*b, t, o=1]; got shape (4, 2).",
+        lambda: attentive_imm(switching, torch.zeros(4, 2, dtype=F64), Prior(points[0], eye), eta=eye),
     ),
     (
         ValueError,

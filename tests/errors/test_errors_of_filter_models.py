@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from gradlogz import (
+    Generator,
     KalmanModel,
     NonlinearModel,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
-    exact,
+    enumerate_modes,
     follow_drift,
     imm,
     range_bearing,
@@ -24,9 +27,9 @@ stay = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=F64)
 rate = torch.tensor([[-0.1, 0.1], [0.4, -0.4]], dtype=F64)
 flowing = constant_velocity(1, **NOISE)
 stepping = constant_velocity(1, dt=1.0, **NOISE)
-continuous = SwitchingModel.of([flowing, flowing], rate=rate)
+continuous = SwitchingModel.of([flowing, flowing], transition=Generator(rate))
 discrete = SwitchingModel.of([stepping, stepping], transition=stay)
-start = {"mean": torch.zeros(2, dtype=F64), "covariance": torch.eye(2, dtype=F64)}
+start = Prior(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
 y, times = torch.zeros(4, 1, dtype=F64), torch.tensor([0.0, 1.0, 1.0, 4.0], dtype=F64)
 pair = [constant_velocity(1, dt=1.0, **NOISE), constant_acceleration(1, dt=1.0, **NOISE)]
 unequal = SwitchingModel.of(pair, transition=stay, components=[(0, 1), (0, 1, 2)])
@@ -44,7 +47,7 @@ def bent(**changes):
 
 
 def filtered(model=continuous, **options):
-    return lambda: imm(model, y, **start, **options)
+    return lambda: imm(model, Series(y, **options), start)
 
 
 def at_the_sensor():
@@ -53,42 +56,33 @@ def at_the_sensor():
         [line], transition=torch.ones(1, 1, dtype=F64), observe=range_bearing(), R=torch.eye(2, dtype=F64)
     )
     seen = torch.ones(2, 2, dtype=F64)
-    return imm(radar, seen, mean=torch.zeros(4, dtype=F64), covariance=torch.eye(4, dtype=F64))
+    return imm(radar, seen, Prior(torch.zeros(4, dtype=F64), torch.eye(4, dtype=F64)))
 
 
 ERRORS = [
-    (
-        ValueError,
-        "SwitchingModel: one of transition and rate must be given; got neither.",
-        lambda: SwitchingModel(**fields),
-    ),
-    (
-        ValueError,
-        "SwitchingModel: one of transition and rate must be given; got both.",
-        lambda: SwitchingModel(stay, rate=rate, **fields),
-    ),
-    (TypeError, "SwitchingModel: F must be a tensor; got NoneType.", lambda: SwitchingModel(stay)),
+    (TypeError, "Generator: rate must be a tensor; got float.", lambda: Generator(0.1)),
+    (TypeError, "SwitchingModel: F must be a tensor; got NoneType.", lambda: SwitchingModel(stay, *[None] * 4)),
     (
         ValueError,
         "SwitchingModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
         "got a smallest rate of 0 and sums that miss zero by 1.",
-        lambda: SwitchingModel(rate=stay, **fields),
+        lambda: SwitchingModel(transition=Generator(stay), **fields),
     ),
     (
         ValueError,
         "SwitchingModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
         "got a smallest rate of -0.4 and sums that miss zero by 0.",
-        lambda: SwitchingModel(rate=-rate, **fields),
+        lambda: SwitchingModel(transition=Generator(-rate), **fields),
     ),
     (
         ValueError,
-        "SwitchingModel.of: models must be of steps with transition; got 1 of 2 that are continuous.",
+        "SwitchingModel.of: models must be of steps with a matrix; got 1 of 2 that are continuous.",
         lambda: SwitchingModel.of([stepping, flowing], transition=stay),
     ),
     (
         ValueError,
-        "SwitchingModel.of: models must be continuous with rate; got 0 of 2 that are continuous.",
-        lambda: SwitchingModel.of([stepping, stepping], rate=rate),
+        "SwitchingModel.of: models must be continuous with a Generator; got 0 of 2 that are continuous.",
+        lambda: SwitchingModel.of([stepping, stepping], transition=Generator(rate)),
     ),
     (
         ValueError,
@@ -117,10 +111,14 @@ ERRORS = [
         'SwitchingModel: fill must be "modes" or "zero"; got \'mean\'.',
         lambda: SwitchingModel(stay, **fields, fill="mean"),
     ),
-    (ValueError, "SwitchingModel.at: the model must have rate; got transition.", lambda: discrete.at(times)),
     (
         ValueError,
-        "SwitchingModel.still_first: the model must have transition; got rate.",
+        "SwitchingModel.at: the model must be one of continuous time; got one with a transition matrix.",
+        lambda: discrete.at(times),
+    ),
+    (
+        ValueError,
+        "SwitchingModel.still_first: the model must be one of steps; got one of continuous time.",
         lambda: continuous.still_first(4),
     ),
     (
@@ -130,17 +128,17 @@ ERRORS = [
     ),
     (
         ValueError,
-        "imm: times must be given if and only if the model has rate; got rate but no times.",
+        "imm: times must be given, as the model is one of continuous time; got none.",
         filtered(),
     ),
     (
         ValueError,
-        "imm: times must be given if and only if the model has rate; got times but transition.",
+        "imm: times must come with a model of continuous time; got one with a transition matrix.",
         filtered(discrete, times=times),
     ),
     (
         ValueError,
-        "imm: times must be (4,) or (4,), one for each observation; got shape (3,).",
+        "Series: times must be (4,) or (4,), one for each observation; got shape (3,).",
         filtered(times=times[:3]),
     ),
     (
@@ -156,12 +154,12 @@ ERRORS = [
     (
         ValueError,
         "SwitchingFilter.step: times must not go backwards; got 1 of 1 that are before the one before, or before 0.",
-        lambda: SwitchingFilter(continuous).step(SwitchingFilter(continuous).init(**start), y[0], dt=-1.0),
+        lambda: SwitchingFilter(continuous).step(SwitchingFilter(continuous).init(start), y[0], dt=-1.0),
     ),
     (
         ValueError,
-        'exact: model must say what a component is that a mode lacks; got components and fill="modes".',
-        lambda: exact(unequal, y, mean=torch.zeros(3, dtype=F64), covariance=torch.eye(3, dtype=F64)),
+        'enumerate_modes: model must say what a component is that a mode lacks; got components and fill="modes".',
+        lambda: enumerate_modes(unequal, y, Prior(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))),
     ),
     (
         ValueError,
@@ -243,47 +241,40 @@ ERRORS = [
     ),
     (
         ValueError,
-        "NonlinearModel.of: models must be of steps with transition; got 1 of 2 that are continuous.",
+        "NonlinearModel.of: models must be of steps with a matrix; got 1 of 2 that are continuous.",
         lambda: NonlinearModel.of([stepping, flowing], transition=stay),
     ),
     (
         ValueError,
-        "NonlinearModel.of: models must be continuous with rate; got 1 of 2 that are continuous.",
-        lambda: NonlinearModel.of([unknown_turn(2, **TURN), flowing], rate=rate),
+        "NonlinearModel.of: models must be continuous with a Generator; got 1 of 2 that are continuous.",
+        lambda: NonlinearModel.of([unknown_turn(2, **TURN), flowing], transition=Generator(rate)),
     ),
     (
         ValueError,
-        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; got neither.",
-        bent(transition=None),
+        "NonlinearModel: dt must come with a transition matrix; got dt beside a Generator.",
+        bent(transition=Generator(rate), dt=times),
     ),
-    (
-        ValueError,
-        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; "
-        "got transition and rate.",
-        bent(rate=rate),
-    ),
-    (
-        ValueError,
-        "NonlinearModel: one of transition and rate must be given, and dt beside transition alone; got rate and dt.",
-        bent(transition=None, rate=rate, dt=times),
-    ),
-    (TypeError, "NonlinearModel: Q must be a tensor; got NoneType.", lambda: NonlinearModel(stay)),
+    (TypeError, "NonlinearModel: Q must be a tensor; got NoneType.", bent(Q=None)),
     (
         ValueError,
         "NonlinearModel: rate must be nonnegative off the diagonal with rows that sum to zero; "
         "got a smallest rate of 0 and sums that miss zero by 1.",
-        bent(transition=None, rate=stay, move=lambda x, dt: x),
+        bent(transition=Generator(stay), move=lambda x, dt: x),
     ),
     (
         ValueError,
         "NonlinearModel: move must leave a state where it is for dt = 0; got a state 0 that moved.",
-        bent(transition=None, rate=rate, move=lambda x, dt: x + 1),
+        bent(transition=Generator(rate), move=lambda x, dt: x + 1),
     ),
-    (ValueError, "NonlinearModel.at: the model must have rate; got transition.", lambda: bent()().at(times)),
     (
         ValueError,
-        "imm: times must be given if and only if the model has rate; got rate but no times.",
-        lambda: imm(bent(transition=None, rate=rate, move=lambda x, dt: x)(), y, mean=noise[0, 0], covariance=noise[0]),
+        "NonlinearModel.at: the model must be one of continuous time; got one with a transition matrix.",
+        lambda: bent()().at(times),
+    ),
+    (
+        ValueError,
+        "imm: times must be given, as the model is one of continuous time; got none.",
+        lambda: imm(bent(transition=Generator(rate), move=lambda x, dt: x)(), y, Prior(noise[0, 0], noise[0])),
     ),
     (ValueError, "follow_drift: steps must be at least 1; got 0.", lambda: follow_drift(torch.sin, steps=0)),
     (
@@ -300,7 +291,7 @@ ERRORS = [
     (
         ValueError,
         "imm: inputs must be given if and only if the model has input_size; got inputs and none.",
-        lambda: imm(bent()(), y, mean=noise[0, 0], covariance=noise[0], inputs=y),
+        lambda: imm(bent()(), Series(y, inputs=y), Prior(noise[0, 0], noise[0])),
     ),
 ]
 
@@ -313,17 +304,25 @@ def test_what_is_wrong_is_said(refusal):
 def test_times_of_what_does_not_count_need_not_be_any():
     """Ragged series: after its length a target has neither observations nor times."""
     garbage = torch.tensor([[1.0, 2.0, torch.nan, 0.0], [0.5, 0.6, 0.7, 5.0]], dtype=F64)
-    found = imm(continuous, y.expand(2, 4, 1), times=garbage, lengths=torch.tensor([2, 4]), **start)
+    found = imm(continuous, Series(y.expand(2, 4, 1), lengths=torch.tensor([2, 4]), times=garbage), start)
     assert found.mean.isfinite().all()
-    alone = imm(continuous, y[:2], times=garbage[0, :2], **start)
+    alone = imm(continuous, Series(y[:2], times=garbage[0, :2]), start)
     torch.testing.assert_close(found.mean[0, :2], alone.mean, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", [SwitchingModel, NonlinearModel])
+def test_fields_without_which_there_is_no_model_are_asked_for_by_python(kind):
+    with pytest.raises(TypeError, match=r"missing 4 required positional arguments: .*'Q'.*'R'"):
+        kind(stay)
+
+
 def test_without_validation_times_and_rates_pass():
-    loose = SwitchingModel(rate=stay, **fields, validate=False)
-    assert loose.rate is stay
+    loose = SwitchingModel(transition=Generator(stay), **fields, validate=False)
+    assert loose.transition.rate is stay
     backwards = torch.tensor([1.0, 0.5, 0.6, 0.7], dtype=F64)
     with pytest.raises(ValueError, match="times"):
-        imm(continuous, y, times=backwards, **start)
-    unchecked = SwitchingModel(rate=rate, **{n: getattr(continuous, n) for n in ("F", "Q", "H", "R")}, validate=False)
-    assert imm(unchecked, y, times=backwards, **start).mean.shape == (4, 2)
+        imm(continuous, Series(y, times=backwards), start)
+    unchecked = SwitchingModel(
+        transition=Generator(rate), **{n: getattr(continuous, n) for n in ("F", "Q", "H", "R")}, validate=False
+    )
+    assert imm(unchecked, Series(y, times=backwards), start).mean.shape == (4, 2)

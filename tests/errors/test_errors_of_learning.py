@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from gradlogz import NonlinearModel, SwitchingModel, fit
+from gradlogz import NonlinearModel, Prior, SwitchingModel, fit
 from support.error_form import each_of, refused
 
 F64 = torch.float64
@@ -14,11 +14,11 @@ fields = {"F": both, "Q": both, "H": both, "R": both}
 T = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=F64)
 model = SwitchingModel(transition=T, **fields)
 y = torch.zeros(3, 4, 2, dtype=F64)
-start = {"mean": torch.zeros(2, dtype=F64), "covariance": eye}
+start = Prior(torch.zeros(2, dtype=F64), eye)
 
 
-def fitted(m=model, y=y, **options):
-    return lambda: fit(m, y, **{**start, **options})
+def fitted(m=model, y=y, prior=start, **options):
+    return lambda: fit(m, y, prior, **options)
 
 
 ERRORS = [
@@ -58,13 +58,13 @@ ERRORS = [
     ),
     (
         ValueError,
-        "fit: mean must be [2] or [2, 2] and covariance [2, 2] or [2, 2, 2]; got shapes (3,) and (2, 2).",
-        fitted(mean=torch.zeros(3, dtype=F64)),
+        "fit: prior.mean must be [2] or [2, 2] and prior.covariance [2, 2] or [2, 2, 2]; got shapes (3,) and (3, 3).",
+        fitted(prior=Prior(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))),
     ),
     (
         ValueError,
-        "fit: log_mode_probability must be [2]; got shape (3,).",
-        fitted(log_mode_probability=torch.zeros(3, dtype=F64)),
+        "fit: prior.log_mode_probability must be [2]; got shape (3,).",
+        fitted(prior=Prior(start.mean, eye, torch.zeros(3, dtype=F64))),
     ),
     (ValueError, "fit: observations must hold something seen; got gaps alone.", fitted(y=y * torch.nan)),
     (
@@ -72,7 +72,7 @@ ERRORS = [
         "fit: modes must differ at the beginning; got modes that are all alike.",
         fitted(SwitchingModel(transition=T, **{name: eye.expand(2, 2, 2) for name in fields})),
     ),
-    (ValueError, "fit: starts and max_rounds must be at least 1; got 0 and 200.", fitted(starts=0)),
+    (ValueError, "fit: starts and max_iterations must be at least 1; got 0 and 200.", fitted(starts=0)),
     (
         ValueError,
         "fit: Q must be regular at the beginning to be learned freely; got a singular one.",
@@ -86,13 +86,12 @@ ERRORS = [
     (
         ValueError,
         "fit: covariance must be regular at the beginning to be learned freely; got a singular one.",
-        fitted(covariance=0 * eye, learn=["initial"], method="gradient"),
+        fitted(prior=Prior(start.mean, 0 * eye), learn=["initial"], method="gradient"),
     ),
     (
         TypeError,
-        "fit: tensors must share one dtype; got mean torch.float64, covariance torch.float64, model torch.float64, "
-        "log_mode_probability torch.float32.",
-        fitted(log_mode_probability=torch.zeros(2)),
+        "fit: tensors must share one dtype; got prior.mean torch.float32, model torch.float64.",
+        fitted(prior=Prior(torch.zeros(2), torch.eye(2))),
     ),
 ]
 

@@ -17,6 +17,7 @@ from gradlogz.kernels.attention import reference
 from gradlogz.kernels.attention.scoring import Block, Scoring, Sight, logits, visible
 
 cpu = pytest.importorskip("gradlogz.kernels.attention.cpu", reason="numba is not installed")
+workers = pytest.importorskip("gradlogz.kernels.workers", reason="numba is not installed")
 
 #         b  h  hk    m    n   d    v
 SHAPES = [
@@ -232,9 +233,9 @@ def test_results_are_the_same_to_the_bit_for_any_number_of_threads(threads, monk
     query, key, value = inputs(1, 4, hk, 900, 1000, 24, 40)
     rows = torch.randn(3, 1, 4, 900)
     results = []
-    ours = cpu.Team()
+    ours = workers.Team()
     ours.of_torch = None
-    for number, team in [(1, cpu.Team()), (2, cpu.Team()), (3, cpu.Team()), (2, ours), (3, ours)]:
+    for number, team in [(1, workers.Team()), (2, workers.Team()), (3, workers.Team()), (2, ours), (3, ours)]:
         monkeypatch.setattr(cpu, "team", lambda team=team: team)
         threads(number)
         for scoring in (Scoring(0.2), Scoring(0.2, right=0), Scoring(0.2, None, 100, 50)):
@@ -302,5 +303,5 @@ def test_no_folder_to_keep_compiled_code_is_no_error(monkeypatch):
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: "compiled without"
 
-    monkeypatch.setattr(cpu, "cfunc", refuse)
-    assert cpu.compile_worker(lambda plan: None) == "compiled without"
+    monkeypatch.setattr(workers, "cfunc", refuse)
+    assert workers.compile_worker(lambda plan: None) == "compiled without"

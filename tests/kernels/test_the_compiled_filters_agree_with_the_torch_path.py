@@ -4,12 +4,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel, gpb, imm
+from gradlogz import Filtered, Series, SwitchingFilter, SwitchingModel, gpb, imm
 from gradlogz.kernels.filters import dispatch
 from support.switching_oracles import F64, beginning, by_definition, observed, positive, same, system
 
@@ -45,7 +47,7 @@ def by_torch(monkeypatch, method, model, y, start, **more):
     """The same by the torch path."""
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "WORTH_FILTERING", math.inf)
-        return SwitchingFilter(model, *method).filter(y, **start, **more)
+        return SwitchingFilter(model, *method).filter(y, start, **more)
 
 
 @each
@@ -56,8 +58,8 @@ def test_every_field_is_that_of_the_torch_path(calls, monkeypatch, method, k, s,
     y[:5, 2, 0] = torch.nan
     y[3:9, 4] = torch.nan
     more = {"mask": torch.rand(19, 7) > 0.2, "lengths": torch.randint(1, 8, (19,))}
-    found = SwitchingFilter(model, *method).filter(y, **start, **more)
-    same(found, by_torch(monkeypatch, method, model, y, start, **more), tolerance=1e-10)
+    found = SwitchingFilter(model, *method).filter(Series(y, **more), start)
+    same(found, by_torch(monkeypatch, method, model, Series(y, **more), start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -67,7 +69,7 @@ def test_sizes_may_be_known_when_a_kernel_is_compiled(calls, monkeypatch, k, ste
     model, start = system(k, 4, 2), beginning(k, 4)
     y = observed(model, steps, 11)
     y[:5, 2, 0] = torch.nan
-    same(imm(model, y, **start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
+    same(imm(model, y, start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -75,7 +77,7 @@ def test_sizes_may_be_known_when_a_kernel_is_compiled(calls, monkeypatch, k, ste
 def test_models_may_change_in_time_and_from_target_to_target(calls, monkeypatch, lead):
     model, start = system(3, 2, 2, lead=lead), beginning(3, 2)
     y = observed(model, 6, 3)
-    found = imm(model, y, **start)
+    found = imm(model, y, start)
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
 
@@ -88,17 +90,17 @@ def test_inputs_enter_as_offsets(calls, monkeypatch, of_targets):
     model, start = SwitchingModel(**fields, B=B, D=D), beginning(2, 3)
     y = observed(model, 5, 2, 3)
     u = torch.randn(*((2, 3) if of_targets else ()), 5, 2, dtype=F64)
-    found = imm(model, y, **start, inputs=u)
-    same(found, by_torch(monkeypatch, ("imm", 2), model, y, start, inputs=u), tolerance=1e-10)
+    found = imm(model, Series(y, inputs=u), start)
+    same(found, by_torch(monkeypatch, ("imm", 2), model, Series(y, inputs=u), start), tolerance=1e-10)
     assert calls == [True]
 
 
 def test_one_target_and_many_have_the_same_numbers(calls):
     model, start = system(3, 4, 2), beginning(3, 4)
     y = observed(model, 9, 11)
-    many = imm(model, y, **start)
+    many = imm(model, y, start)
     for n in (0, 10):
-        same(imm(model, y[n], **start), Filtered(*(field[n] for field in many)))
+        same(imm(model, y[n], start), Filtered(*(field[n] for field in many)))
     assert calls == [True] * 3
 
 
@@ -106,7 +108,7 @@ def test_histories_that_are_all_kept_are_the_joint_gaussians(calls):
     model, start = system(2, 2, 2), beginning(2, 2)
     y = observed(model, 4)
     y[1, 0] = torch.nan
-    same(gpb(model, torch.stack((y, y)), depth=6, **start), _twice(by_definition(model, y, start)), tolerance=1e-10)
+    same(gpb(model, torch.stack((y, y)), start, depth=6), _twice(by_definition(model, y, start)), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -118,22 +120,22 @@ def _twice(found):
 def test_the_last_step_alone_is_the_last_of_all(calls, monkeypatch, method):
     model, start = system(3, 2, 2, lead=(5,)), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, 9)
-    whole = chosen.filter(y, **start)
+    whole = chosen.filter(y, start)
     last = Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)
-    same(chosen.filter(y, **start, keep="last"), last)
-    same(by_torch(monkeypatch, method, model, y, start, keep="last"), last, tolerance=1e-10)
+    same(chosen.filter(y, start, steps="last"), last)
+    same(by_torch(monkeypatch, method, model, y, start, steps="last"), last, tolerance=1e-10)
     assert calls == [True, True]
 
 
 @each
 @pytest.mark.parametrize("targets", [1, 9])
-@pytest.mark.parametrize("keep", ["all", "last"])
-def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, keep):
+@pytest.mark.parametrize("steps", ["all", "last"])
+def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, steps):
     """One by one, so that what is computed for one field is not owed to another."""
     model, start = system(3, 2, 2), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, targets)
     y[0, 2, 0] = torch.nan
-    whole = by_torch(monkeypatch, method, model, y, start, keep=keep)
+    whole = by_torch(monkeypatch, method, model, y, start, steps=steps)
     names = [
         (),
         *((name,) for name in Filtered._fields),
@@ -142,8 +144,8 @@ def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, 
     ]
     for wanted in names:
         for found in (
-            chosen.filter(y, **start, keep=keep, fields=wanted),
-            by_torch(monkeypatch, method, model, y, start, keep=keep, fields=wanted),
+            chosen.filter(y, start, steps=steps, fields=wanted),
+            by_torch(monkeypatch, method, model, y, start, steps=steps, fields=wanted),
         ):
             kept = {*wanted, "log_likelihood"}
             assert {name for name, t in found._asdict().items() if t is not None} == kept
@@ -157,10 +159,10 @@ def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, 
 def test_steps_carry_on_what_a_series_does(calls, method):
     model, start = system(3, 2, 2, lead=(5,)), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, 9)
-    state = chosen.init(**start, batch_shape=(9,))
+    state = chosen.init(start, batch_shape=(9,))
     for time in range(5):
         state, found = chosen.step(state, y[:, time], time=time)
-    whole = chosen.filter(y, **start)
+    whole = chosen.filter(y, start)
     same(found, Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood))
     assert calls == [True] * 6
 
@@ -172,7 +174,7 @@ def test_steps_of_one_target_are_those_of_torch(calls, monkeypatch, method):
     model, start = system(3, 2, 2), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5)
     y[2, 0] = torch.nan
-    state, slow = chosen.init(**start), chosen.init(**start)
+    state, slow = chosen.init(start), chosen.init(start)
     for observation in y:
         state, found = chosen.step(state, observation)
         few = chosen.step(slow, observation, fields=("mean", "innovation"))[1]
@@ -199,7 +201,7 @@ def test_what_is_prepared_is_what_steps_call(calls, monkeypatch, method, targets
     monkeypatch.setattr(switching_cpu, "worker", lambda *which: (asked.append(which), worker(*which))[1])
     model, start = system(3, 2, 2, lead=lead), beginning(3, 2)
     chosen = SwitchingFilter(model, *method)
-    state = chosen.init(**start, batch_shape=(targets,))
+    state = chosen.init(start, batch_shape=(targets,))
     prepared = list(asked)
     chosen.step(state, observed(model, 1, targets)[:, 0])
     assert len(prepared) == 1
@@ -214,7 +216,7 @@ def test_few_targets_have_the_numbers_of_torch(calls, monkeypatch, k, targets, l
     model, start = system(k, 3, 2, lead=tuple(targets if n < 0 else n for n in lead)), beginning(k, 3)
     y = observed(model, 6, targets)
     y[0, 2, 0], y[-1, 3] = torch.nan, torch.nan
-    same(imm(model, y, **start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
+    same(imm(model, y, start), by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -223,10 +225,10 @@ def test_few_targets_have_the_numbers_of_torch(calls, monkeypatch, k, targets, l
 def test_dead_modes_zero_transitions_and_outliers_stay_exact(calls, monkeypatch, method, far):
     T = torch.tensor([[0.7, 0.3, 0, 0], [0.0, 1.0, 0, 0], [0, 0.1, 0.9, 0], [1.0, 0, 0, 0]], dtype=F64)
     model, start = system(4, 2, 1, transition=T), beginning(4, 2)
-    start["log_mode_probability"] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log()
+    start = replace(start, log_mode_probability=torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log())
     y = observed(model, 6, 10)
     y[::2, 3] = far * y[::2, 3].sign()
-    found = SwitchingFilter(model, *method).filter(y, **start)
+    found = SwitchingFilter(model, *method).filter(y, start)
     assert found.log_mode_probability[..., 3].eq(-torch.inf).all()
     expected = by_torch(monkeypatch, method, model, y, start)
     for name, a, e in zip(Filtered._fields, found, expected, strict=True):  # each to its own size, also at 1e12
@@ -238,9 +240,9 @@ def test_a_mode_that_had_no_probability_comes_back(calls, monkeypatch):
     """Its mass is below the least number, and only its logarithm knows it."""
     T = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=F64)
     model, start = system(2, 1, 1, transition=T), beginning(2, 1)
-    start["log_mode_probability"] = torch.tensor([0.0, -900.0], dtype=F64)
+    start = replace(start, log_mode_probability=torch.tensor([0.0, -900.0], dtype=F64))
     y = observed(model, 3, 8)
-    found = imm(model, y, **start)
+    found = imm(model, y, start)
     assert found.predicted_log_mode_probability[:, 0, 1].sub(math.log(0.5) - 900).abs().max() < 1e-12
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
@@ -250,7 +252,7 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls, monkeypatch):
     model, start = system(2, 2, 1), beginning(2, 2)
     y = observed(model, 4, 3)
     y[1, 2] = 1e200
-    found = imm(model, y, **start)
+    found = imm(model, y, start)
     assert found.step_log_likelihood[1, 2] == -torch.inf
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start))
     assert calls == [False]
@@ -259,7 +261,7 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls, monkeypatch):
 def test_states_that_do_not_fit_are_not_read(calls):
     model, start = system(2, 2, 1), beginning(2, 2)
     chosen, y = SwitchingFilter(model), observed(model, 1, 5)[:, 0]
-    state = chosen.init(**start)._replace(log_likelihood=torch.zeros(5, dtype=F64))
+    state = chosen.init(start)._replace(log_likelihood=torch.zeros(5, dtype=F64))
     with pytest.raises(RuntimeError):  # of torch
         chosen.step(state, y)
     assert calls == [False]
@@ -269,9 +271,9 @@ def test_float32_has_the_digits_of_float32(calls):
     model, start = system(3, 2, 2), beginning(3, 2)
     fields = {name: getattr(model, name).float() for name in ("transition", "F", "Q", "H", "R", "b", "d")}
     y = observed(model, 6, 20)
-    found = imm(SwitchingModel(**fields), y.float(), **{name: t.float() for name, t in start.items()})
+    found = imm(SwitchingModel(**fields), y.float(), tree_map(lambda t: t.float(), start))
     assert {t.dtype for t in found} == {torch.float32}
-    same(Filtered(*(t.double() for t in found)), imm(model, y, **start), tolerance=1e-4)
+    same(Filtered(*(t.double() for t in found)), imm(model, y, start), tolerance=1e-4)
     assert calls == [True, True]
 
 
@@ -280,9 +282,9 @@ def test_two_threads_have_the_bits_of_one(calls):
     y, threads = observed(model, 30, 40), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = imm(model, y, **start)
+        one = imm(model, y, start)
         torch.set_num_threads(2)
-        two = imm(model, y, **start)
+        two = imm(model, y, start)
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
@@ -294,7 +296,7 @@ def test_layouts_of_memory_do_not_matter(calls):
     y = observed(model, 5, 4, 6)
     turned = y.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
     assert not turned.is_contiguous()
-    same(imm(model, turned, **start), imm(model, y, **start))
+    same(imm(model, turned, start), imm(model, y, start))
     assert calls == [True, True]
 
 
@@ -303,7 +305,7 @@ def test_what_is_differentiated_is_left_to_torch(calls):
     y = observed(model, 4, 3)
 
     def likelihood(observations):
-        return imm(model, observations, **start).log_likelihood.sum()
+        return imm(model, observations, start).log_likelihood.sum()
 
     gradient = torch.autograd.grad(likelihood(y.requires_grad_()), y)[0]
     y = y.detach()
@@ -311,9 +313,9 @@ def test_what_is_differentiated_is_left_to_torch(calls):
     with torch.autograd.forward_ad.dual_level():
         slope = torch.autograd.forward_ad.unpack_dual(likelihood(torch.autograd.forward_ad.make_dual(y, y))).tangent
     torch.testing.assert_close(slope, (gradient * y).sum())
-    vmapped = torch.func.vmap(lambda one: imm(model, one, **start).mean)(y)
+    vmapped = torch.func.vmap(lambda one: imm(model, one, start).mean)(y)
     assert calls == []
-    torch.testing.assert_close(vmapped, imm(model, y, **start).mean)
+    torch.testing.assert_close(vmapped, imm(model, y, start).mean)
     with torch.no_grad():
         assert likelihood(y.requires_grad_()) == likelihood(y.detach())
     assert calls == [True] * 3
@@ -374,7 +376,7 @@ def test_long_runs_stay_symmetric_and_positive(calls):
         H=model.H,
         R=1e-2 * model.R,
     )
-    found = imm(model, observed(model, 100_000), **start, keep="last")
+    found = imm(model, observed(model, 100_000), start, steps="last")
     assert torch.equal(found.covariance, found.covariance.mT)
     assert torch.linalg.eigvalsh(found.mode_covariance).min() > 0
     assert calls == [True]
@@ -401,17 +403,17 @@ def test_kernels_are_kept_for_the_next_process(tmp_path):
 def test_kernels_of_several_processes_do_not_take_each_others_place(tmp_path):
     """One process keeps each, another loads them all: functions of the same name are one function there."""
     code = (
-        "import sys, torch; from gradlogz import KalmanModel, SwitchingModel, SwitchingFilter\n"
+        "import sys, torch; from gradlogz import KalmanModel, Prior, SwitchingModel, SwitchingFilter\n"
         "from gradlogz.kernels.filters import dispatch\n"
         "modes = [KalmanModel(*torch.tensor([[[f]], [[0.5]], [[1.0]], [[0.2]]])) for f in (1.0, 0.3)]\n"
         "model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.4, 0.6]]))\n"
-        "y, start = torch.randn(30, 10, 1), {'mean': torch.zeros(1), 'covariance': torch.eye(1)}\n"
+        "y, start = torch.randn(30, 10, 1), Prior(torch.zeros(1), torch.eye(1))\n"
         "for method in sys.argv[1:]:\n"
         "    chosen = SwitchingFilter(model, method, depth=1)\n"
         "    dispatch.WORTH_FILTERING = 0\n"
-        "    found = chosen.filter(y, **start)\n"
+        "    found = chosen.filter(y, start)\n"
         "    dispatch.WORTH_FILTERING = float('inf')\n"
-        "    torch.testing.assert_close(found, chosen.filter(y, **start), rtol=1e-4, atol=1e-4)\n"
+        "    torch.testing.assert_close(found, chosen.filter(y, start), rtol=1e-4, atol=1e-4)\n"
     )
     settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
     for methods in (["imm"], ["gpb"], ["imm", "gpb"], ["gpb", "imm"]):

@@ -8,12 +8,14 @@ import ctypes
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel
+from gradlogz import Filtered, Prior, Series, SwitchingFilter, SwitchingModel
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
 from support.switching_oracles import F64, beginning, by_definition, observed, same, system
@@ -108,7 +110,7 @@ def by_torch(monkeypatch, method, model, y, start, **more):
     """The same by the torch path."""
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "WORTH_FILTERING", math.inf)
-        return SwitchingFilter(model, *method).filter(y, **start, **more)
+        return SwitchingFilter(model, *method).filter(y, start, **more)
 
 
 @each
@@ -118,8 +120,8 @@ def test_every_field_is_that_of_the_torch_path(calls, monkeypatch, method):
     y[:5, 2, 0] = torch.nan
     y[3:9, 4] = torch.nan
     more = {"mask": torch.rand(19, 7) > 0.2, "lengths": torch.randint(1, 8, (19,))}
-    found = SwitchingFilter(model, *method).filter(y, **start, **more)
-    same(found, by_torch(monkeypatch, method, model, y, start, **more), tolerance=1e-10)
+    found = SwitchingFilter(model, *method).filter(Series(y, **more), start)
+    same(found, by_torch(monkeypatch, method, model, Series(y, **more), start), tolerance=1e-10)
     assert calls == [True]
 
 
@@ -129,7 +131,7 @@ def test_sizes_are_what_they_are(calls, monkeypatch, k, s, o):
     y = observed(model, 4, 5)
     y[1, 2, 0] = torch.nan
     same(
-        SwitchingFilter(model).filter(y, **start),
+        SwitchingFilter(model).filter(y, start),
         by_torch(monkeypatch, ("imm", 2), model, y, start),
         tolerance=1e-10,
     )
@@ -140,7 +142,7 @@ def test_sizes_are_what_they_are(calls, monkeypatch, k, s, o):
 def test_models_may_change_in_time_and_from_target_to_target(calls, monkeypatch, lead):
     model, start = system(3, 4, 2, lead=lead), beginning(3, 4)
     y = observed(model, 6, 3)
-    found = SwitchingFilter(model).filter(y, **start)
+    found = SwitchingFilter(model).filter(y, start)
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
 
@@ -148,7 +150,7 @@ def test_models_may_change_in_time_and_from_target_to_target(calls, monkeypatch,
 def test_models_may_have_no_offsets(calls, monkeypatch):
     model, start = system(3, 4, 2, offsets=False), beginning(3, 4)
     y = observed(model, 3, 2, 3)
-    found = SwitchingFilter(model).filter(y, **start)
+    found = SwitchingFilter(model).filter(y, start)
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
 
@@ -156,9 +158,9 @@ def test_models_may_have_no_offsets(calls, monkeypatch):
 def test_one_target_and_many_have_the_same_numbers(calls):
     model, start = system(3, 4, 2), beginning(3, 4)
     y = observed(model, 5, 4)
-    many, chosen = SwitchingFilter(model).filter(y, **start), SwitchingFilter(model)
-    same(chosen.filter(y[2], **start), Filtered(*(field[2] for field in many)))
-    alone = chosen.filter(y[2], **start, keep="last")
+    many, chosen = SwitchingFilter(model).filter(y, start), SwitchingFilter(model)
+    same(chosen.filter(y[2], start), Filtered(*(field[2] for field in many)))
+    alone = chosen.filter(y[2], start, steps="last")
     same(alone, Filtered(*(field[2, -1] for field in many[:-1]), many.log_likelihood[2]))
     assert calls == [True] * 3
 
@@ -167,12 +169,12 @@ def test_one_target_and_many_have_the_same_numbers(calls):
 def test_steps_carry_on_what_a_series_does(calls, method):
     model, start = system(3, 4, 2, lead=(5,)), beginning(3, 4)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, 9)
-    state = chosen.init(**start, batch_shape=(9,))
+    state = chosen.init(start, batch_shape=(9,))
     for time in range(5):
         state, found = chosen.step(state, y[:, time], time=time)
-    last = chosen.filter(y, **start, keep="last")
+    last = chosen.filter(y, start, steps="last")
     same(found, last)
-    whole = chosen.filter(y, **start)
+    whole = chosen.filter(y, start)
     same(last, Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood))
     assert calls == [True] * 7
 
@@ -182,10 +184,10 @@ def test_steps_carry_on_what_a_series_does(calls, method):
 def test_dead_modes_zero_transitions_and_outliers_stay_exact(calls, monkeypatch, method, far):
     T = torch.tensor([[0.7, 0.3, 0, 0], [0.0, 1.0, 0, 0], [0, 0.1, 0.9, 0], [1.0, 0, 0, 0]], dtype=F64)
     model, start = system(4, 2, 1, transition=T), beginning(4, 2)
-    start["log_mode_probability"] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log()
+    start = replace(start, log_mode_probability=torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=F64).log())
     y = observed(model, 6, 10)
     y[::2, 3] = far * y[::2, 3].sign()
-    found = SwitchingFilter(model, *method).filter(y, **start)
+    found = SwitchingFilter(model, *method).filter(y, start)
     assert found.log_mode_probability[..., 3].eq(-torch.inf).all()
     expected = by_torch(monkeypatch, method, model, y, start)
     for name, a, e in zip(Filtered._fields, found, expected, strict=True):  # each to its own size, also at 1e12
@@ -197,9 +199,9 @@ def test_a_mode_that_had_no_probability_comes_back(calls, monkeypatch):
     """Its mass is below the least number, and only its logarithm knows it."""
     T = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=F64)
     model, start = system(2, 1, 1, transition=T), beginning(2, 1)
-    start["log_mode_probability"] = torch.tensor([0.0, -900.0], dtype=F64)
+    start = replace(start, log_mode_probability=torch.tensor([0.0, -900.0], dtype=F64))
     y = observed(model, 3, 8)
-    found = SwitchingFilter(model).filter(y, **start)
+    found = SwitchingFilter(model).filter(y, start)
     assert found.predicted_log_mode_probability[:, 0, 1].sub(math.log(0.5) - 900).abs().max() < 1e-12
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start), tolerance=1e-10)
     assert calls == [True]
@@ -211,9 +213,9 @@ def test_histories_that_were_given_up_and_come_back_have_their_weight(calls, T, 
     """An outlier leaves one mode exp(-1e5) of the mass; the next says that it was right."""
     F, Q, H, R = torch.tensor([[1.0, 0.5], [0.01, 0.01], [1.0, 1.0], [0.01, 1.0]], dtype=F64)[..., None, None]
     model = SwitchingModel(torch.tensor(T, dtype=F64), F, Q, H, R)
-    start = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    start = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
     y = torch.tensor([[300.0], [300.0]], dtype=F64)
-    found = SwitchingFilter(model, "gpb", depth).filter(y, **start)
+    found = SwitchingFilter(model, "gpb", depth).filter(y, start)
     same(found, by_definition(model, y, start), tolerance=1e-10)  # logarithms of 1e5 have eleven digits after the point
     assert calls == [True]
 
@@ -221,7 +223,7 @@ def test_histories_that_were_given_up_and_come_back_have_their_weight(calls, T, 
 def test_filters_deeper_than_the_series_need_no_more_than_it(calls):
     model, start = system(2, 1, 1), beginning(2, 1)
     y = observed(model, 4)
-    found = SwitchingFilter(model, "gpb", 30).filter(y, **start)
+    found = SwitchingFilter(model, "gpb", 30).filter(y, start)
     same(found, by_definition(model, y, start), tolerance=1e-10)
     assert calls == [True]
 
@@ -230,7 +232,7 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls, monkeypatch):
     model, start = system(3, 4, 2), beginning(3, 4)
     y = observed(model, 4, 3)
     y[1, 2] = 1e200
-    found = SwitchingFilter(model).filter(y, **start)
+    found = SwitchingFilter(model).filter(y, start)
     assert found.step_log_likelihood[1, 2] == -torch.inf
     same(found, by_torch(monkeypatch, ("imm", 2), model, y, start))
     assert calls == [False]
@@ -240,7 +242,7 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls, monkeypatch):
 def test_what_is_too_large_goes_the_other_path(calls, more):
     model = system(**{"k": 2, **more})
     y = observed(model, 1, 2)
-    found = SwitchingFilter(model).filter(y, **beginning(model.modes, model.state_size))
+    found = SwitchingFilter(model).filter(y, beginning(model.modes, model.state_size))
     assert found.mean.isfinite().all()
     assert calls == [False]
 
@@ -249,7 +251,7 @@ def test_float32_has_the_digits_of_float32(calls, monkeypatch):
     model, start = system(3, 4, 2), beginning(3, 4)
     fields = {name: getattr(model, name).float() for name in ("transition", "F", "Q", "H", "R", "b", "d")}
     y = observed(model, 6, 20)
-    found = SwitchingFilter(SwitchingModel(**fields)).filter(y.float(), **{n: t.float() for n, t in start.items()})
+    found = SwitchingFilter(SwitchingModel(**fields)).filter(y.float(), tree_map(lambda t: t.float(), start))
     assert {t.dtype for t in found} == {torch.float32}
     expected = by_torch(monkeypatch, ("imm", 2), model, y, start)
     same(Filtered(*(t.double() for t in found)), expected, tolerance=1e-4)
@@ -261,8 +263,8 @@ def test_only_what_is_wanted_is_reported(calls, method):
     wanted = frozenset({"mean", "mode_innovation_covariance", "log_mode_probability"})
     model, start = system(3, 4, 2), beginning(3, 4)
     chosen, y = SwitchingFilter(model, *method), observed(model, 4, 5)
-    state = chosen.init(**start, batch_shape=(5,))
-    whole = chosen.filter(y, **start)
+    state = chosen.init(start, batch_shape=(5,))
+    whole = chosen.filter(y, start)
     depth = 0 if method[0] == "imm" else method[1]
     found = switching_gpu.forward(depth, tuple(model.parameters(None)[:7]), state, y, None, last=False, wanted=wanted)
     for name, a, e in zip(Filtered._fields, found.reported, whole, strict=False):

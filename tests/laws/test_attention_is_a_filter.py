@@ -11,6 +11,8 @@ from gradlogz import (
     AttentionFilter,
     Empirical,
     Gaussian,
+    Prior,
+    Series,
     Slots,
     SwitchingModel,
     attentive_imm,
@@ -58,7 +60,7 @@ def test_a_step_is_the_collapse_of_the_pairwise_model(weights, spread):
     torch.manual_seed(0)
     slots, eta = message(spread=spread), torch.randn(4, 3, dtype=F64)
     value, noise = torch.randn(3, 2, dtype=F64), positive(2)
-    chosen = AttentionFilter(value=value, noise=noise, scale=0.7, keep="covariance", weights=weights)
+    chosen = AttentionFilter(value=value, noise=noise, scale=0.7, message="covariance", weights=weights)
     sent = chosen.step(slots, eta)
     h = Empirical(slots.mean, slots.log_probability)
     log_psi = torch.zeros(4, dtype=F64) if weights == "one" else -h.log_normalizer(0.7 * eta)
@@ -100,7 +102,7 @@ def test_attention_is_imm_without_observations():
     n, d = 4, 3
     slots, eta = message(n, d), torch.randn(n, d, dtype=F64)
     value, noise = torch.randn(d, d, dtype=F64), positive(d)
-    attention = AttentionFilter(value=value, noise=noise, keep="covariance")
+    attention = AttentionFilter(value=value, noise=noise, message="covariance")
     sent, coupling = attention.step(slots, eta), attention.chain(slots, eta)
     model = SwitchingModel(
         transition=coupling.transition,
@@ -110,13 +112,7 @@ def test_attention_is_imm_without_observations():
         R=torch.eye(d, dtype=F64).expand(n, d, d),
     )
     nothing = torch.full((1, d), torch.nan, dtype=F64)
-    found = imm(
-        model,
-        nothing,
-        mean=slots.mean,
-        covariance=slots.covariance,
-        log_mode_probability=coupling.log_probability,
-    )
+    found = imm(model, nothing, Prior(slots.mean, slots.covariance, coupling.log_probability))
     close(found.mode_mean[0], sent.slots.mean, 10.0)
     close(found.mode_covariance[0], sent.slots.covariance, 100.0)
     close(found.log_mode_probability[0], sent.slots.log_probability, 10.0)
@@ -126,7 +122,7 @@ def test_slots_with_covariances_may_couple_through_their_state():
     """logits log pi_i + b mu_i.q + b² q' S_i q / 2, means mu_i + b S_i q; S -> 0 is attention.   [theory 8.4]"""
     torch.manual_seed(4)
     slots, eta, b = message(), torch.randn(2, 3, dtype=F64), 0.8
-    sent = AttentionFilter(scale=b, keep="covariance", coupling="state").step(slots, eta)
+    sent = AttentionFilter(scale=b, message="covariance", coupling="state").step(slots, eta)
     mu, S, log_pi = slots
     logits = log_pi + b * eta @ mu.mT + b**2 / 2 * torch.einsum("md,nde,me->mn", eta, S, eta)
     r = logits.softmax(-1)
@@ -175,7 +171,7 @@ def test_steps_have_derivatives():
 
     def run(mean, root, log_pi, eta, value, weights):
         slots = Slots(mean, root @ root.mT, log_pi)
-        chosen = AttentionFilter(value=value, keep="covariance", weights=weights, scale=0.5, tolerance=1e-14)
+        chosen = AttentionFilter(value=value, message="covariance", weights=weights, scale=0.5, tolerance=1e-14)
         sent = chosen.step(slots, eta)
         return sent.slots.mean, sent.slots.covariance, sent.slots.log_probability, sent.log_received
 
@@ -194,8 +190,8 @@ def test_without_a_pull_it_is_imm():
     y = observed(model, 9, 4)
     y[0, 3] = torch.nan
     mask, lengths = torch.rand(4, 9) < 0.8, torch.tensor([9, 5, 9, 7])
-    ours = attentive_imm(model, y, eta=torch.zeros(3, 2, dtype=F64), mask=mask, lengths=lengths, **start)
-    theirs = imm(model, y, mask=mask, lengths=lengths, **start)
+    ours = attentive_imm(model, Series(y, mask=mask, lengths=lengths), start, eta=torch.zeros(3, 2, dtype=F64))
+    theirs = imm(model, Series(y, mask=mask, lengths=lengths), start)
     for name, a, b in zip(ours._fields, ours, theirs, strict=True):
         assert bool((a.isnan() == b.isnan()).all()), name
         close(a.nan_to_num(), b.nan_to_num(), 1 + b.nan_to_num(neginf=0.0).abs().max(), tolerance=1e-11)
@@ -207,10 +203,10 @@ def test_its_chain_is_a_softmax_of_the_means():
     model, start = system(3, 2, 2, transition=chain(3)), beginning(3, 2)
     eta = torch.randn(3, 2, dtype=F64)
     y = observed(model, 1)
-    T = model.transition * (start["mean"] @ eta.mT).exp()
+    T = model.transition * (start.mean @ eta.mT).exp()
     T = T / T.sum(-1, keepdim=True)
     by_hand = SwitchingModel(T, model.F, model.Q, model.H, model.R, model.b, model.d)
-    ours, theirs = attentive_imm(model, y, eta=eta, **start), imm(by_hand, y, **start)
+    ours, theirs = attentive_imm(model, y, start, eta=eta), imm(by_hand, y, start)
     close(ours.log_mode_probability, theirs.log_mode_probability, 10.0)
     close(ours.log_likelihood, theirs.log_likelihood, 10.0)
     close(ours.mean, theirs.mean, 10.0)
@@ -244,10 +240,10 @@ def test_it_beats_imm_where_modes_depend_on_the_state():
         R=0.25 * one,
         b=torch.tensor([[1.0], [-1.0]], dtype=F64),
     )
-    start = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.ones(1, 1, dtype=F64)}
+    start = Prior(torch.zeros(1, dtype=F64), torch.ones(1, 1, dtype=F64))
     y = torch.tensor(seen, dtype=F64).unsqueeze(-1)
-    attended = attentive_imm(model, y, eta=torch.tensor([[-pull], [pull]], dtype=F64), **start)
-    plain = imm(model, y, **start)
+    attended = attentive_imm(model, y, start, eta=torch.tensor([[-pull], [pull]], dtype=F64))
+    plain = imm(model, y, start)
     gained = attended.log_likelihood - plain.log_likelihood
     assert float(gained.mean() - 4 * gained.std() / math.sqrt(200)) > 0
     error = [(f.mean.squeeze(-1) - torch.tensor(truth)).square().mean().sqrt() for f in (attended, plain)]
@@ -286,7 +282,7 @@ def test_slots_of_probability_0_are_slots_that_are_not_there(options):
     x, eta = torch.randn(4, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
     spread = 0.3 * torch.eye(2, dtype=torch.float64).expand(4, 2, 2)
     log_pi = torch.tensor([-0.5, -torch.inf, -1.0, -2.0], dtype=torch.float64).log_softmax(-1)
-    there, attention = log_pi > -torch.inf, AttentionFilter(keep="covariance", **options)
+    there, attention = log_pi > -torch.inf, AttentionFilter(message="covariance", **options)
     x, eta = x.requires_grad_(), eta.requires_grad_()
     found = attention.step(Slots(x, spread, log_pi), eta)
     expected = attention.step(Slots(x[there], spread[there], log_pi[there]), eta)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from gradlogz import InverseWishartNormal, KalmanModel, LinearGaussian, SwitchingFilter, SwitchingModel
+from gradlogz import InverseWishartNormal, KalmanModel, LinearGaussian, Prior, SwitchingFilter, SwitchingModel
 from support.filter_calls import CALLS, Place
 
 
@@ -39,7 +39,7 @@ def test_priors_of_families_are_those_without():
 def test_what_a_filter_begins_with_is_as_precise_as_what_it_is_given():
     modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.1, 4.0)]
     model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    chosen, start = SwitchingFilter(model, "gpb", depth=1), {"mean": torch.rand(2, 1), "covariance": torch.eye(1)}
+    chosen, start = SwitchingFilter(model, "gpb", depth=1), Prior(torch.rand(2, 1), torch.eye(1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = chosen.init(**start)
-    assert all(torch.equal(a, b) for a, b in zip(state, chosen.init(**start), strict=True))
+        state = chosen.init(start)
+    assert all(torch.equal(a, b) for a, b in zip(state, chosen.init(start), strict=True))

@@ -20,7 +20,7 @@ from gradlogz import (
     Sphere,
     Spins,
     Wishart,
-    closed,
+    is_closed_under,
     mean_to_natural,
     smat,
     svec,
@@ -71,7 +71,7 @@ def cumulants(h, eta, W=None):
 
 @pytest.mark.parametrize(("h", "W"), KEPT)
 def test_maps_that_keep_a_family_make_a_tilt_of_the_same_measure(h, W):
-    assert closed(h, LinearMotion(W)).closed
+    assert is_closed_under(h, LinearMotion(W)).closed
     eta = number([[-0.2, -0.3]])
     mean = h.mean(eta) @ W.mT
     found = mean_to_natural(h, mean)
@@ -80,7 +80,7 @@ def test_maps_that_keep_a_family_make_a_tilt_of_the_same_measure(h, W):
 
 @pytest.mark.parametrize(("h", "W"), LOST)
 def test_maps_that_do_not_keep_a_family_make_none(h, W):
-    answer = closed(h, LinearMotion(W))
+    answer = is_closed_under(h, LinearMotion(W))
     assert not answer.closed
     assert answer.why
     eta = number([[-0.2, -0.3]])
@@ -97,50 +97,50 @@ def test_maps_that_do_not_keep_a_family_make_none(h, W):
 def test_wishart_matrices_keep_their_family_under_congruence():
     W, V = number([[1.0, 0.4], [-0.2, 1.5]]), S
     h = Wishart(number(5.0), V)
-    assert closed(h, LinearMotion(W)).closed
+    assert is_closed_under(h, LinearMotion(W)).closed
     # S' = W S W^T is V tilted by T with V⁻¹ - 2T = (W V W^T)⁻¹.
     T = (V.inverse() - (W @ V @ W.mT).inverse()) / 2
     s = 0.05 * svec(number([[1.0, 0.2], [0.2, -0.5]]))
     moved = svec(W.mT @ smat(s) @ W)
     ours = h.log_normalizer((svec(T) + s).unsqueeze(0)) - h.log_normalizer(svec(T).unsqueeze(0))
     close(ours, h.log_normalizer(moved.unsqueeze(0)))
-    assert not closed(h, LinearMotion(torch.zeros(2, 2, dtype=F64))).closed
+    assert not is_closed_under(h, LinearMotion(torch.zeros(2, 2, dtype=F64))).closed
 
 
 def test_translations_and_noise_are_for_gaussians():
     eye, shift = torch.eye(2, dtype=F64), number([1.0, 2.0])
     for name, h, good, _ in MEASURES:
-        assert closed(h, LinearMotion(good[0], noise=eye)).closed is False, name
-        assert closed(h, LinearMotion(good[0], shift)).closed is (name == "gaussian"), name
+        assert is_closed_under(h, LinearMotion(good[0], noise=eye)).closed is False, name
+        assert is_closed_under(h, LinearMotion(good[0], shift)).closed is (name == "gaussian"), name
     state = LinearGaussian(eye, eye)
-    assert closed(state, LinearMotion(turn(0.3), shift, S)).closed
-    assert closed(state, LinearMotion(torch.zeros(2, 2, dtype=F64), shift, S)).closed
-    assert not closed(state, LinearMotion(torch.zeros(2, 2, dtype=F64), shift)).closed
+    assert is_closed_under(state, LinearMotion(turn(0.3), shift, S)).closed
+    assert is_closed_under(state, LinearMotion(torch.zeros(2, 2, dtype=F64), shift, S)).closed
+    assert not is_closed_under(state, LinearMotion(torch.zeros(2, 2, dtype=F64), shift)).closed
 
 
 def test_the_table_of_conjugate_families():
     half = torch.diag(number([0.5, 3.0]))
     flip = torch.diag(number([-1.0, 1.0]))
     for family in (GammaPoisson(channels=2), GammaExponential(channels=2)):
-        assert closed(family, LinearMotion(half)).closed
+        assert is_closed_under(family, LinearMotion(half)).closed
         for motion in (
             LinearMotion(flip),
             LinearMotion(turn(0.2)),
             LinearMotion(half, ONE),
             LinearMotion(half, None, S),
         ):
-            assert not closed(family, motion).closed
-    assert closed(BetaBinomial(channels=2), LinearMotion(flip, number([1.0, 0.0]))).closed
-    assert not closed(BetaBinomial(channels=2), LinearMotion(flip)).closed
-    assert closed(DirichletMultinomial(2), LinearMotion(SWAP)).closed
-    assert not closed(DirichletMultinomial(2), LinearMotion(half)).closed
-    assert closed(InverseWishartNormal(2), LinearMotion(half)).closed
-    assert not closed(InverseWishartNormal(2), LinearMotion(half, ONE)).closed
+            assert not is_closed_under(family, motion).closed
+    assert is_closed_under(BetaBinomial(channels=2), LinearMotion(flip, number([1.0, 0.0]))).closed
+    assert not is_closed_under(BetaBinomial(channels=2), LinearMotion(flip)).closed
+    assert is_closed_under(DirichletMultinomial(2), LinearMotion(SWAP)).closed
+    assert not is_closed_under(DirichletMultinomial(2), LinearMotion(half)).closed
+    assert is_closed_under(InverseWishartNormal(2), LinearMotion(half)).closed
+    assert not is_closed_under(InverseWishartNormal(2), LinearMotion(half, ONE)).closed
 
 
 def test_points_without_weight_go_to_points_without_weight():
     points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     h = Empirical(points, torch.tensor([0.0, -torch.inf], dtype=torch.float64))
     eye = torch.eye(2, dtype=torch.float64)
-    assert closed(h, LinearMotion(eye)).closed
-    assert not closed(h, LinearMotion(-eye)).closed
+    assert is_closed_under(h, LinearMotion(eye)).closed
+    assert not is_closed_under(h, LinearMotion(-eye)).closed

@@ -22,6 +22,7 @@ from gradlogz import (
     LinearGaussian,
     LinearMotion,
     Reset,
+    Series,
     smat,
     svec,
 )
@@ -283,7 +284,7 @@ def test_targets_steps_and_channels_are_what_they_are_alone(options):
 def test_series_end_where_their_lengths_say(options):
     family = GammaPoisson()
     chosen, y, prior = switching(family, **options), counts(2, 5, 1), family.prior(number(1.0), number(0.5))
-    found = chosen.filter(y, prior=prior, lengths=torch.tensor([5, 3]))
+    found = chosen.filter(Series(y, lengths=torch.tensor([5, 3])), prior=prior)
     short = chosen.filter(y[1, :3], prior=prior)
     close(found.log_likelihood[1], short.log_likelihood, 10.0)
     close(found.mean[1, 2], short.mean[2], 10.0)

@@ -11,12 +11,15 @@ from torch.autograd import gradcheck
 
 from gradlogz import (
     Filtered,
+    Generator,
     KalmanModel,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
-    exact,
+    enumerate_modes,
     gpb1,
     gpb2,
     imm,
@@ -54,11 +57,11 @@ def beginning(components=COMPONENTS):
         mean[j, list(c)] = m
         covariance[j][np.ix_(c, c)] = P
     log_pi = torch.randn(k, dtype=F64).log_softmax(-1)
-    return own, {"mean": mean, "covariance": covariance, "log_mode_probability": log_pi}
+    return own, Prior(mean, covariance, log_pi)
 
 
 def run(model, method, y, start, **more):
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start, **more)
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(y, **more), start)
 
 
 def augmented(parts, T, components=COMPONENTS):
@@ -91,10 +94,10 @@ def test_filled_with_zero_enumeration_is_that_of_the_augmented_model():
     model, whole = SwitchingModel.of(parts, transition=T, components=COMPONENTS, fill="zero"), augmented(parts, T)
     _, start = beginning()
     y = observed(model, 4)
-    true = exact(whole, y, **start).filtered
-    same(exact(model, y, **start).filtered, true)
-    same(gpb2(model, y[:1], **start), exact(whole, y[:1], **start).filtered)
-    near, far = ((f(model, y, **start).mean - true.mean)[-1].norm() for f in (gpb2, gpb1))
+    true = enumerate_modes(whole, y, start).filtered
+    same(enumerate_modes(model, y, start).filtered, true)
+    same(gpb2(model, y[:1], start), enumerate_modes(whole, y[:1], start).filtered)
+    near, far = ((f(model, y, start).mean - true.mean)[-1].norm() for f in (gpb2, gpb1))
     assert near < far
 
 
@@ -107,9 +110,9 @@ def test_modes_that_never_switch_are_a_bank_of_kalman_filters_of_their_own_sizes
     y = observed(model, 5)
     found = run(model, method, y, start)
     one = torch.ones(1, 1, dtype=F64)
-    logs = start["log_mode_probability"].clone()
+    logs = start.log_mode_probability.clone()
     for j, (part, (m, P), c) in enumerate(zip(parts, own, COMPONENTS, strict=True)):
-        alone = imm(SwitchingModel.of([part], transition=one), y, mean=m, covariance=P)
+        alone = imm(SwitchingModel.of([part], transition=one), y, Prior(m, P))
         close(found.mode_mean[:, j, list(c)], alone.mean, 100.0)
         close(found.mode_covariance[:, j][:, list(c)][:, :, list(c)], alone.covariance, 100.0)
         lacks = [e for e in range(4) if e not in c]
@@ -141,9 +144,9 @@ def test_imm_mixes_velocity_and_acceleration_as_published():
     model = SwitchingModel.of(parts, transition=T, components=components)
     own, start = beginning(components)
     y = observed(model, 1)
-    found = imm(model, y, **start)
+    found = imm(model, y, start)
     (m1, P1), (m2, P2) = ((m.numpy(), P.numpy()) for m, P in own)
-    mu = start["log_mode_probability"].exp().numpy()[:, None] * T.numpy()
+    mu = start.log_mode_probability.exp().numpy()[:, None] * T.numpy()
     mu = mu / mu.sum(0)
     shared = list(components[0])
     m0, P0 = unbiased(mu[:, 1], m1, P1, m2, P2, shared)
@@ -162,7 +165,7 @@ def test_imm_mixes_velocity_and_acceleration_as_published():
 def by_pairs(parts, T, own, start, y, components=COMPONENTS):
     """One step of a filled model by every pair of modes, in numpy: fill, predict, update, and Bayes' rule."""
     k, s = len(parts), 4
-    pi = start["log_mode_probability"].exp().numpy()
+    pi = start.log_mode_probability.exp().numpy()
     rows = []
     for j in range(k):
         w = pi * T.numpy()[:, j]
@@ -201,7 +204,7 @@ def test_gpb2_weighs_every_pair_of_modes_after_filling():
     model = SwitchingModel.of(parts, transition=T, components=COMPONENTS)
     own, start = beginning()
     y = observed(model, 1)
-    found = gpb2(model, y, **start)
+    found = gpb2(model, y, start)
     rows = by_pairs(parts, T, own, start, y[0].numpy())
     close(found.log_likelihood, torch.tensor(scipy.special.logsumexp([r[1] for r in rows]), dtype=F64), 100.0)
     for j, c in enumerate(COMPONENTS):
@@ -218,13 +221,13 @@ def test_without_an_observation_imm_and_gpb2_agree_for_one_step():
     model = SwitchingModel.of(models(), transition=chain(3), components=COMPONENTS)
     _, start = beginning()
     y = torch.full((1, 2), torch.nan, dtype=F64)
-    same(imm(model, y, **start), gpb2(model, y, **start))
+    same(imm(model, y, start), gpb2(model, y, start))
 
 
 def test_what_is_reported_of_a_component_is_what_those_say_that_have_it():
     model = SwitchingModel.of(models(), transition=chain(3), components=COMPONENTS)
     _, start = beginning()
-    found = imm(model, observed(model, 4), **start)
+    found = imm(model, observed(model, 4), start)
     pi = found.log_mode_probability.exp()
     for c in range(4):
         has = [j for j in range(3) if c in COMPONENTS[j]]
@@ -289,11 +292,11 @@ def test_unequal_sizes_in_continuous_time_are_those_of_steps():
     G = torch.tensor([[-0.3, 0.3], [0.7, -0.7]], dtype=F64)
     flow = [constant_velocity(1, **noise), constant_acceleration(1, **noise)]
     step = [constant_velocity(1, dt=0.5, **noise), constant_acceleration(1, dt=0.5, **noise)]
-    continuous = SwitchingModel.of(flow, rate=G, components=components)
+    continuous = SwitchingModel.of(flow, transition=Generator(G), components=components)
     discrete = SwitchingModel.of(step, transition=torch.linalg.matrix_exp(0.5 * G), components=components)
     _, start = beginning(components)
     y, times = observed(discrete, 6), 0.5 * torch.arange(1, 7, dtype=F64)
-    same(imm(continuous, y, times=times, **start), imm(discrete, y, **start), 10.0)
+    same(imm(continuous, Series(y, times=times), start), imm(discrete, y, start), 10.0)
 
 
 @each
@@ -302,11 +305,11 @@ def test_derivatives_pass_through_what_is_filled_in(method):
     _, start = beginning()
     model = SwitchingModel.of(parts, transition=T, components=COMPONENTS)
     y = observed(model, 3)
-    leaves = [t.clone().requires_grad_() for t in (T, model.F, model.Q, start["mean"], start["covariance"])]
+    leaves = [t.clone().requires_grad_() for t in (T, model.F, model.Q, start.mean, start.covariance)]
 
     def projected(T, F, Q, mean, covariance):
         changed = SwitchingModel(T, F, Q, model.H, model.R, model.b, model.d, components=COMPONENTS, validate=False)
-        begins = {"mean": mean, "covariance": covariance, "log_mode_probability": start["log_mode_probability"]}
+        begins = Prior(mean, covariance, start.log_mode_probability)
         found = run(changed, method, y, begins)
         return found.log_likelihood, found.mean.sum(), (found.covariance[-1] * model.Q[0]).sum()
 
@@ -322,5 +325,5 @@ def test_vmap_over_models_of_unequal_sizes_is_a_loop():
     y = observed(each_of[0], 3)
     names = ("transition", "F", "Q", "H", "R", "b", "d")
     stacked = {n: torch.stack([getattr(m, n) for m in each_of]) for n in names}
-    mapped = torch.func.vmap(lambda f: imm(SwitchingModel(**f, components=COMPONENTS), y, **start).log_likelihood)
-    close(mapped(stacked), torch.stack([imm(m, y, **start).log_likelihood for m in each_of]), 100.0)
+    mapped = torch.func.vmap(lambda f: imm(SwitchingModel(**f, components=COMPONENTS), y, start).log_likelihood)
+    close(mapped(stacked), torch.stack([imm(m, y, start).log_likelihood for m in each_of]), 100.0)

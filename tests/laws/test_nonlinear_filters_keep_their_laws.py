@@ -3,11 +3,14 @@
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._pytree import tree_map
 
 from gradlogz import (
     Filtered,
     NonlinearMode,
     NonlinearModel,
+    Prior,
+    Series,
     SwitchingFilter,
     constant_velocity,
     discretize_chain,
@@ -27,7 +30,7 @@ both = pytest.mark.parametrize("way", ["ekf", "ukf"])
 
 
 def run(model, method, y, start, **more):
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start, **more)
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(y, **more), start)
 
 
 def swing(x):
@@ -73,15 +76,15 @@ def flying(way, **options):
 @both
 def test_targets_do_not_see_each_other(method, way):
     model = curved(way)
-    start = {"mean": torch.randn(3, 1, 2, dtype=F64), "covariance": positive(3, 1, 2)}
+    start = Prior(torch.randn(3, 1, 2, dtype=F64), positive(3, 1, 2))
     y = torch.randn(3, 6, 1, dtype=F64)
     y[1, 2] = torch.nan
     found = run(model, method, y, start)
     for i in range(3):
-        alone = {name: t[i] for name, t in start.items()}
+        alone = tree_map(lambda t, i=i: t[i], start)
         same(Filtered(*(part[i] for part in found)), run(model, method, y[i], alone), 10.0)
     online = SwitchingFilter(model, method[0], depth=method[1])
-    state = online.init(**start, batch_shape=(3,))
+    state = online.init(start, batch_shape=(3,))
     for t in range(6):
         state, now = online.step(state, y[:, t])
     close(now.mean, found.mean[:, -1], 100.0)
@@ -106,7 +109,7 @@ def test_one_function_for_all_modes_is_that_function_for_each(way):
     R = positive(2, 1)
     once = NonlinearModel(T, swing, Q, look, R, method=way)
     twice = NonlinearModel(T, (swing, lambda x: swing(x)), Q, (look, lambda x: look(x)), R, method=way)
-    same(imm(once, y, **start), imm(twice, y, **start))
+    same(imm(once, y, start), imm(twice, y, start))
 
 
 @pytest.mark.parametrize("method", [METHODS[m] for m in ("gpb2", "gpb3", "imm")], ids=["gpb2", "gpb3", "imm"])
@@ -123,7 +126,7 @@ def test_a_straight_flight_and_an_arc_of_another_size_are_told_apart(method, way
     generator = torch.Generator().manual_seed(0)
     y = torch.stack([range_bearing(0, 2)(x) for x in path])
     y = y + torch.tensor([0.1, 0.01], dtype=F64) * torch.randn(steps, 2, dtype=F64, generator=generator)
-    start = {"mean": states[0], "covariance": torch.diag(torch.tensor([1, 1, 1, 1, 0.05], dtype=F64))}
+    start = Prior(states[0], torch.diag(torch.tensor([1, 1, 1, 1, 0.05], dtype=F64)))
     found = run(flying(way), method, y, start)
     assert found.log_mode_probability[14].argmax() == 0
     assert (found.log_mode_probability[22:].argmax(-1) == 1).all()
@@ -148,10 +151,10 @@ def test_functions_of_inputs_are_told_of_time(way):
         method=way,
         input_size=1,
     )
-    y, start = torch.randn(4, 2, dtype=F64), {"mean": torch.randn(5, dtype=F64), "covariance": positive(5)}
-    found = imm(model, y, inputs=dt[:, None], **start)
+    y, start = torch.randn(4, 2, dtype=F64), Prior(torch.randn(5, dtype=F64), positive(5))
+    found = imm(model, Series(y, inputs=dt[:, None]), start)
     # The same with one model for each step.
-    one = SwitchingFilter(model).init(**start)
+    one = SwitchingFilter(model).init(start)
     for t in range(4):
         now = NonlinearModel(
             discretize_chain(rate, dt[t]), lambda x, t=t: turned(x, dt[t]), Q[t], lambda x: x[[0, 2]], R, method=way
@@ -173,10 +176,10 @@ def test_derivatives_in_every_tensor_and_in_what_functions_hold(method, way):
             return torch.stack((x[0] + 0.3 * x[1], x[1] - strength * torch.sin(x[0])), -1)
 
         model = NonlinearModel(T, (pulled, fall), Q, look, R, method=way, validate=False)
-        found = run(model, method, y, {"mean": mean, "covariance": covariance})
+        found = run(model, method, y, Prior(mean, covariance))
         return found.log_likelihood, found.mean.sum(), found.innovation.sum()
 
-    given = [strength, T, Q, R, y, start["mean"], start["covariance"]]
+    given = [strength, T, Q, R, y, start.mean, start.covariance]
     leaves = [t.detach().clone().requires_grad_() for t in given]
     assert gradcheck(likelihood, leaves, fast_mode=True)
 
@@ -188,7 +191,7 @@ def test_second_derivatives_and_vmap(way):
 
     def likelihood(Q, y):
         model = NonlinearModel(T, (swing, fall), Q, look, R, method=way, validate=False)
-        return imm(model, y, **start).log_likelihood
+        return imm(model, y, start).log_likelihood
 
     assert gradgradcheck(likelihood, (Q.clone().requires_grad_(), y.clone().requires_grad_()), fast_mode=True)
     many = torch.randn(3, 2, 1, dtype=F64)
@@ -201,7 +204,7 @@ def test_certain_beginnings_leave_gradients_finite():
     mode = NonlinearMode(swing, torch.zeros(2, 2, dtype=F64), look, torch.eye(1, dtype=F64))
     m = torch.randn(2, dtype=F64, requires_grad=True)
     model = NonlinearModel.of([mode, mode], transition=chain(2), method="ukf")
-    out = gpb2(model, torch.randn(3, 1, dtype=F64), mean=m, covariance=torch.zeros(2, 2, dtype=F64)).log_likelihood
+    out = gpb2(model, torch.randn(3, 1, dtype=F64), Prior(m, torch.zeros(2, 2, dtype=F64))).log_likelihood
     assert torch.autograd.grad(out, m)[0].isfinite().all()
 
 
@@ -209,9 +212,9 @@ def test_certain_beginnings_leave_gradients_finite():
 def test_float32_is_float64_rounded(way):
     start, T, Q, R = beginning(2), chain(2), positive(2, 2, scale=0.1), positive(2, 1)
     y = torch.randn(10, 1, dtype=F64)
-    high = imm(NonlinearModel(T, (swing, fall), Q, look, R, method=way), y, **start)
+    high = imm(NonlinearModel(T, (swing, fall), Q, look, R, method=way), y, start)
     low = NonlinearModel(T.float(), (swing, fall), Q.float(), look, R.float(), method=way)
-    found = imm(low, y.float(), **{name: t.float() for name, t in start.items()})
+    found = imm(low, y.float(), tree_map(lambda t: t.float(), start))
     close(found.mean, high.mean.float(), 100.0)
     close(found.log_likelihood, high.log_likelihood.float(), 100.0)
 
@@ -233,6 +236,6 @@ def test_functions_stay_out_of_compiled_graphs(way):
     """A step compiles around them, and is the same."""
     model, start = curved(way), beginning(2)
     online = SwitchingFilter(model)
-    state, y = online.init(**start, batch_shape=(3,)), torch.randn(3, 1, dtype=F64)
+    state, y = online.init(start, batch_shape=(3,)), torch.randn(3, 1, dtype=F64)
     compiled = torch.compile(lambda s, y: online.step(s, y), backend="eager")
     same(Filtered(*compiled(state, y)[1]), online.step(state, y)[1], 10.0)

@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from gradlogz import SwitchingFilter, SwitchingModel, exact, fit
+from gradlogz import Generator, Prior, Series, SwitchingFilter, SwitchingModel, enumerate_modes, fit
 from support.scales import close
 from support.switching_oracles import chain, positive
 
 F64 = torch.float64
-START = {"mean": torch.zeros(2, dtype=F64), "covariance": torch.eye(2, dtype=F64)}
+START = Prior(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
 
 
 def number(x):
@@ -41,7 +41,7 @@ def drawn(model, n, t, *, seed=1, start=START):
 
     root_Q, root_R = torch.linalg.cholesky(model.Q), torch.linalg.cholesky(model.R)
     mode = torch.randint(model.modes, (n,), generator=g)
-    x = start["mean"] + normal(n, model.state_size) @ torch.linalg.cholesky(start["covariance"]).mT
+    x = start.mean + normal(n, model.state_size) @ torch.linalg.cholesky(start.covariance).mT
     series = []
     for _ in range(t):
         mode = torch.multinomial(model.transition[mode], 1, generator=g).squeeze(-1)
@@ -52,12 +52,11 @@ def drawn(model, n, t, *, seed=1, start=START):
     return torch.stack(series, 1)
 
 
-def slopes(found, names, y, likelihood, **options):
+def slopes(found, names, y, likelihood):
     """The gradient of the log likelihood in some fields of a model, along the directions that its constraints leave."""
     fields = {name: getattr(found.model, name).detach().clone().requires_grad_() for name in names}
     made = dataclasses.replace(found.model, **fields, validate=False)
-    begins = {"mean": found.mean, "covariance": found.covariance, "log_mode_probability": found.log_mode_probability}
-    likelihood(made, y, **begins, **options).sum().backward()
+    likelihood(made, y, found.prior).sum().backward()
     result = {}
     for name, t in fields.items():
         g = t.grad
@@ -70,12 +69,12 @@ def slopes(found, names, y, likelihood, **options):
     return result
 
 
-def gpb2_likelihood(model, y, **options):
-    return SwitchingFilter(model, "gpb").filter(y, **options).log_likelihood
+def gpb2_likelihood(model, y, prior):
+    return SwitchingFilter(model, "gpb").filter(y, prior).log_likelihood
 
 
-def exact_likelihood(model, y, **options):
-    return exact(model, y, **options).filtered.log_likelihood
+def exact_likelihood(model, y, prior):
+    return enumerate_modes(model, y, prior).filtered.log_likelihood
 
 
 ALL = ["transition", "F", "Q", "H", "R", "b", "d"]
@@ -95,7 +94,7 @@ def test_with_one_mode_every_round_climbs_and_the_end_is_stationary(names, known
     y[2:6, 4, 1] = torch.nan
     other = system(1, seed=5)
     start = dataclasses.replace(model, **{name: getattr(other, name) for name in names})
-    found = fit(start, y, **START, learn=names, tolerance=1e-12, max_rounds=100)
+    found = fit(start, y, START, learn=names, tolerance=1e-12, max_iterations=100)
     assert bool((found.history.diff() >= -1e-8).all())
     begun = slopes(found._replace(model=start), names, y, gpb2_likelihood)
     ended = slopes(found, names, y, gpb2_likelihood)
@@ -116,7 +115,7 @@ def test_a_round_is_the_step_along_the_gradient_that_fisher_s_identity_gives(nam
     y[3, 1] = torch.nan
     y[4, 2, 0] = torch.nan
     fields = {f: getattr(model, f).clone().requires_grad_() for f in ("transition", name)}
-    exact_likelihood(dataclasses.replace(model, **fields, validate=False), y, **START).sum().backward()
+    exact_likelihood(dataclasses.replace(model, **fields, validate=False), y, START).sum().backward()
     pairs = model.transition * fields["transition"].grad
     n, slope, old = pairs.sum(0), fields[name].grad, getattr(model, name)
     if name == "transition":
@@ -126,7 +125,7 @@ def test_a_round_is_the_step_along_the_gradient_that_fisher_s_identity_gives(nam
         want = old + (noise @ slope.unsqueeze(-1)).squeeze(-1) / n.unsqueeze(-1)
     else:
         want = old + old @ (slope + slope.mT) @ old / n[:, None, None]
-    found = fit(model, y, **START, learn=[name], smoother="exact", max_rounds=1)
+    found = fit(model, y, START, learn=[name], smoother="enumerate", max_iterations=1)
     close(getattr(found.model, name), want, 1.0, tolerance=1e-9)
     assert float(found.history.diff()) > 0
 
@@ -140,8 +139,8 @@ def test_noise_of_every_structure_ends_where_the_gradient_ends(structure, name, 
     y = drawn(model, 20, 5)
     y[0, 3, 1] = torch.nan
     start = dataclasses.replace(model, **{name: 2.5 * getattr(model, name)})
-    options = {"learn": [name], "structure": {name: structure}, "max_rounds": 60, "tolerance": 1e-11}
-    em, gradient = (fit(start, y, **START, method=m, **options) for m in ("em", "gradient"))
+    options = {"learn": [name], "structure": {name: structure}, "max_iterations": 60, "tolerance": 1e-11}
+    em, gradient = (fit(start, y, START, method=m, **options) for m in ("em", "gradient"))
     ours, theirs = getattr(em.model, name), getattr(gradient.model, name)
     close(ours, theirs, 1.0, tolerance=1e-4)
     close(em.log_likelihood, gradient.log_likelihood, 1.0, tolerance=1e-5)
@@ -156,7 +155,7 @@ def test_what_modes_share_is_the_same_for_all():
     model = system(2)
     y = drawn(model, 12, 3)
     for method in ("em", "gradient"):
-        found = fit(model, y, **START, learn=["R", "d", "H"], shared=["R", "d", "H"], method=method, max_rounds=2)
+        found = fit(model, y, START, learn=["R", "d", "H"], shared=["R", "d", "H"], method=method, max_iterations=2)
         for name in ("R", "d", "H"):
             field = getattr(found.model, name)
             close(field[1], field[0])
@@ -174,7 +173,7 @@ def test_planted_parameters_are_recovered_within_their_intervals():
         R=0.3 * one,
         b=number([[0.0], [1.5]]),
     )
-    begin = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    begin = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
     y = drawn(true, 150, 25, start=begin)
     start = SwitchingModel(
         transition=number([[0.8, 0.2], [0.2, 0.8]]),
@@ -185,7 +184,7 @@ def test_planted_parameters_are_recovered_within_their_intervals():
         b=number([[0.0], [0.5]]),
     )
     names = ["transition", "F", "Q", "R", "b"]
-    found = fit(start, y, **begin, learn=names, shared=["R"], tolerance=1e-5, errors=True)
+    found = fit(start, y, begin, learn=names, shared=["R"], tolerance=1e-5, errors=True)
     assert found.converged
     for name in names:
         off = (getattr(found.model, name) - getattr(true, name)).abs()
@@ -204,13 +203,13 @@ def test_standard_errors_of_scores_and_of_curvature_agree():
         R=0.7 * torch.ones(1, 1, 1, dtype=F64),
         d=torch.zeros(1, 1, dtype=F64),
     )
-    begin = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    begin = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
     y = drawn(model, n, 1, start=begin)
-    scores = fit(model, y, **begin, learn=["d"], errors=True, tolerance=1e-14)
+    scores = fit(model, y, begin, learn=["d"], errors=True, tolerance=1e-14)
     close(scores.model.d[0, 0], y.mean(), tolerance=1e-6)
     spread = (y - y.mean()).square().mean()  # what the scores see in place of S = 1.2
     close(scores.standard_error["d"][0, 0], (1.2**2 / spread / n).sqrt(), tolerance=1e-5)
-    curvature = fit(model, y.transpose(0, 1), **begin, learn=["d"], errors=True)  # one long series of white noise
+    curvature = fit(model, y.transpose(0, 1), begin, learn=["d"], errors=True)  # one long series of white noise
     close(curvature.standard_error["d"][0, 0], number(1.2 / n).sqrt(), tolerance=1e-8)
 
 
@@ -221,11 +220,11 @@ def test_series_that_end_teach_nothing_after_their_end():
     padded = y.clone()
     for i, n in enumerate(lengths):
         padded[i, n:] = 1e3
-    options = {"learn": ALL, "max_rounds": 3, "tolerance": 0.0}
-    found = fit(model, padded, **START, lengths=lengths, **options)
-    same = fit(model, y, **START, lengths=lengths, **options)
+    options = {"learn": ALL, "max_iterations": 3, "tolerance": 0.0}
+    found = fit(model, Series(padded, lengths=lengths), START, **options)
+    same = fit(model, Series(y, lengths=lengths), START, **options)
     close(found.history, same.history, 100.0)
-    doubled = fit(model, torch.cat((padded, padded)), **START, lengths=lengths.repeat(2), **options)
+    doubled = fit(model, Series(torch.cat((padded, padded)), lengths=lengths.repeat(2)), START, **options)
     for name in ALL:
         close(getattr(found.model, name), getattr(same.model, name), 10.0)
         close(getattr(doubled.model, name), getattr(found.model, name), 10.0, tolerance=1e-10)
@@ -240,15 +239,15 @@ def test_noise_levels_are_learned_at_irregular_times():
     x = (2.0 * steps).sqrt().mul(torch.randn(n, t, dtype=F64, generator=g)).cumsum(-1)
     y = (x + 0.5 * torch.randn(n, t, dtype=F64, generator=g)).unsqueeze(-1)
     one = torch.ones(1, 1, 1, dtype=F64)
-    model = SwitchingModel(rate=torch.zeros(1, 1, dtype=F64), F=0 * one, Q=one, H=one, R=one)
-    begin = {"mean": torch.zeros(1, dtype=F64), "covariance": 1e-6 * torch.eye(1, dtype=F64)}
-    options = {"times": times, "learn": ["Q", "R"], "structure": {"Q": "scale", "R": "scale"}}
+    model = SwitchingModel(transition=Generator(torch.zeros(1, 1, dtype=F64)), F=0 * one, Q=one, H=one, R=one)
+    begin = Prior(torch.zeros(1, dtype=F64), 1e-6 * torch.eye(1, dtype=F64))
+    series, options = Series(y, times=times), {"learn": ["Q", "R"], "structure": {"Q": "scale", "R": "scale"}}
     q, r = (torch.ones(1, 1, 1, dtype=F64, requires_grad=True) for _ in range(2))
-    gpb2_likelihood(dataclasses.replace(model, Q=q, R=r, validate=False), y, times=times, **begin).sum().backward()
-    once = fit(model, y, **begin, **options, max_rounds=1)
+    gpb2_likelihood(dataclasses.replace(model, Q=q, R=r, validate=False), series, begin).sum().backward()
+    once = fit(model, series, begin, **options, max_iterations=1)
     close(once.model.Q, 1 + 2 * q.grad / (n * t), tolerance=1e-9)
     close(once.model.R, 1 + 2 * r.grad / (n * t), tolerance=1e-9)
-    found = fit(model, y, **begin, **options, method="gradient", errors=True)
+    found = fit(model, series, begin, **options, method="gradient", errors=True)
     assert abs(float(found.model.Q) - 2.0) < 4 * float(found.standard_error["Q"]) < 1.5
     assert abs(float(found.model.R) - 0.25) < 4 * float(found.standard_error["R"]) < 0.3
 
@@ -263,17 +262,17 @@ def test_modes_come_back_in_the_order_given_and_the_best_start_is_kept():
         R=0.1 * one,
         b=number([[-2.0], [2.0]]),
     )
-    begin = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    begin = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
     y = drawn(true, 40, 10, start=begin)
     for low, high in ((-0.5, 0.5), (0.5, -0.5)):
         start = dataclasses.replace(true, b=number([[low], [high]]), Q=one)
         found = fit(
             start,
             y,
-            **begin,
+            begin,
             learn=["transition", "b", "Q"],
             starts=2,
-            max_rounds=10,
+            max_iterations=10,
             generator=torch.Generator().manual_seed(1),
         )
         assert found.starts.shape == (2,)
@@ -283,19 +282,15 @@ def test_modes_come_back_in_the_order_given_and_the_best_start_is_kept():
 
 
 def test_progress_is_told():
-    told = []
+    values, done = [], []
     model = system(1)
-    fit(
-        model,
-        drawn(model, 3, 4),
-        **START,
-        learn=["R"],
-        max_rounds=4,
-        tolerance=0.0,
-        progress=lambda i, v: told.append((i, v)),
-    )
-    assert [i for i, _ in told] == [0, 1, 2, 3, 4]
-    assert all(b >= a for (_, a), (_, b) in itertools.pairwise(told))
+    calls = {"on_iteration": lambda i, v: values.append((i, v)), "progress": lambda *counts: done.append(counts)}
+    fit(model, drawn(model, 3, 4), START, learn=["R"], max_iterations=4, tolerance=0.0, starts=2, **calls)
+    assert [i for i, _ in values] == [0, 1, 2, 3, 4] * 2
+    assert all(b >= a for (_, a), (_, b) in itertools.pairwise(values[:5]))
+    assert all(total == 8 for _, total in done)
+    assert [n for n, _ in done] == sorted(n for n, _ in done)
+    assert done[-1] == (8, 8)
 
 
 def walks(**fields):
@@ -305,28 +300,29 @@ def walks(**fields):
     return SwitchingModel(**{**given, "Q": one * number([0.1, 1.5])[:, None, None], **fields})
 
 
-WALK = {"mean": torch.zeros(1, dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+WALK = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
 
 
 def test_what_the_series_say_nothing_of_has_no_finite_standard_error():
     """A mode that is never there; a chain between modes that are alike; a chain whose zeros stay."""
     y = drawn(walks(), 8, 20, start=WALK)
-    options = {**WALK, "max_rounds": 30, "tolerance": 1e-5, "errors": True}
-    alone = fit(walks(transition=torch.eye(2, dtype=F64)), y, **options, log_mode_probability=number([0.0, -torch.inf]))
+    options = {"max_iterations": 30, "tolerance": 1e-5, "errors": True}
+    first = dataclasses.replace(WALK, log_mode_probability=number([0.0, -torch.inf]))
+    alone = fit(walks(transition=torch.eye(2, dtype=F64)), y, first, **options)
     for name in ("Q", "R"):
         error = alone.standard_error[name].flatten()
         assert 0 < error[0] < 1
         assert error[1] == torch.inf
     close(alone.model.Q[1], number([[1.5]]), 1.0)
     assert (alone.standard_error["transition"] == 0).all()
-    alike = fit(walks(), y, **options, shared=["Q", "R"])
+    alike = fit(walks(), y, WALK, **options, shared=["Q", "R"])
     assert (alike.standard_error["transition"] == torch.inf).all()
     assert (alike.standard_error["Q"] < 1).all()
 
 
 @pytest.mark.parametrize("method", ["em", "gradient"])
 def test_series_that_never_move_are_told_without_end_and_stop_somewhere(method):
-    found = fit(walks(), torch.zeros(3, 30, 1, dtype=F64), **WALK, method=method, max_rounds=5)
+    found = fit(walks(), torch.zeros(3, 30, 1, dtype=F64), WALK, method=method, max_iterations=5)
     assert all(field.isfinite().all() for field in found.model.fields().values())
     assert found.log_likelihood.isfinite()
     assert found.log_likelihood > 0  # a density of nearly no width
@@ -334,6 +330,6 @@ def test_series_that_never_move_are_told_without_end_and_stop_somewhere(method):
 
 def test_a_gradient_ends_with_the_likeliest_model_seen():
     y = drawn(walks(), 4, 15, start=WALK)
-    found = fit(walks(), y, **WALK, method="gradient", max_rounds=2)
+    found = fit(walks(), y, **WALK, method="gradient", max_iterations=2)
     assert found.log_likelihood >= found.history.max() - 1e-9 * found.history.abs().max()
     close(found.log_likelihood, gpb2_likelihood(found.model, y, **WALK).sum(), found.log_likelihood.abs())

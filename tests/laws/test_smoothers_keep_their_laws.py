@@ -1,11 +1,25 @@
 """What holds for every smoother: batches, gaps, order, symmetry, dead modes, sums of pairs, derivatives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
-from gradlogz import Smoothed, SwitchingModel, constant_acceleration, constant_velocity, imm, nees, smooth
+from gradlogz import (
+    Generator,
+    Prior,
+    Series,
+    Smoothed,
+    SwitchingModel,
+    constant_acceleration,
+    constant_velocity,
+    imm,
+    nees,
+    smooth,
+)
 from support.scales import close
 from support.smoother_oracles import drawn
 from support.switching_oracles import F64, beginning, chain, observed, positive, system
@@ -26,39 +40,33 @@ def at(found, index):
     return Smoothed(*(part[index] for part in found[:-1]), found.filtered)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "exact"])
+@pytest.mark.parametrize("method", [*METHODS, "enumerate"])
 def test_targets_do_not_see_each_other(method):
     model, k, s = system(2, 2, 2), 2, 2
-    start = {
-        "mean": torch.randn(2, 3, k, s, dtype=F64),
-        "covariance": positive(2, 1, k, s),
-        "log_mode_probability": torch.randn(1, 3, k, dtype=F64).log_softmax(-1),
-    }
+    start = Prior(
+        torch.randn(2, 3, k, s, dtype=F64), positive(2, 1, k, s), torch.randn(1, 3, k, dtype=F64).log_softmax(-1)
+    )
     y = observed(model, 4, 2, 3)
     y[0, 0, 2] = y[1, 2, 3, 0] = torch.nan
-    found = smooth(model, y, method=method, **start)
+    found = smooth(model, y, start, method=method)
     assert found.log_pair_probability.shape == (2, 3, 4, k, k)
     assert found.lag_covariance.shape == (2, 3, 4, k, s, s)
     assert found.initial_log_mode_probability.shape == (2, 3, k)
     for i, j in ((0, 0), (1, 2)):
-        alone = {
-            "mean": start["mean"][i, j],
-            "covariance": start["covariance"][i, 0],
-            "log_mode_probability": start["log_mode_probability"][0, j],
-        }
+        alone = Prior(start.mean[i, j], start.covariance[i, 0], start.log_mode_probability[0, j])
         alike(at(found, (i, j)), smooth(model, y[i, j], method=method, **alone))
 
 
-@pytest.mark.parametrize("method", [*METHODS, "exact"])
+@pytest.mark.parametrize("method", [*METHODS, "enumerate"])
 def test_models_that_differ_between_targets_are_many_models(method):
     n, steps = 2, 4
     T = torch.stack([chain(2) for _ in range(n)]).unsqueeze(1)
     model = system(2, lead=(n, steps), transition=T)
     y, start = observed(model, steps, n), beginning(2)
-    found = smooth(model, y, method=method, **start)
+    found = smooth(model, y, start, method=method)
     for i in range(n):
         fields = {f: getattr(model, f)[i] for f in ("F", "Q", "H", "R", "b", "d")}
-        alike(at(found, i), smooth(SwitchingModel(T[i, 0], **fields), y[i], method=method, **start))
+        alike(at(found, i), smooth(SwitchingModel(T[i, 0], **fields), y[i], start, method=method))
 
 
 @each
@@ -68,9 +76,9 @@ def test_masks_gaps_and_lengths_say_the_same(method, lag):
     y = observed(model, 5, 3)
     lengths = torch.tensor([5, 2, 0])
     inside = torch.arange(5) < lengths[:, None]
-    by_gap = smooth(model, y.masked_fill(~inside.unsqueeze(-1), torch.nan), method=method, lag=lag, **start)
-    alike(smooth(model, y, lengths=lengths, method=method, lag=lag, **start), by_gap)
-    alike(smooth(model, y, mask=inside, method=method, lag=lag, **start), by_gap)
+    by_gap = smooth(model, y.masked_fill(~inside.unsqueeze(-1), torch.nan), start, method=method, lag=lag)
+    alike(smooth(model, Series(y, lengths=lengths), start, method=method, lag=lag), by_gap)
+    alike(smooth(model, Series(y, mask=inside), start, method=method, lag=lag), by_gap)
 
 
 @ours
@@ -78,8 +86,8 @@ def test_what_is_not_observed_says_nothing_of_what_was(method):
     """Of a series cut short, earlier times are those of the short series."""
     model, start = system(2), beginning(2)
     y = observed(model, 6)
-    short = smooth(model, y[:3], method=method, **start)
-    long = smooth(model, y.masked_fill((torch.arange(6) > 2)[:, None], torch.nan), method=method, **start)
+    short = smooth(model, y[:3], start, method=method)
+    long = smooth(model, y.masked_fill((torch.arange(6) > 2)[:, None], torch.nan), start, method=method)
     for name in Smoothed._fields[:9]:
         e = getattr(short, name)
         close(getattr(long, name)[:3], e, 100 * (1 + e.abs().amax()))
@@ -91,8 +99,8 @@ def test_the_order_of_modes_does_not_matter(method):
     y, order = observed(model, 4), torch.tensor([2, 0, 1])
     fields = {f: getattr(model, f)[order] for f in ("F", "Q", "H", "R", "b", "d")}
     turned = SwitchingModel(model.transition[order][:, order], **fields)
-    found = smooth(turned, y, method=method, **{name: value[order] for name, value in start.items()})
-    expected = smooth(model, y, method=method, **start)
+    found = smooth(turned, y, tree_map(lambda value: value[order], start), method=method)
+    expected = smooth(model, y, start, method=method)
     close(found.mean, expected.mean, 100.0)
     close(found.covariance, expected.covariance, 100 * (1 + expected.covariance.abs().amax()))
     close(found.log_pair_probability, expected.log_pair_probability[:, order][:, :, order], 1e3)
@@ -102,7 +110,7 @@ def test_the_order_of_modes_does_not_matter(method):
 @each
 def test_probabilities_of_pairs_are_those_of_modes_and_covariances_are_covariances(method):
     model, start = system(3, 3, 2), beginning(3, 3)
-    found = smooth(model, observed(model, 20), method=method, **start)
+    found = smooth(model, observed(model, 20), start, method=method)
     close(found.log_pair_probability.logsumexp(-2), found.log_mode_probability, 1e3)
     close(found.log_mode_probability.exp().sum(-1), torch.ones(20, dtype=F64))
     close(found.initial_log_mode_probability.exp().sum(), torch.ones((), dtype=F64))
@@ -123,7 +131,7 @@ def tracking(variance=0.01):
         [slow, constant_acceleration(2, spectral_density=1.0, **options)],
         transition=torch.tensor([[0.97, 0.03], [0.1, 0.9]], dtype=F64),
     )
-    return model, {"mean": torch.zeros(6, dtype=F64), "covariance": torch.eye(6, dtype=F64)}
+    return model, Prior(torch.zeros(6, dtype=F64), torch.eye(6, dtype=F64))
 
 
 @ours
@@ -134,8 +142,8 @@ def test_smoothing_brings_states_nearer_than_filtering_and_a_lag_half_way(method
     def error(found):
         return float((found.mean[..., [0, 3]] - x[..., [0, 3]]).square().mean().sqrt())
 
-    whole = smooth(model, y, method=method, **start)
-    lags = [error(smooth(model, y, method=method, lag=lag, **start)) for lag in (1, 4, 12)]
+    whole = smooth(model, y, start, method=method)
+    lags = [error(smooth(model, y, start, method=method, lag=lag)) for lag in (1, 4, 12)]
     assert error(whole) < 0.8 * error(whole.filtered)
     assert error(whole.filtered) > lags[0] > lags[1] > error(whole)
     assert lags[2] < 1.05 * error(whole)
@@ -146,8 +154,8 @@ def test_smoothing_brings_states_nearer_than_filtering_and_a_lag_half_way(method
 def test_vague_beginnings_and_modes_without_noise_leave_covariances_positive(method, prior):
     """Accelerations that a mode holds at 0; beliefs 1e10 times wider than what is observed."""
     model, start = tracking(1e-6)
-    start["covariance"] = prior * start["covariance"]
-    found = smooth(model, drawn(model, start, 30, 20)[2], method=method, **start)
+    start = replace(start, covariance=prior * start.covariance)
+    found = smooth(model, drawn(model, start, 30, 20)[2], start, method=method)
     for P in (found.covariance, found.mode_covariance):
         values = torch.linalg.eigvalsh(P)
         assert (values[..., 0] >= -1e-14 * values[..., -1]).all()  # some are 0
@@ -158,7 +166,7 @@ def test_the_nees_of_a_smoother_is_that_of_its_model():
     """States drawn from the model of one mode: chi-square, as for the filter."""
     model, start = system(1, 2, 1), beginning(1, shared=True)
     x, _, y = drawn(model, start, 4, 400)
-    found = smooth(model, y, mean=start["mean"], covariance=start["covariance"])
+    found = smooth(model, y, Prior(start.mean, start.covariance))
     average = nees(found, x, level=0.9999)
     for t in range(4):
         assert bool(type(average)(*(part[:, t] for part in average[:4]), average.level).mean().holds)
@@ -168,13 +176,13 @@ def test_modes_that_cannot_be_are_never_and_harm_nothing():
     """Mode 0 is left for good, mode 2 is never entered."""
     T = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], dtype=F64)
     model, start = system(3, transition=T), beginning(3)
-    start["log_mode_probability"] = torch.tensor([0.0, -torch.inf, -torch.inf], dtype=F64)
+    start = replace(start, log_mode_probability=torch.tensor([0.0, -torch.inf, -torch.inf], dtype=F64))
     y = observed(model, 4)
     only = {f: getattr(model, f)[1:2] for f in ("F", "Q", "H", "R", "b", "d")}
     alone = SwitchingModel(torch.ones(1, 1, dtype=F64), **only)
-    expected = smooth(alone, y, mean=start["mean"][0], covariance=start["covariance"][0])
+    expected = smooth(alone, y, Prior(start.mean[0], start.covariance[0]))
     for method in METHODS:
-        found = smooth(model, y, method=method, **start)
+        found = smooth(model, y, start, method=method)
         assert torch.equal(found.log_mode_probability.exp(), torch.tensor([[0.0, 1.0, 0.0]], dtype=F64).expand(4, 3))
         assert all(part.isfinite().all() for part in found[:4])
         assert not any(part.isnan().any() for part in found[:-1])
@@ -189,7 +197,7 @@ def test_an_impossible_observation_changes_nothing(method):
     y = observed(model, 4)
     far, gap = y.clone(), y.clone()
     far[2], gap[2] = 1e200, torch.nan
-    found, expected = smooth(model, far, method=method, **start), smooth(model, gap, method=method, **start)
+    found, expected = smooth(model, far, start, method=method), smooth(model, gap, start, method=method)
     close(found.mean, expected.mean, 100.0)
     close(found.log_mode_probability, expected.log_mode_probability, 100.0)
 
@@ -199,8 +207,8 @@ def test_float32_is_float64_rounded(method):
     model, start = system(2, 2, 1), beginning(2, 2)
     y = observed(model, 10)
     fields = {f: getattr(model, f).float() for f in ("transition", "F", "Q", "H", "R", "b", "d")}
-    low = smooth(SwitchingModel(**fields), y.float(), method=method, **{n: t.float() for n, t in start.items()})
-    high = smooth(model, y, method=method, **start)
+    low = smooth(SwitchingModel(**fields), y.float(), tree_map(lambda t: t.float(), start), method=method)
+    high = smooth(model, y, start, method=method)
     assert low.mean.dtype == torch.float32
     close(low.mean, high.mean.float(), 30 * (1 + high.mean.abs().amax().float()))
 
@@ -216,12 +224,12 @@ def test_modes_of_unequal_sizes_are_smoothed():
     whole = SwitchingModel.of([*padded, third], transition=T)
     y = torch.tensor([[0.4], [1.1], [2.3], [4.0], [6.5]], dtype=F64)
     P = torch.diag(torch.tensor([1.0, 0.5, 0.0], dtype=F64))
-    start = {"mean": torch.zeros(3, dtype=F64), "covariance": P}
+    start = Prior(torch.zeros(3, dtype=F64), P)
     for method in ("imm", "gpb2"):
-        alike(smooth(short, y, method=method, **start), smooth(whole, y, method=method, **start))
+        alike(smooth(short, y, start, method=method), smooth(whole, y, start, method=method))
     filled = SwitchingModel.of([slow, fast, third], transition=T, components=[(0, 1), (0, 1), (0, 1, 2)])
-    start["covariance"] = torch.eye(3, dtype=F64)
-    found = smooth(filled, y, method="imm", **start)
+    start = replace(start, covariance=torch.eye(3, dtype=F64))
+    found = smooth(filled, y, start, method="imm")
     assert (torch.linalg.eigvalsh(found.covariance)[..., 0] > 0).all()
     assert (found.mode_covariance[:, 0, 2] == 0).all()
 
@@ -229,12 +237,12 @@ def test_modes_of_unequal_sizes_are_smoothed():
 def test_times_of_observations_are_steps_of_their_lengths():
     rate = torch.tensor([[-0.3, 0.3], [0.7, -0.7]], dtype=F64)
     modes = [constant_velocity(1, spectral_density=q, observation_variance=0.5, dtype=F64) for q in (0.1, 3.0)]
-    model = SwitchingModel.of(modes, rate=rate)
+    model = SwitchingModel.of(modes, transition=Generator(rate))
     times = torch.tensor([0.5, 0.7, 2.0], dtype=F64)
-    y, start = torch.randn(3, 1, dtype=F64), {"mean": torch.zeros(2, dtype=F64), "covariance": torch.eye(2, dtype=F64)}
+    y, start = torch.randn(3, 1, dtype=F64), Prior(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64))
     steps = model.at(torch.tensor([0.5, 0.2, 1.3], dtype=F64))
-    for method in ("imm", "gpb2", "exact"):
-        alike(smooth(model, y, times=times, method=method, **start), smooth(steps, y, method=method, **start))
+    for method in ("imm", "gpb2", "enumerate"):
+        alike(smooth(model, Series(y, times=times), start, method=method), smooth(steps, y, start, method=method))
 
 
 # Derivatives ---------------------------------------------------------------------------------------------------------
@@ -243,17 +251,19 @@ def test_times_of_observations_are_steps_of_their_lengths():
 def arguments(k=2, s=2, o=1, steps=3):
     model = system(k, s, o, B=torch.randn(k, s, 1, dtype=F64), D=torch.randn(k, o, 1, dtype=F64))
     given = {name: getattr(model, name) for name in NAMES[:9]}
-    given |= {"y": observed(model, steps), "u": torch.randn(steps, 1, dtype=F64), **beginning(k, s)}
+    given |= {"y": observed(model, steps), "u": torch.randn(steps, 1, dtype=F64)}
+    given |= dict(zip(NAMES[11:], tree_leaves(beginning(k, s)), strict=True))
     return {name: t.detach().clone().requires_grad_() for name, t in given.items()}
 
 
 def run(given, **options):
     model = SwitchingModel(**{name: given[name] for name in NAMES[:9]}, validate=False)
-    found = smooth(model, given["y"], inputs=given["u"], **{name: given[name] for name in NAMES[11:]}, **options)
+    prior = Prior(*(given[name] for name in NAMES[11:]))
+    found = smooth(model, Series(given["y"], inputs=given["u"]), prior, **options)
     return found[:-1]
 
 
-@pytest.mark.parametrize("options", [{"method": m} for m in (*METHODS, "exact")] + [{"lag": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"method": m} for m in (*METHODS, "enumerate")] + [{"lag": 1}], ids=str)
 def test_every_output_has_its_derivative_in_every_argument(options):
     given = arguments()
     weights = [torch.randn_like(part) for part in run(given, **options)]
@@ -294,16 +304,16 @@ def test_the_score_of_the_exact_likelihood_is_fisher_s_identity():
     y = observed(model, 4)
 
     def likelihood(log_pi):
-        changed = {**start, "log_mode_probability": log_pi}
-        return smooth(model_of(model), y, method="exact", **changed).filtered.log_likelihood
+        changed = replace(start, log_mode_probability=log_pi)
+        return smooth(model_of(model), y, changed, method="enumerate").filtered.log_likelihood
 
-    slope = grad(likelihood)(start["log_mode_probability"])
-    found = smooth(model, y, method="exact", **start)
+    slope = grad(likelihood)(start.log_mode_probability)
+    found = smooth(model, y, start, method="enumerate")
     close(slope, found.initial_log_mode_probability.exp(), 100.0)
 
     def of_chain(T):
         changed = SwitchingModel(T, **{f: getattr(model, f) for f in ("F", "Q", "H", "R", "b", "d")}, validate=False)
-        return smooth(changed, y, method="exact", **start).filtered.log_likelihood
+        return smooth(changed, y, start, method="enumerate").filtered.log_likelihood
 
     slope = grad(of_chain)(model.transition)
     close(model.transition * slope, found.log_pair_probability.exp().sum(0), 100.0)  # transitions are counted
@@ -319,5 +329,5 @@ def model_of(model):
 def test_the_filter_inside_is_the_filter():
     model, start = system(2), beginning(2)
     y = observed(model, 4)
-    found = smooth(model, y, method="imm", **start)
-    assert torch.equal(found.filtered.mean, imm(model, y, **start).mean)
+    found = smooth(model, y, start, method="imm")
+    assert torch.equal(found.filtered.mean, imm(model, y, start).mean)

@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jvp, vmap
+from torch.utils._pytree import tree_leaves
 
 from gradlogz import (
     Filtered,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_velocity,
     coordinated_turn,
-    exact,
+    enumerate_modes,
     imm,
     normalized_innovation,
     singer,
@@ -29,17 +32,18 @@ def inputs(k=2, s=2, o=1, steps=3):
     model = system(k, s, o, B=torch.randn(k, s, 1, dtype=F64), D=torch.randn(k, o, 1, dtype=F64))
     start = beginning(k, s)
     given = {name: getattr(model, name) for name in NAMES[:9]}
-    given |= {"y": observed(model, steps), "u": torch.randn(steps, 1, dtype=F64), **start}
+    given |= {"y": observed(model, steps), "u": torch.randn(steps, 1, dtype=F64)}
+    given |= dict(zip(NAMES[11:], tree_leaves(start), strict=True))
     return {name: t.detach().clone().requires_grad_() for name, t in given.items()}
 
 
 def run(method, given):
     """A filter of tensors that need not be probabilities or symmetric, as finite differences are not."""
     model = SwitchingModel(**{name: given[name] for name in NAMES[:9]}, validate=False)
-    begins = {name: given[name] for name in NAMES[11:]}
+    begins = Prior(*(given[name] for name in NAMES[11:]))
     if method == "exact":
-        return exact(model, given["y"], inputs=given["u"], **begins).filtered
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(given["y"], inputs=given["u"], **begins)
+        return enumerate_modes(model, Series(given["y"], inputs=given["u"]), begins).filtered
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(given["y"], inputs=given["u"]), begins)
 
 
 @pytest.mark.parametrize("method", [*METHODS.values(), "exact"], ids=[*METHODS, "exact"])
@@ -129,9 +133,9 @@ def test_models_are_pytrees():
     """vmap and grad take a model as an argument; what it lacks is no leaf."""
     model, start = system(2, offsets=False), beginning(2)
     y = observed(model, 3, 4)
-    shared = vmap(lambda m, y: imm(m, y, **start).log_likelihood, in_dims=(None, 0))(model, y)
-    close(shared, imm(model, y, **start).log_likelihood, 100.0)
-    slope = grad(lambda m: imm(m, y, **start).log_likelihood.sum())(model)
+    shared = vmap(lambda m, y: imm(m, y, start).log_likelihood, in_dims=(None, 0))(model, y)
+    close(shared, imm(model, y, start).log_likelihood, 100.0)
+    slope = grad(lambda m: imm(m, y, start).log_likelihood.sum())(model)
     assert slope.F.shape == model.F.shape
     assert slope.b is None
 
@@ -143,7 +147,7 @@ def test_the_score_of_the_exact_likelihood_has_mean_zero():
 
     def logs(R):
         changed = SwitchingModel(model.transition, model.F, model.Q, model.H, R, model.b, model.d, validate=False)
-        return exact(changed, x[:, None, None], **start).filtered.log_likelihood
+        return enumerate_modes(changed, x[:, None, None], start).filtered.log_likelihood
 
     density = logs(model.R).exp() * (x[1] - x[0])
     score = jacfwd(logs)(model.R)
@@ -161,4 +165,4 @@ def test_models_of_motion_and_consistency_have_gradients():
     assert gradcheck(built, numbers)
     model, start = system(2), beginning(2)
     y = observed(model, 4).requires_grad_()
-    assert gradcheck(lambda y: normalized_innovation(imm(model, y, **start)).value, (y,))
+    assert gradcheck(lambda y: normalized_innovation(imm(model, y, start)).value, (y,))

@@ -1,17 +1,21 @@
 """What holds for every switching filter: batches, order, gaps, time, symmetry, modes that cannot be.   [theory 7.4]"""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from gradlogz import (
     Filtered,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_velocity,
     coordinated_turn,
-    exact,
+    enumerate_modes,
     gpb1,
     gpb2,
     imm,
@@ -36,23 +40,17 @@ def at(found, index):
 @each
 def test_targets_do_not_see_each_other(method):
     model, k, s = system(3, 2, 2), 3, 2
-    start = {
-        "mean": torch.randn(4, 5, k, s, dtype=F64),
-        "covariance": positive(4, 1, k, s),
-        "log_mode_probability": torch.randn(1, 5, k, dtype=F64).log_softmax(-1),
-    }
+    start = Prior(
+        torch.randn(4, 5, k, s, dtype=F64), positive(4, 1, k, s), torch.randn(1, 5, k, dtype=F64).log_softmax(-1)
+    )
     y = observed(model, 6, 4, 5)
     y[0, 0, 2] = y[1, 3, 4, 0] = torch.nan
-    found = filter_of(model, method).filter(y, **start)
+    found = filter_of(model, method).filter(y, start)
     assert found.mean.shape == (4, 5, 6, s)
     assert found.mode_innovation_covariance.shape == (4, 5, 6, k, 2, 2)
     assert found.log_likelihood.shape == (4, 5)
     for i, j in ((0, 0), (1, 3), (3, 4)):
-        alone = {
-            "mean": start["mean"][i, j],
-            "covariance": start["covariance"][i, 0],
-            "log_mode_probability": start["log_mode_probability"][0, j],
-        }
+        alone = Prior(start.mean[i, j], start.covariance[i, 0], start.log_mode_probability[0, j])
         same(at(found, (i, j)), filter_of(model, method).filter(y[i, j], **alone))
 
 
@@ -62,11 +60,11 @@ def test_models_that_differ_between_targets_are_many_models(method):
     T = torch.stack([chain(2) for _ in range(n)]).unsqueeze(1)
     model = system(2, lead=(n, steps), transition=T)
     y, start = observed(model, steps, n), beginning(2)
-    found = filter_of(model, method).filter(y, **start)
+    found = filter_of(model, method).filter(y, start)
     for i in range(n):
         fields = {f: getattr(model, f)[i] for f in ("F", "Q", "H", "R", "b", "d")}
         alone = SwitchingModel(T[i, 0], **fields)
-        same(at(found, i), filter_of(alone, method).filter(y[i], **start))
+        same(at(found, i), filter_of(alone, method).filter(y[i], start))
 
 
 @each
@@ -76,8 +74,8 @@ def test_one_step_after_the_other_is_the_series(method):
     y, u, start = observed(model, steps, 4), torch.randn(4, steps, 3, dtype=F64), beginning(2)
     y[0, 1], y[1, 2, 0] = torch.nan, torch.nan
     online = filter_of(model, method)
-    whole = online.filter(y, inputs=u, **start)
-    state = online.init(**start, batch_shape=(4,))
+    whole = online.filter(Series(y, inputs=u), start)
+    state = online.init(start, batch_shape=(4,))
     for t in range(steps):
         state, found = online.step(state, y[:, t], inputs=u[:, t], time=t)
         now = Filtered(*(part[:, t] for part in whole[:-1]), whole.step_log_likelihood[:, : t + 1].sum(-1))
@@ -92,8 +90,8 @@ def test_the_order_of_modes_does_not_matter(method):
     y, order = observed(model, 5), torch.tensor([2, 0, 1])
     fields = {f: getattr(model, f)[order] for f in ("F", "Q", "H", "R", "b", "d")}
     turned = SwitchingModel(model.transition[order][:, order], **fields)
-    other = {name: value[order] for name, value in start.items()}
-    found, expected = filter_of(turned, method).filter(y, **other), filter_of(model, method).filter(y, **start)
+    other = tree_map(lambda value: value[order], start)
+    found, expected = filter_of(turned, method).filter(y, **other), filter_of(model, method).filter(y, start)
     of_modes = {f for f in Filtered._fields if "mode_" in f}
     same(found, Filtered(**{f: v[:, order] if f in of_modes else v for f, v in expected._asdict().items()}), 10.0)
 
@@ -105,9 +103,9 @@ def test_a_mode_that_is_there_twice_is_one_mode(method):
     y, twice = observed(model, 5), torch.tensor([0, 1, 1])
     T = model.transition[twice][:, twice] * torch.tensor([1.0, 0.3, 0.7], dtype=F64)
     copied = SwitchingModel(T, **{f: getattr(model, f)[twice] for f in ("F", "Q", "H", "R", "b", "d")})
-    other = {name: value[twice] for name, value in start.items()}
+    other = tree_map(lambda value: value[twice], start)
     other["log_mode_probability"] = other["log_mode_probability"] + torch.tensor([1.0, 0.5, 0.5], dtype=F64).log()
-    found, expected = filter_of(copied, method).filter(y, **other), filter_of(model, method).filter(y, **start)
+    found, expected = filter_of(copied, method).filter(y, **other), filter_of(model, method).filter(y, start)
     for name in ("mean", "covariance", "innovation", "innovation_covariance", "step_log_likelihood", "log_likelihood"):
         e = getattr(expected, name)
         close(getattr(found, name), e, 10 * (1 + e.abs().amax()))
@@ -128,8 +126,8 @@ def test_a_gap_in_a_dimension_is_a_sensor_that_is_not_there(method):
         model.b,
         model.d[:, rest],
     )
-    found = filter_of(model, method).filter(y, **start)
-    expected = filter_of(fewer, method).filter(y[:, rest], **start)
+    found = filter_of(model, method).filter(y, start)
+    expected = filter_of(fewer, method).filter(y[:, rest], start)
     for name in Filtered._fields:
         if "innovation" not in name:
             e = getattr(expected, name)
@@ -147,14 +145,14 @@ def test_masks_gaps_and_lengths_say_the_same(method):
     inside = torch.arange(6) < lengths[:, None]
     gaps = y.masked_fill(~inside.unsqueeze(-1), torch.nan)
     run = filter_of(model, method).filter
-    by_gap = run(gaps, **start)
-    same(run(y, lengths=lengths, **start), by_gap)
-    same(run(y, mask=inside, **start), by_gap)
-    same(run(y, mask=inside.unsqueeze(-1).expand(y.shape), **start), by_gap)
+    by_gap = run(gaps, start)
+    same(run(Series(y, lengths=lengths), start), by_gap)
+    same(run(Series(y, mask=inside), start), by_gap)
+    same(run(Series(y, mask=inside.unsqueeze(-1).expand(y.shape)), start), by_gap)
     close(by_gap.step_log_likelihood[~inside], torch.zeros(10, dtype=F64))
     for name in ("mean", "covariance", "log_mode_probability"):  # nothing was observed: what was predicted stays
         close(getattr(by_gap, name)[2], getattr(by_gap, f"predicted_{name}")[2], 10.0)
-    short = run(y[1, :2], **start)
+    short = run(y[1, :2], start)
     close(by_gap.log_likelihood[1], short.log_likelihood, 100.0)
 
 
@@ -168,14 +166,14 @@ def test_inputs_are_offsets(method):
     b, d = model.b + torch.einsum("ksu,tu->tks", B, u), model.d + torch.einsum("kou,tu->tko", D, u)
     offset = SwitchingModel(**plain, b=b, d=d)
     y = observed(model, steps)
-    found = filter_of(driven, method).filter(y, inputs=u, **start)
-    same(found, filter_of(offset, method).filter(y, **start))
+    found = filter_of(driven, method).filter(Series(y, inputs=u), start)
+    same(found, filter_of(offset, method).filter(y, start))
 
 
 @each
 def test_weights_are_probabilities_and_covariances_are_covariances(method):
     model, start = system(3, 4, 2), beginning(3, 4)
-    found = filter_of(model, method).filter(100 * observed(model, 30), **start)
+    found = filter_of(model, method).filter(100 * observed(model, 30), start)
     for name in ("log_mode_probability", "predicted_log_mode_probability"):
         close(getattr(found, name).exp().sum(-1), torch.ones(30, dtype=F64))
     for name in Filtered._fields:
@@ -190,8 +188,8 @@ def test_float32_is_float64_rounded(method):
     model, start = system(3, 4, 2), beginning(3, 4)
     y = observed(model, 30)
     fields = {f: getattr(model, f).float() for f in ("transition", "F", "Q", "H", "R", "b", "d")}
-    low = filter_of(SwitchingModel(**fields), method).filter(y.float(), **{n: t.float() for n, t in start.items()})
-    high = filter_of(model, method).filter(y, **start)
+    low = filter_of(SwitchingModel(**fields), method).filter(y.float(), tree_map(lambda t: t.float(), start))
+    high = filter_of(model, method).filter(y, start)
     assert low.mean.dtype == torch.float32
     close(low.mean, high.mean.float(), 10 * high.mean.abs().amax().float())
     close(low.log_likelihood, high.log_likelihood.float(), high.log_likelihood.abs().float())
@@ -201,15 +199,15 @@ def test_modes_that_cannot_be_are_never_and_harm_nothing():
     """Mode 0 is left for good, mode 2 is never entered."""
     T = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], dtype=F64)
     model, start = system(3, transition=T), beginning(3)
-    start["log_mode_probability"] = torch.tensor([0.0, -torch.inf, -torch.inf], dtype=F64)
+    start = replace(start, log_mode_probability=torch.tensor([0.0, -torch.inf, -torch.inf], dtype=F64))
     y = observed(model, 4)
     for filter in (gpb1, gpb2, imm):
-        found = filter(model, y, **start)
+        found = filter(model, y, start)
         assert torch.equal(found.log_mode_probability.exp(), torch.tensor([[0.0, 1.0, 0.0]], dtype=F64).expand(4, 3))
         assert all(part.isfinite().all() for name, part in found._asdict().items() if "probability" not in name)
         only = {f: getattr(model, f)[1:2] for f in ("F", "Q", "H", "R", "b", "d")}
         alone = SwitchingModel(torch.ones(1, 1, dtype=F64), **only)
-        kalman = imm(alone, y, mean=start["mean"][0], covariance=start["covariance"][0])
+        kalman = imm(alone, y, Prior(start.mean[0], start.covariance[0]))
         close(found.mean, kalman.mean, 10.0)
         close(found.log_likelihood, kalman.log_likelihood, 100.0)
 
@@ -219,10 +217,10 @@ def test_outliers_of_a_million_deviations_keep_every_log_probability(method):
     """T = I: log odds are differences of log densities, however far out, and come back when the outlier is undone."""
     model, start = system(2, 1, 1, transition=torch.eye(2, dtype=F64)), beginning(2, 1)
     y = torch.tensor([[1e6], [1.0]], dtype=F64)
-    found = filter_of(model, method).filter(y, **start)
+    found = filter_of(model, method).filter(y, start)
     assert all(part.isfinite().all() for part in found)
     odds = found.log_mode_probability.diff(dim=-1)
-    rise = start["log_mode_probability"].diff(dim=-1) + found.mode_log_likelihood.diff(dim=-1).cumsum(0)
+    rise = start.log_mode_probability.diff(dim=-1) + found.mode_log_likelihood.diff(dim=-1).cumsum(0)
     close(odds, rise, 1e12)
     assert odds.abs().amax() > 1e9
 
@@ -231,7 +229,7 @@ def test_outliers_of_a_million_deviations_keep_every_log_probability(method):
 def test_switches_bring_a_mode_back_from_nothing(method):
     """After an outlier a mode has probability exp(-1e11); one step on, it has what the chain gives it."""
     model, start = system(2, 1, 1), beginning(2, 1)
-    found = filter_of(model, method).filter(torch.tensor([[1e6], [torch.nan]], dtype=F64), **start)
+    found = filter_of(model, method).filter(torch.tensor([[1e6], [torch.nan]], dtype=F64), start)
     sure = found.log_mode_probability[0].argmax()
     assert found.log_mode_probability[0].amin() < -1e9
     close(found.log_mode_probability[1].exp(), model.transition[sure])
@@ -254,7 +252,7 @@ def test_long_runs_stay_symmetric_and_positive(filter, steps):
     generator = torch.Generator().manual_seed(0)
     path = torch.randn(steps, 2, dtype=F64, generator=generator).cumsum(0).cumsum(0) * 0.01  # as far as it goes
     y = path + 1e-3 * torch.randn(steps, 2, dtype=F64, generator=generator)
-    state = {"mean": torch.zeros(4, dtype=F64), "covariance": 1e6 * torch.eye(4, dtype=F64)}
+    state = Prior(torch.zeros(4, dtype=F64), 1e6 * torch.eye(4, dtype=F64))
     if steps < 1_000_000:
         y.requires_grad_()  # by torch
     names = ("covariance", "mode_covariance", "predicted_covariance", "innovation_covariance")
@@ -268,7 +266,7 @@ def test_long_runs_stay_symmetric_and_positive(filter, steps):
         assert found.log_likelihood.isfinite()
         mean, covariance = (getattr(found, name)[-1].detach() for name in carried)
         log_pi = found.log_mode_probability[-1].detach()
-        state = {"mean": mean, "covariance": covariance, "log_mode_probability": log_pi.log_softmax(-1)}
+        state = Prior(mean, covariance, log_pi.log_softmax(-1))
 
 
 @pytest.mark.parametrize("far", [3.0, 300.0, 1e6])
@@ -280,7 +278,7 @@ def test_probabilities_after_are_those_before_times_likelihoods(monkeypatch, met
     model, start = system(2, 1, 1), beginning(2, 1)
     y = observed(model, 6, 4)
     y[:, 2:4] = far
-    found = filter_of(model, method).filter(y, **start)
+    found = filter_of(model, method).filter(y, start)
     joint = found.predicted_log_mode_probability + found.mode_log_likelihood
     close(found.log_mode_probability, joint - found.step_log_likelihood.unsqueeze(-1), far**2 * 10)
     close(found.step_log_likelihood, joint.logsumexp(-1), far**2 * 10)
@@ -291,20 +289,20 @@ def test_a_first_step_that_moves_nothing_is_bayes_rule(method):
     """Beliefs about the time of the first observation, as packages have them that update first."""
     model, start = system(3, B=torch.randn(3, 2, 1, dtype=F64)), beginning(3)
     y, u = observed(model, 3), torch.randn(3, 1, dtype=F64)
-    m, P = (start["mean"], start["covariance"]) if method[1] > 1 else (start["mean"][0], start["covariance"][0])
-    begins = {"mean": m, "covariance": P, "log_mode_probability": start["log_mode_probability"]}
+    m, P = (start.mean, start.covariance) if method[1] > 1 else (start.mean[0], start.covariance[0])
+    begins = Prior(m, P, start.log_mode_probability)
     m, P = m.expand(3, 2), P.expand(3, 2, 2)
-    found = filter_of(model.still_first(3), method).filter(y, inputs=u, **begins)
+    found = filter_of(model.still_first(3), method).filter(Series(y, inputs=u), begins)
     S = model.H @ P @ model.H.mT + model.R
     expected = (model.H @ m.unsqueeze(-1)).squeeze(-1) + model.d
     log_density = torch.distributions.MultivariateNormal(expected, S).log_prob(y[0])
-    close(found.log_mode_probability[0], (begins["log_mode_probability"] + log_density).log_softmax(-1), 100.0)
+    close(found.log_mode_probability[0], (begins.log_mode_probability + log_density).log_softmax(-1), 100.0)
     K = P @ model.H.mT @ torch.linalg.inv(S)
     close(found.mode_mean[0], m + (K @ (y[0] - expected).unsqueeze(-1)).squeeze(-1), 100.0)
     # And from there on it is the filter that begins with what is known then.
     if method[0] == "imm":
         then = {f: getattr(found, f"mode_{f}")[0] for f in ("mean", "covariance")}
-        rest = imm(model, y[1:], inputs=u[1:], **then, log_mode_probability=found.log_mode_probability[0])
+        rest = imm(model, Series(y[1:], inputs=u[1:]), **then, log_mode_probability=found.log_mode_probability[0])
         close(found.mean[1:], rest.mean, 100.0)
         close(found.covariance[1:], rest.covariance, 100.0)
 
@@ -315,7 +313,7 @@ def test_the_exact_filter_obeys_the_law_of_total_expectation():
     first = observed(model, 1)
     x = torch.linspace(-80, 80, 8001, dtype=F64)
     y = torch.stack((first.expand(8001, 1), x.unsqueeze(-1)), 1)
-    found = exact(model, y, **start).filtered
+    found = enumerate_modes(model, y, start).filtered
     density = found.step_log_likelihood[:, 1].exp() * (x[1] - x[0])
     close(density.sum(), torch.ones((), dtype=F64), tolerance=1e-8)
     close((density.unsqueeze(-1) * found.mean[:, 1]).sum(0), found.predicted_mean[0, 1], 10.0, tolerance=1e-8)

@@ -11,7 +11,10 @@ from torch.autograd import gradcheck
 
 from gradlogz import (
     Filtered,
+    Generator,
     KalmanModel,
+    Prior,
+    Series,
     SwitchingFilter,
     SwitchingModel,
     constant_acceleration,
@@ -19,7 +22,7 @@ from gradlogz import (
     coordinated_turn,
     discretize,
     discretize_chain,
-    exact,
+    enumerate_modes,
     imm,
     random_walk,
     singer,
@@ -43,7 +46,7 @@ def rates(k, scale=1.0):
 def flowing(k=3, s=2, o=2, *, u=0, **more):
     """A random switching model of continuous time."""
     return SwitchingModel(
-        rate=rates(k),
+        transition=Generator(rates(k)),
         F=0.5 * torch.randn(k, s, s, dtype=F64),
         Q=positive(k, s),
         H=torch.randn(k, o, s, dtype=F64),
@@ -57,7 +60,7 @@ def flowing(k=3, s=2, o=2, *, u=0, **more):
 
 
 def run(model, method, y, start, **more):
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start, **more)
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(y, **more), start)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -182,7 +185,7 @@ def test_regular_times_are_regular_steps(method):
         ]
 
     G = rates(2)
-    continuous = SwitchingModel.of(modes(), rate=G)
+    continuous = SwitchingModel.of(modes(), transition=Generator(G))
     P = torch.as_tensor(scipy.linalg.expm(dt * G.numpy()))
     regular = SwitchingModel.of(modes(dt=dt), transition=P)
     y, start = observed(regular, steps), beginning(2, 4)
@@ -215,7 +218,7 @@ def test_models_of_motion_have_both_forms(build, numbers):
     assert torch.equal(flow.R, step.R)
 
 
-@pytest.mark.parametrize("filter", [imm, lambda *a, **o: exact(*a, **o).filtered], ids=["imm", "exact"])
+@pytest.mark.parametrize("filter", [imm, lambda *a, **o: enumerate_modes(*a, **o).filtered], ids=["imm", "exact"])
 def test_two_observations_at_one_time_are_one_of_both(filter):
     """A step of length 0 moves nothing and switches nothing: the second observation is a second sensor.
 
@@ -224,9 +227,9 @@ def test_two_observations_at_one_time_are_one_of_both(filter):
     model, start = flowing(3, 2, 1), beginning(3)
     y = observed(model, 4)
     times = torch.tensor([0.5, 1.1, 1.1, 2.0], dtype=F64)
-    found = filter(model, y, times=times, **start)
+    found = filter(model, Series(y, times=times), start)
     both = SwitchingModel(
-        rate=model.rate,
+        transition=model.transition,
         F=model.F,
         Q=model.Q,
         b=model.b,
@@ -236,7 +239,7 @@ def test_two_observations_at_one_time_are_one_of_both(filter):
     )
     gap = torch.full((1,), torch.nan, dtype=F64)
     joined = torch.stack((torch.cat((y[0], gap)), torch.cat((y[1], y[2])), torch.cat((y[3], gap))))
-    expected = filter(both, joined, times=times[[0, 1, 3]], **start)
+    expected = filter(both, Series(joined, times=times[[0, 1, 3]]), start)
     for name in ("mean", "covariance", "log_mode_probability", "mode_mean", "mode_covariance"):
         e = getattr(expected, name)
         close(getattr(found, name)[[0, 2, 3]], e, 10 * (1 + e.abs().amax()))
@@ -246,12 +249,15 @@ def test_two_observations_at_one_time_are_one_of_both(filter):
 def test_one_mode_does_not_mind_being_looked_at_in_between():
     """Times at which nothing was observed change nothing, for a system that cannot switch between them."""
     model, start = flowing(1, 3, 2), beginning(1, 3, shared=True)
-    begins = {"mean": start["mean"], "covariance": start["covariance"]}
+    begins = Prior(start.mean, start.covariance)
     times = torch.tensor([0.3, 0.4, 1.9, 2.0, 5.5], dtype=F64)
     y = observed(model, 5)
     y[[1, 2]] = torch.nan
     there = torch.tensor([0, 3, 4])
-    found, expected = imm(model, y, times=times, **begins), imm(model, y[there], times=times[there], **begins)
+    found, expected = (
+        imm(model, Series(y, times=times), begins),
+        imm(model, Series(y[there], times=times[there]), begins),
+    )
     close(found.mean[there], expected.mean, 100.0)
     close(found.covariance[there], expected.covariance, 100.0)
     close(found.log_likelihood, expected.log_likelihood, 100.0)
@@ -267,7 +273,7 @@ def test_times_may_differ_between_targets_and_come_one_by_one(method):
         alone = run(model, method, y[i], start, times=times[i], inputs=u[i])
         same(Filtered(*(part[i] for part in found)), alone, 10.0)
     online = SwitchingFilter(model, method[0], depth=method[1])
-    state = online.init(**start, batch_shape=(3,))
+    state = online.init(start, batch_shape=(3,))
     dt = times.diff(dim=-1, prepend=torch.zeros(3, 1, dtype=F64))
     for t in range(5):
         state, now = online.step(state, y[:, t], inputs=u[:, t], dt=dt[:, t])
@@ -284,16 +290,16 @@ def test_the_last_of_a_long_series_is_found_stretch_by_stretch(monkeypatch, meth
     steps = 2 * STRETCH + 7
     y, u = observed(model, steps, 4), torch.randn(steps, 2, dtype=F64)
     y[1, 70, 0] = torch.nan
-    more = {"times": 0.1 * torch.rand(4, steps, dtype=F64).cumsum(-1), "inputs": u, **start}
-    more["lengths"] = torch.tensor([steps, 70, 3, steps])
+    times, ends = 0.1 * torch.rand(4, steps, dtype=F64).cumsum(-1), torch.tensor([steps, 70, 3, steps])
+    series = Series(y, times=times, inputs=u, lengths=ends)
     chosen, lengths = SwitchingFilter(model, *method), []
     discretised = SwitchingModel.at
     monkeypatch.setattr(SwitchingModel, "at", lambda m, dt: (lengths.append(dt.shape[-1]), discretised(m, dt))[1])
-    whole = chosen.filter(y, **more)
+    whole = chosen.filter(series, start)
     last = Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)
     for threshold in (0, torch.inf):  # compiled, and not
         monkeypatch.setattr(dispatch, "WORTH_FILTERING", threshold)
-        same(chosen.filter(y, **more, keep="last"), last, tolerance=1e-10)
+        same(chosen.filter(series, start, steps="last"), last, tolerance=1e-10)
     assert lengths == [steps, *[STRETCH, STRETCH, 7] * 2]
 
 
@@ -301,17 +307,19 @@ def test_the_exact_filter_is_told_times_too():
     model, start = flowing(2), beginning(2)
     y, times = observed(model, 3), torch.tensor([0.2, 1.5, 1.6], dtype=F64)
     dt = times.diff(prepend=torch.zeros(1, dtype=F64))
-    same(exact(model, y, times=times, **start).filtered, exact(model.at(dt), y, **start).filtered)
+    same(
+        enumerate_modes(model, Series(y, times=times), start).filtered, enumerate_modes(model.at(dt), y, start).filtered
+    )
 
 
 def test_beliefs_of_the_first_observations_time_have_a_first_step_of_length_zero():
     model, start = flowing(2), beginning(2)
     y, times = observed(model, 3), torch.tensor([7.0, 8.5, 8.6], dtype=F64)
-    found = imm(model, y, times=times - times[:1], **start)
-    S = model.H @ start["covariance"] @ model.H.mT + model.R
-    expected = (model.H @ start["mean"].unsqueeze(-1)).squeeze(-1) + model.d
+    found = imm(model, Series(y, times=times - times[:1]), start)
+    S = model.H @ start.covariance @ model.H.mT + model.R
+    expected = (model.H @ start.mean.unsqueeze(-1)).squeeze(-1) + model.d
     log_density = torch.distributions.MultivariateNormal(expected, S).log_prob(y[0])
-    close(found.log_mode_probability[0], (start["log_mode_probability"] + log_density).log_softmax(-1), 100.0)
+    close(found.log_mode_probability[0], (start.log_mode_probability + log_density).log_softmax(-1), 100.0)
 
 
 @each
@@ -335,8 +343,8 @@ def test_vmap_over_models_of_continuous_time_is_a_loop():
     y, times = observed(models[0], 4), torch.tensor([0.1, 0.5, 0.5, 3.0], dtype=F64)
     names = ("rate", "F", "Q", "H", "R", "b", "d")
     stacked = {n: torch.stack([getattr(m, n) for m in models]) for n in names}
-    mapped = torch.func.vmap(lambda f: imm(SwitchingModel(**f), y, times=times, **start).log_likelihood)(stacked)
-    close(mapped, torch.stack([imm(m, y, times=times, **start).log_likelihood for m in models]), 100.0)
+    mapped = torch.func.vmap(lambda f: imm(SwitchingModel(**f), Series(y, times=times), start).log_likelihood)(stacked)
+    close(mapped, torch.stack([imm(m, Series(y, times=times), start).log_likelihood for m in models]), 100.0)
 
 
 def test_a_kalman_model_says_whether_it_is_continuous():

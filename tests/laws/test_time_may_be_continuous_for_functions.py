@@ -8,23 +8,27 @@ import pytest
 import scipy.integrate
 import torch
 from torch.autograd import gradcheck
+from torch.utils._pytree import tree_map
 
 from gradlogz import (
     Filtered,
+    Generator,
     KalmanModel,
     NonlinearMode,
     NonlinearModel,
+    Prior,
+    Series,
     Smoothed,
     SwitchingFilter,
     SwitchingModel,
     constant_acceleration,
     constant_velocity,
     discretize_chain,
-    exact,
+    enumerate_modes,
     follow_drift,
     imm,
     range_bearing,
-    rao_blackwell,
+    rao_blackwell_filter,
     smooth,
     unknown_turn,
     wrap_angles,
@@ -43,7 +47,7 @@ RATE = torch.tensor([[-0.2, 0.2], [0.5, -0.5]], dtype=F64)
 def flowing(k=2, s=2, o=2, *, u=0):
     """A random switching model of continuous time, and its modes."""
     model = SwitchingModel(
-        rate=RATE[:k, :k] if k == 2 else torch.zeros(1, 1, dtype=F64),
+        transition=Generator(RATE[:k, :k] if k == 2 else torch.zeros(1, 1, dtype=F64)),
         F=0.5 * torch.randn(k, s, s, dtype=F64),
         Q=positive(k, s),
         H=torch.randn(k, o, s, dtype=F64),
@@ -58,7 +62,7 @@ def flowing(k=2, s=2, o=2, *, u=0):
 
 
 def run(model, method, y, start, **more):
-    return SwitchingFilter(model, method[0], depth=method[1]).filter(y, **start, **more)
+    return SwitchingFilter(model, method[0], depth=method[1]).filter(Series(y, **more), start)
 
 
 def alike(found, expected, tolerance):
@@ -74,18 +78,20 @@ def alike(found, expected, tolerance):
 def test_linear_flows_are_systems_of_matrices(way):
     """Filters, smoothers, every history and particles; offsets and inputs are held, and some times are equal."""
     linear, modes = flowing(2, 3, 2, u=1)
-    model = NonlinearModel.of(modes, rate=linear.rate, method=way, input_size=1)
+    model = NonlinearModel.of(modes, transition=linear.transition, method=way, input_size=1)
     y, u, start = observed(linear, 4, 3), torch.randn(3, 4, 1, dtype=F64), beginning(2, 3)
     y[0, 1], y[1, 2, 0] = torch.nan, torch.nan
     times = torch.rand(3, 4, dtype=F64).cumsum(-1)
     times[0, 2] = times[0, 1]
-    given = {"times": times, "inputs": u, **start}
+    given = {"times": times, "inputs": u}
+    series = Series(y, **given)
     for method in METHODS.values():
-        same(run(model, method, y, {}, **given), run(linear, method, y, {}, **given), 10.0, tolerance=1e-10)
-    for options in ({"method": "imm"}, {"method": "gpb2"}, {"method": "exact"}, {"lag": 1}):
-        alike(smooth(model, y, **options, **given), smooth(linear, y, **options, **given), 1e-10)
+        same(run(model, method, y, start, **given), run(linear, method, y, start, **given), 10.0, tolerance=1e-10)
+    for options in ({"method": "imm"}, {"method": "gpb2"}, {"method": "enumerate"}, {"lag": 1}):
+        alike(smooth(model, series, start, **options), smooth(linear, series, start, **options), 1e-10)
     drawn = [
-        rao_blackwell(m, y, particles=20, generator=torch.Generator().manual_seed(0), **given) for m in (model, linear)
+        rao_blackwell_filter(m, series, start, particles=20, generator=torch.Generator().manual_seed(0))
+        for m in (model, linear)
     ]
     close(*(d.filtered.mean for d in drawn), tolerance=1e-9)
 
@@ -98,7 +104,7 @@ def test_flows_of_fewer_components_are_systems_of_matrices(way):
     linear, model = SwitchingModel.of(modes, **options), NonlinearModel.of(modes, method=way, **options)
     y, start = torch.randn(4, 1, dtype=F64), beginning(2, 3)
     times = torch.tensor([0.1, 0.9, 21.0, 21.5], dtype=F64)
-    found, expected = imm(model, y, times=times, **start), imm(linear, y, times=times, **start)
+    found, expected = imm(model, Series(y, times=times), start), imm(linear, Series(y, times=times), start)
     same(found, expected, 10.0, tolerance=1e-10)
 
 
@@ -107,15 +113,15 @@ def test_a_linear_drift_is_followed_to_the_fourth_order():
     linear, modes = flowing(1, 3, 1)
     A, b = linear.F[0], linear.b[0]
     y, start = observed(linear, 3), beginning(1, 3, shared=True)
-    begins = {"mean": start["mean"], "covariance": start["covariance"]}
+    begins = Prior(start.mean, start.covariance)
     times = torch.tensor([0.3, 1.0, 1.8], dtype=F64)
-    expected, errors = imm(linear, y, times=times, **begins), []
+    expected, errors = imm(linear, Series(y, times=times), begins), []
     for steps in (2, 4, 32):
-        seen = NonlinearModel.of(modes, rate=linear.rate).functions("observe")[0]
+        seen = NonlinearModel.of(modes, transition=linear.transition).functions("observe")[0]
         mode = NonlinearMode(
             follow_drift(lambda x: A @ x + b, steps=steps), linear.Q[0], seen, linear.R[0], continuous=True
         )
-        found = imm(NonlinearModel.of([mode], rate=linear.rate), y, times=times, **begins)
+        found = imm(NonlinearModel.of([mode], transition=linear.transition), Series(y, times=times), begins)
         errors.append(max(float((a - e).abs().max()) for a, e in zip(found[:2], expected[:2], strict=True)))
     assert 10 < errors[0] / errors[1] < 25
     assert errors[2] < 1e-8
@@ -152,9 +158,9 @@ def test_moments_go_as_their_differential_equations_say(mode, drift, s, dt):
 
     begin = np.concatenate((m.numpy(), P.numpy().reshape(-1)))
     end = scipy.integrate.solve_ivp(slope, (0, dt), begin, method="DOP853", rtol=1e-12, atol=1e-12).y[:, -1]
-    model = NonlinearModel.of([mode], rate=torch.zeros(1, 1, dtype=F64))
+    model = NonlinearModel.of([mode], transition=Generator(torch.zeros(1, 1, dtype=F64)))
     gap = torch.full((1, model.observation_size), torch.nan, dtype=F64)
-    found = imm(model, gap, times=torch.tensor([dt], dtype=F64), mean=m, covariance=P)
+    found = imm(model, Series(gap, times=torch.tensor([dt], dtype=F64)), Prior(m, P))
     close(found.mean[0], torch.as_tensor(end[:s]), 10.0, tolerance=1e-9)
     size = 1 + found.covariance.abs().amax()
     close(found.covariance[0], torch.as_tensor(end[s:].reshape(s, s)), size, tolerance=1e-8)
@@ -163,13 +169,14 @@ def test_moments_go_as_their_differential_equations_say(mode, drift, s, dt):
 def radar(way, modes):
     noise = torch.diag(torch.tensor([0.2, 0.01], dtype=F64))
     options = {"observe": range_bearing(0, 2, origin=(-9.0, 1.0)), "R": noise, "residual": wrap_angles(1)}
-    return NonlinearModel.of(modes, rate=RATE if len(modes) == 2 else 0 * RATE[:1, :1], method=way, **options)
+    return NonlinearModel.of(
+        modes, transition=Generator(RATE if len(modes) == 2 else 0 * RATE[:1, :1]), method=way, **options
+    )
 
 
-START = {
-    "mean": torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64),
-    "covariance": torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64)),
-}
+START = Prior(
+    torch.tensor([4.0, 1.0, 3.0, -0.5, 0.3], dtype=F64), torch.diag(torch.tensor([0.5, 0.2, 0.5, 0.2, 0.1], dtype=F64))
+)
 
 
 def test_one_mode_does_not_mind_being_looked_at_in_between():
@@ -178,11 +185,14 @@ def test_one_mode_does_not_mind_being_looked_at_in_between():
     y = torch.tensor([13.0, 0.2], dtype=F64) + 0.3 * torch.randn(5, 2, dtype=F64)
     y[[1, 2]] = torch.nan
     there = torch.tensor([0, 3, 4])
-    found, expected = imm(model, y, times=times, **START), imm(model, y[there], times=times[there], **START)
+    found, expected = imm(model, Series(y, times=times), START), imm(model, Series(y[there], times=times[there]), START)
     close(found.mean[there], expected.mean, 1000.0)
     close(found.covariance[there], expected.covariance, 1000.0)
     close(found.log_likelihood, expected.log_likelihood, 1000.0)
-    back, other = smooth(model, y, times=times, **START), smooth(model, y[there], times=times[there], **START)
+    back, other = (
+        smooth(model, Series(y, times=times), START),
+        smooth(model, Series(y[there], times=times[there]), START),
+    )
     close(back.mean[there], other.mean, 1000.0)
     close(back.covariance[there], other.covariance, 1000.0)
 
@@ -191,9 +201,9 @@ def test_one_mode_does_not_mind_being_looked_at_in_between():
 def test_no_time_moves_nothing(way):
     model = radar(way, [unknown_turn(2, rate_density=0.0, **NOISE), TURN])
     y = torch.tensor([[13.0, 0.2], [13.1, 0.3]], dtype=F64)
-    found = imm(model, y, times=torch.tensor([0.0, 0.0], dtype=F64), **START)
-    close(found.predicted_mode_mean[0], START["mean"].expand(2, 5), 10.0)
-    close(found.predicted_mode_covariance[0], START["covariance"].expand(2, 5, 5), 10.0)
+    found = imm(model, Series(y, times=torch.tensor([0.0, 0.0], dtype=F64)), START)
+    close(found.predicted_mode_mean[0], START.mean.expand(2, 5), 10.0)
+    close(found.predicted_mode_covariance[0], START.covariance.expand(2, 5, 5), 10.0)
     close(found.predicted_mode_mean[1], found.mode_mean[0], 10.0)
     close(found.predicted_mode_covariance[1], found.mode_covariance[0], 10.0)
     close(found.predicted_log_mode_probability[1], found.log_mode_probability[0], 10.0)
@@ -209,7 +219,7 @@ def test_times_may_differ_between_targets_and_come_one_by_one(method, way):
     found = run(model, method, y, START, times=times)
     dt = times.diff(dim=-1, prepend=torch.zeros(2, 1, dtype=F64))
     online = SwitchingFilter(model, method[0], depth=method[1])
-    state = online.init(**START, batch_shape=(2,))
+    state = online.init(START, batch_shape=(2,))
     for t in range(3):
         state, now = online.step(state, y[:, t], dt=dt[:, t])
     close(now.mean, found.mean[:, -1], 100.0)
@@ -234,9 +244,9 @@ def test_every_history_is_told_the_time():
     model = radar("ekf", [unknown_turn(2, rate_density=0.0, **NOISE), TURN])
     y = torch.tensor([13.0, 0.2], dtype=F64) + 0.3 * torch.randn(3, 2, dtype=F64)
     times = torch.tensor([0.4, 0.5, 1.9], dtype=F64)
-    whole = smooth(model, y, times=times, method="exact", **START)
-    close(whole.filtered.mean, exact(model, y, times=times, **START).filtered.mean)
-    near = smooth(model, y, times=times, **START)
+    whole = smooth(model, Series(y, times=times), START, method="enumerate")
+    close(whole.filtered.mean, enumerate_modes(model, Series(y, times=times), START).filtered.mean)
+    near = smooth(model, Series(y, times=times), START)
     assert (near.mean - whole.mean).norm() < 0.05 * (whole.filtered.mean - whole.mean).norm()
 
 
@@ -244,9 +254,9 @@ def test_times_of_what_does_not_count_need_not_be_any():
     model = radar("ekf", [TURN])
     y = torch.tensor([13.0, 0.2], dtype=F64).expand(2, 3, 2)
     garbage = torch.tensor([[1.0, torch.nan, 0.0], [0.5, 0.6, 0.7]], dtype=F64)
-    found = imm(model, y, times=garbage, lengths=torch.tensor([1, 3]), **START)
+    found = imm(model, Series(y, lengths=torch.tensor([1, 3]), times=garbage), START)
     assert found.mean.isfinite().all()
-    close(found.mean[0, :1], imm(model, y[0, :1], times=garbage[0, :1], **START).mean, 100.0)
+    close(found.mean[0, :1], imm(model, Series(y[0, :1], times=garbage[0, :1]), START).mean, 100.0)
 
 
 @both
@@ -264,10 +274,10 @@ def test_rates_drifts_densities_and_times_have_gradients(way, back):
 
         straight = KalmanModel(A, Q[1], torch.eye(1, 2, dtype=F64), R[1], continuous=True)
         mode = NonlinearMode(follow_drift(pulled, steps=2), Q[0], lambda x: x[:1], R[0], continuous=True)
-        model = NonlinearModel.of([mode, straight], rate=rate, method=way, validate=False)
+        model = NonlinearModel.of([mode, straight], transition=Generator(rate), method=way, validate=False)
         if back:
-            return smooth(model, y, times=times, method="imm", **start).mean.sum()
-        return imm(model, y, times=times, **start).log_likelihood
+            return smooth(model, Series(y, times=times), start, method="imm").mean.sum()
+        return imm(model, Series(y, times=times), start).log_likelihood
 
     assert gradcheck(likelihood, [t.detach().clone().requires_grad_() for t in given], fast_mode=True)
 
@@ -277,12 +287,11 @@ def test_float32_is_float64_rounded():
     modes = [unknown_turn(2, rate_density=0.1, **NOISE), TURN]
     low = [NonlinearMode(m.move, m.Q.float(), m.observe, m.R.float(), continuous=True) for m in modes]
     y, times = torch.randn(3, 2, dtype=F64), torch.tensor([0.4, 0.5, 1.9], dtype=F64)
-    high = imm(NonlinearModel.of(modes, rate=RATE), y, times=times, **START)
+    high = imm(NonlinearModel.of(modes, transition=Generator(RATE)), Series(y, times=times), START)
     found = imm(
-        NonlinearModel.of(low, rate=RATE.float()),
-        y.float(),
-        times=times.float(),
-        **{name: t.float() for name, t in START.items()},
+        NonlinearModel.of(low, transition=Generator(RATE.float())),
+        Series(y.float(), times=times.float()),
+        tree_map(lambda t: t.float(), START),
     )
     assert found.mean.dtype == torch.float32
     close(found.mean, high.mean.float(), 100.0)

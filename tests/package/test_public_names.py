@@ -16,7 +16,12 @@ import gradlogz.reporting
 import gradlogz.simulation
 import gradlogz.tracking
 
-OF_NUMBA = ("gradlogz.kernels.attention.cpu", "gradlogz.kernels.simd", "gradlogz.kernels.attention.tiles")
+OF_NUMBA = (
+    "gradlogz.kernels.workers",
+    "gradlogz.kernels.attention.cpu",
+    "gradlogz.kernels.simd",
+    "gradlogz.kernels.attention.tiles",
+)
 OF_TRITON = ("gradlogz.kernels.attention.decoding", "gradlogz.kernels.attention.gpu")
 OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), **dict.fromkeys(OF_TRITON, "triton")}
 

@@ -1,6 +1,7 @@
 """Every public function of the filters as a call that can be made anywhere: on any device, in any dtype."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,29 +19,32 @@ from gradlogz import (
     GammaExponential,
     GammaPoisson,
     Gaussian,
+    Generator,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
     NonlinearModel,
+    Prior,
     Reset,
+    Series,
     Slots,
     SwitchingFilter,
     SwitchingModel,
-    closed,
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     discretize,
     discretize_chain,
-    exact,
+    enumerate_modes,
     fit,
-    gate,
     gpb,
     imm,
+    in_gate,
+    is_closed_under,
     linear_link,
     nees,
     normalized_innovation,
-    rao_blackwell,
+    rao_blackwell_filter,
     singer,
     smooth,
     unknown_turn,
@@ -95,13 +99,13 @@ def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, dev
 
 
 def series(k=3, s=4, o=2, *, steps=6, targets=5, **more):
-    """A system, what is believed at time 0, and observations with gaps, a mask and lengths."""
+    """A system, observations with gaps, a mask and lengths, and a prior."""
     model, start = system(k, s, o, **more), beginning(k, s)
     y = observed(model, steps, targets)
     y[1, 2], y[2, 1, 0] = torch.nan, torch.nan
     mask = torch.rand(targets, steps) < 0.8
     lengths = torch.arange(steps, steps - targets, -1).clamp(min=0)
-    return model, y, start | {"mask": mask, "lengths": lengths}
+    return model, Series(y, mask=mask, lengths=lengths), start
 
 
 # Linear systems ------------------------------------------------------------------------------------------------------
@@ -114,8 +118,7 @@ for name in ("gpb1", "gpb2", "imm"):
         given = series()
 
         def run(at):
-            model, y, options = at(given)
-            return getattr(gradlogz, name)(model, y, **options)
+            return getattr(gradlogz, name)(*at(given))
 
         return run
 
@@ -125,8 +128,7 @@ def _():
     given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
 
     def run(at):
-        model, y, options = at(given)
-        return gpb(model, y, depth=3, **options)
+        return gpb(*at(given), depth=3)
 
     return run
 
@@ -136,37 +138,36 @@ def _():
     given = series()
 
     def run(at):
-        model, y, options = at(given)
-        return imm(model, y, keep="last", fields=("mean", "log_mode_probability"), **options)
+        return imm(*at(given), steps="last", fields=("mean", "log_mode_probability"))
 
     return run
 
 
 @call("imm: inputs")
 def _():
-    model, y, options = series()
+    model, y, prior = series()
     B, D = torch.randn(3, 4, 2, dtype=F64), torch.randn(3, 2, 2, dtype=F64)
     given = (
         {name: getattr(model, name) for name in ("transition", "F", "Q", "H", "R")} | {"B": B, "D": D},
-        (y, options | {"inputs": torch.randn(6, 2, dtype=F64)}),
+        (replace(y, inputs=torch.randn(6, 2, dtype=F64)), prior),
     )
 
     def run(at):
-        fields, (y, options) = at(given)
-        return imm(SwitchingModel(**fields), y, **options)
+        fields, (y, prior) = at(given)
+        return imm(SwitchingModel(**fields), y, prior)
 
     return run
 
 
 def flowing():
-    """A model of continuous time, and times that are far apart and close."""
-    model, y, options = series(offsets=True)
+    """Fields of a model of continuous time, observations at times that are far apart and close, and a prior."""
+    model, y, prior = series(offsets=True)
     rate = torch.rand(3, 3, dtype=F64)
-    fields = {name: getattr(model, name) for name in ("F", "Q", "H", "R", "b", "d")}
-    fields |= {"rate": rate - torch.diag(rate.sum(-1)), "F": model.F - 2 * torch.eye(4, dtype=F64)}
-    times = (torch.rand(*y.shape[:-1], dtype=F64) ** 3 * 3).cumsum(-1)
+    fields = {name: getattr(model, name) for name in ("Q", "H", "R", "b", "d")}
+    fields |= {"transition": Generator(rate - torch.diag(rate.sum(-1))), "F": model.F - 2 * torch.eye(4, dtype=F64)}
+    times = (torch.rand(*y.observations.shape[:-1], dtype=F64) ** 3 * 3).cumsum(-1)
     times[0, 1] = times[0, 0]
-    return fields, y, options | {"times": times}
+    return fields, replace(y, times=times), prior
 
 
 @call("SwitchingModel: at")
@@ -174,8 +175,8 @@ def _():
     given = flowing()
 
     def run(at):
-        fields, _, options = at(given)
-        return SwitchingModel(**fields).at(options["times"])
+        fields, y, _ = at(given)
+        return SwitchingModel(**fields).at(y.times)
 
     return run
 
@@ -194,14 +195,14 @@ def _():
 
 @call("SwitchingFilter: one by one, at any time")
 def _():
-    fields, y, options = flowing()
-    begins = {name: options[name] for name in ("mean", "covariance", "log_mode_probability")}
-    given = fields, y, begins, options["mask"], options["times"].diff(dim=-1, prepend=torch.zeros(5, 1, dtype=F64))
+    fields, y, prior = flowing()
+    dt = y.times.diff(dim=-1, prepend=torch.zeros(5, 1, dtype=F64))
+    given = fields, y.observations, prior, y.mask, dt
 
     def run(at):
-        fields, y, begins, mask, dt = at(given)
+        fields, y, prior, mask, dt = at(given)
         online = SwitchingFilter(SwitchingModel(**fields), "gpb")
-        state, found = online.init(**begins, batch_shape=(5,)), []
+        state, found = online.init(prior, batch_shape=(5,)), []
         for t in range(3):
             state, step = online.step(state, y[:, t], mask=mask[:, t], dt=dt[:, t])
             found.append(step)
@@ -210,15 +211,14 @@ def _():
     return run
 
 
-for name in ("imm", "gpb2", "kim", "exact"):
+for name in ("imm", "gpb2", "kim", "enumerate"):
 
     @call(f"smooth: {name}")
     def _(name=name):
         given = series(steps=4, targets=4)
 
         def run(at):
-            model, y, options = at(given)
-            return smooth(model, y, method=name, **options)
+            return smooth(*at(given), method=name)
 
         return run
 
@@ -228,20 +228,18 @@ def _():
     given = series()
 
     def run(at):
-        model, y, options = at(given)
-        return [smooth(model, y, method=method, lag=2, **options) for method in ("imm", "gpb2", "kim")]
+        return [smooth(*at(given), method=method, lag=2) for method in ("imm", "gpb2", "kim")]
 
     return run
 
 
 @call("smooth: the likeliest histories")
 def _():
-    given = series()
-    del given[2]["lengths"]  # histories that nothing is seen of are as likely as each other
+    model, y, prior = series()
+    given = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
 
     def run(at):
-        model, y, options = at(given)
-        return smooth(model, y, method="exact", keep=10, **options)
+        return smooth(*at(given), method="enumerate", max_histories=10)
 
     return run
 
@@ -253,7 +251,7 @@ def _():
 
     def run(at):
         model, y, start = at(given)
-        return smooth(model, y, **start)
+        return smooth(model, y, start)
 
     return run
 
@@ -263,8 +261,7 @@ def _():
     given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
 
     def run(at):
-        model, y, options = at(given)
-        return [smooth(model, y, method=method, **options) for method in ("imm", "gpb2")]
+        return [smooth(*at(given), method=method) for method in ("imm", "gpb2")]
 
     return run
 
@@ -274,32 +271,30 @@ def _():
     given = flowing()
 
     def run(at):
-        fields, y, options = at(given)
-        return smooth(SwitchingModel(**fields), y, **options)
+        fields, y, prior = at(given)
+        return smooth(SwitchingModel(**fields), y, prior)
 
     return run
 
 
-@call("exact: the likeliest histories")
+@call("enumerate_modes: the likeliest histories")
 def _():
-    given = series()
-    del given[2]["lengths"]  # histories that nothing is seen of are as likely as each other
+    model, y, prior = series()
+    given = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
 
     def run(at):
-        model, y, options = at(given)
-        return exact(model, y, keep=20, **options)
+        return enumerate_modes(*at(given), max_histories=20)
 
     return run
 
 
-@call("rao_blackwell: nothing left to chance")  # a chain that cannot but go round
+@call("rao_blackwell_filter: nothing left to chance")  # a chain that cannot but go round
 def _():
-    given = series(transition=torch.eye(3, dtype=F64).roll(1, 0))
-    given[2]["log_mode_probability"] = torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=F64)
+    model, y, prior = series(transition=torch.eye(3, dtype=F64).roll(1, 0))
+    given = model, y, replace(prior, log_mode_probability=torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=F64))
 
     def run(at):
-        model, y, options = at(given)
-        return rao_blackwell(model, y, particles=7, **options)
+        return rao_blackwell_filter(*at(given), particles=7)
 
     return run
 
@@ -336,7 +331,7 @@ def radar():
     y = y + 0.1 * torch.randn(4, 6, 2, dtype=F64)
     y[1, 2], y[2, 3, 1] = torch.nan, torch.nan
     mean = torch.tensor([-40.0, -1.0, 2.0, 0.5, 0.1], dtype=F64)
-    return y, {"mean": mean, "covariance": torch.diag(torch.tensor([4.0, 1.0, 4.0, 1.0, 0.1], dtype=F64))}
+    return y, Prior(mean, torch.diag(torch.tensor([4.0, 1.0, 4.0, 1.0, 0.1], dtype=F64)))
 
 
 for name in ("unknown_turn", "range_bearing", "wrap_angles"):
@@ -349,7 +344,7 @@ for name in ("unknown_turn", "range_bearing", "wrap_angles"):
 
             def run(at):
                 y, start = at(given)
-                return getattr(gradlogz, chosen)(turning(at, method), y, **start)
+                return getattr(gradlogz, chosen)(turning(at, method), y, start)
 
             return run
 
@@ -359,7 +354,7 @@ def _():
     y = torch.tensor([30.0, 3.1, 0.2], dtype=F64) + 0.1 * torch.randn(4, 6, 3, dtype=F64)
     y[1, 2], y[2, 3, 2] = torch.nan, torch.nan
     times = torch.rand(4, 6, dtype=F64).cumsum(-1)
-    start = {"mean": torch.tensor([-30.0, 1.0, 1.0, 0.0, 6.0, 0.0], dtype=F64), "covariance": positive(6)}
+    start = Prior(torch.tensor([-30.0, 1.0, 1.0, 0.0, 6.0, 0.0], dtype=F64), positive(6))
     R = torch.diag(torch.tensor([0.5, 0.01, 0.01], dtype=F64))
 
     def run(at):
@@ -367,13 +362,13 @@ def _():
         noise = {"observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
         model = NonlinearModel.of(
             [constant_velocity(3, spectral_density=density, **noise) for density in (0.01, 1.0)],
-            rate=at(RATE),
+            transition=Generator(at(RATE)),
             observe=gradlogz.range_bearing_elevation(),
             R=at(R),
             residual=gradlogz.wrap_angles(1, 2),
             method="ukf",
         )
-        return imm(model, here, times=when, **begins)
+        return imm(model, Series(here, times=when), begins)
 
     return run
 
@@ -387,8 +382,8 @@ for method in ("ekf", "ukf"):
         def run(at):
             y, start = at(given)
             model = turning(at, method)
-            found = [smooth(model, y, method=name, **start) for name in ("imm", "gpb2")]
-            return found, smooth(model, y, lag=1, **start)
+            found = [smooth(model, y, start, method=name) for name in ("imm", "gpb2")]
+            return found, smooth(model, y, start, lag=1)
 
         return run
 
@@ -402,7 +397,7 @@ def bending(at, method, **options):
         return torch.stack((x[1], -0.1 * x[1] - x[4] * x[3], x[3], -0.1 * x[3] + x[4] * x[1], -0.2 * x[4]))
 
     damped = turn._replace(move=gradlogz.follow_drift(drift))
-    return NonlinearModel.of([turn, damped], rate=at(RATE), method=method, **options)
+    return NonlinearModel.of([turn, damped], transition=Generator(at(RATE)), method=method, **options)
 
 
 @call("follow_drift: at any time")
@@ -413,8 +408,8 @@ def _():
 
     def run(at):
         here, begins, when = at((y, start, times))
-        found = [imm(bending(at, method), here, times=when, **begins) for method in ("ekf", "ukf")]
-        return found, smooth(bending(at, "ekf"), here, times=when, **begins)
+        found = [imm(bending(at, method), Series(here, times=when), begins) for method in ("ekf", "ukf")]
+        return found, smooth(bending(at, "ekf"), Series(here, times=when), begins)
 
     return run
 
@@ -425,18 +420,18 @@ def _():
 
     def run(at):
         y, start = at(given)
-        return smooth(turning(at, "ekf", fill="zero"), y[:, :4], method="exact", **start)
+        return smooth(turning(at, "ekf", fill="zero"), y[:, :4], start, method="enumerate")
 
     return run
 
 
-@call("exact: functions")
+@call("enumerate_modes: functions")
 def _():
     given = radar()
 
     def run(at):
         y, start = at(given)
-        return exact(turning(at, "ukf", fill="zero"), y[:, :4], **start)
+        return enumerate_modes(turning(at, "ukf", fill="zero"), y[:, :4], start)
 
     return run
 
@@ -528,13 +523,13 @@ def taught(targets=12, steps=15):
         "b": torch.randn(k, s, dtype=F64),
         "d": torch.randn(k, 2, dtype=F64),
     }
-    start = {"mean": torch.zeros(s, dtype=F64), "covariance": torch.eye(s, dtype=F64)}
+    start = Prior(torch.zeros(s, dtype=F64), torch.eye(s, dtype=F64))
     y = drawn(SwitchingModel(**fields), start, steps, targets)[2]
     y[0, 3], y[1, 2, 0] = torch.nan, torch.nan
     lengths = torch.full((targets,), steps)
     lengths[2] = 5
     fields |= {"Q": 2 * fields["Q"], "R": 0.7 * fields["R"], "F": fields["F"] + 0.1}
-    return SwitchingModel(**fields), y, start | {"lengths": lengths}
+    return SwitchingModel(**fields), Series(y, lengths=lengths), start
 
 
 for method, learn in {"em": ("transition", "F", "Q", "H", "R", "b", "d", "initial"), "gradient": ("Q", "d")}.items():
@@ -544,9 +539,8 @@ for method, learn in {"em": ("transition", "F", "Q", "H", "R", "b", "d", "initia
         given = taught()
 
         def run(at):
-            model, y, options = at(given)
-            rounds = 5 if method == "em" else 1
-            return fit(model, y, learn=learn, method=method, max_rounds=rounds, tolerance=0.0, **options)
+            iterations = 5 if method == "em" else 1
+            return fit(*at(given), learn=learn, method=method, max_iterations=iterations, tolerance=0.0)
 
         return run
 
@@ -556,27 +550,24 @@ def _():
     given = taught(90, 6)
 
     def run(at):
-        model, y, options = at(given)
-        lengths = options.pop("lengths")
-        numbers = {"learn": ["Q"], "structure": {"Q": "diagonal"}, "max_rounds": 2, "errors": True, **options}
-        few = fit(model, y[:5], lengths=lengths[:5], **numbers)
-        return few, fit(model, y, lengths=lengths, smoother="imm", **numbers)
+        model, y, prior = at(given)
+        numbers = {"learn": ["Q"], "structure": {"Q": "diagonal"}, "max_iterations": 2, "errors": True}
+        few = fit(model, Series(y.observations[:5], lengths=y.lengths[:5]), prior, **numbers)
+        return few, fit(model, y, prior, smoother="imm", **numbers)
 
     return run
 
 
 @call("fit: a component that is always 0")  # whose sums are singular
 def _():
-    model, y, options = taught()
+    model, y, prior = taught()
     wide = torch.nn.functional.pad
     fields = {"F": wide(model.F, (0, 1, 0, 1)), "Q": wide(model.Q, (0, 1, 0, 1)), "H": wide(model.H, (0, 1))}
     fields |= {"transition": model.transition, "R": model.R, "b": wide(model.b, (0, 1)), "d": model.d}
-    options |= {"mean": wide(options["mean"], (0, 1)), "covariance": wide(options["covariance"], (0, 1, 0, 1))}
-    given = SwitchingModel(**fields), y, options
+    given = SwitchingModel(**fields), y, Prior(wide(prior.mean, (0, 1)), wide(prior.covariance, (0, 1, 0, 1)))
 
     def run(at):
-        model, y, options = at(given)
-        return [fit(model, y, learn=learn, max_rounds=3, **options) for learn in (["F"], ["F", "b"], ["H", "R"])]
+        return [fit(*at(given), learn=learn, max_iterations=3) for learn in (["F"], ["F", "b"], ["H", "R"])]
 
     return run
 
@@ -629,12 +620,12 @@ for name in (*FAMILIES, "LinearGaussian"):
                 (family, prior, y, motion), transition = at((given, T))
                 dynamics = (motion, Discount(0.9, prior)) if depth < 3 else (Discount(0.95), Reset(prior))
                 chosen = ConjugateFilter(family, transition=transition, dynamics=dynamics, method=method, depth=depth)
-                return chosen.filter(y, prior=prior, lengths=at(lengths))
+                return chosen.filter(Series(y, lengths=at(lengths)), prior=prior)
 
             return run
 
 
-@call("closed")
+@call("is_closed_under")
 def _():
     given = conjugate()
     keys = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], dtype=F64)
@@ -642,10 +633,10 @@ def _():
     S = positive(2)
 
     def run(at):
-        found = [closed(family, motion) for family, _, _, motion in at(given).values()]
+        found = [is_closed_under(family, motion) for family, _, _, motion in at(given).values()]
         turn, points = LinearMotion(at(third)), at(keys)
-        found += [closed(Empirical(points, w), turn) for w in (None, points.sum(-1), points[:, 0] ** 3)]
-        return [*found, closed(Gaussian(at(S[0]), at(S)), turn)]
+        found += [is_closed_under(Empirical(points, w), turn) for w in (None, points.sum(-1), points[:, 0] ** 3)]
+        return [*found, is_closed_under(Gaussian(at(S[0]), at(S)), turn)]
 
     return run
 
@@ -660,9 +651,9 @@ def message():
 
 OPTIONS = {
     "mean": {},
-    "covariance": {"keep": "covariance"},
-    "state": {"keep": "covariance", "coupling": "state"},
-    "normalizer": {"keep": "covariance", "weights": "normalizer"},
+    "covariance": {"message": "covariance"},
+    "state": {"message": "covariance", "coupling": "state"},
+    "normalizer": {"message": "covariance", "weights": "normalizer"},
     "sinkhorn": {"weights": "sinkhorn", "scale": 0.3},
 }
 
@@ -674,7 +665,7 @@ for name, options in OPTIONS.items():
 
         def run(at):
             slots, eta, value, noise = at(given)
-            noise = noise if options.get("keep") else None
+            noise = noise if options.get("message") else None
             chosen = AttentionFilter(value=value, noise=noise, **options)
             return chosen.step(slots, eta), chosen.dropped(slots, eta), chosen.chain(slots, eta)
 
@@ -686,8 +677,7 @@ def _():
     given, eta = series(), torch.randn(3, 4, dtype=F64)
 
     def run(at):
-        model, y, options = at(given)
-        return gradlogz.attentive_imm(model, y, eta=at(eta), **options)
+        return gradlogz.attentive_imm(*at(given), eta=at(eta))
 
     return run
 
@@ -706,7 +696,7 @@ def _():
 # Whether filters are what they claim ---------------------------------------------------------------------------------
 
 
-for name in ("normalized_innovation", "nees", "gate"):
+for name in ("normalized_innovation", "nees", "in_gate"):
 
     @call(name)
     def _(name=name):
@@ -714,13 +704,12 @@ for name in ("normalized_innovation", "nees", "gate"):
         truth = torch.randn(5, 6, 4, dtype=F64)
 
         def run(at):
-            model, y, options = at(given)
-            found = imm(model, y, **options)
+            found = imm(*at(given))
             if name == "nees":
                 distance = nees(found, at(truth))
-                return distance, distance.mean(), nees(smooth(model, y, **options), at(truth)).holds
-            if name == "gate":
-                return gate(found.innovation, found.innovation_covariance)
+                return distance, distance.mean(), nees(smooth(*at(given)), at(truth)).holds
+            if name == "in_gate":
+                return in_gate(found.innovation, found.innovation_covariance)
             distance = normalized_innovation(found)
             return distance, distance.mean(-1)
 

@@ -54,8 +54,8 @@ def _table(model, y, start, inputs, steps):
     """Every history of s_0 ... s_steps with its log weight and the law of all states, given the observations so far."""
     k, s, o = model.modes, model.state_size, model.observation_size
     y, u = y.numpy(), None if inputs is None else inputs.numpy()
-    mean, covariance = start["mean"].expand(k, s).numpy(), start["covariance"].expand(k, s, s).numpy()
-    log_pi = start.get("log_mode_probability")
+    mean, covariance = start.mean.expand(k, s).numpy(), start.covariance.expand(k, s, s).numpy()
+    log_pi = start.log_mode_probability
     log_pi = np.full(k, -math.log(k)) if log_pi is None else log_pi.numpy()
 
     def at(name, t, j):
@@ -131,7 +131,7 @@ def drawn(model, start, steps, count, seed=0):
         return (root @ torch.randn(*root.shape[:-1], 1, dtype=root.dtype, generator=g)).squeeze(-1)
 
     j = torch.randint(k, (count,), generator=g)
-    x = start["mean"].expand(k, s)[j] + noise(start["covariance"].expand(k, s, s)[j])
+    x = start.mean.expand(k, s)[j] + noise(start.covariance.expand(k, s, s)[j])
     states, modes, seen = [], [], []
     for _ in range(steps):
         j = torch.multinomial(model.transition[j], 1, generator=g).squeeze(-1)

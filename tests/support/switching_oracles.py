@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gradlogz import Filtered, SwitchingModel
+from gradlogz import Filtered, Prior, SwitchingModel
 
 F64 = torch.float64
 
@@ -42,11 +42,7 @@ def system(k=3, s=2, o=2, *, lead=(), transition=None, offsets=True, **more):
 def beginning(k=3, s=2, *, shared=False):
     """A random belief at time 0: a Gaussian for each mode, or one for all of them."""
     lead = () if shared else (k,)
-    return {
-        "mean": torch.randn(*lead, s, dtype=F64),
-        "covariance": positive(*lead, s),
-        "log_mode_probability": torch.randn(k, dtype=F64).log_softmax(-1),
-    }
+    return Prior(torch.randn(*lead, s, dtype=F64), positive(*lead, s), torch.randn(k, dtype=F64).log_softmax(-1))
 
 
 def observed(model, steps, *batch):
@@ -63,8 +59,8 @@ def by_definition(model, y, start, inputs=None):
     k, s, o, steps = model.modes, model.state_size, model.observation_size, y.shape[0]
     y = y.numpy()
     u = None if inputs is None else inputs.numpy()
-    mean, covariance = start["mean"].expand(k, s).numpy(), start["covariance"].expand(k, s, s).numpy()
-    log_pi = start.get("log_mode_probability")
+    mean, covariance = start.mean.expand(k, s).numpy(), start.covariance.expand(k, s, s).numpy()
+    log_pi = start.log_mode_probability
     log_pi = np.full(k, -math.log(k)) if log_pi is None else log_pi.numpy()
 
     def at(name, t, j):

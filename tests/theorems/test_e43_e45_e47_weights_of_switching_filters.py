@@ -7,7 +7,7 @@ The note writes sigma(A') = sum_A P(A'|A) sigma(A), without L, and mixes by pi. 
 
 import torch
 
-from gradlogz import SwitchingModel, gpb2, imm
+from gradlogz import Prior, SwitchingModel, gpb2, imm
 from gradlogz.filters.kalman import predict
 from gradlogz.filters.moment_matching import collapse, mix, weigh
 from support.scales import close
@@ -34,9 +34,9 @@ def test_e43_without_the_likelihood_mode_probabilities_can_be_arbitrarily_wrong(
     one = torch.ones(2, 1, 1, dtype=F64)
     offsets = torch.tensor([[0.0], [50.0]], dtype=F64)
     model = SwitchingModel(torch.full((2, 2), 0.5, dtype=F64), one, 0.1 * one, one, one, d=offsets)
-    y, start = torch.tensor([[50.0]], dtype=F64), {"mean": torch.zeros(1, dtype=F64), "covariance": one[0]}
+    y, start = torch.tensor([[50.0]], dtype=F64), Prior(torch.zeros(1, dtype=F64), one[0])
     for filter in (gpb2, imm):
-        found = filter(model, y, **start)
+        found = filter(model, y, start)
         close(found.predicted_log_mode_probability[0].exp(), half)  # as printed
         close(found.log_mode_probability[0].exp(), torch.tensor([0.0, 1.0], dtype=F64))
 
@@ -44,11 +44,11 @@ def test_e43_without_the_likelihood_mode_probabilities_can_be_arbitrarily_wrong(
 def test_e45_components_are_weighed_by_what_was_observed_before_they_are_collapsed():
     """L_ij differs between the i of one j, as soon as their Gaussians do: T alone is not the weight."""
     model = system(2, 1, 1, transition=T)
-    start = {"mean": torch.tensor([[-5.0], [5.0]], dtype=F64), "covariance": torch.eye(1, dtype=F64)}
+    start = Prior(torch.tensor([[-5.0], [5.0]], dtype=F64), torch.eye(1, dtype=F64))
     y = torch.tensor([[2.0]], dtype=F64)
-    found = gpb2(model, y, **start)
+    found = gpb2(model, y, start)
     F, Q, H, R, b, d = (getattr(model, n)[:, 0].reshape(2) for n in ("F", "Q", "H", "R", "b", "d"))
-    m = F * start["mean"] + b  # [i, j]
+    m = F * start.mean + b  # [i, j]
     P = F**2 + Q
     S = H**2 * P + R
     L = torch.distributions.Normal(H * m + d, S.sqrt()).log_prob(y).exp()

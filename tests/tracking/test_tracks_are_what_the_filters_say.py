@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from gradlogz import constant_velocity, imm, report, track
+from gradlogz import Prior, constant_velocity, imm, report, track
 from gradlogz.filters import SwitchingModel, smooth
 from gradlogz.tracking import table_of, write_table
 from gradlogz.tracking.noise_levels import LASTS, WIDER
@@ -66,13 +66,9 @@ def by_hand(found, who, method):
     rate = torch.tensor([[-leave, leave], [back, -back]], dtype=torch.float64)
     transition = torch.linalg.matrix_exp(rate * dt[:, None, None])
     model = SwitchingModel(transition, F, Q, H, R)
-    belief = {
-        "mean": mean,
-        "covariance": covariance.diag(),
-        "log_mode_probability": torch.tensor([2 / 3, 1 / 3], dtype=torch.float64).log(),
-    }
+    belief = Prior(mean, covariance.diag(), torch.tensor([2 / 3, 1 / 3], dtype=torch.float64).log())
     result = (imm if method == "imm" else smooth)(
-        model, y - first, **belief, **({"method": "imm"} if method != "imm" else {})
+        model, y - first, belief, **({"method": "imm"} if method != "imm" else {})
     )
     return at, first, result
 
@@ -127,7 +123,7 @@ def test_steps_that_occur_often_are_made_once_and_are_the_same():
     for h, place in ((0.5, (0, 1)), (2.0, (1, 1)), (0.0, (0, 0))):
         F = torch.linalg.matrix_exp(h * model.F)
         close(few.F[place], F, scale=10.0)
-        close(few.transition[place], torch.linalg.matrix_exp(h * model.rate), scale=10.0)
+        close(few.transition[place], torch.linalg.matrix_exp(h * model.transition.rate), scale=10.0)
         x = torch.tensor([[h**3 / 3, h**2 / 2], [h**2 / 2, h]], dtype=torch.float64)
         close(few.Q[place][0], torch.kron(torch.eye(2, dtype=torch.float64), 0.1 * x), scale=10.0)
 

@@ -1,18 +1,19 @@
 """Filters of systems that switch between modes.
 
-SwitchingModel      k linear Gaussian systems and the chain that switches them; KalmanModel, one of them
+SwitchingModel      k linear Gaussian systems and how modes switch; KalmanModel, one of them; Generator, continuous time
 constant_velocity   the usual models of motion; random_walk, constant_acceleration, singer, coordinated_turn
 NonlinearModel      the same with functions, by EKF or UKF; NonlinearMode, one of them
 unknown_turn        a turn as a function, follow_drift; range_bearing, range_bearing_elevation, sensors; wrap_angles
+Prior               initial mean, covariance and mode probabilities; Series, observations and what is known of them
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb, its relatives; Filtered, what they find
-SwitchingFilter     the same one observation at a time; State, what is carried on
-exact               every history of modes; Exact
-rao_blackwell       histories that are drawn; Sampled
+SwitchingFilter     the same one observation at a time; FilterState, what is carried on
+enumerate_modes     every history of modes; Enumerated
+rao_blackwell_filter   histories that are drawn; Sampled
 smooth              what later observations say of earlier states; Smoothed
 fit                 parameters from series; Fitted
 ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
 AttentionFilter     softmax attention as one of them, with the covariance it drops; Slots, attentive_imm, linear_link
-normalized_innovation   whether a filter is what it claims; nees, gate, Consistency
+normalized_innovation   whether a filter is consistent; nees, in_gate, Consistency
 """
 
 from .conjugate.attention_filter import (
@@ -24,7 +25,7 @@ from .conjugate.attention_filter import (
     attentive_imm,
     linear_link,
 )
-from .conjugate.conjugate_dynamics import Closure, Discount, LinearMotion, Reset, closed
+from .conjugate.conjugate_dynamics import Closure, Discount, LinearMotion, Reset, is_closed_under
 from .conjugate.conjugate_filter import ConjugateFilter, ConjugateFiltered, ConjugateState
 from .conjugate.families import (
     BetaBinomial,
@@ -36,21 +37,23 @@ from .conjugate.families import (
     LinearGaussian,
 )
 from .fitting.learning import Fitted, fit
-from .gaussian.consistency import Consistency, gate, nees, normalized_innovation
-from .gaussian.enumeration import Exact, exact
-from .gaussian.particle import Sampled, rao_blackwell
-from .gaussian.results import Filtered, State
+from .gaussian.consistency import Consistency, in_gate, nees, normalized_innovation
+from .gaussian.enumeration import Enumerated, enumerate_modes
+from .gaussian.particle import Sampled, rao_blackwell_filter
+from .results import Filtered, FilterState
 from .gaussian.smoother import Smoothed, smooth
 from .gaussian.switching import SwitchingFilter, gpb, gpb1, gpb2, imm
 from .models.discretization import discretize, discretize_chain
 from .models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
 from .models.nonlinear_model import NonlinearMode, NonlinearModel
 from .models.nonlinear_motion import follow_drift, range_bearing, range_bearing_elevation, unknown_turn, wrap_angles
-from .models.switching_model import KalmanModel, SwitchingModel
+from .models.switching_model import Generator, KalmanModel, SwitchingModel
+from .prior_and_series import Prior, Series
 
 __all__ = [
     "SwitchingModel",
     "KalmanModel",
+    "Generator",
     "random_walk",
     "constant_velocity",
     "constant_acceleration",
@@ -65,18 +68,20 @@ __all__ = [
     "range_bearing",
     "range_bearing_elevation",
     "wrap_angles",
+    "Prior",
+    "Series",
     "gpb1",
     "gpb2",
     "imm",
     "gpb",
     "SwitchingFilter",
     "Filtered",
-    "State",
-    "exact",
-    "Exact",
+    "FilterState",
+    "enumerate_modes",
+    "Enumerated",
     "smooth",
     "Smoothed",
-    "rao_blackwell",
+    "rao_blackwell_filter",
     "Sampled",
     "fit",
     "Fitted",
@@ -93,7 +98,7 @@ __all__ = [
     "Discount",
     "Reset",
     "LinearMotion",
-    "closed",
+    "is_closed_under",
     "Closure",
     "AttentionFilter",
     "Slots",
@@ -104,6 +109,6 @@ __all__ = [
     "LinearLink",
     "normalized_innovation",
     "nees",
-    "gate",
+    "in_gate",
     "Consistency",
 ]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Bool, Float, Int, Tensor
-from .moment_matching import Moments, symmetric
+from .moment_matching import GaussianMoments, symmetric
 
 
 class Updated(NamedTuple):
@@ -32,12 +32,12 @@ class Updated(NamedTuple):
 class Motion(NamedTuple):
     """A step that is linear, or taken for it: N(F m + b, F P F^T + Q), F with cov(x', x) = F P, and Q."""
 
-    predicted: Moments
+    predicted: GaussianMoments
     F: Float[Tensor, "*#b s s"]
     Q: Float[Tensor, "*#b s s"]
 
 
-class Sight(NamedTuple):
+class LinearizedObservation(NamedTuple):
     """An observation that is linear, or taken for it: v = H e + N(0, R), where e = x - m."""
 
     innovation: Float[Tensor, "*b o"]
@@ -52,10 +52,10 @@ def predict(
     F: Float[Tensor, "*#b s s"],
     Q: Float[Tensor, "*#b s s"],
     b: Float[Tensor, "*#b s"] | None = None,
-) -> Moments:
+) -> GaussianMoments:
     """N(F m + b, F P F^T + Q), the law of the state one step on."""
     moved = (F @ mean.unsqueeze(-1)).squeeze(-1)
-    return Moments(moved if b is None else moved + b, symmetric(F @ covariance @ F.mT + Q))
+    return GaussianMoments(moved if b is None else moved + b, symmetric(F @ covariance @ F.mT + Q))
 
 
 def expect(
@@ -65,10 +65,10 @@ def expect(
     H: Float[Tensor, "*#b o s"],
     R: Float[Tensor, "*#b o o"],
     d: Float[Tensor, "*#b o"] | None = None,
-) -> Moments:
+) -> GaussianMoments:
     """N(H m + d, H P H^T + R), the law of what will be observed."""
     seen = (H @ mean.unsqueeze(-1)).squeeze(-1)
-    return Moments(seen if d is None else seen + d, symmetric(H @ covariance @ H.mT + R))
+    return GaussianMoments(seen if d is None else seen + d, symmetric(H @ covariance @ H.mT + R))
 
 
 def update(

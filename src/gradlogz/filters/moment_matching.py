@@ -62,7 +62,7 @@ def likelihood_of_modes(
     return torch.where(alive, joint, weigh(before.shares, log_likelihood).log_sum)
 
 
-class Moments(NamedTuple):
+class GaussianMoments(NamedTuple):
     """Mean and covariance."""
 
     mean: Float[Tensor, "*b s"]
@@ -71,11 +71,11 @@ class Moments(NamedTuple):
 
 def collapse(
     share: Float[Tensor, "*b n"], mean: Float[Tensor, "*b n s"], covariance: Float[Tensor, "*b n s s"]
-) -> Moments:
+) -> GaussianMoments:
     """The moments of sum_n r_n N(m_n, P_n): the Gaussian nearest to it, argmin_q KL(mixture‖q)."""
     m = gated_mean(share, mean)
     inside = gated_mean(share, covariance.flatten(-2)).unflatten(-1, covariance.shape[-2:])
-    return Moments(m, symmetric(inside + gated_spread(share, mean, m)))
+    return GaussianMoments(m, symmetric(inside + gated_spread(share, mean, m)))
 
 
 def mix(
@@ -83,7 +83,7 @@ def mix(
     mean: Float[Tensor, "*b i s"],
     covariance: Float[Tensor, "*b i s s"],
     has: Bool[Tensor, "i s"] | None = None,
-) -> Moments:
+) -> GaussianMoments:
     """The collapse of the same Gaussians i by several sets j of shares, without a copy of them for each set.
 
     Where Gaussians lack components, each set fills them first.
@@ -93,7 +93,7 @@ def mix(
     m = share @ mean
     inside = (share @ covariance.flatten(-2)).unflatten(-1, covariance.shape[-2:])
     alike = mean.unsqueeze(-3).expand(*share.shape, -1)
-    return Moments(m, symmetric(inside + gated_spread(share, alike, m)))
+    return GaussianMoments(m, symmetric(inside + gated_spread(share, alike, m)))
 
 
 def fill(
@@ -101,7 +101,7 @@ def fill(
     mean: Float[Tensor, "*b i s"],
     covariance: Float[Tensor, "*b i s s"],
     has: Bool[Tensor, "i s"],
-) -> Moments:
+) -> GaussianMoments:
     """Gaussians i of which some lack components, each with those filled in from the others, for sets j of shares r.
 
         W_c    = sum_i r_i,    f_c = sum_i r_i m_ic / W_c                                          over i that have c
@@ -128,7 +128,7 @@ def fill(
     Phi = Phi + second.sum(-3) * (D_alike.unsqueeze(-1) * D_alike.unsqueeze(-2))
     lacks = 1 - own
     filled = (covariance * both).unsqueeze(-4) + Phi.unsqueeze(-3) * (lacks.unsqueeze(-1) * lacks.unsqueeze(-2))
-    return Moments(mean.unsqueeze(-3) * own + f * lacks, filled)
+    return GaussianMoments(mean.unsqueeze(-3) * own + f * lacks, filled)
 
 
 def to_one(
@@ -136,12 +136,12 @@ def to_one(
     mean: Float[Tensor, "*b i s"],
     covariance: Float[Tensor, "*b i s s"],
     has: Bool[Tensor, "i s"] | None = None,
-) -> Moments:
+) -> GaussianMoments:
     """The collapse of Gaussians of which some may lack components."""
     if has is None:
         return collapse(share, mean, covariance)
     m, P = mix(share.unsqueeze(-2), mean, covariance, has)
-    return Moments(m.squeeze(-2), P.squeeze(-3))
+    return GaussianMoments(m.squeeze(-2), P.squeeze(-3))
 
 
 def symmetric(matrix: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:

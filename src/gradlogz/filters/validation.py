@@ -1,6 +1,6 @@
-"""The border of the filters: arguments are checked here, once, and brought to one shape.
+"""Validation of a prior and a series against a model, once; both are brought to one shape.
 
-    observations [*b, t, o], NaN or masked where there are none      beliefs at time 0 [*b, k, ...]
+    observations [*b, t, o], NaN or masked where there are none      initial mean and covariance [*b, k, ...]
 
 Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
 """
@@ -26,15 +26,16 @@ from .._errors import (
     shape_of,
 )
 from .._typing import Bool, Float, Int, Tensor
-from .gaussian.results import State
 from .models.nonlinear_model import NOT_FINITE, NonlinearModel
 from .models.switching_model import ENDS, SwitchingModel
+from .prior_and_series import Prior, Series, check_prior
+from .results import FilterState
 
 Model = SwitchingModel | NonlinearModel
 LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of any numbers."
 
 
-class Series(NamedTuple):
+class PreparedSeries(NamedTuple):
     """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
 
     parameters: Any  # Parameters, or NonlinearParameters of such a model
@@ -42,29 +43,19 @@ class Series(NamedTuple):
     seen: Bool[Tensor, "*b t o"] | None
 
 
-def arranged(call: str, model: Model, observations: Float[Tensor, "*b t o"], **extra: Any) -> Series:
-    """Check a series against its model, and find out what of it was seen; `extra` is what `stretches` takes too."""
-    return next(stretches(call, model, observations, **extra))
+def prepared(call: str, model: Model, series: Series, *, validate: bool = True) -> PreparedSeries:
+    """A series that has been checked against its model, as the steps of a filter take it."""
+    return next(prepared_parts(call, model, series, validate=validate))
 
 
-def stretches(
-    call: str,
-    model: Model,
-    observations: Float[Tensor, "*b t o"],
-    *,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    validate: bool = True,
-    longest: int | None = None,
-) -> Iterator[Series]:
-    """The same as one part, of models of continuous time as parts of so many steps, discretised when asked for."""
-    y, o = observations, model.observation_size
-    check_floats(call, observations=y, model=model.R, **present(inputs=inputs, times=times))
-    if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
-        condition = f"observations must be [*b, t, o={o}] with one step or more"
-        remedy = "One series of numbers is [t, 1]; targets come first."
+def prepared_parts(
+    call: str, model: Model, series: Series, *, validate: bool = True, longest: int | None = None
+) -> Iterator[PreparedSeries]:
+    """`prepared` as one part; of models of continuous time as parts of at most `longest` steps, discretised in turn."""
+    y, inputs, o = series.observations, series.inputs, model.observation_size
+    check_floats(call, observations=y, model=model.R)
+    if y.shape[-1] != o:
+        condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the model."
         raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
     known = model.steps
@@ -74,56 +65,48 @@ def stretches(
         raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
     if known is not None:  # targets come before time
         _check_targets(call, model, batch)
-    seen = seen_of(call, y, mask, lengths, validate)
+    seen = seen_of(call, series, validate)
     if seen is not None:
         y = torch.where(seen, y, 0.0)
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
-    _check_inputs(call, model, batch, steps, inputs)
-    dt = _lasting(call, model, y, times, lengths, validate)
+    _check_inputs(call, model, inputs)
+    dt = _lasting(call, model, series, validate)
     if dt is None:
-        return iter((Series(model.parameters(inputs), y, seen),))
+        return iter((PreparedSeries(model.parameters(inputs), y, seen),))
     size = longest if longest is not None and known is None else steps
     rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
     parts = zip(dt.split(size, -1), *rest, strict=False)
-    return (Series(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
+    return (PreparedSeries(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
 
 
-def beginning(
-    call: str,
-    model: Model,
-    batch: torch.Size,
-    *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None,
-) -> State:
-    """What is believed at time 0, for every target and every mode."""
+def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> FilterState:
+    """The prior at time 0, for every target and every mode."""
     check_model(call, model)
+    check_prior(call, prior)
     k, s = model.modes, model.state_size
-    check_floats(
-        call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_mode_probability)
-    )
+    mean, covariance, log_pi = prior.mean, prior.covariance, prior.log_mode_probability
+    check_floats(call, **{"prior.mean": mean, "model": model.R})
     if model.validate:
-        check_finite(call, mean=mean, covariance=covariance)
-    m = _spread(call, "mean", mean, batch, k, (s,))
-    P = _spread(call, "covariance", covariance, batch, k, (s, s))
+        check_finite(call, **{"prior.mean": mean, "prior.covariance": covariance})
+    m = _spread(call, "prior.mean", mean, batch, k, (s,))
+    P = _spread(call, "prior.covariance", covariance, batch, k, (s, s))
     if model.validate:
-        check_positive_semidefinite(call, "covariance", covariance)
+        check_positive_semidefinite(call, "prior.covariance", covariance)
     if (has := model.has) is not None:
         m, P = m * has, P * (has.unsqueeze(-1) & has.unsqueeze(-2))
-    if log_mode_probability is None:
+    if log_pi is None:
         log_pi = m.new_full((*batch, k), -math.log(k))
     else:
-        log_pi = _spread(call, "log_mode_probability", log_mode_probability, batch, k, ())
-        if log_mode_probability.shape[-1] != k:
-            condition = f"log_mode_probability must end in k={k}, the modes"
-            fact = f"shape {shape_of(log_mode_probability)}"
+        name, given = "prior.log_mode_probability", log_pi
+        log_pi = _spread(call, name, given, batch, k, ())
+        if given.shape[-1] != k:
+            condition, fact = f"{name} must end in k={k}, the modes", f"shape {shape_of(given)}"
             raise InputValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
         if model.validate:
-            check_logarithms(call, "log_mode_probability", log_mode_probability)
-            check_normalized(call, "exp(log_mode_probability)", log_mode_probability.logsumexp(-1), LOGARITHMS)
-    return State(m, P, log_pi, m.new_zeros(batch))
+            check_logarithms(call, name, given)
+            check_normalized(call, f"exp({name})", given.logsumexp(-1), LOGARITHMS)
+    return FilterState(m, P, log_pi, m.new_zeros(batch))
 
 
 def check_model(call: str, model: object) -> None:
@@ -134,7 +117,7 @@ def check_model(call: str, model: object) -> None:
         raise InputTypeError(sentence(call, condition, type(model).__name__, remedy))
 
 
-def check_state(call: str, model: Model, state: State, *, depth: int) -> None:
+def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> None:
     """A state is one that this filter has made: of its dtype, its components, its modes and its histories.
 
     Args:
@@ -174,30 +157,16 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         raise InputValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
 
 
-def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, validate: bool) -> Tensor | None:
+def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
     """Where there is something to see; None if everywhere, as far as can be known without validation."""
+    y, mask, lengths = series.observations, series.mask, series.lengths
     seen = None
     if not validate or not has_values(y) or bool(torch.isnan(y).any()):
         seen = ~torch.isnan(y)
-    for name, given in (("mask", mask), ("lengths", lengths)):
-        if given is not None and not isinstance(given, Tensor):
-            fact, remedy = type(given).__name__, "Wrap it in torch.tensor."
-            raise InputTypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
     if mask is not None:
-        if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
-            condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
-            fact = f"{mask.dtype} of shape {shape_of(mask)}"
-            raise InputValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
-        _check_device(call, "mask", mask, y)
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
         seen = mask if seen is None else seen & mask
     if lengths is not None:
-        whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
-        if not whole or lengths.shape != y.shape[:-2]:
-            condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
-            fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
-            raise InputValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
-        _check_device(call, "lengths", lengths, y)
         outside = (lengths < 0) | (lengths > y.shape[-2])
         if validate and has_values(lengths) and bool(outside.any()):
             condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
@@ -208,34 +177,19 @@ def seen_of(call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None, v
     return seen
 
 
-def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
-    """Masks and lengths are where the observations are."""
-    if given.device != y.device:
-        fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
-        raise InputValueError(sentence(call, "tensors must be on one device", fact, remedy))
-
-
-def _lasting(
-    call: str,
-    model: Model,
-    y: Tensor,
-    times: Tensor | None,
-    lengths: Tensor | None,
-    validate: bool,
-) -> Tensor | None:
+def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
     """How long it takes from one observation to the next, the first from time 0; None for models of steps."""
-    if (times is None) != (model.rate is None):
-        fact = "times but transition" if model.rate is None else "rate but no times"
-        condition = "times must be given if and only if the model has rate"
-        remedy = "A model of continuous time has rate= in place of transition=, and is looked at at the times given."
+    times, lengths = series.times, series.lengths
+    if (times is not None) != model.continuous:
+        if model.continuous:
+            condition, fact = "times must be given, as the model is one of continuous time", "none"
+            remedy = "Pass Series(observations, times=times)."
+        else:
+            condition, fact = "times must come with a model of continuous time", "one with a transition matrix"
+            remedy = "Build the model with Generator(rate) in its place, or drop times=."
         raise InputValueError(sentence(call, condition, fact, remedy))
     if times is None:
         return None
-    if times.shape not in (y.shape[:-1], y.shape[-2:-1]):
-        condition = f"times must be {tuple(y.shape[:-1])} or {tuple(y.shape[-2:-1])}, one for each observation"
-        raise InputValueError(
-            sentence(call, condition, f"shape {shape_of(times)}", "They count from the beginning, 0.")
-        )
     dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
     if lengths is not None:  # times of what does not count need not be any
         dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
@@ -243,13 +197,13 @@ def _lasting(
         check_finite(call, times=dt)
         if has_values(dt) and bool((dt < 0).any()):
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
-            remedy = "Sort them, or pass times - times[..., :1] if beliefs are of the first observation's time."
+            remedy = "Sort them, or pass times - times[..., :1] if the prior is at the first observation's time."
             raise InputValueError(sentence(call, "times must not go backwards", fact, remedy))
     return dt
 
 
-def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs: Tensor | None) -> None:
-    """A model that has inputs is given them, one for each step."""
+def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
+    """A model that has inputs is given them, and of their size."""
     u = model.input_size
     if (inputs is None) != (u is None):
         if isinstance(model, NonlinearModel):
@@ -258,10 +212,9 @@ def _check_inputs(call: str, model: Model, batch: torch.Size, steps: int, inputs
             name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
         condition = f"inputs must be given if and only if the model has {name}"
         raise InputValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
-    if inputs is not None and inputs.shape not in ((*batch, steps, u), (steps, u)):
-        condition = f"inputs must be [*b, t={steps}, u={u}] or [t={steps}, u={u}]"
-        remedy = "Pass one input for each observation."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(inputs)}", remedy))
+    if inputs is not None and inputs.shape[-1] != u:
+        condition, fact = f"inputs must end in u={u}", f"shape {shape_of(inputs)}"
+        raise InputValueError(sentence(call, condition, fact, "u is the number of columns of B and D."))
 
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:

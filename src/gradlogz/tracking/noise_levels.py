@@ -17,7 +17,8 @@ import torch
 
 from .._typing import Float, Tensor
 from ..filters.models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn
-from ..filters.models.switching_model import SwitchingModel
+from ..filters.models.switching_model import Generator, SwitchingModel
+from ..filters.prior_and_series import Prior
 from .detections import Detections, grouped
 from .settings import TrackingSettings
 
@@ -92,10 +93,10 @@ def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> Swi
     rate[0, 1:] = 1 / (LASTS * levels.step * (k - 1))
     rate[1:, 0] = 2 / (LASTS * levels.step)
     rate -= torch.diag_embed(rate.sum(-1))
-    return SwitchingModel.of([straight, *others], rate=rate, components=components)
+    return SwitchingModel.of([straight, *others], transition=Generator(rate), components=components)
 
 
-def belief_of(levels: Levels, model: SwitchingModel, dimensions: int) -> dict[str, Any]:
+def belief_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
     """Mean, covariance and modes before the first detection, positions counted from it: all but nothing is known.
 
     The chain is as it is after a long time: two thirds in the first mode.
@@ -106,7 +107,7 @@ def belief_of(levels: Levels, model: SwitchingModel, dimensions: int) -> dict[st
     deviations = torch.tensor([wide, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
     share = torch.tensor([2.0, *[1 / (model.modes - 1)] * (model.modes - 1)], dtype=torch.float64) / 3
     mean = torch.zeros(model.state_size, dtype=torch.float64)
-    return {"mean": mean, "covariance": deviations.square().diag(), "log_mode_probability": share.log()}
+    return Prior(mean, deviations.square().diag(), share.log())
 
 
 # What detections say of them ----------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from .._settings import changed
 from .._typing import Bool, Float, Int, Tensor
 from ..filters.fitting.learning import fit
 from ..filters.gaussian.consistency import normalized_innovation
-from ..filters.gaussian.results import Filtered
 from ..filters.gaussian.smoother import Smoothed, smooth
 from ..filters.gaussian.switching import gpb1, gpb2, imm
 from ..filters.models.switching_model import SwitchingModel
+from ..filters.prior_and_series import Series
+from ..filters.results import Filtered
 from . import scenario
 from .detections import Detections, Source, grouped, read
 from .noise_levels import Levels, belief_of, levels_of, model_of
@@ -39,7 +40,7 @@ FITTED_ROWS, FITTED_STEPS = 4096, 256  # from which levels are learned
 FIT: dict[str, Any] = {
     "learn": ["Q", "R"],
     "structure": {"Q": "scale", "R": "scale"},
-    "max_rounds": 60,
+    "max_iterations": 60,
     "tolerance": 1e-5,
 }
 
@@ -154,7 +155,7 @@ def _of_steps(model: SwitchingModel, dt: Tensor) -> SwitchingModel:
     if 2 * len(occurring) > dt.numel():
         return model.at(dt)
     of = model.at(occurring)
-    assert of.transition is not None  # it is no longer continuous
+    assert isinstance(of.transition, Tensor)  # it is no longer continuous
     return dataclasses.replace(of, transition=of.transition[place], F=of.F[place], Q=of.Q[place])
 
 
@@ -180,11 +181,11 @@ def _run(
     for batch in batches(detections, ROWS):
         of, rows = _of_steps(model, batch.dt), batch.rows[batch.inside]
         if smoothed is not None:
-            later = smooth(of, batch.observations, **belief, method="imm" if settings.filter == "imm" else "gpb2")
+            later = smooth(of, batch.observations, belief, method="imm" if settings.filter == "imm" else "gpb2")
             found = later.filtered
             _put(smoothed, rows, _estimate(later, batch, batch.counts[:, -1:]))
         else:
-            found = FILTERS[settings.filter](of, batch.observations, **belief)
+            found = FILTERS[settings.filter](of, batch.observations, belief)
         _put(filtered, rows, _estimate(found, batch, batch.counts))
         begins = (batch.counts == 1) & ~batch.observations.isnan()  # compared with nothing
         compared = normalized_innovation(found._replace(innovation=found.innovation.masked_fill(begins, math.nan)))
@@ -251,13 +252,11 @@ def _fitted(
     shared = ["R"] if settings.model == "cv" else ["Q", "R"]
     found = fit(
         model,
-        batch.observations,
-        **belief_of(levels, model, batch.observations.shape[-1]),
+        Series(batch.observations, times=batch.dt.cumsum(-1), lengths=batch.inside.sum(-1)),
+        belief_of(levels, model, batch.observations.shape[-1]),
         **FIT,
         shared=shared,
         smoother="imm",
-        times=batch.dt.cumsum(-1),
-        lengths=batch.inside.sum(-1),
         progress=lambda done, _: show(done),
     )
     learned = found.model

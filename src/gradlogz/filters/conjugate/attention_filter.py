@@ -22,17 +22,18 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, check_floats, has_values, present, sentence, shape_of
-from ..._typing import Bool, Float, Int, Tensor
+from ..._typing import Float, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ...measures import Empirical, Gaussian, Mixture
 from ...measures.measure import Measure
-from ..gaussian.results import Filtered
 from ..gaussian.switching import SwitchingFilter
 from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
-from ..validation import arranged
+from ..prior_and_series import Prior, Series, as_series
+from ..results import Filtered
+from ..validation import prepared
 
-UNREAD = 200  # rounds of Sinkhorn's method where no number can be read: under torch.func and torch.compile
+UNREAD = 200  # iterations of Sinkhorn's method where no number can be read: under torch.func and torch.compile
 
 
 class Slots(NamedTuple):
@@ -77,14 +78,14 @@ class AttentionFilter:
         value: W_v [d, e], one map for all slots; None is the identity.
         noise: Q [e, e], added to covariances.
         scale: beta.
-        keep: "mean" is softmax attention; "covariance" sends the second moment on as well.
+        message: "mean" is softmax attention; "covariance" sends the second moment on as well.
         coupling: "mean", exp(beta <mu_i, eta_j>), or "state", exp(beta <x, eta_j>), under which a slot with a
             covariance has the logit beta <mu_i, eta_j> + beta² eta_j^T Sigma_i eta_j / 2 and moves by beta Sigma_i
             eta_j.  [8.4]
         weights: psi. "one", pi'_j ∝ Z_j; "normalizer", psi_j = 1/Z_j, pi' uniform; "sinkhorn", such that P(A_t) = pi
             and pi' uniform, which changes the attention weights too: with pi uniform they are doubly stochastic.
         tolerance: of Sinkhorn's marginals, relative.
-        max_rounds: of Sinkhorn's method.
+        max_iterations: of Sinkhorn's method.
 
     Cost: that of attention; with covariances m n d² and the m x n weights.
     Law: tests/laws/test_attention_is_a_filter.py.
@@ -104,16 +105,16 @@ class AttentionFilter:
         value: Float[Tensor, "d e"] | None = None,
         noise: Float[Tensor, "e e"] | None = None,
         scale: float = 1.0,
-        keep: Literal["mean", "covariance"] = "mean",
+        message: Literal["mean", "covariance"] = "mean",
         coupling: Literal["mean", "state"] = "mean",
         weights: Literal["one", "normalizer", "sinkhorn"] = "one",
         tolerance: float = 1e-12,
-        max_rounds: int = 10_000,
+        max_iterations: int = 10_000,
     ) -> None:
         call = "AttentionFilter"
         check_floats(call, **present(value=value, noise=noise))
         choices = {
-            "keep": (keep, ("mean", "covariance")),
+            "message": (message, ("mean", "covariance")),
             "coupling": (coupling, ("mean", "state")),
             "weights": (weights, ("one", "normalizer", "sinkhorn")),
         }
@@ -121,15 +122,15 @@ class AttentionFilter:
             if chosen not in known:
                 condition = f"{name} must be one of {', '.join(known)}"
                 raise InputValueError(sentence(call, condition, repr(chosen), "The docstring says what they are."))
-        if noise is not None and keep == "mean":
-            remedy = 'Pass keep="covariance": noise does not move a mean.'
-            raise InputValueError(sentence(call, "noise must come with covariances", 'keep="mean"', remedy))
+        if noise is not None and message == "mean":
+            remedy = 'Pass message="covariance": noise does not move a mean.'
+            raise InputValueError(sentence(call, "noise must come with covariances", 'message="mean"', remedy))
         if weights == "sinkhorn" and coupling == "state":
             remedy = 'Use coupling="mean".'
             raise InputValueError(sentence(call, 'sinkhorn must have coupling="mean"', 'coupling="state"', remedy))
         self.value, self.noise, self.scale = value, noise, scale
-        self.keep, self.coupling, self.weights = keep, coupling, weights
-        self.tolerance, self.max_rounds = tolerance, max_rounds
+        self.message, self.coupling, self.weights = message, coupling, weights
+        self.tolerance, self.max_iterations = tolerance, max_iterations
 
     @without_autocast
     def step(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Collapsed:
@@ -139,7 +140,7 @@ class AttentionFilter:
         G = h.log_normalizer(natural)
         mean = h.mean(natural)
         covariance = None
-        if self.keep == "covariance":
+        if self.message == "covariance":
             covariance = self._sent(self._spread(h, slots, natural))
         log_after = self._log_after(G)
         slots_after = Slots(mean if self.value is None else mean @ self.value, covariance, log_after)
@@ -213,7 +214,7 @@ class AttentionFilter:
         uniform = slots.mean.new_full(slots.mean.shape[:-1], -math.log(n))
         log_pi = uniform if slots.log_probability is None else slots.log_probability.log_softmax(-1)
         f, readable = log_pi, has_values(slots.mean, natural)
-        for _ in range(self.max_rounds if readable else min(self.max_rounds, UNREAD)):
+        for _ in range(self.max_iterations if readable else min(self.max_iterations, UNREAD)):
             g = -math.log(m) - Empirical(slots.mean, f).log_normalizer(natural)
             received = f + Empirical(natural, g).log_normalizer(slots.mean)
             off = torch.where(log_pi == -torch.inf, 0.0, log_pi - received)
@@ -221,10 +222,10 @@ class AttentionFilter:
                 return f
             f = torch.where(log_pi == -torch.inf, log_pi, f + off)
         if readable:
-            condition = f"Sinkhorn's method must settle within {self.max_rounds} rounds"
+            condition = f"Sinkhorn's method must settle within {self.max_iterations} iterations"
             fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
             raise InputValueError(
-                sentence("AttentionFilter", condition, fact, "Allow more rounds, or a smaller scale.")
+                sentence("AttentionFilter", condition, fact, "Raise max_iterations, or lower the scale.")
             )
         return f
 
@@ -256,14 +257,10 @@ class AttentionFilter:
 @without_autocast
 def attentive_imm(
     model: SwitchingModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
     eta: Float[Tensor, "k s"],
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
 ) -> Filtered:
     """`imm` whose chain attends to the state: Eq. (12) of the note, repaired and run.   [theory E53-E56]
 
@@ -275,29 +272,29 @@ def attentive_imm(
     """
     call = "attentive_imm"
     check_floats(call, eta=eta, model=model.F)
-    if model.transition is None:
-        remedy = "Discretise it: discretize_chain."
-        raise InputValueError(sentence(call, "the model must have a transition", "a rate", remedy))
+    if model.continuous:
+        condition, remedy = "the model must have a transition matrix", "Discretise it: discretize_chain."
+        raise InputValueError(sentence(call, condition, "a Generator", remedy))
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
         raise InputValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
-    series = arranged(call, model, observations, mask=mask, lengths=lengths, validate=model.validate)
-    batch, steps = observations.shape[:-2], observations.shape[-2]
-    state = SwitchingFilter(model).init(
-        mean=mean, covariance=covariance, log_mode_probability=log_mode_probability, batch_shape=tuple(batch)
-    )
+    series = as_series(observations)
+    _, y, seen = prepared(call, model, series, validate=model.validate)
+    batch, steps = y.shape[:-2], y.shape[-2]
+    state = SwitchingFilter(model).init(prior, batch_shape=tuple(batch))
     found = []
     for t in range(steps):
         now = model.narrow(t)
-        assert now.transition is not None  # as of the whole model
+        assert isinstance(now.transition, Tensor)  # as of the whole model
         T = now.transition.squeeze(-3) if now.transition.ndim > 2 else now.transition
         pull = state.mean @ eta.mT  # <mu_i, eta_j>
         positive = T > 0
         logits = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf) + pull
         attended = dataclasses.replace(now, transition=logits.softmax(-1).unsqueeze(-3), validate=False)
         online = SwitchingFilter(attended)
-        look = None if series.seen is None else series.seen[..., t, :]
-        state, step = online.step(state, series.observations[..., t, :], mask=look)
+        look = None if seen is None else seen[..., t, :]
+        inputs = None if series.inputs is None else series.inputs[..., t, :]
+        state, step = online.step(state, y[..., t, :], mask=look, inputs=inputs)
         found.append(step)
     at = len(batch)
     filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))

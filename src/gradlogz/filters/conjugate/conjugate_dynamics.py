@@ -83,19 +83,19 @@ class Closure(NamedTuple):
 
 
 @without_autocast
-def closed(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
+def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
     """Whether x' = W x + b + N(0, Q) stays in a family.   [theory 7.6, E49]
 
     Law: tests/laws/test_closed_maps_keep_their_families.py.
 
     >>> import torch
-    >>> from gradlogz import GammaPoisson
-    >>> closed(GammaPoisson(), LinearMotion(torch.tensor([[2.0]])))
+    >>> from gradlogz.filters import GammaPoisson
+    >>> is_closed_under(GammaPoisson(), LinearMotion(torch.tensor([[2.0]])))
     Closure(closed=True, why='a positive multiple of a Gamma variable is one')
-    >>> closed(GammaPoisson(), LinearMotion(torch.tensor([[1.0]]), torch.tensor([3.0])))
+    >>> is_closed_under(GammaPoisson(), LinearMotion(torch.tensor([[1.0]]), torch.tensor([3.0])))
     Closure(closed=False, why='Gamma laws keep their family under positive scaling of each channel alone')
     """
-    call = "closed"
+    call = "is_closed_under"
     W, b, Q = motion
     check_floats(call, matrix=W, **present(offset=b, noise=Q))
     n = _dimension(family)
@@ -137,7 +137,7 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
             remedy = f"Make it with {type(family).__name__}.prior."
             raise InputValueError(sentence(call, condition, "one outside the domain", remedy))
         return
-    found = closed(family, motion)
+    found = is_closed_under(family, motion)
     if not found.closed:
         condition = f"LinearMotion must keep the family {type(family).__name__}"
         remedy = "Discount and Reset keep every family; pushforward makes a new one."

@@ -29,8 +29,9 @@ from ..._errors import (
     sentence,
     shape_of,
 )
-from ..._typing import Bool, Float, Int, Tensor
+from ..._typing import Bool, Float, Tensor
 from ..moment_matching import apart, likelihood_of_modes, posterior, weigh
+from ..prior_and_series import Series, as_series, check_mask
 from ..validation import LOGARITHMS, seen_of
 from .conjugate_dynamics import Dynamics, LinearMotion, check_dynamics, moved
 from .families import ConjugateFamily
@@ -90,12 +91,12 @@ class ConjugateFilter:
     Laws: tests/agreement/test_conjugate_filters_agree_with_enumeration.py.
 
     >>> import torch
-    >>> from gradlogz import Discount, GammaPoisson, Reset
+    >>> from gradlogz.filters import Discount, GammaPoisson, Reset
     >>> family = GammaPoisson()
-    >>> vague = family.prior(torch.tensor(0.5), torch.tensor(0.05))
+    >>> vague = family.prior(0.5, 0.05)
     >>> chain = torch.tensor([[0.95, 0.05], [0.95, 0.05]])
     >>> bursts = ConjugateFilter(family, transition=chain, dynamics=[Discount(0.98), Reset(vague)])
-    >>> found = bursts.filter(torch.tensor([[2.0], [3.0], [2.0], [31.0], [28.0]]), prior=vague)
+    >>> found = bursts.filter(torch.tensor([[2.0], [3.0], [2.0], [31.0], [28.0]]), vague)
     >>> found.log_mode_probability.argmax(-1)  # a new rate at the fourth count
     tensor([0, 0, 0, 1, 0])
     """
@@ -122,13 +123,14 @@ class ConjugateFilter:
             condition, fact = 'method must be "imm" or "gpb" and depth at least 1', f"{method!r} and {depth}"
             raise InputValueError(sentence(call, condition, fact, "GPB1 has depth 1, GPB2 has depth 2."))
         o = family.observation_size
-        told = family.told(transition.new_ones(o), torch.ones(o, dtype=torch.bool, device=transition.device))
-        if told.natural.shape[-2] not in (1, k):
+        one = transition.new_ones(o)
+        own = family.likelihood(one, one.bool()).natural.shape[-2]
+        if own not in (1, k):
             condition, remedy = (
                 f"family must be one for all modes or have k={k}",
                 "Its parameters begin with the modes.",
             )
-            raise InputValueError(sentence(call, condition, f"{told.natural.shape[-2]}", remedy))
+            raise InputValueError(sentence(call, condition, f"{own}", remedy))
         if validate:
             check_finite(call, transition=transition)
             if has_values(transition) and bool((transition < 0).any()):
@@ -143,12 +145,12 @@ class ConjugateFilter:
     @without_autocast
     def init(
         self,
-        *,
         prior: Float[Tensor, "*#m p"],
+        *,
         log_mode_probability: Float[Tensor, "*#n k"] | None = None,
         batch_shape: tuple[int, ...] = (),
     ) -> ConjugateState:
-        """What is believed at time 0, before the first transition, of every target in a batch.
+        """The prior at time 0, before the first transition, of every target in a batch.
 
         Args:
             prior: natural parameters, [p], [k, p] or [*b, k, p]; `family.prior` makes them.
@@ -166,8 +168,10 @@ class ConjugateFilter:
     ) -> tuple[ConjugateState, ConjugateFiltered]:
         """One transition and one observation."""
         call = "ConjugateFilter.step"
-        mask = None if mask is None else mask.unsqueeze(observation.ndim - 1)
-        y, seen = self._observed(call, observation.unsqueeze(-2), mask, None)
+        if mask is not None:
+            check_mask(call, mask, observation)
+            mask = mask.unsqueeze(observation.ndim - 1)
+        y, seen = self._observed(call, Series(observation.unsqueeze(-2), mask=mask))
         if y.shape[:-2] != state.log_likelihood.shape:
             condition = f"observation must have the targets {tuple(state.log_likelihood.shape)} of the state"
             remedy = "Begin with init(batch_shape=...) of its targets."
@@ -177,24 +181,20 @@ class ConjugateFilter:
     @without_autocast
     def filter(
         self,
-        observations: Float[Tensor, "*b t o"],
-        *,
+        observations: Float[Tensor, "*b t o"] | Series,
         prior: Float[Tensor, "*#m p"],
+        *,
         log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-        mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-        lengths: Int[Tensor, "*b"] | None = None,
     ) -> ConjugateFiltered:
         """All steps of a series.
 
         Args:
-            observations: NaN where there are none.
+            observations: NaN where there are none; or a Series with a mask or lengths.
             prior: natural parameters at time 0, before the first transition: [p], [k, p] or [*b, k, p].
             log_mode_probability: at time 0, [k] or [*b, k]; None is uniform.
-            mask: true where there is an observation, beside NaN.
-            lengths: how many steps of each target count; what comes after them is not observed but predicted.
         """
         call = "ConjugateFilter.filter"
-        y, seen = self._observed(call, observations, mask, lengths)
+        y, seen = self._observed(call, as_series(observations))
         state = self._begin(call, y.shape[:-2], prior, log_mode_probability)
         found = []
         for observation, look in zip(y.unbind(-2), seen.unbind(-2), strict=True):
@@ -204,19 +204,19 @@ class ConjugateFilter:
         series = ConjugateFiltered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))
         return series._replace(log_likelihood=state.log_likelihood)
 
-    # The border -----------------------------------------------------------------------------------------------------
+    # Validation -----------------------------------------------------------------------------------------------------
 
-    def _observed(
-        self, call: str, y: Tensor, mask: Tensor | None, lengths: Tensor | None
-    ) -> tuple[Tensor, Bool[Tensor, "*b t o"]]:
+    def _observed(self, call: str, series: Series) -> tuple[Tensor, Bool[Tensor, "*b t o"]]:
         """Observations without NaN, and where there is something to see."""
-        o = self.family.observation_size
+        y, o = series.observations, self.family.observation_size
         check_floats(call, observations=y, transition=self.transition)
-        if y.ndim < 2 or y.shape[-1] != o or y.shape[-2] == 0:
-            condition = f"observations must be [*b, t, o={o}] with one step or more"
-            remedy = "One series of numbers is [t, 1]; targets come first."
+        if y.shape[-1] != o:
+            condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the family."
             raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
-        seen = seen_of(call, y, mask, lengths, validate=False)
+        if series.inputs is not None or series.times is not None:
+            condition, fact = "series must have observations, mask and lengths alone", "inputs or times"
+            raise InputValueError(sentence(call, condition, fact, "Conjugate families have no inputs and no times."))
+        seen = seen_of(call, series, validate=False)
         seen = torch.ones_like(y, dtype=torch.bool) if seen is None else seen
         if self.family.whole:
             if self.validate and has_values(seen) and bool((seen.any(-1) != seen.all(-1)).any()):
@@ -282,8 +282,7 @@ class ConjugateFilter:
         # Predict and update: mode by mode ----------------------------------------------------------------------------
         parts = zip(self.dynamics, mixed.split(1, -2), strict=True)
         before = torch.cat([moved(family, motion, natural) for motion, natural in parts], -2)
-        told = family.told(y, seen)
-        after, log_likelihood = self._updated(before, told.natural, told.log_base, seen)
+        after, log_likelihood = self._updated(before, *family.likelihood(y, seen), seen)
         log_pi, step, possible = posterior(log_c, log_likelihood)
         # Collapse: nothing -------------------------------------------------------------------------------------------
         after = torch.where(possible[..., None, None], after, before)
@@ -308,10 +307,8 @@ class ConjugateFilter:
         came = log_c, shares = weigh(T, log_h)
         # Predict and update: every history by every mode -------------------------------------------------------------
         before = torch.stack([moved(family, motion, state.natural) for motion in self.dynamics], -2)
-        told = family.told(y, seen)
-        after, likelihood = self._updated(
-            before, told.natural.unsqueeze(-3), told.log_base.unsqueeze(-2), seen.unsqueeze(-2)
-        )
+        natural, log_base = family.likelihood(y, seen)
+        after, likelihood = self._updated(before, natural.unsqueeze(-3), log_base.unsqueeze(-2), seen.unsqueeze(-2))
         share = torch.ones_like(likelihood) if one else shares
         mode_likelihood = likelihood.squeeze(-2) if one else likelihood_of_modes(T, log_h, likelihood, came)
         log_pi, step, possible = posterior(log_c, mode_likelihood)
@@ -346,9 +343,9 @@ class ConjugateFilter:
         )
         return ConjugateState(natural, log_w, now.log_likelihood), now
 
-    def _updated(self, before: Tensor, told: Tensor, log_base: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def _updated(self, before: Tensor, natural: Tensor, log_base: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Natural parameters after an observation, and its log likelihood: a difference of log normalisers."""
-        after = before + told
+        after = before + natural
         family = self.family
         log_likelihood = family.log_normalizer(after) - family.log_normalizer(before) + log_base
         return after, torch.where(seen.any(-1, keepdim=True), log_likelihood, 0.0)

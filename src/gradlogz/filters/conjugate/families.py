@@ -36,15 +36,16 @@ from ...measures.prior import BASES
 from ...measures.wishart import smat, svec
 from ...special.digamma import concentration, digamma, digamma_gap, inverse_digamma_gap, inverse_digamma_gaps
 from ...special.gamma import log_gamma
-from ..moment_matching import Moments, symmetric
+from ..moment_matching import GaussianMoments, symmetric
 from ..moment_matching import collapse as collapse_gaussians
+from ..scalars import Number, with_numbers
 
 LEAST = 1e-5  # successes and failures that forgetting leaves: E[log x] of others tells little of fewer
 LEAST_SHARE = 1e-9  # of the others
 
 
-class Told(NamedTuple):
-    """What an observation says: lik(y), to be added to natural parameters, and log h0(y), for each mode or for all."""
+class NaturalLikelihood(NamedTuple):
+    """Likelihood of an observation: lik(y), which is added to natural parameters, and log h0(y); by mode or for all."""
 
     natural: Float[Tensor, "*b #k p"]
     log_base: Float[Tensor, "*b #k"]
@@ -76,7 +77,7 @@ class ConjugateFamily(ABC):
         """The inverse of `expectation`, the link."""
 
     @abstractmethod
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         """lik(y) and log h0(y); nothing where nothing was seen."""
 
     @abstractmethod
@@ -176,14 +177,17 @@ class GammaPoisson(_Independent):
     tensor([2.6674])
     """
 
-    exposure: Float[Tensor, "*#ko"] | None = None
+    exposure: float | Float[Tensor, "*#ko"] | None = None
     channels: int = static_field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_channels("GammaPoisson", self.channels)
-        e = self.exposure
-        if e is None:
+        if self.exposure is None:
             return
+        if isinstance(self.exposure, (int, float)):  # in all digits, whatever the observations are
+            object.__setattr__(self, "exposure", torch.tensor(float(self.exposure), dtype=torch.float64))
+        e = self.exposure
+        assert isinstance(e, Tensor)
         check_floats("GammaPoisson", exposure=e)
         check_finite("GammaPoisson", exposure=e)
         if e.ndim > 2 or (e.ndim == 2 and e.shape[-1] not in (1, self.channels)):
@@ -196,7 +200,7 @@ class GammaPoisson(_Independent):
                 sentence("GammaPoisson", "exposure must be at least 0", fact, "0 is a mode without events.")
             )
 
-    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
+    def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.
@@ -228,14 +232,14 @@ class GammaPoisson(_Independent):
         least = torch.finfo(natural.dtype).tiny ** 0.5
         return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), least).flatten(-2)
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
-        e = y.new_ones(()) if self.exposure is None else self.exposure
-        e = e.unsqueeze(-1) if e.ndim < 2 else e
+        e = torch.as_tensor(1.0 if self.exposure is None else self.exposure)
+        e = e.to(y).reshape(1) if e.ndim == 0 else e.unsqueeze(-1) if e.ndim == 1 else e
         # Without exposure there is no event, and no derivative of what is impossible.
         log_e = torch.where((e > 0) | (y == 0), y * torch.where(e > 0, e, 1.0).log(), -torch.inf)
         log_base = (log_e - log_gamma(y + 1)).masked_fill(~seen, 0.0)
-        return Told(_flat(y * seen, e * seen), log_base.sum(-1))
+        return NaturalLikelihood(_flat(y * seen, e * seen), log_base.sum(-1))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self._pair(natural)
@@ -271,7 +275,7 @@ class GammaExponential(_Independent):
     def __post_init__(self) -> None:
         _check_channels("GammaExponential", self.channels)
 
-    def prior(self, shape: Float[Tensor, "*#b"], rate: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
+    def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.
@@ -301,9 +305,9 @@ class GammaExponential(_Independent):
         a, b = _collapse_gammas(share, *self.parameters(natural))
         return _flat(b, a - 1)
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
-        return Told(_flat(y * seen, seen.to(y.dtype)), y.new_zeros(y.shape[:-1]))
+        return NaturalLikelihood(_flat(y * seen, seen.to(y.dtype)), y.new_zeros(y.shape[:-1]))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self.parameters(natural)
@@ -351,14 +355,15 @@ class BetaBinomial(_Independent):
                 sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli.")
             )
 
-    def prior(self, a: Float[Tensor, "*#b"], b: Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
+    def prior(self, a: float | Float[Tensor, "*#b"], b: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
         """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o].
 
         Where the last size is o it is read as the channels.
         """
-        check_floats("BetaBinomial.prior", a=a, b=b)
-        check_positive("BetaBinomial.prior", a=a, b=b)
-        return _flat(*_per_channel("BetaBinomial.prior", self.channels, a=a, b=b))
+        given = with_numbers(a=a, b=b)
+        check_floats("BetaBinomial.prior", **given)
+        check_positive("BetaBinomial.prior", **given)
+        return _flat(*_per_channel("BetaBinomial.prior", self.channels, **given))
 
     def parameters(self, natural: Float[Tensor, "*b p"]) -> BetaParameters:
         """a and b of each channel."""
@@ -379,11 +384,11 @@ class BetaBinomial(_Independent):
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), LEAST, LEAST_SHARE).flatten(-2)
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
         n = torch.full_like(y, self.trials)
         log_base = log_gamma(n + 1) - log_gamma(y + 1) - log_gamma((n - y).clamp(min=0) + 1)
-        return Told(_flat(y * seen, (n - y) * seen), log_base.masked_fill(~seen, 0.0).sum(-1))
+        return NaturalLikelihood(_flat(y * seen, (n - y) * seen), log_base.masked_fill(~seen, 0.0).sum(-1))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self._pair(natural)
@@ -452,11 +457,11 @@ class DirichletMultinomial(ConjugateFamily):
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return _counts_forgotten(factor, natural, LEAST, LEAST_SHARE)
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
         y = y * seen
         log_base = log_gamma(y.sum(-1) + 1) - log_gamma(y + 1).sum(-1)
-        return Told(y, log_base)
+        return NaturalLikelihood(y, log_base)
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         total = natural.sum(-1, keepdim=True)
@@ -512,9 +517,10 @@ class InverseWishartNormal(ConjugateFamily):
         return self.dimension
 
     @without_autocast
-    def prior(self, df: Float[Tensor, "*#b"], scale: Float[Tensor, "*#b q q"]) -> Float[Tensor, "*b p"]:
+    def prior(self, df: float | Float[Tensor, "*#b"], scale: Float[Tensor, "*#b q q"]) -> Float[Tensor, "*b p"]:
         """Natural parameters of InverseWishart(scale, df), df > p - 1."""
         call, p = "InverseWishartNormal.prior", self.dimension
+        df = with_numbers(df=df, scale=scale)["df"]
         check_floats(call, df=df, scale=scale)
         if scale.shape[-2:] != (p, p) or df.ndim > scale.ndim - 2:
             fact = f"shapes {shape_of(df)} and {shape_of(scale)}"
@@ -552,11 +558,11 @@ class InverseWishartNormal(ConjugateFamily):
         inverse = symmetric(torch.cholesky_inverse(torch.linalg.cholesky_ex(precision).L))
         return torch.cat((n.unsqueeze(-1) * svec(inverse), (n - self.dimension - 1).unsqueeze(-1)), -1)
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y = (observation * seen).unsqueeze(-2)
         once = seen.all(-1).to(y.dtype)[..., None, None]
         log_base = -self.dimension / 2 * math.log(2 * math.pi) * once.squeeze(-1)
-        return Told(torch.cat((svec(y.unsqueeze(-1) * y.unsqueeze(-2)), once), -1), log_base)
+        return NaturalLikelihood(torch.cat((svec(y.unsqueeze(-1) * y.unsqueeze(-2)), once), -1), log_base)
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         nu, scale = natural[..., -1:], smat(natural[..., :-1])
@@ -590,7 +596,7 @@ class LinearGaussian(ConjugateFamily):
     >>> import torch
     >>> family = LinearGaussian(torch.eye(1), torch.eye(1))
     >>> family.parameters(family.prior(torch.tensor([3.0]), 4 * torch.eye(1)))
-    Moments(mean=tensor([3.]), covariance=tensor([[4.]]))
+    GaussianMoments(mean=tensor([3.]), covariance=tensor([[4.]]))
     """
 
     H: Float[Tensor, "*#k o s"]
@@ -636,11 +642,11 @@ class LinearGaussian(ConjugateFamily):
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
     @without_autocast
-    def parameters(self, natural: Float[Tensor, "*b p"]) -> Moments:
+    def parameters(self, natural: Float[Tensor, "*b p"]) -> GaussianMoments:
         """Mean and covariance."""
         s = self.H.shape[-1]
         P = symmetric(torch.cholesky_inverse(torch.linalg.cholesky_ex(smat(natural[..., s:])).L))
-        return Moments((P @ natural[..., :s].unsqueeze(-1)).squeeze(-1), P)
+        return GaussianMoments((P @ natural[..., :s].unsqueeze(-1)).squeeze(-1), P)
 
     def log_normalizer(self, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b"]:
         s = self.H.shape[-1]
@@ -661,7 +667,7 @@ class LinearGaussian(ConjugateFamily):
     def collapse(self, share: Float[Tensor, "*b n"], natural: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
         return self._from(*collapse_gaussians(share, *self.parameters(natural)))
 
-    def told(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> Told:
+    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         H, R = self.H, self.R
         residual = observation if self.d is None else observation.unsqueeze(-2) - self.d
         residual = residual.unsqueeze(-2) if self.d is None else residual
@@ -675,7 +681,7 @@ class LinearGaussian(ConjugateFamily):
         r = torch.linalg.solve_triangular(L, residual.unsqueeze(-1), upper=False)
         log_base = -(r.squeeze(-1) ** 2).sum(-1) / 2 - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_base = log_base - look.sum(-1) / 2 * math.log(2 * math.pi)
-        return Told(self._joined((A.mT @ r).squeeze(-1), symmetric(A.mT @ A)), log_base)
+        return NaturalLikelihood(self._joined((A.mT @ r).squeeze(-1), symmetric(A.mT @ A)), log_base)
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         m, P = self.parameters(natural)
@@ -722,10 +728,11 @@ def _per_channel(call: str, channels: int, **given: Tensor) -> list[Tensor]:
     return [t.expand(batch) for t in wide]
 
 
-def _gamma_prior(call: str, channels: int, shape: Tensor, rate: Tensor) -> Tensor:
-    check_floats(call, shape=shape, rate=rate)
-    check_positive(call, shape=shape, rate=rate)
-    return _flat(*_per_channel(call, channels, shape=shape, rate=rate))
+def _gamma_prior(call: str, channels: int, shape: Number, rate: Number) -> Tensor:
+    given = with_numbers(shape=shape, rate=rate)
+    check_floats(call, **given)
+    check_positive(call, **given)
+    return _flat(*_per_channel(call, channels, **given))
 
 
 def _collapse_gammas(share: Tensor, shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:

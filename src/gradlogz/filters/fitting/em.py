@@ -22,12 +22,13 @@ from ..._typing import Float, Tensor
 from ..gaussian.smoother import Method, smooth
 from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
-from ..validation import arranged
-from .parametrization import MATRICES, PLAIN, Beginning, Plan
-from .training_data import CELLS, Data, End
+from ..prior_and_series import Prior, Series
+from ..validation import prepared
+from .parametrization import MATRICES, PLAIN, FitPlan
+from .training_data import CELLS, FitRun, chunks, counted, seen
 
 
-class Sums(NamedTuple):
+class SufficientStatistics(NamedTuple):
     """What the M step needs of all series, for each mode: weights, moments of x, (x, x before), (y, x) and x_0."""
 
     pairs: Float[Tensor, "k k"]
@@ -52,49 +53,47 @@ class Sums(NamedTuple):
 
 def maximised(
     model: SwitchingModel,
-    begin: Beginning,
-    data: Data,
-    plan: Plan,
+    prior: Prior,
+    series: Series,
+    plan: FitPlan,
     smoother: Method,
-    max_rounds: int,
+    max_iterations: int,
     enough: float,
-    progress: Callable[[int, float], None] | None,
-) -> End:
-    """Rounds of E and M until one gains too little."""
-    best, history, converged = (model, begin), [], False
+    report: Callable[[int, float], None],
+) -> FitRun:
+    """Iterations of E and M until one gains too little."""
+    best, history, converged = (model, prior), [], False
     with torch.no_grad():
-        for i in range(max_rounds + 1):
-            sums = _expected(model, begin, data, smoother)
+        for i in range(max_iterations + 1):
+            sums = _expected(model, prior, series, smoother)
             history.append(float(sums.log_likelihood))
             if history[-1] >= max(history):
-                best = (model, begin)
-            if progress is not None:
-                progress(i, history[-1])
+                best = (model, prior)
+            report(i, history[-1])
             converged = i > 0 and abs(history[-1] - history[-2]) <= enough
-            if converged or i == max_rounds:
+            if converged or i == max_iterations:
                 break
-            model, begin = _maximum(model, begin, sums, plan)
-    return End(*best, max(history), history, converged)
+            model, prior = _maximum(model, prior, sums, plan)
+    return FitRun(*best, max(history), history, converged)
 
 
-def _expected(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
+def _expected(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:
     """The E step: sums over all series, some series at a time."""
-    t, k, s = data.y.shape[1], model.modes, model.state_size
+    t, k, s = series.observations.shape[1], model.modes, model.state_size
     size = max(1, CELLS // (t * k * k * 4 * s * s))
-    total: Sums | None = None
-    for part in data.chunks(size):
-        sums = _expected_of(model, begin, part, smoother)
-        total = sums if total is None else Sums(*(a + b for a, b in zip(total, sums, strict=True)))
+    total: SufficientStatistics | None = None
+    for part in chunks(series, size):
+        sums = _expected_of(model, prior, part, smoother)
+        total = sums if total is None else SufficientStatistics(*(a + b for a, b in zip(total, sums, strict=True)))
     assert total is not None  # there is a series
     return total
 
 
-def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Sums:
-    given: dict[str, Any] = {"mask": data.mask, "lengths": data.lengths, "times": data.times}
-    found = smooth(model, data.y, **begin._asdict(), method=smoother, **given)
-    now, y, _ = arranged("fit", model, data.y, validate=False, **given)
+def _expected_of(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:
+    found = smooth(model, series, prior, method=smoother)
+    now, y, _ = prepared("fit", model, series, validate=False)
     F, Q, H, R = now.F, now.Q, now.H, now.R
-    inside = data.counted
+    inside = counted(series)
     g = found.log_mode_probability.exp() * inside.unsqueeze(-1)  # [b, t, k]
     m, P, before, P_before, lag = (
         found.mode_mean,
@@ -104,8 +103,8 @@ def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: 
         found.lag_covariance,
     )
     # Moments of the state, its step and what is seen of it -----------------------------------------------------------
-    seen = data.seen.unsqueeze(-2)
-    A, a, C = _completed(y.unsqueeze(-2), seen, H, R, now.d)
+    observed = seen(series).unsqueeze(-2)
+    A, a, C = _completed(y.unsqueeze(-2), observed, H, R, now.d)
     yx = A @ _second(m, P) + a.unsqueeze(-1) * m.unsqueeze(-2)
     Ax = (A @ m.unsqueeze(-1)).squeeze(-1)
     yy = A @ P @ A.mT + _outer(Ax + a) + C
@@ -119,7 +118,7 @@ def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: 
     Q_error = (inverse * S).sum((-2, -1))
     e = y.unsqueeze(-2) - (H @ m.unsqueeze(-1)).squeeze(-1)
     e = e if now.d is None else e - now.d
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     weight = torch.linalg.inv(torch.where(both, R, eye)) * both
     R_error = (weight * (H @ P @ H.mT + _outer(e))).sum((-2, -1))
@@ -128,7 +127,7 @@ def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: 
         return torch.einsum("btk,btk...->k...", g, value.expand(*g.shape, *value.shape[3:]))
 
     g_0 = found.initial_log_mode_probability.exp()
-    return Sums(
+    return SufficientStatistics(
         (found.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
         g.sum((0, 1)),
         summed(m),
@@ -142,7 +141,7 @@ def _expected_of(model: SwitchingModel, begin: Beginning, data: Data, smoother: 
         summed(Q_error),
         summed(rank.expand(g.shape)),
         summed(R_error),
-        summed(seen.sum(-1).to(m.dtype).expand(g.shape)),
+        summed(observed.sum(-1).to(m.dtype).expand(g.shape)),
         g_0.sum(0),
         torch.einsum("bk,bks->ks", g_0, found.initial_mode_mean),
         torch.einsum("bk,bkse->kse", g_0, _second(found.initial_mode_mean, found.initial_mode_covariance)),
@@ -168,12 +167,14 @@ def _completed(
     return A.expand(*shape, o, s), a.expand(*shape, o), C.expand(*shape, o, o)
 
 
-def _maximum(model: SwitchingModel, begin: Beginning, sums: Sums, plan: Plan) -> tuple[SwitchingModel, Beginning]:
+def _maximum(
+    model: SwitchingModel, prior: Prior, sums: SufficientStatistics, plan: FitPlan
+) -> tuple[SwitchingModel, Prior]:
     """The M step. A mode that no time belongs to keeps its parameters."""
     fields: dict[str, Any] = {}
     live = sums.weight > 1e-8
     if "transition" in plan.learn:
-        assert model.transition is not None  # checked where learning begins
+        assert isinstance(model.transition, Tensor)  # checked where learning begins
         rows = sums.pairs.sum(-1, keepdim=True)
         fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
     pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
@@ -226,8 +227,8 @@ def _maximum(model: SwitchingModel, begin: Beginning, sums: Sums, plan: Plan) ->
             spread = torch.diag_embed(spread.diagonal(dim1=-2, dim2=-1))
         fields[name] = _kept(live, spread, given)
     if "initial" in plan.learn:
-        begin = _maximum_of_beginning(begin, sums)
-    return dataclasses.replace(model, **fields, validate=False), begin
+        prior = _maximum_of_prior(prior, sums)
+    return dataclasses.replace(model, **fields, validate=False), prior
 
 
 def _regressed(
@@ -277,14 +278,14 @@ def _regressed(
     return M, c, symmetric(together(left, pooled[2]) / together(n_, pooled[2])[:, None, None])
 
 
-def _maximum_of_beginning(begin: Beginning, sums: Sums) -> Beginning:
+def _maximum_of_prior(prior: Prior, sums: SufficientStatistics) -> Prior:
     live = sums.weight_0 > 1e-8
     weight = sums.weight_0.clamp(min=1e-300)
     mean = sums.x_0 / weight.unsqueeze(-1)
     covariance = symmetric(sums.xx_0 / weight[:, None, None] - _outer(mean))
-    return Beginning(
-        _kept(live, mean, begin.mean),
-        _kept(live, covariance, begin.covariance),
+    return Prior(
+        _kept(live, mean, prior.mean),
+        _kept(live, covariance, prior.covariance),
         sums.weight_0.log().log_softmax(-1),
     )
 

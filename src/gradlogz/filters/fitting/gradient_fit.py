@@ -13,8 +13,9 @@ from ..gaussian.smoother import Method
 from ..gaussian.switching import SwitchingFilter
 from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
-from .parametrization import Beginning, Free, Plan, constrained, freed
-from .training_data import CELLS, Data, End
+from ..prior_and_series import Prior, Series
+from .parametrization import FitPlan, Free, constrained, freed, prior_fields
+from .training_data import CELLS, FitRun, chunks, counted
 
 
 class _LostError(ArithmeticError):
@@ -23,28 +24,28 @@ class _LostError(ArithmeticError):
 
 def climbed(
     model: SwitchingModel,
-    begin: Beginning,
-    data: Data,
-    plan: Plan,
+    prior: Prior,
+    series: Series,
+    plan: FitPlan,
     smoother: Method,
-    max_rounds: int,
+    max_iterations: int,
     enough: float,
-    progress: Callable[[int, float], None] | None,
-) -> End:
-    """Rounds of ten quasi-Newton steps of the free numbers."""
-    free = {name: t.requires_grad_() for name, t in freed("fit", model, begin, plan).items()}
-    # One step a round would do, but torch's line search does not move on from where it begins anew each time.
+    report: Callable[[int, float], None],
+) -> FitRun:
+    """Iterations of ten quasi-Newton steps of the free numbers."""
+    free = {name: t.requires_grad_() for name, t in freed("fit", model, prior, plan).items()}
+    # One step an iteration would do, but torch's line search does not move on from where it begins anew each time.
     steps = torch.optim.LBFGS(free.values(), lr=1.0, max_iter=10, history_size=20, line_search_fn="strong_wolfe")
-    size = max(1, CELLS // (8 * data.y.shape[1] * model.modes**2 * model.state_size**2))
-    scale = float(data.counted.sum())
+    size = max(1, CELLS // (8 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
+    scale = float(counted(series).sum())
     best = (-torch.inf, {name: t.detach().clone() for name, t in free.items()})
 
     def total() -> float:
         """Minus the log likelihood a step, and its gradient, some series at a time."""
         steps.zero_grad()
         value = 0.0
-        for part in data.chunks(size):
-            loss = -_log_likelihood(*constrained(model, begin, plan, free), part, smoother).sum() / scale
+        for part in chunks(series, size):
+            loss = -_log_likelihood(*constrained(model, prior, plan, free), part, smoother).sum() / scale
             loss.backward()  # type: ignore[no-untyped-call]
             value += float(loss.detach())
         nonlocal best
@@ -58,41 +59,38 @@ def climbed(
         return value
 
     history, converged = [], False
-    for i in range(max_rounds):
+    for i in range(max_iterations):
         try:
             history.append(-float(steps.step(total)) * scale)  # type: ignore[no-untyped-call]
         except _LostError:
             break
-        if progress is not None:
-            progress(i, history[-1])
+        report(i, history[-1])
         converged = i > 0 and abs(history[-1] - history[-2]) <= enough
         if converged:
             break
     with torch.no_grad():
-        found = constrained(model, begin, plan, best[1])
-        value = sum(float(_log_likelihood(*found, part, smoother).sum()) for part in data.chunks(size))
-    return End(*found, value, [*history, value], converged)
+        found = constrained(model, prior, plan, best[1])
+        value = sum(float(_log_likelihood(*found, part, smoother).sum()) for part in chunks(series, size))
+    return FitRun(*found, value, [*history, value], converged)
 
 
-def _log_likelihood(model: SwitchingModel, begin: Beginning, data: Data, smoother: Method) -> Float[Tensor, "b"]:
+def _log_likelihood(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> Float[Tensor, "b"]:
     """Of each series, by the filter that the smoother begins with."""
     chosen = SwitchingFilter(model) if smoother == "imm" else SwitchingFilter(model, "gpb")
-    begins = {
-        name: t.unsqueeze(0) if t.ndim == n else t
-        for (name, t), n in zip(begin._asdict().items(), (2, 3, 1), strict=True)
-    }
-    return chosen.filter(data.y, **begins, mask=data.mask, lengths=data.lengths, times=data.times).log_likelihood
+    parts = zip((prior.mean, prior.covariance, prior.log_mode_probability), (2, 3, 1), strict=True)
+    of_targets = Prior(*(t.unsqueeze(0) if t is not None and t.ndim == n else t for t, n in parts))  # type: ignore[arg-type]
+    return chosen.filter(series, of_targets).log_likelihood
 
 
 def standard_errors(
-    call: str, model: SwitchingModel, begin: Beginning, data: Data, plan: Plan, smoother: Method
+    call: str, model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method
 ) -> dict[str, Tensor]:
     """Of the parameters themselves: the inverse information of the free numbers, carried over by the delta method.
 
     The information is minus the Hessian of the log likelihood; of more series than ten times the free numbers, the sum
     of the squares of their scores.
     """
-    free = freed(call, model, begin, plan)
+    free = freed(call, model, prior, plan)
     moving = {name: t.isfinite() for name, t in free.items()}
     count = sum(int(m.sum()) for m in moving.values())
 
@@ -108,19 +106,21 @@ def standard_errors(
         return parts
 
     point = flat(free)
-    if len(data.y) > 10 * count:
+    if len(series.observations) > 10 * count:
         information = torch.zeros(count, count, dtype=point.dtype, device=point.device)
-        size = max(1, CELLS // (32 * data.y.shape[1] * model.modes**2 * model.state_size**2))
-        for part in data.chunks(size):
-            own = {name: t.expand(len(part.y), *t.shape).clone().requires_grad_() for name, t in free.items()}
-            likelihood = _log_likelihood(*constrained(model, begin, plan, own), part, smoother).sum()
+        size = max(1, CELLS // (32 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
+        for part in chunks(series, size):
+            own = {
+                name: t.expand(len(part.observations), *t.shape).clone().requires_grad_() for name, t in free.items()
+            }
+            likelihood = _log_likelihood(*constrained(model, prior, plan, own), part, smoother).sum()
             scores = torch.autograd.grad(likelihood, list(own.values()))
             each = flat(dict(zip(own, scores, strict=True)), 1)
             information = information + each.mT @ each
     else:
 
         def total(vector: Tensor) -> Tensor:
-            return _log_likelihood(*constrained(model, begin, plan, read(vector)), data, smoother).sum()
+            return _log_likelihood(*constrained(model, prior, plan, read(vector)), series, smoother).sum()
 
         information = -torch.autograd.functional.hessian(total, point)
     # Directions of which the series say nothing, as of modes that are never there, have no error that could be said.
@@ -130,12 +130,12 @@ def standard_errors(
     silent = ways * ~told
 
     def values(vector: Tensor) -> tuple[Tensor, ...]:
-        made, begun = constrained(model, begin, plan, read(vector))
+        made, initial = constrained(model, prior, plan, read(vector))
         named = {name: getattr(made, name) for name in plan.learn if name != "initial"}
-        return tuple((named | (begun._asdict() if "initial" in plan.learn else {})).values())
+        return tuple((named | (prior_fields(initial) if "initial" in plan.learn else {})).values())
 
     names = [name for name in plan.learn if name != "initial"]
-    names += list(Beginning._fields) if "initial" in plan.learn else []
+    names += list(prior_fields(prior)) if "initial" in plan.learn else []
     slopes = torch.autograd.functional.jacobian(values, point)
 
     def error(J: Tensor) -> Tensor:

@@ -14,15 +14,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
-from ..._typing import Bool, Float, Int, Tensor
+from ..._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from ..._progress import Progress, reporter
+from ..._typing import Float, Tensor
 from ..gaussian.smoother import Method
 from ..models.switching_model import ENDS, SwitchingModel
-from ..validation import arranged
+from ..prior_and_series import Prior, Series, as_series, check_prior
+from ..validation import prepared
 from .em import maximised
 from .gradient_fit import climbed, standard_errors
-from .parametrization import MATRICES, NAMES, PLAIN, Beginning, Plan, Structure
-from .training_data import Data
+from .parametrization import MATRICES, NAMES, PLAIN, FitPlan, Structure, prior_fields
+from .training_data import FitRun, counted, flattened, seen
 
 
 class Fitted(NamedTuple):
@@ -30,10 +32,10 @@ class Fitted(NamedTuple):
 
     Attributes:
         model: the likeliest that was found.
-        mean, covariance, log_mode_probability: at time 0, for the filters; as given unless "initial" was learned.
+        prior: for the filters; as given unless "initial" was learned.
         log_likelihood: of all series under that model.
-        history: the log likelihood after each round, from the model given on; of the start that was kept.
-        converged: whether the last round changed less than the tolerance.
+        history: the log likelihood after each iteration, from the model given on; of the start that was kept.
+        converged: whether the last iteration changed less than the tolerance.
         starts: the log likelihood that each start ended with.
         standard_error: of every parameter learned, by its name, from the curvature of the log likelihood; None unless
             asked for. Twice it on either side is an interval of 95 %; inf of what the series say nothing of,
@@ -41,9 +43,7 @@ class Fitted(NamedTuple):
     """
 
     model: SwitchingModel
-    mean: Float[Tensor, "k s"]
-    covariance: Float[Tensor, "k s s"]
-    log_mode_probability: Float[Tensor, "k"]
+    prior: Prior
     log_likelihood: Float[Tensor, ""]
     history: Float[Tensor, "n"]
     converged: bool
@@ -54,54 +54,51 @@ class Fitted(NamedTuple):
 @without_autocast
 def fit(
     model: SwitchingModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*k s"],
-    covariance: Float[Tensor, "*k s s"],
-    log_mode_probability: Float[Tensor, "k"] | None = None,
     learn: Sequence[str] = ("transition", "Q", "R"),
     structure: Mapping[str, Structure] | None = None,
     shared: Sequence[str] = (),
     method: Literal["em", "gradient"] = "em",
     smoother: Method = "gpb2",
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#b t"] | None = None,
     starts: int = 1,
-    max_rounds: int = 200,
+    max_iterations: int = 200,
     tolerance: float = 1e-7,
     errors: bool = False,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Progress = False,
+    on_iteration: Callable[[int, float], None] | None = None,
     generator: torch.Generator | None = None,
 ) -> Fitted:
     """Learn parameters of a switching system from one series or many.
 
     Args:
         model: where learning begins; what is not learned stays as it is here.
-        observations: all series; NaN, mask, lengths and times as of `imm`.
-        mean: at time 0, [s] or [k, s], the same for all series; covariance and log_mode_probability likewise.
-        learn: of "transition", "F", "Q", "H", "R", "b", "d" and "initial", what is believed at time 0.
+        observations: all series, as of `imm`.
+        prior: the same for all series: mean [s] or [k, s], covariance [s, s] or [k, s, s], log_mode_probability [k].
+        learn: of "transition", "F", "Q", "H", "R", "b", "d" and "initial", the prior.
         structure: of Q and R: "full" (by default), "diagonal", or "scale", a factor of each mode's matrix.
         shared: which of them all modes have in common; F and b with Q, H and d with R.
         method: "em", or "gradient", quasi-Newton steps up the log likelihood of the filter the smoother begins with.
-        smoother: "gpb2", "imm", "kim", or "exact" for series of a few steps.
+        smoother: "gpb2", "imm", "kim", or "enumerate" for series of a few steps.
         starts: how many: the first is the model, the others are changed at random; the likeliest end is kept.
-        max_rounds: of each start; of "gradient", a round is ten steps.
-        tolerance: nats a step that a round must gain.
+        max_iterations: of each start; of "gradient", an iteration is ten steps.
+        tolerance: nats a step that an iteration must gain.
         errors: whether to compute standard errors.
-        progress: called after each round with its number and the log likelihood.
+        progress: True for a text bar, or a function of the iterations done and their largest number.
+        on_iteration: called after each iteration with its number and the log likelihood.
 
     Modes keep their order: where nothing but learned parameters tells them apart, they are brought back to the order of
-    the model given. Cost of a round: one smoother of every series, in linear memory.
+    the model given. Cost of an iteration: one smoother of every series, in linear memory.
     Law: tests/laws/test_parameters_are_learned.py.
 
     >>> import torch
-    >>> from gradlogz import KalmanModel, SwitchingModel
+    >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel
     >>> walk = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[0.1]]])) for q in (0.1, 3.0)]
     >>> model = SwitchingModel.of(walk, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
     >>> y = torch.randn(30, 10, 1, generator=torch.Generator().manual_seed(0)).cumsum(1)
-    >>> options = {"learn": ["Q"], "shared": ["Q"], "tolerance": 1e-4}
-    >>> found = fit(model, y, mean=torch.zeros(1), covariance=torch.eye(1), **options)
+    >>> prior = Prior(torch.zeros(1), torch.eye(1))
+    >>> found = fit(model, y, prior, learn=["Q"], shared=["Q"], tolerance=1e-4)
     >>> found.converged, bool(found.log_likelihood > found.history[0])
     (True, True)
     """
@@ -110,32 +107,41 @@ def fit(
         remedy = "What functions hold is learned by the gradient: imm(...).log_likelihood.backward()."
         raise InputTypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
     plan = _planned(call, model, learn, structure or {}, shared, method)
-    begin = _begun(call, model, mean, covariance, log_mode_probability)
-    data = _arranged(call, model, observations, mask, lengths, times)
+    prior = _prior_of_modes(call, model, prior)
+    series = _training_data(call, model, as_series(observations))
     free_fields = _tell_apart(model, plan)
     given, model = model, _restricted(model, plan)
-    if starts < 1 or max_rounds < 1:
-        fact = f"{starts} and {max_rounds}"
+    if starts < 1 or max_iterations < 1:
+        fact = f"{starts} and {max_iterations}"
         raise InputValueError(
-            sentence(call, "starts and max_rounds must be at least 1", fact, "1 start is the model itself.")
+            sentence(call, "starts and max_iterations must be at least 1", fact, "1 start is the model itself.")
         )
-    climb = maximised if method == "em" else climbed
-    ends = []
+    report, enough = reporter(progress, "iterations"), tolerance * float(counted(series).sum())
+    ascend = maximised if method == "em" else climbed
+    runs: list[FitRun] = []
+
+    def after(iteration: int, log_likelihood: float) -> None:
+        report(len(runs) * max_iterations + min(iteration + 1, max_iterations), starts * max_iterations)
+        if on_iteration is not None:
+            on_iteration(iteration, log_likelihood)
+
     for start in range(starts):
-        begun = (model, begin) if start == 0 else _changed(model, begin, plan, generator)
-        ends.append(climb(*begun, data, plan, smoother, max_rounds, tolerance * float(data.counted.sum()), progress))
-    best = max(ends, key=lambda end: end.log_likelihood)
-    learned, begun_at = best.model, best.begin
+        begun = model if start == 0 else _changed(model, plan, generator)
+        runs.append(ascend(begun, prior, series, plan, smoother, max_iterations, enough, after))
+        report(len(runs) * max_iterations, starts * max_iterations)
+    best = max(runs, key=lambda run: run.log_likelihood)
+    learned, prior = best.model, best.prior
     if free_fields:
-        learned, begun_at = _in_order(given, learned, begun_at, plan)
-    standard = standard_errors(call, learned, begun_at, data, plan, smoother) if errors else None
+        learned, prior = _in_order(given, learned, prior, plan)
+    standard = standard_errors(call, learned, prior, series, plan, smoother) if errors else None
+    like = series.observations
     return Fitted(
         dataclasses.replace(learned, validate=model.validate),
-        *begun_at,
-        log_likelihood=data.y.new_tensor(best.log_likelihood),
-        history=data.y.new_tensor(best.history),
+        prior,
+        log_likelihood=like.new_tensor(best.log_likelihood),
+        history=like.new_tensor(best.history),
         converged=best.converged,
-        starts=data.y.new_tensor([end.log_likelihood for end in ends]),
+        starts=like.new_tensor([run.log_likelihood for run in runs]),
         standard_error=standard,
     )
 
@@ -150,7 +156,7 @@ def _planned(
     structure: Mapping[str, Structure],
     shared: Sequence[str],
     method: str,
-) -> Plan:
+) -> FitPlan:
     unknown = [name for name in learn if name not in NAMES]
     if unknown or not learn:
         condition = f"learn must name some of {', '.join(NAMES)}"
@@ -174,11 +180,11 @@ def _planned(
         condition = "shared must name parameters that are learned, F and b together with Q, H and d together with R"
         remedy = "What weighs the errors of several modes must be common to them too."
         raise InputValueError(sentence(call, condition, f"{list(shared)}", remedy))
-    plan = Plan(tuple(learn), {name: structure.get(name, "full") for name in MATRICES}, tuple(shared))
+    plan = FitPlan(tuple(learn), {name: structure.get(name, "full") for name in MATRICES}, tuple(shared))
     if any(t.ndim > len(ENDS[name]) + 1 for name, t in model.fields().items()):
         remedy = "Learn from series that share a model."
         raise InputValueError(sentence(call, "the model must be one for all series", "one for each target", remedy))
-    changes = model.rate is not None or model.steps is not None
+    changes = model.continuous or model.steps is not None
     fixed = {name for name in plan.learn if name in MATRICES and plan.structure[name] == "scale"}
     if changes and set(plan.learn) - fixed - {"initial"}:
         condition = 'learn must be Q and R as "scale", or "initial", of a model that changes in time'
@@ -190,44 +196,34 @@ def _planned(
     return plan
 
 
-def _begun(call: str, model: SwitchingModel, mean: Tensor, covariance: Tensor, log_pi: Tensor | None) -> Beginning:
+def _prior_of_modes(call: str, model: SwitchingModel, prior: Prior) -> Prior:
+    """The prior with a Gaussian and a probability of each mode, the same for all series."""
+    check_prior(call, prior)
     k, s = model.modes, model.state_size
-    check_floats(call, mean=mean, covariance=covariance, model=model.R, **present(log_mode_probability=log_pi))
+    mean, covariance, log_pi = prior.mean, prior.covariance, prior.log_mode_probability
+    check_floats(call, **{"prior.mean": mean, "model": model.R})
     if mean.shape not in ((s,), (k, s)) or covariance.shape not in ((s, s), (k, s, s)):
-        condition = f"mean must be [{s}] or [{k}, {s}] and covariance [{s}, {s}] or [{k}, {s}, {s}]"
+        condition = f"prior.mean must be [{s}] or [{k}, {s}] and prior.covariance [{s}, {s}] or [{k}, {s}, {s}]"
         fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
-        raise InputValueError(sentence(call, condition, fact, "All series begin alike."))
+        raise InputValueError(sentence(call, condition, fact, "All series have one prior."))
     log_pi = mean.new_zeros(k).log_softmax(-1) if log_pi is None else log_pi.log_softmax(-1)
     if log_pi.shape != (k,):
-        condition, fact = f"log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
+        condition, fact = f"prior.log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
         raise InputValueError(sentence(call, condition, fact, "None is uniform."))
-    return Beginning(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
+    return Prior(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
 
 
-def _arranged(
-    call: str,
-    model: SwitchingModel,
-    y: Tensor,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    times: Tensor | None,
-) -> Data:
+def _training_data(call: str, model: SwitchingModel, series: Series) -> Series:
     """Series as [b, t, o], checked once."""
-    arranged(call, model, y, mask=mask, lengths=lengths, times=times, validate=model.validate)
-    batch = y.shape[:-2]
-    count = batch.numel()
-    if mask is not None:
-        mask = (mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)).reshape(count, *y.shape[-2:])
-    lengths = None if lengths is None else lengths.reshape(count)
-    times = None if times is None else times.expand(y.shape[:-1]).reshape(count, y.shape[-2])
-    data = Data(y.reshape(count, *y.shape[-2:]), mask, lengths, times)
-    if not bool(data.seen.any()):
+    prepared(call, model, series, validate=model.validate)
+    series = flattened(series)
+    if not bool(seen(series).any()):
         remedy = "Pass series with observations."
         raise InputValueError(sentence(call, "observations must hold something seen", "gaps alone", remedy))
-    return data
+    return series
 
 
-def _tell_apart(model: SwitchingModel, plan: Plan) -> bool:
+def _tell_apart(model: SwitchingModel, plan: FitPlan) -> bool:
     """Whether learned parameters alone tell modes apart, so that their order is a matter of chance.
 
     Modes that nothing tells apart at the beginning would stay alike for ever.
@@ -248,7 +244,7 @@ def _tell_apart(model: SwitchingModel, plan: Plan) -> bool:
     return model.modes > 1 and bool(different) and all(name in own for name in different)
 
 
-def _restricted(model: SwitchingModel, plan: Plan) -> SwitchingModel:
+def _restricted(model: SwitchingModel, plan: FitPlan) -> SwitchingModel:
     """The start as what is learned allows it: what modes share as their average, diagonal noise without the rest."""
     fields: dict[str, Any] = {}
     for name in plan.learn:
@@ -264,9 +260,7 @@ def _restricted(model: SwitchingModel, plan: Plan) -> SwitchingModel:
     return dataclasses.replace(model, **fields)
 
 
-def _changed(
-    model: SwitchingModel, begin: Beginning, plan: Plan, generator: torch.Generator | None
-) -> tuple[SwitchingModel, Beginning]:
+def _changed(model: SwitchingModel, plan: FitPlan, generator: torch.Generator | None) -> SwitchingModel:
     """Another start: matrices scaled by up to four times either way, maps and offsets moved, the chain loosened."""
 
     def normal(*shape: int) -> Tensor:
@@ -284,12 +278,12 @@ def _changed(
         elif name in PLAIN:
             size = 0.3 * (field.abs().mean() + 0.1)
             fields[name] = field + size * normal(*(field[:1] if name in plan.shared else field).shape)
-    return dataclasses.replace(model, **fields, validate=False), begin
+    return dataclasses.replace(model, **fields, validate=False)
 
 
 def _in_order(
-    given: SwitchingModel, found: SwitchingModel, begin: Beginning, plan: Plan
-) -> tuple[SwitchingModel, Beginning]:
+    given: SwitchingModel, found: SwitchingModel, prior: Prior, plan: FitPlan
+) -> tuple[SwitchingModel, Prior]:
     """Modes in the order in which they are nearest to those given."""
     k = given.modes
     cost = torch.zeros(k, k, dtype=given.R.dtype, device="cpu")
@@ -311,4 +305,4 @@ def _in_order(
         name: field[places][:, places] if name == "transition" else field[places]
         for name, field in found.fields().items()
     }
-    return dataclasses.replace(found, **fields), Beginning(*(part[places] for part in begin))
+    return dataclasses.replace(found, **fields), Prior(**{n: t[places] for n, t in prior_fields(prior).items()})

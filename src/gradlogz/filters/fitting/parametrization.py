@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._errors import InputValueError, sentence
-from ..._typing import Float, Tensor
+from ..._typing import Tensor
 from ..models.switching_model import ENDS, SwitchingModel
+from ..prior_and_series import Prior
 
 Structure = Literal["full", "diagonal", "scale"]
 MATRICES = ("Q", "R")
@@ -25,15 +26,7 @@ PLAIN = ("F", "H", "b", "d")
 NAMES = ("transition", *MATRICES, *PLAIN, "initial")
 
 
-class Beginning(NamedTuple):
-    """What is believed at time 0 of every series."""
-
-    mean: Float[Tensor, "*b k s"]
-    covariance: Float[Tensor, "*b k s s"]
-    log_mode_probability: Float[Tensor, "*b k"]
-
-
-class Plan(NamedTuple):
+class FitPlan(NamedTuple):
     """Which parameters are learned, in which form, and which of them modes share."""
 
     learn: tuple[str, ...]
@@ -44,12 +37,19 @@ class Plan(NamedTuple):
 Free = dict[str, Tensor]
 
 
-def freed(call: str, model: SwitchingModel, begin: Beginning, plan: Plan) -> Free:
+def prior_fields(prior: Prior) -> dict[str, Tensor]:
+    """The tensors of a prior whose mode probabilities are given, by name."""
+    assert prior.log_mode_probability is not None  # made uniform where learning begins
+    names = ("mean", "covariance", "log_mode_probability")
+    return {name: getattr(prior, name) for name in names}
+
+
+def freed(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan) -> Free:
     """The free numbers of a model."""
     free: Free = {}
     for name in plan.learn:
         if name == "transition":
-            assert model.transition is not None  # checked where learning begins
+            assert isinstance(model.transition, Tensor)  # checked where learning begins
             T = model.transition
             free[name] = torch.where(T > 0, T, 1.0).log().masked_fill(T <= 0, -torch.inf)
         elif name in MATRICES:
@@ -57,13 +57,14 @@ def freed(call: str, model: SwitchingModel, begin: Beginning, plan: Plan) -> Fre
         elif name in PLAIN:
             free[name] = _once(plan, name, getattr(model, name))
         else:
-            free["mean"] = begin.mean
-            free["covariance"] = _root(call, "covariance", begin.covariance, "full")
-            free["log_mode_probability"] = begin.log_mode_probability
+            free["mean"] = prior.mean
+            free["covariance"] = _root(call, "covariance", prior.covariance, "full")
+            assert prior.log_mode_probability is not None  # made uniform where learning begins
+            free["log_mode_probability"] = prior.log_mode_probability
     return {name: t.detach().clone() for name, t in free.items()}
 
 
-def constrained(model: SwitchingModel, begin: Beginning, plan: Plan, free: Free) -> tuple[SwitchingModel, Beginning]:
+def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) -> tuple[SwitchingModel, Prior]:
     """The model of free numbers; those that begin with targets make a model of each target."""
     fields: dict[str, Any] = {}
     for name in plan.learn:
@@ -75,21 +76,21 @@ def constrained(model: SwitchingModel, begin: Beginning, plan: Plan, free: Free)
         elif name in PLAIN:
             fields[name] = _timed(_many(plan, name, free[name], model.modes), name)
     if "initial" in plan.learn:
-        begin = Beginning(
+        prior = Prior(
             free["mean"],
-            _squared(free["covariance"], begin.covariance, "full"),
+            _squared(free["covariance"], prior.covariance, "full"),
             free["log_mode_probability"].log_softmax(-1),
         )
-    return dataclasses.replace(model, **fields, validate=False), begin
+    return dataclasses.replace(model, **fields, validate=False), prior
 
 
-def _once(plan: Plan, name: str, field: Tensor) -> Tensor:
+def _once(plan: FitPlan, name: str, field: Tensor) -> Tensor:
     """Of a parameter that modes share, one."""
     at = -len(ENDS[name])
     return field.narrow(at, 0, 1) if name in plan.shared else field
 
 
-def _many(plan: Plan, name: str, field: Tensor, modes: int) -> Tensor:
+def _many(plan: FitPlan, name: str, field: Tensor, modes: int) -> Tensor:
     at = field.ndim - len(ENDS[name])
     return field.expand(*field.shape[:at], modes, *field.shape[at + 1 :]) if name in plan.shared else field
 

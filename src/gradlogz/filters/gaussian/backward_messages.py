@@ -1,6 +1,6 @@
-"""What later observations say to a state and a mode: the step of a smoother.
+"""Backward messages of later observations to a state and a mode: the step of a smoother.
 
-    f_j(m) = log ∫ N(x; m, P_j) p(y_t+1 ... y_T | x_t = x, s_t = j) dx      what comes later, as N(m_j, P_j) hears it
+    f_j(m) = log ∫ N(x; m, P_j) p(y_t+1 ... y_T | x_t = x, s_t = j) dx     the message to N(m_j, P_j)
     g = ∇f_j,   L = -∇²f_j  at m_j                                         its score and its information
     P(s_t = j | all) ∝ pi_j exp f_j                                        the mode
     m_j + P_j g,   P_j - P_j L P_j                                         the state: the gradient of a log normaliser
@@ -10,8 +10,8 @@ quadratic function in each mode, the one that gives N(m_j, P_j) the mean and cov
 step give it together. Nothing is inverted that may be singular: with one mode this is the smoother of Bryson and
 Frazier [bierman73], whose numbers are those of Rauch, Tung and Striebel [rauch65].
 
-What comes later is kept as heard by the Gaussian of mode j, and has to be heard by the state of each pair of modes,
-that which went from i to j:
+A message is kept at the Gaussian of mode j and transferred to the Gaussian of each pair of modes, the state that went
+from i to j:
 
     log ∫ N(m + d, P - D) exp(quadratic) = f + <g, d> - <d, L d>/2 - <r, D A^-1 r>/2 - log|A|/2,   A = I - L D
     its score A^-1 r,   its information A^-1 L,   r = g - L d
@@ -29,13 +29,13 @@ import torch
 from ..._typing import Bool, Float, Tensor
 from ...kernels.attention.reference import log_sum_exp
 from ...measures.gating import gated_mean, gated_spread
-from ..kalman import Motion, Sight, correct
+from ..kalman import LinearizedObservation, Motion, correct
 from ..models.nonlinear_model import NonlinearParameters
 from ..models.switching_model import Parameters
-from ..moment_matching import Moments, collapse, fill, symmetric, weigh
+from ..moment_matching import GaussianMoments, collapse, fill, symmetric, weigh
 
 
-class Known(NamedTuple):
+class FilteredModes(NamedTuple):
     """A Gaussian for each mode and its probability, given what came before and now.
 
     Covariances are rounded as those were that they come from, the variances before the last observation.
@@ -47,7 +47,7 @@ class Known(NamedTuple):
     variance_before: Float[Tensor, "*b k s"]
 
 
-class Later(NamedTuple):
+class BackwardMessage(NamedTuple):
     """f, ∇f and -∇²f of each mode at its mean; and the average of -∇²f over the next modes, which is positive.
 
     f is up to a number that all modes share: pi_j exp f_j sum to one.
@@ -59,7 +59,7 @@ class Later(NamedTuple):
     average: Float[Tensor, "*b k s s"]
 
 
-class Steps(NamedTuple):
+class SmoothingStep(NamedTuple):
     """One step, or all of them: what moves the state, what was observed, and whether any mode could have caused it."""
 
     parameters: Parameters | NonlinearParameters
@@ -68,26 +68,26 @@ class Steps(NamedTuple):
     possible: Bool[Tensor, "*b"]
 
 
-class Pairs(NamedTuple):
+class ModePairs(NamedTuple):
     """s_{t-1} = i and s_t = j: x_{t-1} and how j moves it, the law of (x_t, x_{t-1}) after y_t, and what y_t says."""
 
-    start: Moments
+    start: GaussianMoments
     motion: Motion
-    joint: Moments
+    joint: GaussianMoments
     log_likelihood: Float[Tensor, "*b i j"]
     score: Float[Tensor, "*b i j s"]
     information: Float[Tensor, "*b i j s s"]
 
 
-class Heard(NamedTuple):
-    """What comes after y_t, as heard by x_t of each pair; log_evidence with y_t itself."""
+class PairMessage(NamedTuple):
+    """The message of observations after y_t to x_t of each pair; log_evidence includes y_t itself."""
 
     log_evidence: Float[Tensor, "*b i j"]
     score: Float[Tensor, "*b i j s"]
     information: Float[Tensor, "*b i j s s"]
 
 
-def pair(step: Steps, before: Known) -> Pairs:
+def pair_modes(step: SmoothingStep, before: FilteredModes) -> ModePairs:
     """Every mode i moved by every mode j, and both times together after the observation."""
     now, m, P = step.parameters, before.mean.unsqueeze(-2), before.covariance.unsqueeze(-3)
     if now.has is not None:  # what mode i lacks and j has
@@ -101,51 +101,53 @@ def pair(step: Steps, before: Known) -> Pairs:
     y, seen = step.observations[..., None, None, :], None if step.seen is None else step.seen[..., None, None, :]
     lag = F @ P
     above, below = torch.cat((predicted.covariance, lag), -1), torch.cat((lag.mT, P), -1)
-    sight = now.linearize_observe(*predicted, y)
-    v, H, R = sight
+    observed = now.linearize_observe(*predicted, y)
+    v, H, R = observed
     H = torch.cat((H, torch.zeros_like(H)), -1)
     mean, covariance, log_likelihood, _ = correct(
         torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), v, H=H, R=R, seen=seen
     )
     # What no mode can produce says nothing about them.
-    told = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
-    told_state = _told(sight, predicted.covariance, seen)
-    return Pairs(Moments(m, P), motion, Moments(mean, covariance), told, *told_state)
+    log_likelihood = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
+    state_message = _observation_message(observed, predicted.covariance, seen)
+    return ModePairs(GaussianMoments(m, P), motion, GaussianMoments(mean, covariance), log_likelihood, *state_message)
 
 
-def hear(_step: Steps, _before: Known, pairs: Pairs, after: Known, later: Later) -> Heard:
-    """What comes after y_t, kept as heard by the Gaussian of j, as heard by each pair i, j."""
+def pair_message(
+    _step: SmoothingStep, _before: FilteredModes, pairs: ModePairs, after: FilteredModes, later: BackwardMessage
+) -> PairMessage:
+    """The message to the Gaussian of mode j, transferred to each pair i, j."""
     s = after.mean.shape[-1]
     m, P = pairs.joint.mean[..., :s], pairs.joint.covariance[..., :s, :s]
-    later = _proper(later, after)
-    gain, score, information = _elsewhere(
+    later = _made_proper(later, after)
+    gain, score, information = _transferred(
         later.score.unsqueeze(-3),
         later.information.unsqueeze(-4),
         m - after.mean.unsqueeze(-3),
         after.covariance.unsqueeze(-4) - P,
     )
-    return Heard(pairs.log_likelihood + later.log_evidence.unsqueeze(-2) + gain, score, information)
+    return PairMessage(pairs.log_likelihood + later.log_evidence.unsqueeze(-2) + gain, score, information)
 
 
-def pass_on(step: Steps, before: Known, pairs: Pairs, heard: Heard) -> Later:
-    """What mode i hears of all that comes after it, from what its pairs j hear.
+def propagate(step: SmoothingStep, before: FilteredModes, pairs: ModePairs, message: PairMessage) -> BackwardMessage:
+    """The message to mode i at the time before, from the messages to its pairs j.
 
     before y_t:   g' = H^T S^-1 v + A g,   L' = H^T S^-1 H + A L A^T,   A = (I - K H)^T
     at x_{t-1}:   F^T g',   F^T L' F
     """
     F, P = pairs.motion.F, pairs.motion.predicted.covariance
     A = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - pairs.information @ P
-    score = _times(F.mT, pairs.score + _times(A, heard.score))
-    information = F.mT @ (pairs.information + A @ heard.information @ A.mT) @ F
-    log_evidence, share = weigh(step.parameters.transition.mT, heard.log_evidence.mT)
+    score = _times(F.mT, pairs.score + _times(A, message.score))
+    information = F.mT @ (pairs.information + A @ message.information @ A.mT) @ F
+    log_evidence, share = weigh(step.parameters.transition.mT, message.log_evidence.mT)
     total = log_sum_exp(before.log_probability + log_evidence).unsqueeze(-1)
     g = gated_mean(share.mT, score)
     average = symmetric(gated_mean(share.mT, information.flatten(-2)).unflatten(-1, information.shape[-2:]))
     spread = gated_spread(share.mT, score, g)
-    return Later(log_evidence - total, g, symmetric(average - spread), average)
+    return BackwardMessage(log_evidence - total, g, symmetric(average - spread), average)
 
 
-class Row(NamedTuple):
+class SmoothedModes(NamedTuple):
     """What is reported of a time, mode by mode: the law of (x_t, x_{t-1}) given s_t."""
 
     mean: Float[Tensor, "*b k s2"]
@@ -154,14 +156,16 @@ class Row(NamedTuple):
     log_pair: Float[Tensor, "*b k k"]
 
 
-def both(pairs: Pairs, heard: Heard) -> Moments:
+def smoothed_pairs(pairs: ModePairs, message: PairMessage) -> GaussianMoments:
     """The law of (x_t, x_{t-1}) of each pair, given all."""
     m, P = pairs.joint
     C = P[..., : P.shape[-1] // 2]
-    return Moments(m + _times(C, heard.score), P - C @ heard.information @ C.mT)
+    return GaussianMoments(m + _times(C, message.score), P - C @ message.information @ C.mT)
 
 
-def read(step: Steps, before: Known, log_evidence: Float[Tensor, "*b i j"], each: Moments) -> Row:
+def combine_pairs(
+    step: SmoothingStep, before: FilteredModes, log_evidence: Float[Tensor, "*b i j"], each: GaussianMoments
+) -> SmoothedModes:
     """The pairs i, j as one Gaussian of both times for each j."""
     T = step.parameters.transition
     logs = before.log_probability.unsqueeze(-1) + log_evidence
@@ -170,24 +174,24 @@ def read(step: Steps, before: Known, log_evidence: Float[Tensor, "*b i j"], each
     positive = T > 0
     log_T = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf)
     collapsed = collapse(share.mT, each.mean.movedim(-3, -2), each.covariance.movedim(-4, -3))
-    return Row(*collapsed, (log_sum - total).log_softmax(-1), log_T + logs - total.unsqueeze(-1))
+    return SmoothedModes(*collapsed, (log_sum - total).log_softmax(-1), log_T + logs - total.unsqueeze(-1))
 
 
-def nothing(known: Known) -> Later:
-    """What is heard where nothing comes after."""
+def final_message(known: FilteredModes) -> BackwardMessage:
+    """The message after the last observation: none."""
     zero = torch.zeros_like(known.covariance)
-    return Later(torch.zeros_like(known.log_probability), torch.zeros_like(known.mean), zero, zero)
+    return BackwardMessage(torch.zeros_like(known.log_probability), torch.zeros_like(known.mean), zero, zero)
 
 
-def begun(known: Known, later: Later) -> tuple[Moments, Float[Tensor, "*b k"]]:
+def smoothed_initial(known: FilteredModes, later: BackwardMessage) -> tuple[GaussianMoments, Float[Tensor, "*b k"]]:
     """The law of a time of which there are no pairs: m + P g, P - P L P, and the modes."""
     m, P = known.mean, known.covariance  # Shorthand
-    moved = Moments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
+    moved = GaussianMoments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
     return moved, known.log_probability + later.log_evidence
 
 
-def _elsewhere(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tensor) -> Heard:
-    """What N(m, P) hears as g and L, heard by N(m + d, P - D); the evidence is what it gains by being there."""
+def _transferred(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tensor) -> PairMessage:
+    """The message g, L to N(m, P) transferred to N(m + d, P - D), with the log evidence gained."""
     g, L, d, D = score, information, moved, narrowed  # Shorthand
     A = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device) - L @ D
     r = g - _times(L, d)
@@ -195,10 +199,10 @@ def _elsewhere(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tens
     solved = torch.linalg.solve_ex(A, torch.cat((L.expand_as(A), r.unsqueeze(-1)), -1)).result
     there = solved[..., -1]
     square = (g * d).sum(-1) - (d * _times(L, d)).sum(-1) / 2 - (r * _times(D, there)).sum(-1) / 2
-    return Heard(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
+    return PairMessage(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
 
 
-def _proper(later: Later, known: Known) -> Later:
+def _made_proper(later: BackwardMessage, known: FilteredModes) -> BackwardMessage:
     """The average in place of an information that would leave a mode less certain than it is: P L P not positive.
 
     A hundredth of its variances is let pass, so that rounding does not decide.
@@ -212,9 +216,9 @@ def _proper(later: Later, known: Known) -> Later:
     return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
 
 
-def _told(sight: Sight, P: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What an observation says to the state before it: H^T S^-1 v and H^T S^-1 H."""
-    v, H, R = sight
+def _observation_message(observed: LinearizedObservation, P: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The message of an observation to the state before it: H^T S^-1 v and H^T S^-1 H."""
+    v, H, R = observed
     S = symmetric(H @ P @ H.mT + R)
     if seen is not None:
         v, H = torch.where(seen, v, 0.0), H * seen.unsqueeze(-1)

@@ -20,7 +20,7 @@ from ..._autocast import without_autocast
 from ..._errors import InputValueError, check_floats, has_values, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special.distributions import chi_square_quantile
-from .results import Filtered
+from ..results import Filtered
 from .smoother import Smoothed
 
 
@@ -80,10 +80,10 @@ def nees(
     Degrees are the rank of P: what is known for certain has none, and the distance is infinite where it is not true.
 
     >>> import torch
-    >>> from gradlogz import SwitchingModel, constant_velocity, imm
+    >>> from gradlogz.filters import Prior, SwitchingModel, constant_velocity, imm
     >>> line = constant_velocity(1, dt=1.0, spectral_density=0.1, observation_variance=1.0)
     >>> model = SwitchingModel.of([line], transition=torch.ones(1, 1))
-    >>> found = imm(model, torch.tensor([[1.0], [2.0]]), mean=torch.zeros(2), covariance=torch.eye(2))
+    >>> found = imm(model, torch.tensor([[1.0], [2.0]]), Prior(torch.zeros(2), torch.eye(2)))
     >>> nees(found, torch.tensor([[1.0], [2.0]]), components=(0,)).degrees
     tensor([1., 1.])
     """
@@ -110,7 +110,7 @@ def nees(
 
 
 @without_autocast
-def gate(
+def in_gate(
     innovation: Float[Tensor, "*b o"], covariance: Float[Tensor, "*#b o o"], *, probability: float = 0.99
 ) -> Bool[Tensor, "*b"]:
     """Whether an observation lies in the ellipsoid that holds one of this target with the given probability.
@@ -119,15 +119,15 @@ def gate(
     answer is no.
 
     >>> import torch
-    >>> gate(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), torch.eye(2))  # 9.21 is the 99 % point of 2 degrees of freedom
+    >>> in_gate(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), torch.eye(2))  # 9.21 is the 99 % point of 2 degrees of freedom
     tensor([ True, False])
     """
-    check_floats("gate", innovation=innovation, covariance=covariance)
+    check_floats("in_gate", innovation=innovation, covariance=covariance)
     if innovation.ndim == 0 or covariance.shape[-2:] != (innovation.shape[-1],) * 2:
         condition = f"covariance must end in the size of innovation {shape_of(innovation)}, twice"
         remedy = "Pass filtered.innovation and filtered.innovation_covariance."
-        raise InputValueError(sentence("gate", condition, f"shape {shape_of(covariance)}", remedy))
-    _check_level("gate", "probability", probability)
+        raise InputValueError(sentence("in_gate", condition, f"shape {shape_of(covariance)}", remedy))
+    _check_level("in_gate", "probability", probability)
     value, degrees = _distance(innovation, covariance, ~torch.isnan(innovation))
     return value <= chi_square_quantile(probability, degrees)
 

@@ -19,13 +19,14 @@ from ...kernels.attention.reference import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
 from ..models.switching_model import Parameters, SwitchingModel
 from ..moment_matching import collapse, likelihood_of_modes, weigh
-from ..validation import arranged, beginning, check_densities, check_model
-from .results import Filtered, Moved, combined
+from ..prior_and_series import Prior, Series, as_series
+from ..results import Filtered, Moved, combined
+from ..validation import check_densities, check_model, initial_state, prepared
 
 MOST = 1 << 20  # histories that are written down
 
 
-class Exact(NamedTuple):
+class Enumerated(NamedTuple):
     """What is known after each step, and the histories at the last of them.
 
     Attributes:
@@ -46,53 +47,43 @@ class Exact(NamedTuple):
 
 
 @without_autocast
-def exact(
+def enumerate_modes(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    keep: int | None = None,
-) -> Exact:
+    max_histories: int | None = None,
+) -> Enumerated:
     """The law of the state by enumeration of mode histories. Arguments as of `imm`.
 
     Args:
-        keep: how many histories to keep after each step, the likeliest; None for all.
+        max_histories: how many histories to keep after each step, the likeliest; None for all.
 
-    Cost: k^(t+1) Kalman filters, or keep times k in each step.
+    Cost: k^(t+1) Kalman filters, or max_histories times k in each step.
     Law: tests/agreement/test_enumeration_agrees_with_joint_gaussians.py.
 
     >>> import torch
-    >>> from gradlogz import KalmanModel, SwitchingModel
+    >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel
     >>> modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0)]
     >>> model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> found = exact(model, torch.tensor([[0.0], [9.0]]), mean=torch.zeros(1), covariance=torch.eye(1))
+    >>> found = enumerate_modes(model, torch.tensor([[0.0], [9.0]]), Prior(torch.zeros(1), torch.eye(1)))
     >>> found.histories[found.log_probability.argmax()]  # it moved all the time
     tensor([1, 1, 1])
     """
-    call = "exact"
+    call = "enumerate_modes"
     check_model(call, model)
     k = model.modes
-    parameters, y, seen = arranged(
-        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
-    )
+    parameters, y, seen = prepared(call, model, as_series(observations), validate=model.validate)
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
         raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
-    if (keep is None and k ** (steps + 1) > MOST) or (keep is not None and keep < 1):
-        condition = f"histories must be at most {MOST}, or keep at least 1"
-        fact = f"{k}^{steps + 1} histories and keep={keep}"
-        raise InputValueError(sentence(call, condition, fact, "Pass keep=, the number of histories to keep."))
-    m, P, log_w, log_likelihood = beginning(
-        call, model, batch, mean=mean, covariance=covariance, log_mode_probability=log_mode_probability
-    )
+    if (max_histories is None and k ** (steps + 1) > MOST) or (max_histories is not None and max_histories < 1):
+        condition = f"histories must be at most {MOST}, or max_histories at least 1"
+        fact = f"{k}^{steps + 1} histories and max_histories={max_histories}"
+        raise InputValueError(sentence(call, condition, fact, "Pass max_histories=, how many to keep."))
+    m, P, log_w, log_likelihood = initial_state(call, model, prior, batch)
     histories = torch.arange(k, device=y.device).unsqueeze(-1).expand(*batch, k, 1)
     moves, pruned = [], []
     looks = [None] * steps if seen is None else seen.unbind(-2)
@@ -107,9 +98,9 @@ def exact(
         longer = histories.unsqueeze(-2).expand(*batch, n, k, -1)
         histories = torch.cat((longer, newest), -1).flatten(-3, -2)
         m, P = branches.mean.flatten(-3, -2), branches.covariance.flatten(-4, -3)
-        if keep is not None and n * k > keep:
+        if max_histories is not None and n * k > max_histories:
             order = log_w.detach().argsort(-1, descending=True)
-            best, rest = order[..., :keep], order[..., keep:]
+            best, rest = order[..., :max_histories], order[..., max_histories:]
             pruned.append(log_sum_exp(log_w.take_along_dim(rest, -1)))
             log_w = log_w.take_along_dim(best, -1)
             log_w = log_w.log_softmax(-1)
@@ -122,7 +113,7 @@ def exact(
     if model.validate:
         check_densities(call, whole.failure)
     filtered = combined(whole, parameters, y, seen, log_likelihood)
-    return Exact(filtered, histories, log_w, m, P, torch.stack(pruned, -1))
+    return Enumerated(filtered, histories, log_w, m, P, torch.stack(pruned, -1))
 
 
 class Branches(NamedTuple):

@@ -6,7 +6,9 @@
 where m_ij and P_ij are those of i moved by j. Covariances are sums of squares. A direction in which P_ij is 0 says
 nothing of x_{t-1}; it counts as 0 where it is below the rounding of what it was computed from.
 
-Functions are named as in backward_messages.py, the other step. Read next: smoother.py (the steps in their order).
+Functions have the names of those in backward_messages.py, the other step.
+
+Read next: smoother.py (the steps in their order).
 """
 
 from typing import NamedTuple
@@ -15,11 +17,11 @@ import torch
 
 from ..._typing import Float, Tensor
 from ...kernels.attention.reference import log_sum_exp
-from ..moment_matching import Moments, collapse, symmetric, weigh
-from .backward_messages import Known, Pairs, Steps
+from ..moment_matching import GaussianMoments, collapse, symmetric, weigh
+from .backward_messages import FilteredModes, ModePairs, SmoothingStep
 
 
-class Traced(NamedTuple):
+class KimPairs(NamedTuple):
     """The law of (x_t, x_{t-1}) of each pair given all, and the log evidence of all for it."""
 
     log_evidence: Float[Tensor, "*b i j"]
@@ -27,7 +29,9 @@ class Traced(NamedTuple):
     covariance: Float[Tensor, "*b i j s2 s2"]
 
 
-def hear(step: Steps, before: Known, pairs: Pairs, _after: Known, later: Known) -> Traced:
+def pair_message(
+    step: SmoothingStep, before: FilteredModes, pairs: ModePairs, _after: FilteredModes, later: FilteredModes
+) -> KimPairs:
     """Every pair i, j, from the law of x_t given j and all, `later`."""
     log_c = weigh(step.parameters.transition, before.log_probability.unsqueeze(-1)).log_sum
     log_evidence = torch.where(log_c > -torch.inf, later.log_probability - log_c, -torch.inf).unsqueeze(-2)
@@ -39,34 +43,34 @@ def hear(step: Steps, before: Known, pairs: Pairs, _after: Known, later: Known) 
     mean = torch.cat((m, m_i + (J @ (m - predicted.mean).unsqueeze(-1)).squeeze(-1)), -1)
     lag = J @ P
     covariance = torch.cat((torch.cat((P, lag.mT), -1), torch.cat((lag, symmetric(lag @ J.mT) + C), -1)), -2)
-    return Traced(log_evidence.expand_as(m_i[..., 0]), mean, covariance)
+    return KimPairs(log_evidence.expand_as(m_i[..., 0]), mean, covariance)
 
 
-def both(_pairs: Pairs, traced: Traced) -> Moments:
+def smoothed_pairs(_pairs: ModePairs, pair_moments: KimPairs) -> GaussianMoments:
     """The law of (x_t, x_{t-1}) of each pair, given all."""
-    return Moments(traced.mean, traced.covariance)
+    return GaussianMoments(pair_moments.mean, pair_moments.covariance)
 
 
-def pass_on(step: Steps, before: Known, _pairs: Pairs, traced: Traced) -> Known:
+def propagate(step: SmoothingStep, before: FilteredModes, _pairs: ModePairs, pair_moments: KimPairs) -> FilteredModes:
     """The law of x_{t-1} given i and all, from the pairs of i."""
     s = before.mean.shape[-1]
-    m, P = traced.mean[..., s:], traced.covariance[..., s:, s:]
+    m, P = pair_moments.mean[..., s:], pair_moments.covariance[..., s:, s:]
     if (has := step.parameters.has) is not None:  # what was filled in for j is not of i
         own = has.unsqueeze(-2)
         m, P = m * own, P * (own.unsqueeze(-1) & own.unsqueeze(-2))
-    log_evidence, share = weigh(step.parameters.transition.mT, traced.log_evidence.mT)
+    log_evidence, share = weigh(step.parameters.transition.mT, pair_moments.log_evidence.mT)
     logs = before.log_probability + log_evidence
-    return Known(*collapse(share.mT, m, P), logs - log_sum_exp(logs).unsqueeze(-1), before.variance_before)
+    return FilteredModes(*collapse(share.mT, m, P), logs - log_sum_exp(logs).unsqueeze(-1), before.variance_before)
 
 
-def nothing(known: Known) -> Known:
+def final_message(known: FilteredModes) -> FilteredModes:
     """The law of a time after which nothing comes: what is known."""
     return known
 
 
-def begun(_known: Known, later: Known) -> tuple[Moments, Float[Tensor, "*b k"]]:
+def smoothed_initial(_known: FilteredModes, later: FilteredModes) -> tuple[GaussianMoments, Float[Tensor, "*b k"]]:
     """The law of a time of which there are no pairs."""
-    return Moments(later.mean, later.covariance), later.log_probability
+    return GaussianMoments(later.mean, later.covariance), later.log_probability
 
 
 def _inverse(

@@ -22,9 +22,10 @@ from ...kernels.attention.reference import log_sum_exp
 from ...measures.annealing import effective_sample_size, resample_ancestors
 from ..models.nonlinear_model import NonlinearModel
 from ..models.switching_model import SwitchingModel
-from ..validation import arranged, beginning, check_densities, check_model
+from ..prior_and_series import Prior, Series, as_series
+from ..results import Filtered, Moved, combined
+from ..validation import check_densities, check_model, initial_state, prepared
 from .enumeration import branch
-from .results import Filtered, Moved, combined
 
 
 class Sampled(NamedTuple):
@@ -50,17 +51,11 @@ class Sampled(NamedTuple):
 
 
 @without_autocast
-def rao_blackwell(
+def rao_blackwell_filter(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
     particles: int = 256,
     threshold: float = 0.5,
     generator: torch.Generator | None = None,
@@ -77,32 +72,28 @@ def rao_blackwell(
     Law: tests/agreement/test_particles_agree_with_enumeration.py.
 
     >>> import torch
-    >>> from gradlogz import KalmanModel, SwitchingModel, exact
+    >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel, enumerate_modes
     >>> modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0)]
     >>> model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> y, start = torch.tensor([[0.0], [4.0], [9.0]]), {"mean": torch.zeros(1), "covariance": torch.eye(1)}
-    >>> found = rao_blackwell(model, y, particles=2000, generator=torch.Generator().manual_seed(0), **start)
-    >>> bool((found.filtered.mean - exact(model, y, **start).filtered.mean).abs().amax() < 0.1)
+    >>> y, prior = torch.tensor([[0.0], [4.0], [9.0]]), Prior(torch.zeros(1), torch.eye(1))
+    >>> found = rao_blackwell_filter(model, y, prior, particles=2000, generator=torch.Generator().manual_seed(0))
+    >>> bool((found.filtered.mean - enumerate_modes(model, y, prior).filtered.mean).abs().amax() < 0.1)
     True
     """
-    call = "rao_blackwell"
+    call = "rao_blackwell_filter"
     check_model(call, model)
     k, n = model.modes, particles
     if n < 1 or not 0 <= threshold <= 1:
         condition = "particles must be at least 1 and threshold in [0, 1]"
         remedy = "A share of 0.5 is usual."
         raise InputValueError(sentence(call, condition, f"{particles} and {threshold}", remedy))
-    parameters, y, seen = arranged(
-        call, model, observations, inputs=inputs, mask=mask, lengths=lengths, times=times, validate=model.validate
-    )
+    parameters, y, seen = prepared(call, model, as_series(observations), validate=model.validate)
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
         raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
     batch, steps = y.shape[:-2], y.shape[-2]
-    m, P, log_pi, log_likelihood = beginning(
-        call, model, batch, mean=mean, covariance=covariance, log_mode_probability=log_mode_probability
-    )
+    m, P, log_pi, log_likelihood = initial_state(call, model, prior, batch)
     mode = resample_ancestors(log_pi, n, generator=generator)
     m, P = m.take_along_dim(mode.unsqueeze(-1), -2), P.take_along_dim(mode[..., None, None], -3)
     log_w = m.new_zeros(*batch, n).log_softmax(-1)

@@ -12,8 +12,8 @@ What happens in `predict` and `update` is the Kalman filter; everything else is 
 observations collapsing commutes with predicting, so that imm, gpb2 and the exact filter agree for ever; they differ by
 whether components are weighed by what was observed before they are collapsed (gpb2) or not (imm).
 
-Time 0 is before the first transition: the beliefs that a filter begins with are moved before they meet the first
-observation. All weights are logarithms; modes and transitions of probability 0 are legal.
+Time 0 is before the first transition: the prior is moved before it meets the first observation. All weights are
+logarithms; modes and transitions of probability 0 are legal.
 
 Read next: enumeration.py (the exact filter), ../kalman.py (one step), consistency.py (is the filter what it claims).
 """
@@ -26,27 +26,30 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, sentence
-from ..._typing import Bool, Float, Int, Tensor
+from ..._typing import Bool, Float, Tensor
 from ...kernels.filters.dispatch import filtering_kernel
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
 from ..models.switching_model import ENDS, Parameters, SwitchingModel
-from ..moment_matching import Moments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
-from ..validation import Series, arranged, beginning, check_densities, check_model, check_state, stretches
-from .results import Filtered, Moved, State, combined
+from ..moment_matching import GaussianMoments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
+from ..prior_and_series import Prior, Series, as_series, check_mask
+from ..results import Filtered, FilterState, Moved, combined
+from ..validation import (
+    PreparedSeries,
+    check_densities,
+    check_model,
+    check_state,
+    initial_state,
+    prepared,
+    prepared_parts,
+)
 
 
 def gpb1(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    keep: Literal["all", "last"] = "all",
+    steps: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
@@ -56,22 +59,15 @@ def gpb1(
 
     Exact for one step from a single Gaussian. Arguments as of `imm`.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, start, extra, keep, fields)
+    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, prior, steps, fields)
 
 
 def gpb2(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    keep: Literal["all", "last"] = "all",
+    steps: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
@@ -81,22 +77,15 @@ def gpb2(
 
     Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, start, extra, keep, fields)
+    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, prior, steps, fields)
 
 
 def imm(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    keep: Literal["all", "last"] = "all",
+    steps: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
@@ -109,16 +98,9 @@ def imm(
     beginning: here the first observation is preceded by a transition, as every other is.
 
     Args:
-        observations: NaN where there are none, in all dimensions or some.
-        mean: of the state at time 0, before the first transition; [s], [k, s] or [*b, k, s].
-        covariance: likewise, [s, s], [k, s, s] or [*b, k, s, s].
-        log_mode_probability: at time 0, [k] or [*b, k]; None is uniform.
-        inputs: u of models with B or D.
-        mask: true where there is an observation, beside NaN.
-        lengths: how many steps of each target count; what comes after them is not observed but predicted, and with
-            times, which need not be any there, stands still.
-        times: of the observations, of models with rate; beliefs are of time 0, and none may come before the last.
-        keep: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
+        observations: [*b, t, o], NaN where there are none; or a Series with inputs, mask, lengths or times.
+        prior: at time 0, before the first transition.
+        steps: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
         fields: the names of what is wanted of `Filtered`, such as ("mean", "log_mode_probability"); what is not is
             None. The log likelihood always comes. For many targets, means and mode probabilities alone take a half to a
             third of the time, and a tenth of the memory.
@@ -129,30 +111,23 @@ def imm(
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
     >>> import torch
-    >>> from gradlogz import KalmanModel, SwitchingModel
+    >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel
     >>> still, moving = (KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0))
     >>> model = SwitchingModel.of([still, moving], transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> found = imm(model, torch.tensor([[0.0], [0.0], [9.0]]), mean=torch.zeros(1), covariance=torch.eye(1))
+    >>> found = imm(model, torch.tensor([[0.0], [0.0], [9.0]]), Prior(torch.zeros(1), torch.eye(1)))
     >>> found.log_mode_probability.argmax(-1)
     tensor([0, 0, 1])
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("imm", SwitchingFilter(model, "imm"), observations, start, extra, keep, fields)
+    return _run("imm", SwitchingFilter(model, "imm"), observations, prior, steps, fields)
 
 
 def gpb(
     model: SwitchingModel | NonlinearModel,
-    observations: Float[Tensor, "*b t o"],
+    observations: Float[Tensor, "*b t o"] | Series,
+    prior: Prior,
     *,
     depth: int,
-    mean: Float[Tensor, "*#m s"],
-    covariance: Float[Tensor, "*#m s s"],
-    log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-    inputs: Float[Tensor, "*#c t u"] | None = None,
-    mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-    lengths: Int[Tensor, "*b"] | None = None,
-    times: Float[Tensor, "*#c t"] | None = None,
-    keep: Literal["all", "last"] = "all",
+    steps: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
@@ -160,8 +135,7 @@ def gpb(
     Cost: k^depth filters a step. Arguments as of `imm`. Where a history of three modes or more is impossible, what the
     transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
     """
-    start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, start, extra, keep, fields)
+    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, prior, steps, fields)
 
 
 class SwitchingFilter(NamedTuple):
@@ -173,15 +147,15 @@ class SwitchingFilter(NamedTuple):
         depth: how many modes back a Gaussian of "gpb" knows; "imm" has none.
 
     >>> import torch
-    >>> from gradlogz import KalmanModel, SwitchingModel, imm
+    >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel, imm
     >>> modes = [KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0)]
     >>> model = SwitchingModel.of(modes, transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> y, start = torch.tensor([[0.5], [3.0]]), {"mean": torch.zeros(1), "covariance": torch.eye(1)}
+    >>> y, prior = torch.tensor([[0.5], [3.0]]), Prior(torch.zeros(1), torch.eye(1))
     >>> online = SwitchingFilter(model)
-    >>> state = online.init(**start)
+    >>> state = online.init(prior)
     >>> for observation in y:
     ...     state, found = online.step(state, observation)
-    >>> torch.allclose(found.mean, imm(model, y, **start).mean[-1])
+    >>> torch.allclose(found.mean, imm(model, y, prior).mean[-1])
     True
     """
 
@@ -190,20 +164,12 @@ class SwitchingFilter(NamedTuple):
     depth: int = 2
 
     @without_autocast
-    def init(
-        self,
-        *,
-        mean: Float[Tensor, "*#m s"],
-        covariance: Float[Tensor, "*#m s s"],
-        log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-        batch_shape: tuple[int, ...] = (),
-    ) -> State:
-        """What is believed at time 0, of every target in a batch.
+    def init(self, prior: Prior, *, batch_shape: tuple[int, ...] = ()) -> FilterState:
+        """The prior at time 0, of every target in a batch.
 
         The kernel of the steps that will follow is loaded, and compiled where none was kept: some ten seconds, once.
         """
-        start = (mean, covariance, log_mode_probability)
-        state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), start)
+        state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), prior)
         if isinstance(self.model, SwitchingModel) and (self.model.components is None or self.model.fill == "zero"):
             given = (*self.model.fields().values(), *state)
             kernel = filtering_kernel(given, 0, is_online=True) if state.mean.device.type == "cpu" else None
@@ -218,7 +184,7 @@ class SwitchingFilter(NamedTuple):
     @without_autocast
     def step(
         self,
-        state: State,
+        state: FilterState,
         observation: Float[Tensor, "*b o"],
         *,
         inputs: Float[Tensor, "*#c u"] | None = None,
@@ -226,11 +192,11 @@ class SwitchingFilter(NamedTuple):
         time: int = 0,
         dt: float | Float[Tensor, "*#b"] | None = None,
         fields: Collection[str] | None = None,
-    ) -> tuple[State, Filtered]:
+    ) -> tuple[FilterState, Filtered]:
         """One transition and one observation; `time` counts the steps of a model that changes, from 0.
 
-        A model with rate is told dt, the time that has passed, of all targets or of each. Fields are as of `imm`; a few
-        of them are found in half the time.
+        A model of continuous time needs dt, the time that has passed, of all targets or of each. Fields are as of
+        `imm`; a few of them are found in half the time.
 
         The series of steps is `filter`: tests/laws/test_switching_filters_keep_their_laws.py.
         """
@@ -246,86 +212,69 @@ class SwitchingFilter(NamedTuple):
             condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
             remedy = "Begin with init(batch_shape=...) of its targets."
             raise InputValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
-        series = arranged(
-            call,
-            self.model if steps is None else self.model.narrow(time),
+        if mask is not None:
+            check_mask(call, mask, observation)
+        series = Series(
             observation.unsqueeze(-2),
             inputs=None if inputs is None else inputs.unsqueeze(-2),
             mask=None if mask is None else mask.unsqueeze(len(batch)),
             times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
-            validate=self.model.validate,
         )
-        return _pass(call, self, series, state, "last", wanted, is_online=True)
+        model = self.model if steps is None else self.model.narrow(time)
+        ready = prepared(call, model, series, validate=model.validate)
+        return _pass(call, self, ready, state, last=True, wanted=wanted, is_online=True)
 
     def filter(
         self,
-        observations: Float[Tensor, "*b t o"],
+        observations: Float[Tensor, "*b t o"] | Series,
+        prior: Prior,
         *,
-        mean: Float[Tensor, "*#m s"],
-        covariance: Float[Tensor, "*#m s s"],
-        log_mode_probability: Float[Tensor, "*#n k"] | None = None,
-        inputs: Float[Tensor, "*#c t u"] | None = None,
-        mask: Bool[Tensor, "*b t"] | Bool[Tensor, "*b t o"] | None = None,
-        lengths: Int[Tensor, "*b"] | None = None,
-        times: Float[Tensor, "*#c t"] | None = None,
-        keep: Literal["all", "last"] = "all",
+        steps: Literal["all", "last"] = "all",
         fields: Collection[str] | None = None,
     ) -> Filtered:
         """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
-        start, extra = (mean, covariance, log_mode_probability), (inputs, mask, lengths, times)
-        return _run("SwitchingFilter.filter", self, observations, start, extra, keep, fields)
+        return _run("SwitchingFilter.filter", self, observations, prior, steps, fields)
 
 
 ALL = frozenset(Filtered._fields)
 STRETCH = 64  # steps that are discretised at a time where only the last is wanted
-Start = tuple[Tensor, Tensor, Tensor | None]  # mean, covariance, log_mode_probability
-Extra = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # inputs, mask, lengths, times
 
 
 @without_autocast
 def _run(
     call: str,
     chosen: SwitchingFilter,
-    observations: Tensor,
-    start: Start,
-    extra: Extra,
-    keep: str,
+    observations: Tensor | Series,
+    prior: Prior,
+    steps: str,
     fields: Collection[str] | None,
 ) -> Filtered:
     """A series, step by step; what is reported is computed once for all steps."""
-    if keep not in ("all", "last"):
+    if steps not in ("all", "last"):
         remedy = "All steps are reported, or the last alone."
-        raise InputValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
-    wanted = _wanted(call, fields)
-    model, names = chosen.model, ("inputs", "mask", "lengths", "times")
+        raise InputValueError(sentence(call, 'steps must be "all" or "last"', f"{steps!r}", remedy))
+    wanted, series, model, last = _wanted(call, fields), as_series(observations), chosen.model, steps == "last"
     check_model(call, model)
-    parts = stretches(
-        call,
-        model,
-        observations,
-        **dict(zip(names, extra, strict=True)),
-        validate=model.validate,
-        longest=STRETCH if keep == "last" else None,
-    )
-    state = _begin(call, chosen, observations.shape[:-2], start)
-    for series in parts:
-        state, found = _pass(call, chosen, series, state, keep, wanted)
+    parts = prepared_parts(call, model, series, validate=model.validate, longest=STRETCH if last else None)
+    state = _begin(call, chosen, series.observations.shape[:-2], prior)
+    for part in parts:
+        state, found = _pass(call, chosen, part, state, last=last, wanted=wanted)
     return found
 
 
 def _pass(
     call: str,
     chosen: SwitchingFilter,
-    series: Series,
-    state: State,
-    keep: str,
-    wanted: frozenset[str],
+    series: PreparedSeries,
+    state: FilterState,
     *,
+    last: bool,
+    wanted: frozenset[str],
     is_online: bool = False,
-) -> tuple[State, Filtered]:
+) -> tuple[FilterState, Filtered]:
     """All steps, one after the other; what is reported of them is computed at once."""
     parameters, y, seen = series
-    at_once = _at_once(chosen, series, state, last=keep == "last", wanted=wanted, is_online=is_online)
+    at_once = _at_once(chosen, series, state, last=last, wanted=wanted, is_online=is_online)
     if at_once is not None:
         return at_once
     steps = y.shape[-2]
@@ -333,13 +282,13 @@ def _pass(
     moves: list[Moved] = []
     for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
         state, moved = _advance(chosen, now, state, observation, look)
-        if keep == "last" and moves:  # all that is remembered of a step is whether there was a density
+        if last and moves:  # all that is remembered of a step is whether there was a density
             moved = moved._replace(failure=torch.maximum(moves.pop().failure, moved.failure))
         moves.append(moved)
-    whole = moves[0] if keep == "last" else Moved.joined(moves)
+    whole = moves[0] if last else Moved.joined(moves)
     if chosen.model.validate:
         check_densities(call, whole.failure)
-    if keep == "last":
+    if last:
         found = combined(whole, now, observation, look, state.log_likelihood)
     else:
         found = combined(whole, parameters, y, seen, state.log_likelihood)
@@ -363,8 +312,14 @@ def _only(wanted: frozenset[str], found: Filtered) -> Filtered:
 
 
 def _at_once(
-    chosen: SwitchingFilter, series: Series, state: State, *, last: bool, wanted: frozenset[str], is_online: bool
-) -> tuple[State, Filtered] | None:
+    chosen: SwitchingFilter,
+    series: PreparedSeries,
+    state: FilterState,
+    *,
+    last: bool,
+    wanted: frozenset[str],
+    is_online: bool,
+) -> tuple[FilterState, Filtered] | None:
     """All steps by a compiled kernel, where one takes them; None where this file must."""
     parameters, y, seen = series
     if not isinstance(parameters, Parameters) or parameters.has is not None:
@@ -373,17 +328,16 @@ def _at_once(
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
     found = None if kernel is None else kernel.forward(depth, fields, tuple(state), y, seen, last=last, wanted=wanted)
-    return None if found is None else (State(*found[1:]), Filtered._make((*found.reported, found.log_likelihood)))
+    return None if found is None else (FilterState(*found[1:]), Filtered._make((*found.reported, found.log_likelihood)))
 
 
-def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) -> State:
-    """What is believed at time 0, as the filter keeps it."""
+def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) -> FilterState:
+    """The prior at time 0, as the filter keeps it."""
     if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
         condition = 'method must be "imm" or "gpb" and depth at least 1'
         fact = f"{chosen.method!r} and {chosen.depth}"
         raise InputValueError(sentence(call, condition, fact, "gpb1 has depth 1, gpb2 has depth 2."))
-    mean, covariance, log_pi = start
-    state = beginning(call, chosen.model, batch, mean=mean, covariance=covariance, log_mode_probability=log_pi)
+    state = initial_state(call, chosen.model, prior, batch)
     if chosen.method == "gpb" and chosen.depth == 1:
         has = chosen.model.has if chosen.model.fill == "modes" else None
         return state._replace(**_to_one(state.log_probability, state.mean, state.covariance, has))
@@ -391,8 +345,8 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, start: Start) 
 
 
 def _advance(
-    chosen: SwitchingFilter, now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None
-) -> tuple[State, Moved]:
+    chosen: SwitchingFilter, now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+) -> tuple[FilterState, Moved]:
     """One transition and one observation."""
     if chosen.method == "imm":
         return _imm(now, state, y, seen)
@@ -402,7 +356,9 @@ def _advance(
 # The steps of the filters, on facing pages: mix, predict, update, collapse. ------------------------------------------
 
 
-def _imm(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+def _imm(
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+) -> tuple[FilterState, Moved]:
     """[theory 7.3]"""
     # Mix: each mode j begins with the states i that may have come to it ----------------------------------------------
     log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
@@ -413,10 +369,12 @@ def _imm(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: T
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: nothing -----------------------------------------------------------------------------------------------
     moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
-    return State(after.mean, after.covariance, log_pi, state.log_likelihood + step), moved
+    return FilterState(after.mean, after.covariance, log_pi, state.log_likelihood + step), moved
 
 
-def _gpb1(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None) -> tuple[State, Moved]:
+def _gpb1(
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+) -> tuple[FilterState, Moved]:
     """[theory 7.1]"""
     # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
     log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
@@ -427,12 +385,12 @@ def _gpb1(now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: 
     # Collapse: all modes to one --------------------------------------------------------------------------------------
     one = _to_one(log_pi, after.mean, after.covariance, now.has)
     moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
-    return State(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
+    return FilterState(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
 
 
 def _gpb(
-    now: Parameters | NonlinearParameters, state: State, y: Tensor, seen: Tensor | None, depth: int
-) -> tuple[State, Moved]:
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None, depth: int
+) -> tuple[FilterState, Moved]:
     """[theory 7.2] for histories of any depth; those of depth 2 are modes."""
     log_h, k = state.log_probability.unsqueeze(-1), now.transition.shape[-1]
     histories = log_h.shape[-2]
@@ -463,7 +421,7 @@ def _gpb(
     # What each mode says, all its histories together -----------------------------------------------------------------
     by_mode = _to_modes(log_w, mean, covariance, k)
     moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
-    return State(mean, covariance, log_w, state.log_likelihood + step), moved
+    return FilterState(mean, covariance, log_w, state.log_likelihood + step), moved
 
 
 def _lasting(dt: float | Tensor, like: Tensor) -> Tensor:
@@ -481,10 +439,10 @@ def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor, has: Tensor | None
     return {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
 
 
-def _to_modes(log_w: Tensor, mean: Tensor, covariance: Tensor, k: int) -> Moments:
+def _to_modes(log_w: Tensor, mean: Tensor, covariance: Tensor, k: int) -> GaussianMoments:
     """Histories as one Gaussian for each of their newest modes."""
     if log_w.shape[-1] == k:
-        return Moments(mean, covariance)
+        return GaussianMoments(mean, covariance)
     log_w = log_w.unflatten(-1, (-1, k))
     share = weigh(torch.ones_like(log_w), log_w).shares
     means = mean.unflatten(-2, (-1, k)).movedim(-3, -2)

@@ -10,11 +10,16 @@ Both are those of a short step, by Taylor's series in its length, whose coeffici
 and then doubled again and again: F(2h) = F(h)², Q(2h) = F(h) Q(h) F(h)^T + Q(h). What is carried is F - I, which keeps
 the digits of short steps. A step of length 0 moves nothing.
 
+torch.linalg.matrix_exp of Van Loan's block matrix [[-A, C], [0, A^T]] is not used: it holds exp(-A dt) beside
+exp(A dt), and Q is a product in which one undoes the other. Of Singer's model with tau = 1, in float64, the relative
+error of Q is 1.6e-2 after a step of 1e-3 and 6e-2 after one of 30, and Q has negative eigenvalues after one of 100;
+here it is at most 3.4e-15 in all of them. 100,000 steps take 0.53 s there and 0.08 s here, on one core.
+
 Of a flow that is not linear noise is moved by its tangents, and the integral is a sum over 8 nodes [golub69]:
 
     Q = ∫_0^dt Phi_u C Phi_u^T du,   Phi_u the tangent of what is left of the step after u
 
-Read next: switching_model.py (SwitchingModel with rate=), linear_motion.py (the usual models of motion).
+Read next: switching_model.py (SwitchingModel with a Generator), linear_motion.py (the usual models of motion).
 """
 
 import math
@@ -24,6 +29,7 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import has_values
 from ..._typing import Float, Tensor
+from ..scalars import with_numbers
 
 # Gauss and Legendre's nodes and weights on [0, 1]: exact to degree 15, and for a turn by six radians to 1e-10.
 NODES = (
@@ -52,17 +58,18 @@ DOUBLINGS = 34  # of steps up to 8e9 times that time, where numbers cannot be lo
 
 @without_autocast
 def discretize(
-    drift: Float[Tensor, "*#t s s"], density: Float[Tensor, "*#t s s"], dt: Float[Tensor, "*#t"]
+    drift: Float[Tensor, "*#t s s"], density: Float[Tensor, "*#t s s"], dt: float | Float[Tensor, "*#t"]
 ) -> tuple[Float[Tensor, "*#t s s"], Float[Tensor, "*#t s s"]]:
     """F = exp(A dt) and Q = ∫_0^dt exp(A u) C exp(A u)^T du.   [vanloan78]
 
     >>> import torch
     >>> A, C = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 3.0]])
-    >>> discretize(A, C, torch.tensor(2.0))
+    >>> discretize(A, C, 2.0)
     (tensor([[1., 2.],
             [0., 1.]]), tensor([[8., 6.],
             [6., 6.]]))
     """
+    dt = with_numbers(drift=drift, dt=dt)["dt"]
     A, C = torch.broadcast_tensors(drift, density)  # Shorthand
     size, doublings = _size(A), _doublings(A, dt)
     A, tau = A / size, (size * dt[..., None, None]) / 2**doublings  # so that powers stay within range
@@ -109,16 +116,17 @@ def diffuse(
 
 
 @without_autocast
-def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: Float[Tensor, "*#t"]) -> Float[Tensor, "*#t k k"]:
+def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "*#t"]) -> Float[Tensor, "*#t k k"]:
     """P(dt) = exp(G dt): where a chain is that leaves mode i for mode j at rate G_ij, a time dt later.
 
     Rows of G sum to zero, those of P to one. P(s) P(t) = P(s + t); what cannot be reached has probability 0.
 
     >>> import torch
-    >>> P = discretize_chain(torch.tensor([[-0.5, 0.5], [0.0, 0.0]]), torch.tensor(2.0))
+    >>> P = discretize_chain(torch.tensor([[-0.5, 0.5], [0.0, 0.0]]), 2.0)
     >>> torch.allclose(P, torch.tensor([[0.3679, 0.6321], [0.0, 1.0]]), atol=1e-4)  # exp(-1), and 0 stays 0
     True
     """
+    dt = with_numbers(rate=rate, dt=dt)["dt"]
     size, doublings = _size(rate), _doublings(rate, dt)
     # Rows that sum to zero for certain: derivatives along others would depend on how often steps are doubled.
     G, tau = (rate - torch.diag_embed(rate.sum(-1))) / size, (size * dt[..., None, None]) / 2**doublings

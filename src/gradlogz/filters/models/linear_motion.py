@@ -11,7 +11,8 @@
 
 A state lists dimension after dimension, each with its derivatives: x, x', y, y'. Positions are observed. dt may be one
 number or one for each step [t], and like all other numbers here may be a tensor with gradients. Without dt a model is
-that of continuous time, F = A and Q = C, to be looked at whenever something is observed (SwitchingModel with rate=).
+that of continuous time, F = A and Q = C, to be looked at whenever something is observed (SwitchingModel with a
+Generator).
 
 Read next: switching_model.py (assembling them), discretization.py (the integrals), ../../../docs/filters.md.
 """
@@ -21,11 +22,11 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, has_values, sentence
 from ..._typing import Tensor
+from ..scalars import Number, as_tensors
 from .discretization import discretize
 from .switching_model import KalmanModel
 
-Number = float | Tensor
-Numbers = dict[str, float | Tensor | None]
+Numbers = dict[str, Number | None]
 
 
 @without_autocast
@@ -206,11 +207,7 @@ def _numbers(
     """dt, and the rest, as tensors of one dtype, those given as tensors deciding which; but a rate none is negative."""
     if not 1 <= dimensions <= 3:
         raise InputValueError(sentence(call, "dimensions must be 1, 2 or 3", f"{dimensions}", "Space has no more."))
-    given = [n for n in numbers.values() if isinstance(n, Tensor)]
-    dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
-    device = device or (given[0].device if given else None)
-    given_numbers = {name: n for name, n in numbers.items() if n is not None}
-    tensors = {name: torch.as_tensor(n, dtype=dtype, device=device) for name, n in given_numbers.items()}
+    tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
         if t.ndim > (name == "dt"):
             condition = f"{name} must be a number" + (" or one for each step" if name == "dt" else "")

@@ -38,28 +38,27 @@ from ..._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
-    present,
     sentence,
     shape_of,
 )
 from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Int, Tensor
-from ..kalman import Motion, Sight, Updated, correct
-from ..moment_matching import Moments, symmetric
+from ..kalman import LinearizedObservation, Motion, Updated, correct
+from ..moment_matching import GaussianMoments, symmetric
 from .discretization import NODES, diffuse, discretize_chain, exponential
 from .switching_model import (
-    ENDS,
-    NEEDED,
+    Generator,
     KalmanModel,
     belonging,
-    check_chain,
     check_components,
     check_fields,
+    check_transition,
     each_step,
     lifted,
     narrowed,
     stack_modes,
     steps_of,
+    tensors_of,
 )
 
 Function = Callable[..., Tensor]  # of one state [s]; of a state and an input [u]; in continuous time with dt between
@@ -92,15 +91,14 @@ class NonlinearModel:
     Every filter takes it where it takes a SwitchingModel. Fields may change in time, as those do; functions are told
     of time by their inputs, which they have as a last argument if input_size is given.
 
-    With `rate`, the generator of a chain, in place of `transition`, time is continuous: move(x, dt) is where a state
-    is a time dt later but for noise, Q is the spectral density of the noise, and filters are told the times of
-    observations. Noise is moved by the tangents of the flow; follow_drift makes a flow of a drift.
+    With a `Generator` in place of the transition matrix time is continuous: move(x, dt) is where a state is a time dt
+    later but for noise, Q is the spectral density of the noise, and the series has the times of observations. Noise is
+    moved by the tangents of the flow; follow_drift makes a flow of a drift.
 
     Attributes:
         move: a function of one state [s], for all modes or one for each; it is mapped over targets (torch.func.vmap).
         observe: likewise, [s] to [o].
-        rate: of a chain in continuous time.
-        dt: how long each step is, of flows beside `transition`; `at` sets it.
+        dt: how long each step is, of flows beside a transition matrix; `at` sets it.
         method: "ekf" or "ukf".
         residual: what lies between two observations, such as wrap_angles(1); None is their difference.
         input_size: u, of functions that are given inputs.
@@ -108,7 +106,7 @@ class NonlinearModel:
         components, fill: as of a SwitchingModel; functions are of the whole state.
 
     >>> import torch
-    >>> from gradlogz import imm
+    >>> from gradlogz.filters import Prior, imm
     >>> model = NonlinearModel(
     ...     transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]),
     ...     move=(torch.sin, torch.cos),
@@ -116,17 +114,16 @@ class NonlinearModel:
     ...     observe=lambda x: x**3,
     ...     R=0.1 * torch.ones(2, 1, 1),
     ... )
-    >>> found = imm(model, torch.tensor([[1.0], [0.2]]), mean=torch.zeros(1), covariance=torch.eye(1))
+    >>> found = imm(model, torch.tensor([[1.0], [0.2]]), Prior(torch.zeros(1), torch.eye(1)))
     >>> found.log_mode_probability.argmax(-1)
     tensor([1, 1])
     """
 
-    transition: Float[Tensor, "*#t k k"] | None = None
-    move: Function | Sequence[Function] = static_field(default=())
-    Q: Float[Tensor, "*#t k s s"] = NEEDED
-    observe: Function | Sequence[Function] = static_field(default=())
-    R: Float[Tensor, "*#t k o o"] = NEEDED
-    rate: Float[Tensor, "*#t k k"] | None = dataclasses.field(default=None, kw_only=True)
+    transition: Float[Tensor, "*#t k k"] | Generator
+    move: Function | Sequence[Function] = static_field()
+    Q: Float[Tensor, "*#t k s s"]
+    observe: Function | Sequence[Function] = static_field()
+    R: Float[Tensor, "*#t k o o"]
     dt: Float[Tensor, "*#t"] | None = dataclasses.field(default=None, kw_only=True)
     method: Literal["ekf", "ukf"] = static_field(default="ekf", kw_only=True)
     residual: Residual | None = static_field(default=None, kw_only=True)
@@ -140,11 +137,10 @@ class NonlinearModel:
 
     def __post_init__(self) -> None:
         call, fields = "NonlinearModel", self.fields()
-        if (self.transition is None) == (self.rate is None) or (self.rate is not None and self.dt is not None):
-            fact = " and ".join(name for name in ("transition", "rate", "dt") if name in fields) or "neither"
-            condition = "one of transition and rate must be given, and dt beside transition alone"
-            remedy = "A chain has probabilities for each step, or rates in continuous time."
-            raise InputValueError(sentence(call, condition, fact, remedy))
+        if self.continuous and self.dt is not None:
+            remedy = "The lengths of steps follow from the times of observations."
+            condition = "dt must come with a transition matrix"
+            raise InputValueError(sentence(call, condition, "dt beside a Generator", remedy))
         check_floats(call, **fields | {"Q": self.Q, "R": self.R})
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
@@ -163,7 +159,7 @@ class NonlinearModel:
             self._check_points(call)
         if self.validate:
             check_finite(call, **fields)
-            check_chain(call, self.transition, self.rate)
+            check_transition(call, self.transition)
             check_positive_semidefinite(call, "Q", self.Q)
             check_positive_semidefinite(call, "R", self.R)
             self._check_functions(call)
@@ -174,22 +170,26 @@ class NonlinearModel:
         cls,
         models: Sequence[NonlinearMode | KalmanModel],
         *,
-        transition: Float[Tensor, "*#t k k"] | None = None,
-        rate: Float[Tensor, "*#t k k"] | None = None,
+        transition: Float[Tensor, "*#t k k"] | Generator,
         observe: Function | None = None,
         R: Float[Tensor, "*#t o o"] | None = None,
         components: Sequence[Sequence[int]] | None = None,
         fill: Literal["modes", "zero"] = "modes",
-        **options: Any,
+        method: Literal["ekf", "ukf"] = "ekf",
+        residual: Residual | None = None,
+        input_size: int | None = None,
+        alpha: float = 1.0,
+        beta: float = 2.0,
+        kappa: float = 0.0,
+        validate: bool = True,
     ) -> "NonlinearModel":
         """Modes of one state, linear or not, assembled in this order.
 
         Args:
-            transition: of modes of steps.
-            rate: of modes of continuous time.
+            transition: a transition matrix for modes of steps, a Generator for modes of continuous time.
             observe: of the whole state, in place of what each mode observes; with R.
             components: which components of the whole state each mode has, in its order; None if each has all.
-            options: those of NonlinearModel.
+            fill, method, residual, input_size, alpha, beta, kappa, validate: as of a NonlinearModel.
         """
         call = "NonlinearModel.of"
         if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
@@ -200,9 +200,10 @@ class NonlinearModel:
             fact = "R alone" if observe is None else "observe alone"
             remedy = "R is the covariance of the noise in what is observed."
             raise InputValueError(sentence(call, "observe and R must be given together", fact, remedy))
-        if {m.continuous for m in models} != {rate is not None}:
+        continuous = isinstance(transition, Generator)
+        if {m.continuous for m in models} != {continuous}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
-            condition = f"models must be {'of steps with transition' if rate is None else 'continuous with rate'}"
+            condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
             remedy = "unknown_turn and its like are of steps with dt=, and continuous without it."
             raise InputValueError(sentence(call, condition, fact, remedy))
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
@@ -218,20 +219,30 @@ class NonlinearModel:
         seen = tuple(m.observe for m in modes) if observe is None else (observe,) * len(modes)
         return cls(
             transition=transition,
-            rate=rate,
             move=tuple(m.move for m in modes),
             Q=Q,
             observe=seen,
             R=R,
             components=own,
             fill=fill,
-            **options,
+            method=method,
+            residual=residual,
+            input_size=input_size,
+            alpha=alpha,
+            beta=beta,
+            kappa=kappa,
+            validate=validate,
         )
 
     @property
     def modes(self) -> int:
         """k."""
         return self.R.shape[-3]
+
+    @property
+    def continuous(self) -> bool:
+        """Whether time is continuous."""
+        return isinstance(self.transition, Generator)
 
     @property
     def state_size(self) -> int:
@@ -256,15 +267,16 @@ class NonlinearModel:
     @without_autocast
     def at(self, dt: Float[Tensor, "*#b t"]) -> "NonlinearModel":
         """The model of steps of given lengths, of a model of continuous time; inputs are held during a step."""
-        if self.rate is None:
-            remedy = "Give rate= in place of transition=, and functions of a state and a time."
-            raise InputValueError(sentence("NonlinearModel.at", "the model must have rate", "transition", remedy))
-        chain = discretize_chain(self.rate, dt)
-        return dataclasses.replace(self, transition=chain, rate=None, dt=dt, validate=False)
+        if not isinstance(self.transition, Generator):
+            condition, fact = "the model must be one of continuous time", "one with a transition matrix"
+            remedy = "Build it with Generator(rate) in its place, and functions of a state and a time."
+            raise InputValueError(sentence("NonlinearModel.at", condition, fact, remedy))
+        transition = discretize_chain(self.transition.rate, dt)
+        return dataclasses.replace(self, transition=transition, dt=dt, validate=False)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """What a filter needs of the model."""
-        assert self.transition is not None  # filters ask of steps
+        assert isinstance(self.transition, Tensor)  # filters ask of steps
         has, Q = self.has, self.Q
         if has is not None:
             Q = Q * (has.unsqueeze(-1) & has.unsqueeze(-2))
@@ -274,12 +286,13 @@ class NonlinearModel:
 
     def narrow(self, time: int) -> "NonlinearModel":
         """The model of one step, its time dimension kept with size 1."""
-        fields: dict[str, Any] = {name: narrowed(t, len(ENDS[name]), time) for name, t in self.fields().items()}
-        return self if self.steps in (None, 1) else dataclasses.replace(self, **fields, validate=False)
+        if self.steps in (None, 1):
+            return self
+        return dataclasses.replace(self, **narrowed(self.fields(), time), validate=False)
 
     def fields(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name."""
-        return present(**{name: getattr(self, name) for name in ("transition", "rate", "Q", "R", "dt")})
+        """The tensors that it is made of, by name; `rate` is that of a Generator."""
+        return tensors_of(self, ("Q", "R", "dt"))
 
     def functions(self, name: Literal["move", "observe"]) -> tuple[Function, ...]:
         """One for each mode."""
@@ -311,7 +324,7 @@ class NonlinearModel:
         state, more = self.Q.new_zeros(self.state_size), []
         if self.input_size is not None:
             more.append(self.Q.new_zeros(self.input_size))
-        flows = self.rate is not None or self.dt is not None
+        flows = self.continuous or self.dt is not None
         sizes: dict[Literal["move", "observe"], int] = {"move": self.state_size, "observe": self.observation_size}
         for name, size in sizes.items():
             for f in self.functions(name):
@@ -354,7 +367,7 @@ class NonlinearParameters(NamedTuple):
 
     # What a filter asks of one step, mode by mode --------------------------------------------------------------------
 
-    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
         """The law of the state one step on, as a Gaussian."""
         return self._moved(self._through("move", mean, covariance, None), covariance, self._noise(mean))
 
@@ -377,12 +390,12 @@ class NonlinearParameters(NamedTuple):
         P = symmetric(L @ z.covariance @ L.mT)
         return z._replace(mean=m, covariance=P, failure=_named(z.failure, through))
 
-    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
         """The law of what will be observed; where angles are, those of all modes on one side of the circle."""
         through = self._through("observe", mean, covariance, self.model.residual)
         first = through.mean[..., :1, :]
         alike = first + self.difference(through.mean, first) if self.model.residual else through.mean
-        return Moments(alike, symmetric(through.spread(covariance) + self.R))
+        return GaussianMoments(alike, symmetric(through.spread(covariance) + self.R))
 
     def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
         """What lies between two observations."""
@@ -404,11 +417,11 @@ class NonlinearParameters(NamedTuple):
         mean: Float[Tensor, "*#b k s"],
         covariance: Float[Tensor, "*#b k s s"],
         observation: Float[Tensor, "*#b #k o"],
-    ) -> Sight:
+    ) -> LinearizedObservation:
         """What an observation differs by from what was expected of it, and the line through the function there."""
         through = self._through("observe", mean, covariance, self.model.residual)
         v = self.difference(observation, through.mean)
-        return Sight(v, through.matrix(), self.R + through.curvature)
+        return LinearizedObservation(v, through.matrix(), self.R + through.curvature)
 
     def along(
         self, histories: Int[Tensor, "*b n t"], **fields: Tensor
@@ -445,12 +458,12 @@ class NonlinearParameters(NamedTuple):
         }
         return dataclasses.replace(self.model, **changed | fields), inputs
 
-    def _moved(self, through: "Through", covariance: Tensor, noise: Tensor) -> Moments:
+    def _moved(self, through: "Through", covariance: Tensor, noise: Tensor) -> GaussianMoments:
         """A Gaussian after a step; what a mode lacks stays 0."""
         m, P = through.mean, symmetric(through.spread(covariance) + noise)
         if self.own is None:
-            return Moments(m, P)
-        return Moments(m * self.own, P * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2)))
+            return GaussianMoments(m, P)
+        return GaussianMoments(m * self.own, P * (self.own.unsqueeze(-1) & self.own.unsqueeze(-2)))
 
     def _noise(self, mean: Tensor) -> Tensor:
         """Q, or what a density adds up to in a step along the flow."""

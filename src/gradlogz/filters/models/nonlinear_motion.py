@@ -15,6 +15,7 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, has_values, sentence
 from ..._typing import Tensor
+from ..scalars import Number, as_tensors
 from .discretization import discretize
 from .nonlinear_model import Function, NonlinearMode, Residual
 
@@ -23,10 +24,10 @@ from .nonlinear_model import Function, NonlinearMode, Residual
 def unknown_turn(
     dimensions: int,
     *,
-    dt: float | Tensor | None = None,
-    spectral_density: float | Tensor,
-    rate_density: float | Tensor,
-    observation_variance: float | Tensor,
+    dt: Number | None = None,
+    spectral_density: Number,
+    rate_density: Number,
+    observation_variance: Number,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> NonlinearMode:
@@ -34,7 +35,8 @@ def unknown_turn(
 
     The turn is exact for the w of its beginning; velocities diffuse as those of constant_velocity do, and w with
     rate_density. A third dimension, before w, moves with constant velocity. With w = 0 for certain it is
-    constant_velocity. Without dt it is of continuous time (NonlinearModel with rate=), and what diffuses turns too.
+    constant_velocity. Without dt it is of continuous time (NonlinearModel with a Generator), and what diffuses turns
+    too.
 
     >>> import torch
     >>> mode = unknown_turn(2, dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
@@ -51,10 +53,7 @@ def unknown_turn(
         "rate_density": rate_density,
         "observation_variance": observation_variance,
     }
-    given = [n for n in numbers.values() if isinstance(n, Tensor)]
-    dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
-    device = device or (given[0].device if given else None)
-    tensors = {name: torch.as_tensor(n, dtype=dtype, device=device) for name, n in numbers.items() if n is not None}
+    tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
         if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
             fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
@@ -62,6 +61,8 @@ def unknown_turn(
             raise InputValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
+    dtype, device = r.dtype, r.device
+    dtype, device = r.dtype, r.device
     shift = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=dtype, device=device)
     corner = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=dtype, device=device)
     Q, Q_rate = q * corner, q_rate

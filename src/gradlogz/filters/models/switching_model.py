@@ -5,10 +5,10 @@
     p(y_t | x_t, s_t = j)        = N(H_j x_t + d_j + D_j u_t, R_j)      what is observed of it              [theory 7]
 
 Rows of the transition matrix sum to one: row i says where mode i goes. One mode is the Kalman model. In continuous
-time the same letters are a drift and a density, and the chain has rates; what lies between two observations is moved by
-the mode of the second:
+time the same letters are a drift and a density, and modes switch by a generator; what lies between two observations is
+moved by the mode of the second:
 
-    dx = (F_j x + b_j + B_j u) dt + dW_j,   W_j of spectral density Q_j;   P(dt) = exp(rate dt)
+    dx = (F_j x + b_j + B_j u) dt + dW_j,   W_j of spectral density Q_j;   P(dt) = exp(rate dt)      Generator(rate)
 
 Modes need not have the whole state: mode j has the components E_j^T x, E_j a few columns of the identity. Its matrices
 are kept in the size of the whole, E_j F_j E_j^T, so that modes stay stacked.
@@ -32,14 +32,13 @@ from ..._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
-    present,
     sentence,
     shape_of,
 )
 from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Tensor
-from ..kalman import Motion, Sight, Updated, expect, predict, update
-from ..moment_matching import Moments
+from ..kalman import LinearizedObservation, Motion, Updated, expect, predict, update
+from ..moment_matching import GaussianMoments
 from .discretization import discretize, discretize_chain
 
 # The dimensions of one step of each field; what stands before them is time, and targets before time.
@@ -58,7 +57,23 @@ ENDS = {
     "u": "1u",
     "dt": "",
 }
-NEEDED: Any = None  # fields without which there is no model, though what stands before them may be left out
+
+
+@record
+class Generator:
+    """Generator of the modes in continuous time: mode i switches to mode j at rate_ij, and rows sum to zero.
+
+    It stands where a model of steps has its transition matrix; P(dt) = exp(rate dt).
+
+    >>> import torch
+    >>> Generator(torch.tensor([[-0.1, 0.1], [0.2, -0.2]])).rate.shape
+    torch.Size([2, 2])
+    """
+
+    rate: Float[Tensor, "*#t k k"]
+
+    def __post_init__(self) -> None:
+        check_floats("Generator", rate=self.rate)
 
 
 class KalmanModel(NamedTuple):
@@ -102,7 +117,7 @@ class Parameters(NamedTuple):
 
     # What a filter asks of one step, mode by mode --------------------------------------------------------------------
 
-    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+    def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
         """The law of the state one step on."""
         return predict(mean, covariance, F=self.F, Q=self.Q, b=self.b)
 
@@ -116,7 +131,7 @@ class Parameters(NamedTuple):
         """The law of the state given an observation, and how likely that was."""
         return update(mean, covariance, observation, H=self.H, R=self.R, d=self.d, seen=seen)
 
-    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Moments:
+    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
         """The law of what will be observed."""
         return expect(mean, covariance, H=self.H, R=self.R, d=self.d)
 
@@ -135,10 +150,10 @@ class Parameters(NamedTuple):
         mean: Float[Tensor, "*#b k s"],
         covariance: Float[Tensor, "*#b k s s"],
         observation: Float[Tensor, "*#b #k o"],
-    ) -> Sight:
+    ) -> LinearizedObservation:
         """What an observation differs by from what was expected of it, with H and R."""
         v = observation - (self.H @ mean.unsqueeze(-1)).squeeze(-1)
-        return Sight(v if self.d is None else v - self.d, self.H, self.R)
+        return LinearizedObservation(v if self.d is None else v - self.d, self.H, self.R)
 
 
 @record
@@ -153,8 +168,8 @@ class SwitchingModel:
     to target too (sizes of 1 are shared). Covariances may be singular as long as what is observed has a density.
     `validate=False` skips the checks of values, never those of shapes.
 
-    With `rate`, the generator of a chain, in place of `transition`, time is continuous: F, b and B are of the drift,
-    Q is the spectral density of the noise, and filters are told the times of observations.
+    With a `Generator` in place of the transition matrix time is continuous: F, b and B are of the drift, Q is the
+    spectral density of the noise, and the series has the times of observations.
 
         dx = (F_j x + b_j + B_j u) dt + dW_j,   P(dt) = exp(rate dt),   j the mode of the observation that comes next
 
@@ -172,32 +187,27 @@ class SwitchingModel:
     (2, 1, 1, None)
     """
 
-    transition: Float[Tensor, "*#t k k"] | None = None
-    F: Float[Tensor, "*#t k s s"] = NEEDED
-    Q: Float[Tensor, "*#t k s s"] = NEEDED
-    H: Float[Tensor, "*#t k o s"] = NEEDED
-    R: Float[Tensor, "*#t k o o"] = NEEDED
+    transition: Float[Tensor, "*#t k k"] | Generator
+    F: Float[Tensor, "*#t k s s"]
+    Q: Float[Tensor, "*#t k s s"]
+    H: Float[Tensor, "*#t k o s"]
+    R: Float[Tensor, "*#t k o o"]
     b: Float[Tensor, "*#t k s"] | None = None
     d: Float[Tensor, "*#t k o"] | None = None
     B: Float[Tensor, "*#t k s u"] | None = None
     D: Float[Tensor, "*#t k o u"] | None = None
-    rate: Float[Tensor, "*#t k k"] | None = None
     components: tuple[tuple[int, ...], ...] | None = static_field(default=None, kw_only=True)
     fill: Literal["modes", "zero"] = static_field(default="modes", kw_only=True)
     validate: bool = static_field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        if (self.transition is None) == (self.rate is None):
-            fact = "neither" if self.rate is None else "both"
-            remedy = "A chain has probabilities for each step, or rates in continuous time."
-            raise InputValueError(sentence("SwitchingModel", "one of transition and rate must be given", fact, remedy))
         fields = self.fields()
         check_floats("SwitchingModel", **fields | {name: getattr(self, name) for name in "FQHR"})
         check_fields("SwitchingModel", fields)
         check_components("SwitchingModel", self.components, self.fill, self.modes, self.state_size)
         if self.validate:
             check_finite("SwitchingModel", **fields)
-            check_chain("SwitchingModel", self.transition, self.rate)
+            check_transition("SwitchingModel", self.transition)
             check_positive_semidefinite("SwitchingModel", "Q", self.Q)
             check_positive_semidefinite("SwitchingModel", "R", self.R)
 
@@ -207,8 +217,7 @@ class SwitchingModel:
         cls,
         models: Sequence[KalmanModel],
         *,
-        transition: Float[Tensor, "*#t k k"] | None = None,
-        rate: Float[Tensor, "*#t k k"] | None = None,
+        transition: Float[Tensor, "*#t k k"] | Generator,
         components: Sequence[Sequence[int]] | None = None,
         fill: Literal["modes", "zero"] = "modes",
         validate: bool = True,
@@ -216,8 +225,7 @@ class SwitchingModel:
         """Models of one state, one for each mode, assembled in this order.
 
         Args:
-            transition: of models of steps.
-            rate: of models of continuous time.
+            transition: a transition matrix for models of steps, a Generator for models of continuous time.
             components: which components of the whole state each model has, in its order; None if each has all.
             fill: where a component comes from that the mode before did not have.
 
@@ -237,9 +245,10 @@ class SwitchingModel:
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             remedy = "Pass a list such as [constant_velocity(...), coordinated_turn(...)]."
             raise InputTypeError(sentence(call, "models must be one KalmanModel or more", fact, remedy))
-        if {m.continuous for m in models} != {rate is not None}:
+        continuous = isinstance(transition, Generator)
+        if {m.continuous for m in models} != {continuous}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
-            condition = f"models must be {'of steps with transition' if rate is None else 'continuous with rate'}"
+            condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
             remedy = "constant_velocity and its like are of steps with dt=, and continuous without it."
             raise InputValueError(sentence(call, condition, fact, remedy))
         own = tuple(tuple(c) for c in components) if components is not None else None
@@ -251,12 +260,17 @@ class SwitchingModel:
             for name in KalmanModel._fields
             if name in ENDS
         }
-        return cls(transition=transition, rate=rate, components=own, fill=fill, validate=validate, **stacked)
+        return cls(transition=transition, components=own, fill=fill, validate=validate, **stacked)
 
     @property
     def modes(self) -> int:
         """k."""
         return self.R.shape[-3]
+
+    @property
+    def continuous(self) -> bool:
+        """Whether time is continuous."""
+        return isinstance(self.transition, Generator)
 
     @property
     def state_size(self) -> int:
@@ -290,9 +304,10 @@ class SwitchingModel:
 
         Offsets and inputs enter as components that stay: exp([[A, b], [0, 0]] dt) = [[F, ∫ exp(A u) du b], [0, 1]].
         """
-        if self.rate is None:
-            remedy = "Give rate= in place of transition=, and models without dt."
-            raise InputValueError(sentence("SwitchingModel.at", "the model must have rate", "transition", remedy))
+        if not isinstance(self.transition, Generator):
+            condition, fact = "the model must be one of continuous time", "one with a transition matrix"
+            remedy = "Build it with Generator(rate) in its place, and models without dt."
+            raise InputValueError(sentence("SwitchingModel.at", condition, fact, remedy))
         s, A = self.state_size, self.F
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
@@ -303,8 +318,7 @@ class SwitchingModel:
         first = s + (self.b is not None)
         return dataclasses.replace(
             self,
-            transition=discretize_chain(self.rate, dt),
-            rate=None,
+            transition=discretize_chain(self.transition.rate, dt),
             F=F[..., :s, :s],
             Q=Q[..., :s, :s],
             b=None if self.b is None else F[..., :s, s],
@@ -313,19 +327,20 @@ class SwitchingModel:
         )
 
     def still_first(self, steps: int) -> "SwitchingModel":
-        """The model of so many steps whose first moves nothing: for beliefs that describe the first observation's time.
+        """The model of so many steps whose first moves nothing: for a prior at the time of the first observation.
 
         Filters here begin before the first transition; other packages often begin after it.
         """
-        if self.transition is None:
-            condition, remedy = "the model must have transition", "Pass times - times[..., :1]: the first step lasts 0."
-            raise InputValueError(sentence("SwitchingModel.still_first", condition, "rate", remedy))
+        if self.continuous:
+            condition, fact = "the model must be one of steps", "one of continuous time"
+            remedy = "Pass times - times[..., :1]: the first step lasts 0."
+            raise InputValueError(sentence("SwitchingModel.still_first", condition, fact, remedy))
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
         return dataclasses.replace(self, **fields)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "Parameters":
         """What a filter needs of the model; inputs become offsets that change in time."""
-        assert self.transition is not None  # filters discretise before they ask
+        assert isinstance(self.transition, Tensor)  # filters discretise before they ask
         offsets = []
         for own, matrix in ((self.b, self.B), (self.d, self.D)):
             if matrix is None or inputs is None:
@@ -344,12 +359,11 @@ class SwitchingModel:
         """The model of one step, its time dimension kept with size 1."""
         if self.steps in (None, 1):
             return self
-        fields: dict[str, Any] = {name: narrowed(t, len(ENDS[name]), time) for name, t in self.fields().items()}
-        return dataclasses.replace(self, **fields, validate=False)
+        return dataclasses.replace(self, **narrowed(self.fields(), time), validate=False)
 
     def fields(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name."""
-        return present(**{name: getattr(self, name) for name in ENDS if name not in ("has", "u", "dt")})
+        """The tensors that it is made of, by name; `rate` is that of a Generator."""
+        return tensors_of(self, ("F", "Q", "H", "R", "b", "d", "B", "D"))
 
 
 # What models of any kind have in common -------------------------------------------------------------------------------
@@ -393,11 +407,25 @@ def steps_of(fields: dict[str, Tensor]) -> int | None:
     return max(found) if found else None
 
 
-def narrowed(field: Tensor, ending: int, time: int) -> Tensor:
-    """One step of a field that may change in time, as a series of one."""
-    if field.ndim == ending or field.shape[-ending - 1] == 1:
-        return field
-    return field.narrow(-ending - 1, time, 1)
+def tensors_of(model: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """The fields of a model that are tensors, by name, the transition matrix or the rate of a Generator first."""
+    T = model.transition
+    fields = {"rate": T.rate} if isinstance(T, Generator) else {"transition": T}
+    for name in names:
+        if (field := getattr(model, name)) is not None:
+            fields[name] = field
+    return fields
+
+
+def narrowed(fields: dict[str, Tensor], time: int) -> dict[str, Any]:
+    """One step of fields that may change in time, as a series of one; as arguments of their model."""
+    step: dict[str, Any] = {}
+    for name, field in fields.items():
+        at = -len(ENDS[name]) - 1
+        step[name] = field.narrow(at, time, 1) if field.ndim >= -at and field.shape[at] > 1 else field
+    if "rate" in step:
+        step["transition"] = Generator(step.pop("rate"))
+    return step
 
 
 def still_first(fields: dict[str, Tensor], steps: int, ones: set[str], zeros: set[str]) -> dict[str, Tensor]:
@@ -490,14 +518,15 @@ def check_components(
         raise InputValueError(sentence(call, condition, f"{components}", remedy))
 
 
-def check_chain(call: str, transition: Tensor | None, rate: Tensor | None) -> None:
+def check_transition(call: str, transition: Tensor | Generator) -> None:
     """Rows are probabilities, or rates that sum to zero."""
-    matrix = transition if rate is None else rate
-    if matrix is None or not has_values(matrix):
+    continuous = isinstance(transition, Generator)
+    matrix = transition.rate if isinstance(transition, Generator) else transition
+    if not has_values(matrix):
         return
     matrix = matrix.detach()
     tolerance = 1e-5 if matrix.dtype == torch.float32 else 1e-10
-    if rate is None:
+    if not continuous:
         worst, least = float((matrix.sum(-1) - 1).abs().max()), float(matrix.min())
         if least < 0 or worst > tolerance:
             fact = f"a smallest entry of {least:.3g} and sums that miss one by {worst:.3g}"

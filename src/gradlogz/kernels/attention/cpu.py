@@ -8,25 +8,20 @@ Results are the same to the bit for any number of threads. Kernels are compiled 
 Read next: tiles.py (what a task does), ../simd.py (the vector instructions).
 """
 
-import ctypes
-import os
-import threading
 import zlib
 from array import array
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy
 import torch
-from numba import cfunc, types
+from numba import types
 
 from ..._typing import Float, Tensor
-from .. import simd
+from .. import simd, workers
 from ..simd import BYTES, INT64, LANES, ROWS, WIDTH, Writer, instruction, read_double, read_integer, take, whole
+from ..workers import LINE, compile_worker, compiled, team, workspace
 from . import tiles
 from .reference import Statistics
 from .scoring import Scoring, Sight
@@ -39,14 +34,12 @@ from .tiles import (
     RowAddress,
     attend,
     attend_row,
-    compiled,
     differentiate_task,
 )
 
 GROUPS = 4  # groups of queries that share a tile of keys
 FEW = 6  # queries up to which one after the other is faster than all in the lanes
 EVERYWHERE = 1 << 40  # a band without an end
-LINE = 64  # bytes of a cache line
 WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
 
 # --------------------------------------------------------------------------------------------------------- threads
@@ -85,19 +78,10 @@ def memory_of_thread(plan: int) -> int:
     return read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
 
 
-def compile_worker(function: Callable[[int], None]) -> Any:
-    """A C function, kept on disk where any folder for it can be written."""
-    kind = types.void(types.int64)
-    try:
-        return cfunc(kind, error_model="numpy", cache=True)(function)
-    except RuntimeError:
-        return cfunc(kind, error_model="numpy")(function)
-
-
 @cache
 def edition() -> int:
     """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
-    return zlib.crc32(Path(tiles.__file__).read_bytes() + Path(simd.__file__).read_bytes())
+    return zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in (tiles, simd, workers)))
 
 
 @cache
@@ -133,66 +117,6 @@ def differentiate_worker() -> Any:
             task = take(plan)
 
     return compile_worker(differentiate_all)
-
-
-class Team:
-    """The threads of this process: those of torch where its OpenMP library can be asked, else a pool of our own.
-
-    Threads of torch spin for a while after an operation of torch: others would wait for the cores they hold.
-    A forked child has none of its parent's threads, and OpenMP does not notice: there, the pool is used.
-    """
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.of_torch = _parallel_of_torch()
-        self.pool: ThreadPoolExecutor | None = None
-
-    def run(self, worker: Any, threads: int, plan: int) -> None:
-        """Let `worker(plan)` be run by so many threads, this one among them, and wait."""
-        if self.pid != os.getpid():
-            self.pid, self.of_torch, self.pool = os.getpid(), None, None
-        if threads == 1:
-            worker.ctypes(plan)
-        elif self.of_torch is not None:
-            self.of_torch(worker.address, plan, threads, 0)
-        else:
-            self.pool = self.pool or ThreadPoolExecutor(os.cpu_count(), "gradlogz")
-            others = [self.pool.submit(worker.ctypes, plan) for _ in range(threads - 1)]
-            worker.ctypes(plan)
-            for other in others:
-                other.cancel() or other.result()  # no tasks are left: who has not begun need not
-
-
-def _parallel_of_torch() -> Any:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch has loaded, if any."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        libraries = {line.split()[-1] for line in lines if "libgomp" in line or "libiomp5" in line}
-        # Other packages bring an OpenMP of their own, with threads of its own.
-        (library,) = [name for name in libraries if Path(torch.__file__).parent in Path(name).parents] or libraries
-        parallel = ctypes.CDLL(library).GOMP_parallel
-    except (OSError, ValueError, AttributeError):
-        return None
-    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    parallel.restype = None
-    return parallel
-
-
-class Workspace(threading.local):
-    """Memory kept from call to call by each thread that calls: fresh pages cost more than a small problem."""
-
-    memory: Any = numpy.zeros(0, numpy.uint8)
-    address = 0  # its first cache line
-
-    def reserve(self, size: int) -> int:
-        if self.memory.size < size + LINE:
-            self.memory = numpy.zeros(size + LINE, numpy.uint8)
-            self.address = -(-self.memory.ctypes.data // LINE) * LINE
-        return self.address
-
-
-team = cache(Team)
-workspace = Workspace()
 
 
 class ThreadPlan(NamedTuple):

@@ -48,6 +48,7 @@ from ..simd import (
     turned,
     weigh,
 )
+from ..workers import compiled
 
 TILE = 96  # keys per tile, a multiple of ROWS: a tile of logits (24 KiB with AVX512) stays in the nearest cache
 CHUNK = 8 * TILE  # keys per task, where blocks of keys are tasks
@@ -110,8 +111,6 @@ class Wanted(NamedTuple):
     bias: bool
 
 
-# Called by compiled code alone; what Python calls are the two workers below, and they are what is kept on disk.
-compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # Sums whose terms may be added in any order, which is what lets LLVM use vectors; NaN and -inf keep their meaning.
 summing: Any = njit(
     error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"reassoc", "contract"}

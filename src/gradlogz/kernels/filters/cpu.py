@@ -30,23 +30,17 @@ import torch
 from numba import types
 
 from ..._typing import Bool, Float, Tensor
-from .. import simd
-from ..attention.cpu import LINE, compile_worker, team, workspace
-from ..attention.tiles import compiled
+from .. import simd, workers
 from ..simd import INT64, Writer, instruction, read_integer, take, whole
+from ..workers import LINE, compile_worker, compiled, team, workspace
+from . import fields as field_table
 from . import lanes, modes_in_lanes, targets_in_lanes
-from .fields import MODEL_ENDS, SHAPES, Finished, in_one_piece
+from .fields import FIELDS, MODEL_ENDS, KernelResult, in_one_piece
 from .lanes import Lanes, counted, lanes_of, named, nothing
 from .modes_in_lanes import filter_alone
 from .targets_in_lanes import (
-    BEFORE,
-    BEFORE_TOGETHER,
-    COVARIANCE,
-    INNOVATION,
-    MEAN,
-    MODES,
+    FilterProblem,
     Memory,
-    Problem,
     advance_gpb,
     advance_gpb1,
     advance_imm,
@@ -60,25 +54,6 @@ WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and obs
 SMALL = 6  # states and observations of which loops are unrolled
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
 ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
-# The fields of `Filtered`: where they lie in the memory of a thread, and what is computed for them.
-REPORTED = {
-    "mean": ("whole_m", MODES | MEAN),
-    "covariance": ("whole_P", MODES | MEAN | COVARIANCE),
-    "mode_mean": ("mode_m", MODES),
-    "mode_covariance": ("mode_P", MODES),
-    "log_mode_probability": ("log_pi", MODES),
-    "predicted_mean": ("whole_predicted_m", BEFORE | BEFORE_TOGETHER),
-    "predicted_covariance": ("whole_predicted_P", BEFORE | BEFORE_TOGETHER),
-    "predicted_mode_mean": ("predicted_m", BEFORE),
-    "predicted_mode_covariance": ("predicted_P", BEFORE),
-    "predicted_log_mode_probability": ("log_c", BEFORE),
-    "innovation": ("innovation", BEFORE | INNOVATION),
-    "innovation_covariance": ("whole_S", BEFORE | INNOVATION),
-    "mode_innovation": ("expected", BEFORE | INNOVATION),
-    "mode_innovation_covariance": ("S", BEFORE),
-    "mode_log_likelihood": ("likelihood", BEFORE),
-    "step_log_likelihood": ("step", 0),
-}
 # What is carried on, first what is of all modes together: where it lies, and its shape.
 CARRIED = {
     "log_likelihood": ("step", ""),
@@ -100,7 +75,7 @@ def forward(
     *,
     last: bool,
     wanted: frozenset[str],
-) -> Finished | None:
+) -> KernelResult | None:
     """All steps of a series, or its last alone; None where a density was 0, infinite or none.
 
     Args:
@@ -137,7 +112,7 @@ def forward(
     if plan[4]:
         return None
     reported, ends = dict(zip(form.names, tensors, strict=False)), tensors[-len(CARRIED) :]
-    return Finished(tuple(map(reported.get, REPORTED)), **dict(zip(CARRIED, ends, strict=True)))
+    return KernelResult(tuple(map(reported.get, FIELDS)), **dict(zip(CARRIED, ends, strict=True)))
 
 
 def prepare(depth: int, sizes: tuple[int, int, int], targets: int, dtype: torch.dtype, *, is_own: bool) -> None:
@@ -212,9 +187,9 @@ def _form(
     after = even if steps % 2 == 0 else odd
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
-    names = sorted((name for name in REPORTED if name in wanted), key=lambda name: SHAPES[name].startswith("k"))
-    chosen, series = {name: REPORTED[name] for name in names}, () if last else (steps,)
-    written = [(SHAPES[name], series, getattr(even, at), getattr(odd, at)) for name, (at, _) in chosen.items()]
+    names = sorted((name for name in FIELDS if name in wanted), key=lambda name: FIELDS[name].shape.startswith("k"))
+    chosen, series = [FIELDS[name] for name in names], () if last else (steps,)
+    written = [(shape, series, getattr(even, at), getattr(odd, at)) for shape, at, _ in chosen]
     written += [(form, (), getattr(after, at), getattr(after, at)) for at, form in CARRIED.values()]
     shapes, results = [], []
     for form, times, *places in written:
@@ -235,8 +210,8 @@ def _form(
         "histories": h,
         "most": most,
         "reported": len(chosen),
-        "whole": sum(not SHAPES[name].startswith("k") for name in chosen),
-        "needs": reduce(or_, (needs for _, needs in chosen.values()), 0),
+        "whole": sum(not field.shape.startswith("k") for field in chosen),
+        "needs": reduce(or_, (field.needs for field in chosen), 0),
     }
     return Form(
         batch=batch,
@@ -254,7 +229,7 @@ def _form(
         results=tuple(results),
         counts=tuple(counts),
         in_one_piece=array("q", chain(*((start, *result) for start, result in zip(starts, results, strict=True)))),
-        plan=array("q", (0, 0, 0, space, 0, *(problem.get(name, 0) for name in Problem._fields), *even, *odd)),
+        plan=array("q", (0, 0, 0, space, 0, *(problem.get(name, 0) for name in FilterProblem._fields), *even, *odd)),
     )
 
 
@@ -328,16 +303,19 @@ def _reader(kind: Any, start: int) -> Any:
     return code
 
 
-problem_at = _reader(Problem, HEADER)
-even_at = _reader(Memory, HEADER + len(Problem._fields))
-odd_at = _reader(Memory, HEADER + len(Problem._fields) + len(Memory._fields))
+problem_at = _reader(FilterProblem, HEADER)
+even_at = _reader(Memory, HEADER + len(FilterProblem._fields))
+odd_at = _reader(Memory, HEADER + len(FilterProblem._fields) + len(Memory._fields))
 
 
 @cache
 def edition() -> int:
     """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
     return zlib.crc32(
-        b"".join(Path(str(module.__file__)).read_bytes() for module in (modes_in_lanes, targets_in_lanes, lanes, simd))
+        b"".join(
+            Path(str(module.__file__)).read_bytes()
+            for module in (modes_in_lanes, targets_in_lanes, field_table, lanes, simd, workers)
+        )
     )
 
 

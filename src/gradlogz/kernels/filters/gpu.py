@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Tensor
-from .fields import MODEL_ENDS, SHAPES, Finished, in_one_piece
+from .fields import FIELDS, MODEL_ENDS, KernelResult, in_one_piece
 from .nvrtc import Kernel, compile_source
 
 SOURCE = Path(__file__).with_name("targets_in_threads.cu")
@@ -53,7 +53,7 @@ def forward(
     *,
     last: bool,
     wanted: frozenset[str],
-) -> Finished | None:
+) -> KernelResult | None:
     """All steps of a series, or its last alone; None where a density was 0, infinite or none, or sizes are too large.
 
     Args:
@@ -90,8 +90,8 @@ def forward(
     looks = None if seen is None else seen.contiguous()
     time, of = () if last else (steps,), {"k": k, "s": s, "o": o}
     reported = tuple(
-        y.new_empty((*batch, *time, *map(of.__getitem__, form))) if name in wanted else None
-        for name, form in SHAPES.items()
+        y.new_empty((*batch, *time, *map(of.__getitem__, field.shape))) if name in wanted else None
+        for name, field in FIELDS.items()
     )
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     end_g = 1 if depth == 1 else end_h
@@ -108,7 +108,7 @@ def forward(
     problem = array("q", numbers)
     blocks = -(-targets // kernel_sizes.threads)
     is_taken = kernel.launch(blocks, kernel_sizes.threads, problem.buffer_info()[0])
-    return Finished(reported, *ends) if is_taken and not bool(failed) else None
+    return KernelResult(reported, *ends) if is_taken and not bool(failed) else None
 
 
 def sizes_of(
@@ -121,17 +121,18 @@ def sizes_of(
         return None
     stage = (max(s * s, o * o, k) | 1) * size
     threads = next((n for n in (128, 64, 32) if n * stage <= STAGE), None)
-    bits = sum(1 << i for i, name in enumerate(SHAPES) if name in wanted)
+    bits = sum(1 << i for i, name in enumerate(FIELDS) if name in wanted)
     return None if threads is None else Sizes(NUMBERS[dtype], k, s, o, depth, most, bits, threads)
 
 
 def source_of(sizes: Sizes) -> str:
-    """The sizes, and the text that reads them."""
+    """The sizes and the numbers of the fields, and the text that reads them."""
     number, *others = sizes
     constants = "".join(
         f"constexpr int {name.upper()} = {value};\n" for name, value in zip(Sizes._fields[1:], others, strict=True)
     )
-    return f"using Number = {number};\n{constants}{SOURCE.read_text(encoding='utf-8')}"
+    fields = f"enum Reported {{ {', '.join(name.upper() for name in FIELDS)}, REPORTED }};\n"
+    return f"using Number = {number};\n{constants}{fields}{SOURCE.read_text(encoding='utf-8')}"
 
 
 @cache

@@ -11,8 +11,9 @@ Read next: cpu.py, who calls.
 
 import math
 
-from ..attention.tiles import compiled
 from ..simd import read_integer
+from ..workers import compiled
+from .fields import BEFORE_TOGETHER, COVARIANCE, INNOVATION, MEAN
 from .lanes import (
     all_between,
     exp,
@@ -31,20 +32,16 @@ from .lanes import (
     where_positive,
 )
 from .targets_in_lanes import (
-    BEFORE_TOGETHER,
     BELIEFS,
     CHANGING,
-    COVARIANCE,
     ENDS,
     FINITE,
-    INNOVATION,
     LEAST,
-    MEAN,
     MODEL,
     MOST,
     RESULT_BYTES,
+    FilterProblem,
     Memory,
-    Problem,
     Size,
     Vector,
     expect,
@@ -56,7 +53,7 @@ from .targets_in_lanes import (
 
 
 @compiled
-def advance(zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: Problem) -> Vector:
+def advance(zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem) -> Vector:
     """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
     mix(zero, single, state, w, p)
     predict(zero, zero, w.mixed_m, w.mixed_P, w.F, w.Q, w.b, w.A, w.predicted_m, w.predicted_P, state)
@@ -71,7 +68,7 @@ def advance(zero: Vector, single: Vector, state: Size, observation: Size, w: Mem
 
 
 @compiled
-def mix(zero: Vector, single: Vector, state: Size, w: Memory, p: Problem) -> None:
+def mix(zero: Vector, single: Vector, state: Size, w: Memory, p: FilterProblem) -> None:
     """c_j = sum_i pi_i T_ij, and the collapse of the modes i by pi_i T_ij / c_j."""
     k, s, width = p.modes, size(state), lanes(zero)
     total = zero
@@ -110,7 +107,7 @@ def mix(zero: Vector, single: Vector, state: Size, w: Memory, p: Problem) -> Non
 
 
 @compiled
-def normalize(zero: Vector, single: Vector, w: Memory, p: Problem) -> Vector:
+def normalize(zero: Vector, single: Vector, w: Memory, p: FilterProblem) -> Vector:
     """Log probabilities of the modes after an observation, and themselves; log p(observation) is returned."""
     top = load(single, w.weight, 0)
     for i in range(1, p.modes):
@@ -143,7 +140,9 @@ def collapse(
 
 
 @compiled
-def combine(zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: Problem, told: Vector) -> None:
+def combine(
+    zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, told: Vector
+) -> None:
     """What all modes say together, and what they did not expect."""
     o = size(observation)
     pi, c = load(zero, w.h, 0), load(zero, w.c, 0) * load(zero, w.real, 0)
@@ -189,7 +188,7 @@ def put(
 
 
 @compiled
-def begin(zero: Vector, single: Vector, w: Memory, p: Problem) -> None:
+def begin(zero: Vector, single: Vector, w: Memory, p: FilterProblem) -> None:
     """Which lanes are modes, and what is believed at time 0."""
     one, nothing = number(single, 1.0), number(single, 0.0)
     for i in range(lanes(zero)):
@@ -206,7 +205,7 @@ def filter_alone(
     single: Vector,
     state: Size,
     observation: Size,
-    p: Problem,
+    p: FilterProblem,
     task: int,
     base: int,
     even: Memory,

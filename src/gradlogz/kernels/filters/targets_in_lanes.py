@@ -17,8 +17,9 @@ Read next: cpu.py, who calls.
 import math
 from typing import Any, NamedTuple
 
-from ..attention.tiles import compiled
 from ..simd import read_integer
+from ..workers import compiled
+from .fields import BEFORE, BEFORE_TOGETHER, COVARIANCE, INNOVATION, MEAN, MODES
 from .lanes import (
     all_between,
     exp,
@@ -41,14 +42,11 @@ from .lanes import (
 Vector = Any  # of numbers, one for each target: lanes.py
 Size = Any  # a number, or one that is known when the kernel is compiled: lanes.py
 LOG_2_PI = math.log(2 * math.pi)
-# What is computed for the fields that are wanted, and not else: the mean and the covariance of all modes together, what
-# each mode says (where histories are not modes), what each expected, the same together, what was not expected.
-MEAN, COVARIANCE, MODES, BEFORE, BEFORE_TOGETHER, INNOVATION = (1 << i for i in range(6))
 LEAST, MOST = 1e-30, 1e30  # masses within are summed as they are; others in the log domain
 FINITE = 3e38
 
 
-class Problem(NamedTuple):
+class FilterProblem(NamedTuple):
     """Addresses, and then sizes; bytes from row to row."""
 
     fields: int  # of the tables that cpu.py writes: what is read; what is reported, and what is carried on
@@ -451,7 +449,7 @@ def scatter(zero: Vector, share: int, items: int, step: int, P: int, apart: int,
 
 
 @compiled
-def normalize(zero: Vector, a: int, items: int, b: int, p: Problem) -> Vector:
+def normalize(zero: Vector, a: int, items: int, b: int, p: FilterProblem) -> Vector:
     """b = a - log sum exp a, p = exp b; the logarithm of the sum is returned."""
     top = load(zero, a, 0)
     for i in range(1, items):
@@ -477,7 +475,7 @@ def advance_imm(
     state: Size,
     observation: Size,
     w: Memory,
-    p: Problem,
+    p: FilterProblem,
     histories: int,  # noqa: ARG001
     needs: int,  # noqa: ARG001
 ) -> Vector:
@@ -512,7 +510,7 @@ def advance_gpb1(
     state: Size,
     observation: Size,
     w: Memory,
-    p: Problem,
+    p: FilterProblem,
     histories: int,  # noqa: ARG001
     needs: int,  # noqa: ARG001
 ) -> Vector:
@@ -543,7 +541,7 @@ def advance_gpb1(
 
 @compiled
 def advance_gpb(
-    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: Problem, histories: int, needs: int
+    zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, histories: int, needs: int
 ) -> Vector:
     """[theory 7.2] for histories of any depth; likewise."""
     k, s, o = p.modes, size(state), size(observation)
@@ -625,7 +623,7 @@ def advance_gpb(
 
 
 @compiled
-def to_modes(zero: Vector, state: Size, w: Memory, p: Problem, rests: int) -> None:
+def to_modes(zero: Vector, state: Size, w: Memory, p: FilterProblem, rests: int) -> None:
     """What each mode says, all its histories together."""
     k, s, vector = p.modes, size(state), size_of(zero)
     for rest in range(rests):
@@ -671,7 +669,7 @@ def put(zero: Vector, table: int, results: int, written: int, base: int, is_odd:
 
 
 @compiled
-def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: Problem, told: Vector) -> None:
+def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, told: Vector) -> None:
     """What all modes say together, and what they did not expect."""
     k, o = p.modes, size(observation)
     if p.needs & MEAN:
@@ -693,7 +691,7 @@ def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: Problem,
 
 
 @compiled
-def begin(zero: Vector, w: Memory, p: Problem) -> None:
+def begin(zero: Vector, w: Memory, p: FilterProblem) -> None:
     """The rest of what is believed at time 0."""
     for i in range(p.histories):
         store(exp(load(zero, w.log_h, i)), w.h, i)
@@ -711,7 +709,7 @@ def block_of(advance: Any) -> Any:
         model: Vector,
         state: Size,
         observation: Size,
-        p: Problem,
+        p: FilterProblem,
         task: int,
         base: int,
         even: Memory,

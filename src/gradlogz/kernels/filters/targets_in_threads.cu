@@ -6,7 +6,8 @@
 //     filter_all                                 all steps of a target
 //
 // Before this text stand the sizes (gpu.py): Number, MODES, STATE, OBSERVATION, DEPTH, MOST (histories that
-// are kept), WANTED (a bit for each field of `Filtered`), THREADS and LANES. What nobody wants is not computed:
+// are kept), WANTED (a bit for each field of `Filtered`), THREADS and LANES; and the enumeration `Reported` of these
+// fields in their order (fields.py), REPORTED their number. What nobody wants is not computed:
 // functions are pure, and the compiler leaves out those whose results are not used. Loops over components are unrolled,
 // so that the filter of one mode lies in registers, and loops over modes where all fit; the rest is local memory.
 //
@@ -32,13 +33,6 @@ constexpr Number FINITE = 3e38;
 struct Field {  // a tensor, and numbers from target to target and from step to step
     const Number* start;
     long long row, time;
-};
-
-enum Reported {  // the fields of `Filtered` in their order
-    MEAN, COVARIANCE, MODE_MEAN, MODE_COVARIANCE, LOG_MODE_PROBABILITY,
-    PREDICTED_MEAN, PREDICTED_COVARIANCE, PREDICTED_MODE_MEAN, PREDICTED_MODE_COVARIANCE,
-    PREDICTED_LOG_MODE_PROBABILITY, INNOVATION, INNOVATION_COVARIANCE, MODE_INNOVATION, MODE_INNOVATION_COVARIANCE,
-    MODE_LOG_LIKELIHOOD, STEP_LOG_LIKELIHOOD, REPORTED
 };
 
 struct Problem {  // as gpu.py writes it: eight bytes each

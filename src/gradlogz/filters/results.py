@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from ..._typing import Bool, Float, Int, Tensor
-from ..models.nonlinear_model import NonlinearParameters
-from ..models.switching_model import Parameters
-from ..moment_matching import collapse, to_one
+from .._typing import Bool, Float, Int, Tensor
+from .models.nonlinear_model import NonlinearParameters
+from .models.switching_model import Parameters
+from .moment_matching import collapse, to_one
 
 
-class State(NamedTuple):
+class FilterState(NamedTuple):
     """What a filter carries from one step to the next: Gaussians of mode histories and their probabilities.
 
     For imm and gpb2 the histories h are the k modes. gpb1 keeps one Gaussian (g = 1) and k probabilities; deeper ones
