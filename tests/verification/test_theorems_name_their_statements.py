@@ -19,7 +19,7 @@ KEYS = {one.key for one in statements()}
 NUMBERS = {
     *re.findall(r"^- \*\*([\d.]+)\*\*", (DOCS / "theory.md").read_text(), re.MULTILINE),
     *re.findall(r"^\| (E\d+) \|", (DOCS / "errata.md").read_text(), re.MULTILINE),
-    *re.findall(r"^@\w+\{(\w+),", (TESTS.parent / "references.bib").read_text(), re.MULTILINE),
+    *re.findall(r"^@\w+\{(\w+),", (TESTS.parent / "src" / "gradlogz" / "references.bib").read_text(), re.MULTILINE),
 }
 
 
