@@ -16,7 +16,7 @@ import torch
 from ..._errors import InputValueError, MissingPackageError, sentence
 from ..._typing import Tensor
 from ..statistics.hashing import group_of, hash_of
-from .text import Batch, Report
+from .batching import Batch, Report
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TOGETHER = 16  # images of a batch, before it is told apart into groups

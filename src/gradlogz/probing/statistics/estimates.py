@@ -1,11 +1,8 @@
-"""Values with intervals, and what they say against a null.
+"""Values with confidence intervals, and many p-values at once.
 
-    p = P(|T| >= t) = I_s(nu / 2, 1 / 2),   s = nu / (nu + t²)                 Student's law of nu degrees of freedom
-    t(null) = t_.975 (value - null) / (value - low)          below the value; above it (null - value) / (high - value)
+    p = P(|T| >= t) = I_s(nu / 2, 1 / 2),   s = nu / (nu + t²)       Student's distribution, nu degrees of freedom
 
-An interval of 95 % holds exactly the nulls whose p-value is above 0.05, also where it is not symmetric.
-
-Read next: sums.py and comoments.py, where the intervals come from.
+Read next: sums.py and comoments.py, where the intervals come from; ../testing.py, where p-values do.
 """
 
 import math
@@ -14,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Tensor
 
 LEVEL = 0.95
@@ -28,16 +24,6 @@ class Estimate(NamedTuple):
     low: Float[Tensor, "*s"]
     high: Float[Tensor, "*s"]
     freedom: Float[Tensor, "*s"]
-
-
-def p_value(estimate: Estimate, null: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The two-sided p-value of a null value; NaN where there is no interval, 1 where value and null are one."""
-    value, low, high, freedom = estimate
-    null = torch.as_tensor(null, dtype=value.dtype, device=value.device)
-    distance = (value - null).abs()
-    arm = torch.where(null < value, value - low, high - value)
-    t = student_quantile(freedom) * distance / arm
-    return student_p(torch.where((distance == 0) & ~arm.isnan(), 0.0, t), freedom)
 
 
 def student_quantile(freedom: Float[Tensor, "*s"], level: float = LEVEL) -> Float[Tensor, "*s"]:
@@ -79,24 +65,6 @@ def student_p(t: Float[Tensor, "*s"], freedom: Float[Tensor, "*s"]) -> Float[Ten
     p = torch.where(t.squeeze(-1) < 1, 1 - _log_density(nu).exp() * body, tail)
     p = torch.where(t.squeeze(-1) == torch.inf, 0.0, p)
     return torch.where((freedom >= 1) & ~t.squeeze(-1).isnan(), p, torch.nan)
-
-
-def permutation_p(
-    value: Float[Tensor, "*s"], null: Float[Tensor, "draws *s"], *, sides: int = 1
-) -> Float[Tensor, "*s"]:
-    """(1 + #{null >= value}) / (1 + draws): never 0, and valid for any number of draws  [phipson10].
-
-    With two sides, twice the smaller of both ends. NaN where the value or a draw is.
-    """
-    if sides not in (1, 2):
-        raise InputValueError(
-            sentence("permutation_p", "sides must be 1 or 2", f"{sides}", "1 asks for large values only.")
-        )
-    above = (1 + (null >= value).sum(0).double()) / (1 + len(null))
-    if sides == 2:
-        below = (1 + (null <= value).sum(0).double()) / (1 + len(null))
-        above = (2 * torch.minimum(above, below)).clamp(max=1.0)
-    return torch.where(value.isnan() | null.isnan().any(0), torch.nan, above)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:
