@@ -12,7 +12,7 @@ Read next: predictions/entropy.py (the plainest), run_probe.py (who calls them).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from .batch_pass import BatchPass
 from .computed import Computed
@@ -43,13 +43,13 @@ class Probed:
     computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
 
-class Twin(NamedTuple):
+class Twin(NamedTuple, Generic[State]):
     """The same architecture with random weights, and what it showed on a part of the same tokens.
 
     state: the merged statistics of one prediction, empty for one that wants the weights alone.
     """
 
-    state: Any
+    state: State
     model: Probed
 
 
@@ -81,7 +81,7 @@ class Prediction(Generic[State]):
     declaration: Declaration
     statistics: Callable[[Event | ForwardOutput, BatchPass], State | None]
     evaluate: Callable[[State, Probed], list[Measured]]
-    null: Callable[[State, Probed, Twin | None], list[Measured]]
+    null: Callable[[State, Probed, Twin[State] | None], list[Measured]]
     verdict: Callable[[list[Finding]], Judgement]
     empty: Callable[[], State] = dict  # type: ignore[assignment]
     order: int = LAST

@@ -57,7 +57,7 @@ class _Pass(TorchFunctionMode, Receiver):
 
     def __init__(self, architecture: Architecture, tell: Callable[[Event], None], statistics: str) -> None:
         super().__init__()
-        self._architecture, self._told, self._statistics = architecture, tell, statistics
+        self._architecture, self._receiver, self._statistics = architecture, tell, statistics
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -74,7 +74,7 @@ class _Pass(TorchFunctionMode, Receiver):
     def _tell(self, event: Event) -> None:
         """Hand an event over; what is computed of it is no part of the model."""
         with torch._C.DisableTorchFunction():
-            self._told(event)
+            self._receiver(event)
 
     # Of the watch ----------------------------------------------------------------------------------------------------
 

@@ -224,14 +224,14 @@ RATIOS = {
 }
 
 
-def null(state: dict[str, Sums], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, Sums], model: Probed, twin: Twin[dict[str, Sums]] | None) -> list[Measured]:  # noqa: ARG001
     """The gain of permuted updates; the share of tokens that rise in the random twin."""
     found = [
         row
         for layer, sums in state.items()
         for row in measured(layer, GAIN, bootstrap(RATIOS["gain, permuted"], sums), 0)
     ]
-    others: dict[str, Sums] = {} if twin is None else twin.state
+    others = {} if twin is None else twin.state
     return found + [
         row for layer, sums in others.items() for row in measured(layer, RISES, bootstrap(RATIOS[RISES], sums), 0)
     ]

@@ -98,7 +98,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """The same of random weights."""
     return [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens]
 

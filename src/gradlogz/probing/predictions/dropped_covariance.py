@@ -121,7 +121,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     return plain + partial
 
 
-def null(state: State, model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:  # noqa: ARG001
     """The spread of another token of the same text."""
     if state.products is None:
         return []

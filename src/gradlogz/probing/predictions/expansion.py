@@ -135,7 +135,7 @@ def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, StackState], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, StackState], model: Probed, twin: Twin[dict[str, StackState]] | None) -> list[Measured]:
     """Additions by chance, exchanged updates, random weights."""
     found = _estimates(state)
     others = [] if twin is None else evaluate(twin.state, twin.model)

@@ -130,7 +130,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """The covariance of the next head's keys; of what no covariance enters, a random twin."""
     found = []
     every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if _several(state[layer])}

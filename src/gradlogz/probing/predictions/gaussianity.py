@@ -181,17 +181,17 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
     return found
 
 
-def null(state: State, model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
     """What Gaussian clouds show; of the excess and of what is beside it, what the random twin does."""
     found = []
     for layer, tokens in _layers(state):
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
-                band = band_of_draws(_told(name, draws), level=0.95)
+                band = band_of_draws(_unsquared(name, draws), level=0.95)
                 low, usual, high = (float(end) for end in band)
                 found.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
-    of_twin: State = State() if twin is None else twin.state
+    of_twin = State() if twin is None else twin.state
     for layer, tokens in _layers(of_twin):
         found += _beside(layer, tokens, of_twin)
         for which in JUDGED:
@@ -311,7 +311,7 @@ def _shapes(layer: str, which: str, cloud: ProjectedTokens) -> list[Measured]:
     parts = [shape(cloud.features[keep], cloud.axes) for keep in kept]
     found = []
     for name in parts[0]:
-        values = torch.stack([_told(name, part[name]) for part in parts])
+        values = torch.stack([_unsquared(name, part[name]) for part in parts])
         found += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
     return found
 
@@ -325,8 +325,8 @@ def excess(cloud: ProjectedTokens, draws: Float[Tensor, " m"]) -> Estimate:
     return jackknifed(less[0], less[1:], counts)
 
 
-def _told(name: str, value: Tensor) -> Tensor:
-    """Distances are told as such, not squared."""
+def _unsquared(name: str, value: Tensor) -> Tensor:
+    """Distances themselves, not their squares; other numbers as they are."""
     return value.sqrt() if name in (LARGEST, SLICED, AXES, PROJECTIONS) else value
 
 

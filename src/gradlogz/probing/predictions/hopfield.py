@@ -114,7 +114,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """The same of a head with random weights."""
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
     for m in [] if twin is None else evaluate(twin.state, twin.model):

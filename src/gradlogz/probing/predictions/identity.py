@@ -96,7 +96,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """None: the statement holds for every model."""
     return []
 

@@ -107,7 +107,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
     """The same of the random twin, and of shuffled tokens."""
     rows = [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens and m.quantity != IN_SAMPLE]
     for sublayer in model.architecture.sublayers:

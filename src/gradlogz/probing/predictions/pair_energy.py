@@ -183,7 +183,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     return found
 
 
-def null(state: State, model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
     """What the random twin shows, and of the share of steps that rise what a random order of depths does."""
     found = []
     if steps := len(state.steps):

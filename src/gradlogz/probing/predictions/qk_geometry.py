@@ -24,7 +24,7 @@ from ..prediction import Prediction, Probed, Twin
 from ..records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed, student_quantile
 from ..testing import Bounds, absent, band, count, judge, measured, middle, outside
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, told_over
+from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
@@ -143,7 +143,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """Under random rotations."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
@@ -194,7 +194,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = (
         f"The middle cosine with a positive form is {found.value:z.2f} ({found.null:z.2f} if keys are rotated). Middle "
         f"cosines, and how many heads are above rotations: {', '.join(told)}."
-    ) + told_over(findings, POSITIVE + OVER, "the middle cosine with a positive form")
+    ) + over_distances(findings, POSITIVE + OVER, "the middle cosine with a positive form")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
     )  # fmt: skip

@@ -21,7 +21,7 @@ from ..prediction import Prediction, Probed, Twin
 from ..records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Sums, jackknifed
 from ..testing import absent, band, count, measured, middle, outside
-from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, told_over
+from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, over_distances
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
 OF_HEAD = "symmetry of the head"
@@ -105,7 +105,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """Rotations, and exchanges of rows and columns."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
@@ -149,7 +149,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = (
         f"The middle symmetry of {found.judged} layers is {found.value:z.2f}, directionality {direction:z.2f}; "
         "published are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
-    ) + told_over(findings, SYMMETRY + OVER, "the middle symmetry")
+    ) + over_distances(findings, SYMMETRY + OVER, "the middle symmetry")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
     )  # fmt: skip

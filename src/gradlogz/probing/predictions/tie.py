@@ -23,7 +23,7 @@ from ..prediction import Prediction, Probed, Twin
 from ..records import Declaration, Finding, Quantity
 from ..statistics import Comoments, Sums, jackknifed
 from ..testing import Bounds, absent, band, count, judge, measured, outside
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, told_over
+from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
@@ -138,7 +138,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
     """Rotations, other heads, random weights."""
     rows = []
     for layer in model.architecture.attention:
@@ -177,7 +177,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         f"The middle cosine is {found.value:z.2f} ({found.null:z.2f} with the value maps of other heads). More than "
         f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
         "from it."
-    ) + told_over(findings, WEIGHTED + OVER, "the middle cosine")
+    ) + over_distances(findings, WEIGHTED + OVER, "the middle cosine")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
     )  # fmt: skip

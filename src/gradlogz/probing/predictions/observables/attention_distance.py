@@ -67,7 +67,7 @@ def mean_rotations(
     return averaged(weights.turning, torch.cat((whole.unsqueeze(0), whole - found[left]))[..., 1:])
 
 
-def told_over(findings: Sequence[Finding], quantity: str, named: str) -> str:
+def over_distances(findings: Sequence[Finding], quantity: str, named: str) -> str:
     """A sentence on what a quantity is over distances, and in which layers it is not known; empty of other models."""
     of = [f for f in findings if f.quantity == quantity]
     known, missed = middle(f.value for f in of), sorted({f.layer for f in of if math.isnan(f.value)})
