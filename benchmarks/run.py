@@ -15,10 +15,10 @@ import contrastive
 import dynamics
 import filters
 import import_time
+import layers
 import measures
 import models
 import probe
-from support import attention_layers as layers
 
 BENCHMARKS = {
     "import_time": import_time.rows,

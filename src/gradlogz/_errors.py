@@ -4,33 +4,21 @@
 
 Messages hold shapes, dtypes and counts, never tensors. Values are looked at only where there are values to look at:
 not while torch.compile traces, not on the wrapped tensors of torch.func.
+
+Read next: _input_errors.py (the exceptions).
 """
 
 import torch
 from torch import Tensor
 
+from ._input_errors import InputError as InputError
+from ._input_errors import InputRuntimeError as InputRuntimeError
+from ._input_errors import InputTypeError as InputTypeError
+from ._input_errors import InputValueError as InputValueError
+from ._input_errors import MissingPackageError as MissingPackageError
+from ._input_errors import sentence as sentence
+
 FLOATS = (torch.float32, torch.float64)
-
-
-class InputError(Exception):
-    """Bad input, refused at the boundary; the command line prints it as one line and exits with 2."""
-
-
-class InputValueError(InputError, ValueError):
-    """An argument with a value that cannot be used."""
-
-
-class InputTypeError(InputError, TypeError):
-    """An argument of a type that cannot be used."""
-
-
-class MissingPackageError(InputError, ImportError):
-    """An optional package that the call needs and that is not installed."""
-
-
-def sentence(call: str, condition: str, fact: str, remedy: str) -> str:
-    """The form of every message of this package."""
-    return f"{call}: {condition}; got {fact}. {remedy}"
 
 
 def has_values(*tensors: Tensor) -> bool:

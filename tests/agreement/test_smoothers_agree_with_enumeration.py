@@ -112,7 +112,10 @@ def test_inputs_and_models_that_change():
     start = beginning(2)
     expected = smoothed_by_definition(model, y, start, u)
     agrees(smooth(model, y, inputs=u, method="exact", **start), expected)
-    agrees(smooth(model, y, inputs=u, method="gpb2", **start), expected, tolerance=0.3)
+    # GPB2 approximates: over five steps the mean is off by 0.007 of its size, moments of a mode and of a pair by 0.26.
+    found = smooth(model, y, inputs=u, method="gpb2", **start)
+    agrees(found, {name: expected[name] for name in ("mean", "covariance")}, tolerance=0.05)
+    agrees(found, expected, tolerance=0.3)
 
 
 @each

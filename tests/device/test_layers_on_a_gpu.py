@@ -34,7 +34,8 @@ def test_autocast_gives_nearly_the_same(name):
     layer, x = build(device="cuda"), torch.randn(3, 64, EMBED_DIM, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         actual = call(layer, x)
-    torch.testing.assert_close(actual.float(), call(layer, x), rtol=0.1, atol=0.1)
+    # bfloat16 has 8 bits, 0.004 of a number: outputs up to 9 are off by 0.005 of 1 + |output| (measured on a CPU).
+    torch.testing.assert_close(actual.float(), call(layer, x), rtol=0.03, atol=0.03)
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")  # of torch, which recommends it

@@ -367,6 +367,7 @@ WITHOUT_WAITING = {
 
 @pytest.mark.parametrize("prepare", WITHOUT_WAITING.values(), ids=WITHOUT_WAITING)
 def test_nothing_waits_for_the_gpu(prepare):
+    """A call that waited would raise in this mode."""
     run = prepare()
     run()  # libraries load
     torch.cuda.synchronize()
@@ -374,6 +375,7 @@ def test_nothing_waits_for_the_gpu(prepare):
         with warnings.catch_warnings():  # it says that it may miss some
             warnings.simplefilter("ignore", UserWarning)
             torch.cuda.set_sync_debug_mode("error")
+        assert torch.cuda.get_sync_debug_mode() == 2
         run()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.inside.placement import placed
+from gradlogz.probing.placement import placed
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.run_probe import chosen
 from gradlogz.probing.statistics import GROUPS, merge

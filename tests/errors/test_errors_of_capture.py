@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 import gradlogz
-from gradlogz.probing import command
+from gradlogz._errors import InputRuntimeError
 from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.corpus.images import Inputs, images
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.inside.loading import Loaded
 from gradlogz.probing.memory_limits import check_memory
 from gradlogz.probing.predictions import known_predictions
 from support.architectures import ARCHITECTURES
@@ -89,12 +88,12 @@ tokens = {"input_ids": torch.tensor([[3, 4, 5]])}
 
 ERRORS = [
     (
-        RuntimeError,
+        InputRuntimeError,
         "discover: the model must compute attention; got a pass without any.",
         lambda: gradlogz.capture(nn.Linear(8, 8), {"input": x}),
     ),
     (
-        RuntimeError,
+        InputRuntimeError,
         "capture: every attention layer must make a call that can be seen; got none from unseen.",
         lambda: gradlogz.capture(Half(), {"x": x}),
     ),
@@ -125,7 +124,7 @@ ERRORS = [
         lambda: planted(nan=True),
     ),
     (
-        RuntimeError,
+        InputRuntimeError,
         "probe: a batch must fit into memory; got one row of 3 tokens that does not.",
         lambda: planted(fits=False),
     ),
@@ -133,16 +132,6 @@ ERRORS = [
         ValueError,
         "probe: statistics must fit into memory; got 446464.0 GiB of matrices of the stream, of width 1048576.",
         lambda: wide(2**20),
-    ),
-    (
-        ValueError,
-        "probe: the model must read text or images; got one that reads sound, without a tokenizer or an image",
-        lambda: command._check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"}), None),
-    ),
-    (
-        ValueError,
-        "probe: a model of images must be given a folder of them; got none.",
-        lambda: command._check_reading(Loaded(nn.Linear(8, 8), PIXELS, "vit", {"reads": "images"}), None),
     ),
     (
         ValueError,

@@ -357,7 +357,7 @@ def test_what_is_wrong_is_said(refusal):
     refused(refusal)
 
 
-def test_states_of_a_filter_are_its_own():
+def test_a_filter_does_not_refuse_its_own_states():
     for depth in (0, 1, 2, 3, 4):
         own = SwitchingFilter(model) if depth == 0 else SwitchingFilter(model, "gpb", depth=depth)
         state = own.init(**start)
@@ -382,8 +382,9 @@ def counted(log_mode_probability):
 
 def test_what_is_nearly_right_is_not_refused():
     T = torch.tensor([[0.1] * 10, *[[0.1] * 10] * 9], dtype=F64)  # ten tenths do not sum to one exactly
-    SwitchingModel(T, *(torch.ones(10, 1, 1, dtype=F64) for _ in range(4)))
-    SwitchingModel(T.float(), *(torch.ones(10, 1, 1) for _ in range(4)))
+    for dtype in (F64, torch.float32):
+        model = SwitchingModel(T.to(dtype), *(torch.ones(10, 1, 1, dtype=dtype) for _ in range(4)))
+        assert torch.equal(model.transition, T.to(dtype))  # and is not normalised either
 
 
 @pytest.mark.parametrize("name", ["transition", "Q", "R"])

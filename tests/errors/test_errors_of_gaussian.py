@@ -102,5 +102,5 @@ def test_it_is_refused_in_one_sentence(refusal):
 
 
 def test_a_singular_covariance_and_one_indefinite_by_rounding_are_allowed():
-    Gaussian(loc, torch.zeros(3, 3))
-    Gaussian(loc, torch.diag(torch.tensor([1.0, 0.5, -1e-7])))
+    for covariance in (torch.zeros(3, 3), torch.diag(torch.tensor([1.0, 0.5, -1e-7]))):
+        assert torch.equal(Gaussian(loc, covariance).covariance(torch.zeros(3)), covariance)

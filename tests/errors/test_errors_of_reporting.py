@@ -68,6 +68,11 @@ ERRORS = [
     ),
     (ValueError, "report: a page must have findings of one model; got 2 models.", lambda: report(TWO)),
     (
+        TypeError,
+        "report: result must be findings, the folder of a run, or what simulate, sweep and track return; got int.",
+        lambda: report(1),
+    ),
+    (
         ImportError,
         "report: jinja2 and plotly must be installed to make a page; got no jinja2.",
         lambda: without("jinja2", lambda: report(ONE)),

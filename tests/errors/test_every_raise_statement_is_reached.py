@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.error_form import PACKAGE, refused
 
-CHAPTERS = ["_errors.py", "special", "kernels", "measures"]
+CHAPTERS = ["commands", "_errors.py", "special", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
 
 

@@ -113,7 +113,7 @@ def congruence(A):
 
 
 def closed(source):
-    """Pairs (image, family member): the maps under which each family is closed.   [theory 7.4]"""
+    """Pairs (image, family member): the maps under which each family is closed.   [theory 7.6]"""
     rotation = torch.linalg.qr(source.normal(3, 3)).Q
     A, b, c = source.normal(3, 3), source.normal(3), source.positive(3)
     x, log_w = source.normal(6, 3), source.normal(6)

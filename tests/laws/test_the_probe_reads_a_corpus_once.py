@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import typer
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
@@ -20,8 +19,8 @@ from gradlogz.probing import run_probe as running
 from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.events import ForwardOutput
-from gradlogz.probing.inside.placement import placed
 from gradlogz.probing.memory_limits import matrix_bytes
+from gradlogz.probing.placement import placed
 from gradlogz.probing.predictions import ascent, known_predictions, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge
@@ -306,7 +305,7 @@ def test_a_real_model_is_probed():
 )
 def test_the_command_refuses_in_one_sentence(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.application(typer), ["probe", *words])
+    result = CliRunner().invoke(cli.application(), ["probe", *words])
     assert result.exit_code == 2
     assert result.stderr.startswith(says)
     assert result.stdout == ""

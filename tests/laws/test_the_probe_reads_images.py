@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -47,7 +46,7 @@ def test_the_command_probes_a_folder_of_images(place, tmp_path):
         "-",
     ]
     words += [word for name in ONLY for word in ("--only", name)]
-    result = CliRunner().invoke(cli.application(typer), words)
+    result = CliRunner().invoke(cli.application(), words)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     claims = {claim["prediction"]: claim["verdict"] for claim in found["claims"]}

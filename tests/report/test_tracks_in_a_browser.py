@@ -4,13 +4,14 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from gradlogz import track
-from gradlogz.tracking.reporting import page_of
+from gradlogz import report, track
+from gradlogz.reporting.tracks_page import page_of
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_the_scenario_is_drawn(opened, tmp_path, width, scheme):
-    one = opened(track().save(tmp_path / "page.html"), width=width, scheme=scheme)
+    report(track(), tmp_path / "page.html")
+    one = opened(tmp_path / "page.html", width=width, scheme=scheme)
     for name in ("tracks", "path-0", "close-0", "modes-0", "nis-0", "calibration", "inside"):
         box = one.page.locator(f"#figure-{name} [data-figure]")
         box.scroll_into_view_if_needed()
@@ -43,7 +44,8 @@ def test_many_targets_in_space_have_a_page_of_the_most_interesting(opened, tmp_p
     wobble = torch.randn(n, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, y, z = (wobble + t[:, None] * (who[:, None] % 7)).unbind(-1)
     found = track({"time": t, "target": who, "x": x, "y": y, "z": z})
-    one = opened(found.save(tmp_path / "page.html"))
+    report(found, tmp_path / "page.html")
+    one = opened(tmp_path / "page.html")
     assert one.page.locator("#table-targets tbody tr").count() == 40
     assert "12 targets" in one.page.locator("body").inner_text()
     assert one.complaints == []

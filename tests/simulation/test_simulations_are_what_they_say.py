@@ -7,12 +7,12 @@ import torch
 from scipy import stats
 
 from gradlogz import Ascent, evolve, hermite_growth, simulate, sphere_growth, sweep
+from gradlogz.reporting.simulation_page import page_of
+from gradlogz.reporting.simulation_wording import agreement, verdict_sentence
 from gradlogz.simulation import theory_curves as curves
-from gradlogz.simulation.parameter_sweep import ranges_of
-from gradlogz.simulation.reporting import page_of
-from gradlogz.simulation.settings import Settings, ascent_of, starts
+from gradlogz.simulation.grid import grid_text, parse_grid, ranges_of
+from gradlogz.simulation.settings import SimulationSettings, ascent_of, starts
 from gradlogz.simulation.theory_boundaries import boundaries, overshoot
-from gradlogz.simulation.wording import agreement, verdict_sentence
 from support.scales import close
 
 LAWS = {
@@ -21,11 +21,12 @@ LAWS = {
     "laplace": stats.laplace(scale=1 / math.sqrt(2)),
     "exponential": stats.expon(loc=-1),
 }
+RMS = {"tokens": 300, "beta": 0.1, "contraction": "rms_norm"}
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_start_has_its_law(name):
-    cloud = starts(Settings(tokens=4000, dim=2, initial=name, seeds=1))[0]
+    cloud = starts(SimulationSettings(tokens=4000, dim=2, initial=name, seeds=1))[0]
     assert stats.kstest(cloud.flatten().numpy(), LAWS[name].cdf).pvalue > 1e-3
     assert LAWS[name].mean() == pytest.approx(0, abs=1e-12)
     assert LAWS[name].var() == pytest.approx(1)
@@ -33,17 +34,17 @@ def test_a_start_has_its_law(name):
 
 def test_starts_on_spheres_have_their_radius_and_no_direction():
     for contraction, radius in (("sphere", 1.0), ("rms_norm", math.sqrt(5)), ("zca", math.sqrt(5))):
-        cloud = starts(Settings(tokens=4000, dim=5, initial="sphere", contraction=contraction, seeds=1))[0]
+        cloud = starts(SimulationSettings(tokens=4000, dim=5, initial="sphere", contraction=contraction, seeds=1))[0]
         close(cloud.norm(dim=-1), torch.full((4000,), radius, dtype=torch.float64))
         assert float(cloud.mean(0).norm()) < 0.1 * radius
-    circle = starts(Settings(tokens=4000, dim=3, initial="circle", seeds=1))[0]
+    circle = starts(SimulationSettings(tokens=4000, dim=3, initial="circle", seeds=1))[0]
     close(circle[:, :2].norm(dim=-1), torch.ones(4000, dtype=torch.float64))
     assert stats.kstest(torch.atan2(circle[:, 1], circle[:, 0]).numpy() / (2 * math.pi) + 0.5, "uniform").pvalue > 1e-3
 
 
 def test_the_looks_are_those_of_one_run():
     """In parts, with looks between them, a cloud goes where it goes in one."""
-    found = simulate("whitening-2-1", tokens=60, steps=77, seeds=2)
+    found = simulate(dim=2, beta=1.0, tokens=60, steps=77, seeds=2)
     cloud = starts(found.settings)
     whole = evolve(cloud, Ascent(tau=0.5, beta=1.0), contraction="zca", steps=77, observe=["entropy", "displacement"])
     assert torch.equal(found.trajectory.cloud, whole.cloud)
@@ -53,11 +54,11 @@ def test_the_looks_are_those_of_one_run():
         seen = found.trajectory.observed[name]
         torch.testing.assert_close(seen, whole.observed[name][times], equal_nan=True, rtol=1e-12, atol=1e-12)
     assert torch.equal(found.frames[-1], whole.cloud[0])
-    assert simulate("whitening-2-1", tokens=60, steps=20, every=7).trajectory.times.tolist() == [0, 7, 14]
+    assert simulate(dim=2, beta=1.0, tokens=60, steps=20, every=7).trajectory.times.tolist() == [0, 7, 14]
 
 
 def test_heads_share_the_coordinates():
-    s = Settings(dim=4, heads=2, beta=0.7, tau=0.3, contraction="none", steps=1, tokens=30, seeds=1)
+    s = SimulationSettings(dim=4, heads=2, beta=0.7, tau=0.3, contraction="none", steps=1, tokens=30, seeds=1)
     x = starts(s)[0]
     expected = x.clone()
     for part in (slice(0, 2), slice(2, 4)):
@@ -104,7 +105,7 @@ def test_moments_without_contraction_are_those_of_riccati():
 
 def test_the_unstable_mode_grows_as_theory_says():
     """Both start from the sampling noise of the same cloud, and the mode is still small."""
-    for name, options in (("rms-8-0.1", {"tokens": 1500, "initial": "sphere"}), ("circle-5", {"tokens": 1500})):
+    for name, options in (("whitening", {**RMS, "tokens": 1500, "initial": "sphere"}), ("circle-5", {"tokens": 1500})):
         found = simulate(name, seeds=1, steps=4, **options)
         observable, curve = curves.growth(found)
         seen = found.trajectory.observed[observable].median(-1).values
@@ -113,7 +114,7 @@ def test_the_unstable_mode_grows_as_theory_says():
 
 
 def test_growth_is_by_the_factor_of_theory():
-    found = simulate("whitening-2-1", seeds=1, steps=4, tokens=100)
+    found = simulate(dim=2, beta=1.0, seeds=1, steps=4, tokens=100)
     name, curve = curves.growth(found)
     assert name == "skewness"
     gamma = hermite_growth(3, variance=1.0, beta=1.0, tau=0.5)
@@ -133,11 +134,11 @@ def test_weights_and_slopes_follow_their_laws_at_the_start():
 @pytest.mark.parametrize(
     ("name", "options", "drawn"),
     [
-        ("whitening-2-1", {}, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
-        ("rms-8-0.1", {}, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
-        ("rms-2-1", {}, set()),  # a circle from the first step on
+        ("whitening", {"dim": 2, "beta": 1.0}, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
+        ("whitening", RMS, {"radius", "mean_fraction", "effective_rank", "self_weight", "slope"}),
+        ("whitening", {**RMS, "dim": 2, "beta": 1.0}, set()),  # a circle from the first step on
         ("self-weight-64", {}, {"self_weight", "slope"}),  # a sphere on which logits are Gaussian
-        ("scalar-8-0.354", {"initial": "circle"}, set()),
+        ("whitening", {"contraction": "scalar", "initial": "circle"}, set()),
         ("circle-5", {}, set()),
         ("heads", {}, set()),
     ],
@@ -157,7 +158,7 @@ def test_the_hull_shrinks_within_its_bound():
     assert bound.values[1] == pytest.approx(diameters[0] * (1 - sum(float(a[:, j].min()) for j in range(30))))
     assert all(d <= b + 1e-12 * diameters[0] for d, b in zip(diameters[1:], bound.values[1:], strict=True))
     assert bound.values[1] < diameters[0]
-    assert curves.hull(simulate("rms-8-0.1", seeds=1, steps=0)) is None
+    assert curves.hull(simulate(**RMS, seeds=1, steps=0)) is None
 
 
 def test_counts_that_last_are_told():
@@ -168,16 +169,19 @@ def test_counts_that_last_are_told():
     assert "or more steps." in figure.caption
 
 
-@pytest.mark.parametrize("name", ["whitening-2-1", "rms-8-0.1", "no-residual", "hopfield", "circle-5"])
-def test_no_figure_is_shown_twice(name):
-    sections = page_of(simulate(name, seeds=2, steps=3, tokens=40)).sections
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("whitening", {"dim": 2}), ("whitening", RMS), ("no-residual", {}), ("hopfield", {}), ("circle-5", {})],
+)
+def test_no_figure_is_shown_twice(name, options):
+    sections = page_of(simulate(name, seeds=2, steps=3, **{**options, "tokens": 40})).sections
     names = [part.name for section in sections for part in section.parts if part.kind in ("figure", "cloud", "table")]
     assert len(names) == len(set(names)) > 8
 
 
 def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
-    assert curves.rising(simulate("rms-8-0.1", seeds=1, steps=0))
-    for name in ("whitening-8-0.1", "descent-uniform-1", "causal", "hopfield", "no-residual"):
+    assert curves.rising(simulate(**RMS, seeds=1, steps=0))
+    for name in ("whitening", "descent-uniform-1", "causal", "hopfield", "no-residual"):
         assert not curves.rising(simulate(name, seeds=1, steps=0))
 
 
@@ -185,33 +189,42 @@ def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
 
 
 def test_axes_are_read():
-    beta, dim = ranges_of("beta=0.5:1.5:3, dim=2|8")
-    assert (beta.name, beta.values) == ("beta", (0.5, 1.0, 1.5))
+    assert parse_grid("beta=0.5:1.5:3, dim=2|8") == {"beta": (0.5, 1.0, 1.5), "dim": (2, 8)}
+    assert parse_grid("contraction=zca|centre+rms_norm") == {"contraction": ("zca", "centre+rms_norm")}
+    beta, dim = ranges_of({"beta": torch.tensor([0.5, 1.0]), "dim": [2.0, 8]})
+    assert (beta.name, beta.values) == ("beta", (0.5, 1.0))
     assert (dim.name, dim.values) == ("dim", (2, 8))
-    assert ranges_of("contraction=zca|centre+rms_norm")[0].values == ("zca", "centre+rms_norm")
+    assert all(isinstance(value, int) for value in dim.values)
 
 
-def test_a_place_of_the_grid_is_a_run_of_its_own():
+@pytest.mark.parametrize(
+    "text", ["beta=0.1:4:12,tau=-0.5:1:8", "beta=0.1|0.7|0.9", "dim=1:9:3", "tau=0.123456789", "contraction=zca|centre"]
+)
+def test_a_grid_is_written_as_it_is_read(text):
+    assert grid_text(ranges_of(parse_grid(text))) == text
+
+
+def test_a_point_of_the_grid_is_a_run_of_its_own():
     options = {"tokens": 80, "dim": 2, "steps": 60}
-    found = sweep("beta=0.3|0.8,contraction=zca|rms_norm", processes=1, **options)
+    found = sweep({"beta": [0.3, 0.8], "contraction": ["zca", "rms_norm"]}, processes=1, **options)
     assert found.complete
     words = '--sweep "beta=0.3|0.8,contraction=zca|rms_norm" --tokens 80 --dim 2 --steps 60'
     assert found.command == f"gradlogz simulate {words}"
     for i, beta in enumerate((0.3, 0.8)):
         for j, contraction in enumerate(("zca", "rms_norm")):
             alone = simulate(beta=beta, contraction=contraction, seeds=1, every=60, **options).verdict
-            place = found.places[i, j]
-            assert place.kind == alone.kind
-            assert place.evidence["clusters"] == alone.evidence["clusters"]
-            assert place.evidence["effective_rank"] == pytest.approx(alone.evidence["effective_rank"], rel=1e-6)
+            point = found.points[i, j]
+            assert point.kind == alone.kind
+            assert point.evidence["clusters"] == alone.evidence["clusters"]
+            assert point.evidence["effective_rank"] == pytest.approx(alone.evidence["effective_rank"], rel=1e-6)
 
 
 def test_processes_find_the_same():
     options = {"tokens": 40, "dim": 2, "steps": 10}
-    one = sweep("beta=0.3|0.8,dim=1|2", processes=1, **options)
-    two = sweep("beta=0.3|0.8,dim=1|2", processes=2, **options)
-    assert {k: (v.kind, v.evidence) for k, v in two.places.items()} == {
-        k: (v.kind, v.evidence) for k, v in one.places.items()
+    one = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, processes=1, **options)
+    two = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, processes=2, **options)
+    assert {k: (v.kind, v.evidence) for k, v in two.points.items()} == {
+        k: (v.kind, v.evidence) for k, v in one.points.items()
     }
 
 
@@ -219,8 +232,8 @@ def test_an_interrupt_keeps_what_is_done():
     def interrupt(done, total):
         raise KeyboardInterrupt
 
-    found = sweep("dim=1|2|3", processes=1, tokens=40, steps=5, progress=interrupt)
-    assert len(found.places) == 1
+    found = sweep({"dim": [1, 2, 3]}, processes=1, tokens=40, steps=5, progress=interrupt)
+    assert len(found.points) == 1
     assert not found.complete
 
 
@@ -229,12 +242,12 @@ def test_descent_overshoots_where_the_mode_is_turned_over():
         for beta in (0.2, 0.5, 1.5):
             tau = overshoot(order, beta)
             assert hermite_growth(order, variance=1.0, beta=beta, tau=tau) == pytest.approx(-1)
-    found = sweep("beta=0.5|1.5,tau=-0.5|0.5", processes=1, dim=2, tokens=40, steps=2)
-    assert [line.name for line in boundaries(found)] == ["τ = 0", "γ of mode 3 = −1"]
+    found = sweep({"beta": [0.5, 1.5], "tau": [-0.5, 0.5]}, processes=1, dim=2, tokens=40, steps=2)
+    assert [line.name for line in boundaries(found) if len(line.x) > 1] == ["τ = 0", "γ of mode 3 = −1"]
 
 
 def test_the_sentence_says_what_happened():
-    found = simulate("whitening-2-1", tokens=100, seeds=2, every=600)
+    found = simulate(dim=2, beta=1.0, tokens=100, seeds=2, every=600)
     assert verdict_sentence(found) == "After 600 steps all 2 clouds are made of clusters (3 of them)."
     assert agreement(found)[0] == "silent", "other tokens than the preset's"
     assert "gradlogz simulate" in page_of(found).reproduce["command"]

@@ -17,6 +17,8 @@ from scipy.integrate import quad
 
 from gradlogz import Ascent, evolve, renyi_centers
 
+THEORY = ("karagodin24",)
+
 F64 = torch.float64
 NEAR = 0.05  # of the radius: the same cluster
 

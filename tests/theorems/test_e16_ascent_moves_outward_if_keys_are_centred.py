@@ -3,13 +3,14 @@
 The paper (3.3) asks for a roughly radial cloud. Radial symmetry is not needed; mean zero of the keys is.
 """
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gradlogz as gz
 from support.attention_strategies import attentions
 from support.scales import scale_of
+
+STATEMENTS = ("E16",)
 
 
 @given(attentions(min_keys=2), st.sampled_from([0.1, 1.0, 10.0]))
@@ -28,14 +29,3 @@ def test_the_slope_along_the_query_is_least_at_the_origin(attention):
     keys, eta, _ = attention
     h = gz.Empirical(keys)
     assert float(eta @ h.mean(eta)) >= float(eta @ keys.mean(0) - 1e-12 * scale_of(h, eta) * (1 + eta.norm()))
-
-
-def test_keys_off_centre_can_pull_a_query_inward():
-    h, eta = gz.Empirical(torch.tensor([[1.0, 0.1], [1.0, -0.1]])), torch.tensor([-1.0, 0.0])
-    assert float((eta + 0.5 * h.mean(eta)).norm()) < 0.6
-
-
-def test_a_lopsided_but_centred_cloud_still_moves_outward():
-    h = gz.Empirical(torch.tensor([[9.0, 0.0], [-1.0, 2.0], [-8.0, -2.0]]))
-    eta = torch.tensor([[0.1, 0.0], [0.0, 0.3], [-0.2, -0.2]])
-    assert bool(((eta + h.mean(eta)).norm(dim=-1) > eta.norm(dim=-1) + 0.1).all())

@@ -13,6 +13,8 @@ from scipy.stats import norm
 
 from gradlogz import Ascent, escape_time, evolve, hermite_growth
 
+THEORY = ("4.4",)
+
 F64 = torch.float64
 
 

@@ -13,6 +13,8 @@ from numpy.polynomial import hermite_e
 
 from gradlogz import hermite_growth
 
+THEORY = ("4.4",)
+
 nodes, weights = (torch.tensor(t) for t in hermite_e.hermegauss(120))
 weights = weights / weights.sum()
 

@@ -14,6 +14,8 @@ from scipy.stats import norm
 from gradlogz import Ascent, evolve, hermite_growth, hermite_mode
 from support.scales import close
 
+THEORY = ("4.4",)
+
 F64 = torch.float64
 
 

@@ -10,6 +10,8 @@ from gradlogz import Ascent, GaussianCloud, evolve, hermite_growth, sphere_growt
 from gradlogz.dynamics.contraction import LayerNorm, Sphere
 from support.scales import close
 
+THEORY = ("4.4",)
+
 F64 = torch.float64
 nodes, weights = (torch.tensor(t) for t in hermite_e.hermegauss(48))
 weights = weights / weights.sum()

@@ -5,6 +5,8 @@ import torch
 import gradlogz
 from support.scales import close
 
+THEORY = ("4.4",)
+
 GENERATOR = torch.Generator().manual_seed(0)
 
 

@@ -11,6 +11,8 @@ import torch
 
 from gradlogz import Ascent, evolve, sphere_growth
 
+THEORY = ("4.5",)
+
 F64 = torch.float64
 
 

@@ -9,6 +9,8 @@ import torch
 from gradlogz import Ascent, evolve, fastest_degree, harmonic_mode, sphere_growth
 from support.scales import close
 
+THEORY = ("4.5",)
+
 F64 = torch.float64
 
 

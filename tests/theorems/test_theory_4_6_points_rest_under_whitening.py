@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from gradlogz import Ascent, evolve
 from support.scales import close
 
+THEORY = ("4.6",)
+
 F64 = torch.float64
 taus, betas = st.floats(0.01, 5.0), st.floats(0.05, 5.0)
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from gradlogz import Ascent, Empirical, evolve
 
+THEORY = ("5.1", "5.3")
+
 F64 = torch.float64
 seeds, dims = st.integers(0, 10_000), st.integers(1, 5)
 steps_, betas = st.floats(0.01, 5.0), st.floats(0.05, 3.0)

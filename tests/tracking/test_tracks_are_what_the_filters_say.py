@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 
-from gradlogz import constant_velocity, imm, track
+from gradlogz import constant_velocity, imm, report, track
 from gradlogz.filters import SwitchingModel, smooth
+from gradlogz.tracking import table_of, write_table
 from gradlogz.tracking.noise_levels import LASTS, WIDER
-from gradlogz.tracking.run_tracking import _of_steps, batches, share_of
+from gradlogz.tracking.records import share_of
+from gradlogz.tracking.run_tracking import _of_steps, batches
 from support.scales import close
 
 RNG = 7
@@ -39,7 +41,7 @@ def columns(lengths, *, dimensions=2, gaps=0.0, irregular=True, seed=RNG):
 
 def by_hand(found, who, method):
     """One target, one step after the other: the model of each step from the formulas of constant velocity."""
-    at = [i for i, name in enumerate(found.table()["target"]) if name == who]
+    at = [i for i, name in enumerate(table_of(found)["target"]) if name == who]
     d, levels = len(found.detections.axes), found.levels
     y = found.detections.position[at]
     t = found.detections.time[at]
@@ -160,7 +162,7 @@ def test_one_detection_of_a_target_has_a_position_and_no_speed():
     assert bool(found.filtered.mean[:, 2:].isnan().all())
     assert bool(found.nis.isnan().all())
     assert found.consistency.total == 0
-    assert "nothing can be compared" in found.page()
+    assert "nothing can be compared" in report(found)
 
 
 def test_levels_are_found_within_a_factor():
@@ -201,7 +203,7 @@ def test_the_table_has_the_rows_of_the_input_in_their_order(tmp_path, suffix):
     polars = pytest.importorskip("polars")
     given = columns([9, 4], gaps=0.2)
     found = track(given, smooth=True)
-    path = found.write_table(tmp_path / f"table{suffix}")
+    path = write_table(found, tmp_path / f"table{suffix}")
     frame = (polars.read_csv if suffix == ".csv" else polars.read_parquet)(path)
     assert frame["time"].to_list() == given["time"]
     assert frame["target"].to_list() == given["target"]
@@ -216,9 +218,9 @@ def test_a_table_without_polars_is_the_same(tmp_path, monkeypatch):
     from gradlogz.tracking import table
 
     found = track(columns([9, 4], gaps=0.2))
-    found.write_table(tmp_path / "with.csv")
+    write_table(found, tmp_path / "with.csv")
     monkeypatch.setattr(table, "_polars", lambda: None)
-    found.write_table(tmp_path / "without.csv")
+    write_table(found, tmp_path / "without.csv")
 
     def read(name):
         with (tmp_path / name).open(newline="") as file:

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from gradlogz import Empirical, cli
-from gradlogz.verification.program import as_json, statements, verify
+from gradlogz.reporting.verification_page import data_of
+from gradlogz.verification.program import statements, verify
 from gradlogz.verification.statement import Outcome, Statement
 
 
@@ -32,7 +32,7 @@ def test_there_are_at_least_forty_statements_with_distinct_keys():
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.application(typer), list(arguments))
+    return CliRunner().invoke(cli.application(), list(arguments))
 
 
 def test_the_command_exits_with_0_and_counts():
@@ -81,13 +81,14 @@ def test_a_check_that_raises_has_failed_and_says_why():
     (verdict,) = verify([Statement("X", "nowhere", None, "true", 1e-12, broken)])
     assert not verdict.holds
     assert verdict.error == "RuntimeError: no such law"
-    assert json.loads(as_json([verdict]))["statements"][0]["residual"] is None
+    assert data_of([verdict])["statements"][0]["residual"] is None
 
 
 def test_a_selection_of_nothing_exits_with_2():
     result = run("verify", "--only", "no such statement")
     assert result.exit_code == 2
-    assert "must match a statement" in result.output
+    assert "must match a statement" in result.stderr
+    assert result.stdout == ""
 
 
 def test_without_its_extra_the_command_says_how_to_install_it():

@@ -155,7 +155,7 @@ def project(
 ) -> Tensor:
     """The member of a family nearest to a law, argmin KL(P‖.): the one with the same expected statistic.
 
-    The M-projection of the filters: moments are averaged, then linked.   [theory 7.4]
+    The M-projection of the filters: moments are averaged, then linked.   [theory 7.5]
 
     Args:
         family: the measure whose natural parameter is returned.

@@ -4,7 +4,7 @@ Page        title, verdict, sections, and how to make it again
 Section     a heading that folds, and parts: Text, Facts, VerdictBanner, Table, Figure, PointCloud, Views
 Figure      axes with units and formulas, and marks: Line, Ribbon, Points, Outlines, Heat
 Choice      what a reader may choose, so that every part speaks of it
-render      a page as HTML; write puts a file in its place whole or not at all, check_file and check_drawing ask before
+render      a page as HTML; write puts a file in its place whole or not at all
 drawn       one figure, for a notebook
 
 A leaf: it knows neither torch nor the rest of the package.
@@ -30,7 +30,7 @@ from .parts import (
     Views,
 )
 from .rendering import as_json, drawn, render
-from .writing import check_drawing, check_file, missing, replaced, write
+from .writing import missing, replaced, write
 
 __all__ = [
     "Page",
@@ -61,8 +61,6 @@ __all__ = [
     "render",
     "drawn",
     "as_json",
-    "check_file",
-    "check_drawing",
     "missing",
     "replaced",
     "write",

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what can be known before they are made."""
+"""Files that are there whole or not at all, and what pages need and is not installed."""
 
 import importlib.util
 import os
@@ -29,21 +29,6 @@ def write(path: Path | str, text: str) -> Path:
     with replaced(path) as part:
         part.write_text(text, encoding="utf-8")
     return Path(path)
-
-
-def check_file(call: str, flag: str, path: Path | str) -> None:
-    """Refuse, before anything is computed, a file that could not be written after it."""
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        fact = "a folder" if path.is_dir() else "no such folder" if not path.parent.is_dir() else "no permission"
-        raise ValueError(f"{call}: {flag} must name a file that can be written; got {path}, {fact}. Name another.")
-
-
-def check_drawing(call: str) -> None:
-    """Refuse to begin with a page that could not be drawn."""
-    if (name := missing()) is not None:
-        remedy = "Install it with: pip install 'gradlogz[report]'."
-        raise ImportError(f"{call}: {name} must be installed to make a page; got no {name}. {remedy}")
 
 
 def missing() -> str | None:

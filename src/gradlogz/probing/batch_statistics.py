@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._errors import InputValueError, sentence
+from .._errors import InputRuntimeError, InputValueError, sentence
 from .._typing import Tensor
 from .batch_pass import BatchPass
 from .corpus.batching import Batch
@@ -39,7 +39,7 @@ def statistics_of(
     if rows == 1:
         fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
         remedy = "Pass a smaller length=, or another device."
-        raise RuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
+        raise InputRuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
     gc.collect()  # what the pass that failed has left may hold itself
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()

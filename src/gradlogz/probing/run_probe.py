@@ -36,11 +36,11 @@ from .extreme_tokens import Standing, greatest
 from .findings import Findings
 from .inside.discovery import discover
 from .inside.loading import describe, random_twin
-from .inside.placement import placed
 from .inside.weights import weights_of
 from .interruption import interruptible
 from .judgement import Judgement, Measured, split
 from .memory_limits import check_memory, tokens_of_a_batch
+from .placement import placed
 from .prediction import Prediction, Probed, Twin
 from .predictions import known_predictions
 from .records import Claim, Declaration, Finding, Token

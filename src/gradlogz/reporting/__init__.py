@@ -1,7 +1,7 @@
 """What people look at: terminal tables, notebook displays, figures and pages of results.
 
-report          one run: verdicts, maps of heads, every claim with its figures
-compare         several runs side by side, with trends over training
+report          the page of a result: a run of the probe, a simulation, a phase diagram, tracks
+compare         several runs of the probe side by side, with trends over training
 """
 
 from .._displays import register
@@ -9,8 +9,8 @@ from ..probing.findings import Findings
 from .comparison_page import compare
 from .findings_figures import plot
 from .findings_notebook import notebook_html
-from .findings_page import report_of_run as report
 from .findings_terminal import plain_lines, rich_table
+from .pages_by_result import report
 
 register(Findings, "html", notebook_html)
 register(Findings, "terminal", rich_table)

@@ -18,19 +18,10 @@ from ..probing.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
 from .findings_sections import choices_of, sections_of
 from .formatting import model_sentence
-from .run_contents import RunContents, Source, contents_of
+from .run_contents import RunContents
 from .wording import groups, keys_cited, title_of, verdict_sentence
 
 ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
-
-
-def report_of_run(source: Source) -> str:
-    """The page of a run folder, or of findings, as one HTML file that needs no network.
-
-    A run that is damaged, incomplete or of another version has a page of what can be read, which says what is missing.
-    Needs jinja2 and plotly, the extra [report].
-    """
-    return rendered(page_of_run(contents_of(source, "report")), "report")
 
 
 def rendered(page: Page, call: str) -> str:

@@ -1,9 +1,10 @@
 """Runs with names, and what theory expects of each.
 
-The tables are those of theory 10 as they stand there: 10.1 (contractions), 10.2 (descent), 10.3 (few tokens in many
-dimensions), 10.4 (the circle); after them single runs that are worth seeing. An expectation is read as it is written:
-"clusters 2-4", "collapsed", "clusters 2-3 or collapsed", "displacement 0-0.01" (an observable at the end), "start slope
-0.28-0.30" (at the start). Where theory expects nothing it is empty.
+The tables are those of theory 10 as they stand there: 10.2 (descent), 10.3 (few tokens in many dimensions), 10.4 (the
+circle); before them single runs that are worth seeing. The grid of 10.1 (contraction, dimension, beta) has no names: it
+is what `sweep` is for. An expectation is read as it is written: "clusters 2-4", "collapsed", "clusters 2-3 or
+collapsed", "displacement 0-0.01" (an observable at the end), "start slope 0.28-0.30" (at the start). Where theory
+expects nothing it is empty.
 
 Tests: tests/simulation/test_presets_end_as_theory_expects.py.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._errors import InputValueError, sentence
-from .settings import Settings
+from .settings import SimulationSettings
 
 
 @dataclass(frozen=True)
@@ -22,40 +23,10 @@ class Preset:
 
     name: str
     says: str
-    settings: Settings
+    settings: SimulationSettings
     expects: str
     source: str
 
-
-# Theory 10.1: where a Gaussian cloud ends under ascent, tau = 0.5 -----------------------------------------------------
-
-CONTRACTIONS = {  # the columns of the table
-    "whitening": "zca",
-    "batch-norm": "batch_norm",
-    "scalar": "scalar",
-    "centred-rms": "centre+rms_norm",
-    "rms": "rms_norm",
-    "layer-norm": "layer_norm",
-}
-
-# Counts that theory has of one seed and 768 tokens are ranges here, of several seeds and 300; slow ones still merge.
-FROZEN = ("frozen",) * 6
-MANY = "clusters 55-82 or other 55-82"  # of 300 tokens in more than 60 clusters evolve says "other"
-TABLE_10_1 = {
-    # d, beta       whitening         batch norm       scalar           centred rms     rms             layer norm
-    (1, 0.1):     ("clusters 2",),
-    (1, 1.0):     ("clusters 2",),
-    (1, 4.0):     ("clusters 2",),
-    (2, 0.1):     ("clusters 3",     "clusters 2",    "clusters 2",    "clusters 2",   "collapsed"),
-    (2, 1.0):     ("clusters 3",     "clusters 2",    "clusters 2",    "clusters 2-3", "collapsed"),
-    (2, 4.0):     ("clusters 3",     "clusters 2-3",  "clusters 2-3",  "clusters 2-3", "clusters 2-3"),
-    (8, 0.1):     ("clusters 9-10",  "clusters 2",    "clusters 2",    "clusters 2",   "collapsed",    "collapsed"),
-    (8, 0.354):   ("clusters 9-10",  "clusters 2",    "clusters 2",    "clusters 2",   "collapsed",    "collapsed"),
-    (8, 1.0):     ("clusters 9-10",  "clusters 3-4",  "clusters 2-4",  "clusters 3-4", "clusters 2-4", "clusters 3-4"),
-    (32, 0.1):    ("clusters 33-35", "clusters 2-12", "clusters 2-3",  "clusters 2",   "collapsed",    "collapsed"),
-    (32, 0.177):  (MANY,             "clusters 2-29", "clusters 2-25", "clusters 2-3", "collapsed",    "collapsed"),
-    (32, 1.0):    FROZEN,
-}  # fmt: skip
 
 # Theory 10.2: descent with whitening, tau = -0.2 ----------------------------------------------------------------------
 
@@ -91,49 +62,52 @@ DEFAULT = "whitening"
 SINGLE = [
     Preset(
         DEFAULT, "a Gaussian cloud under ascent and whitening, as the paper has it: it does not stay one",
-        Settings(), "clusters 9-10", "theory 10.1",
+        SimulationSettings(), "clusters 9-10", "theory 10.1",
     ),
     Preset(
         "riccati", "no contraction, small steps: the precision of a Gaussian cloud falls in a straight line",
-        Settings(dim=2, beta=0.5, tau=0.01, contraction="none", steps=50), "radius 1.9-2.1", "theory 4.4",
+        SimulationSettings(dim=2, beta=0.5, tau=0.01, contraction="none", steps=50), "radius 1.9-2.1", "theory 4.4",
     ),
     Preset(
         "blow-up", "no contraction, large steps: the cloud leaves the finite numbers",
-        Settings(tokens=200, dim=2, beta=1.0, tau=10.0, contraction="none", steps=400), "blow-up", "theory 5.1",
+        SimulationSettings(tokens=200, dim=2, beta=1.0, tau=10.0, contraction="none", steps=400),
+        "blow-up", "theory 5.1",
     ),
     Preset(
         "theorem-1", "frozen Gaussian keys and whitening: every law with these moments stays",
-        Settings(tokens=400, dim=2, beta=0.3, keys=4096, initial="uniform", steps=20),
+        SimulationSettings(tokens=400, dim=2, beta=0.3, keys=4096, initial="uniform", steps=20),
         "displacement 0-0.01", "theory 4.1",
     ),
     Preset(
         "hopfield", "six frozen patterns and a division by 1 + tau: each token retrieves one",
-        Settings(tokens=300, beta=4.0, contraction="resolvent", initial="sphere", keys=6, steps=120),
+        SimulationSettings(tokens=300, beta=4.0, contraction="resolvent", initial="sphere", keys=6, steps=120),
         "clusters 4-6", "theory 5.6",
     ),
     Preset(
         "hopfield-warm", "the same where beta diam² < 4: one place of rest, nothing is retrieved",
-        Settings(tokens=300, beta=0.1, contraction="resolvent", initial="sphere", keys=6, steps=120),
+        SimulationSettings(tokens=300, beta=0.1, contraction="resolvent", initial="sphere", keys=6, steps=120),
         "collapsed", "theory 5.7",
     ),
     Preset(
         "no-residual", "attention alone: the hull shrinks to a point",
-        Settings(tokens=200, dim=2, beta=0.2, tau=1.0, contraction="none", initial="exponential", residual=False,
-                 steps=100), "collapsed", "theory 5.5",
+        SimulationSettings(tokens=200, dim=2, beta=0.2, tau=1.0, contraction="none", initial="exponential",
+                           residual=False, steps=100),
+        "collapsed", "theory 5.5",
     ),
     Preset(
         "causal", "a causal mask on the sphere, warm: all tokens follow the first",
-        Settings(tokens=200, dim=3, beta=1.0, contraction="sphere", initial="sphere", causal=True, steps=600),
+        SimulationSettings(tokens=200, dim=3, beta=1.0, contraction="sphere", initial="sphere", causal=True, steps=600),
         "collapsed", "[karagodin24]",
     ),
     Preset(
         "causal-cold", "a causal mask on the circle, cold: tokens gather at early tokens that none before attracts",
-        Settings(tokens=300, dim=2, beta=64.0, contraction="sphere", initial="circle", causal=True, steps=600),
+        SimulationSettings(tokens=300, dim=2, beta=64.0, contraction="sphere", initial="circle", causal=True,
+                           steps=600),
         "clusters 3-12", "[karagodin24]",
     ),
     Preset(
         "heads", "two heads of four coordinates each, whitened: how many clusters they make theory leaves open",
-        Settings(heads=2, steps=600), "", "theory 3.9",
+        SimulationSettings(heads=2, steps=600), "", "theory 3.9",
     ),
 ]  # fmt: skip
 
@@ -144,28 +118,27 @@ def _dimensions(d: int) -> str:
 
 def _presets() -> list[Preset]:
     rows = []
-    for (d, beta), expected in TABLE_10_1.items():
-        for (word, contraction), expects in zip(CONTRACTIONS.items(), expected, strict=False):
-            says = f"{word.replace('-', ' ')} in {_dimensions(d)} at beta {beta:g}"
-            settings = Settings(tokens=300, dim=d, beta=beta, contraction=contraction)
-            rows.append(Preset(f"{word}-{d}-{beta:g}", says, settings, expects, "theory 10.1"))
     for initial, expected in TABLE_10_2.items():
         for d, expects in zip((1, 2, 8), expected, strict=True):
             says = f"descent and whitening, {initial} start in {_dimensions(d)}"
             beta = 0.2 if d == 8 else 0.3 if initial in ("laplace", "exponential") else 0.5
-            settings = Settings(tokens=768 if d == 8 else 500, dim=d, beta=beta, tau=-0.2, initial=initial)
+            settings = SimulationSettings(tokens=768 if d == 8 else 500, dim=d, beta=beta, tau=-0.2, initial=initial)
             rows.append(Preset(f"descent-{initial}-{d}", says, settings, expects, "theory 10.2"))
     for d, (beta, expects) in SELF_WEIGHTS.items():
         says = f"1024 tokens in {d} dimensions at beta 1/sqrt(d): the weight of a token on itself"
-        settings = Settings(tokens=1024, dim=d, beta=beta, contraction="rms_norm", initial="sphere", steps=2, seeds=2)
+        settings = SimulationSettings(
+            tokens=1024, dim=d, beta=beta, contraction="rms_norm", initial="sphere", steps=2, seeds=2
+        )
         rows.append(Preset(f"self-weight-{d}", says, settings, expects, "theory 10.3"))
     for beta, expects in SLOPES.items():
         says = f"queries that are not among the 4096 keys, beta {beta:g}: how much of a query attention returns"
-        settings = Settings(tokens=1024, dim=64, beta=beta, contraction="none", keys=4096, steps=1, seeds=2)
+        settings = SimulationSettings(tokens=1024, dim=64, beta=beta, contraction="none", keys=4096, steps=1, seeds=2)
         rows.append(Preset(f"slope-{beta:g}", says, settings, expects, "theory 10.3"))
     for beta_, expects in CIRCLE.items():
         says = f"400 tokens on the circle at beta {beta_}"
-        settings = Settings(tokens=400, dim=2, beta=float(beta_), contraction="sphere", initial="circle", steps=1000)
+        settings = SimulationSettings(
+            tokens=400, dim=2, beta=float(beta_), contraction="sphere", initial="circle", steps=1000
+        )
         rows.append(Preset(f"circle-{beta_}", says, settings, expects, "theory 10.4"))
     return SINGLE + rows
 

@@ -1,28 +1,25 @@
 """Clouds run with a preset or with numbers of one's own, looked at as they go.
 
     simulate      runs the clouds of all seeds as one batch           -> Simulation
-    Simulation    what was seen, its verdict, whether theory expected it, its page
 
-Read next: theory_curves.py (what theory says of each curve), reporting.py (the page).
+Read next: records.py (what comes out), theory_curves.py (what theory says of each curve).
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from html import escape
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from .._errors import InputValueError, sentence, shape_of
+from .._progress import Progress, reporter
+from .._settings import changed
 from .._typing import Float, Tensor
 from ..dynamics.evolution import Placement, Trajectory, evolve
 from ..dynamics.growth import fastest_degree
 from ..dynamics.mode_amplitudes import harmonic_mode
-from ..dynamics.verdict import Verdict
-from .presets import DEFAULT, Preset, meets, preset_of
-from .settings import OWN, Settings, ascent_of, changed, flags, starts
+from .presets import DEFAULT, Preset, preset_of
+from .records import Simulation
+from .settings import OWN, SimulationSettings, ascent_of, check, starts
 
 OBSERVED = (
     "radius", "mean_fraction", "effective_rank", "log_pair_energy", "entropy", "self_weight", "displacement",
@@ -32,115 +29,73 @@ CUBES = 64  # dimensions up to which the third moment is looked at: it has d³ n
 SHOWN = 500  # tokens of the first cloud that are kept for the picture
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """What was simulated and what was seen.
-
-    start: the clouds at first.
-    frames: tokens of the first cloud at each look.
-    preset: where the settings come from, if they are those of a preset.
-    """
-
-    settings: Settings
-    start: Float[Tensor, "b n d"]
-    trajectory: Trajectory
-    frames: Float[Tensor, "t n d"]
-    preset: Preset | None = None
-
-    @cached_property
-    def verdicts(self) -> list[Verdict]:
-        """What has become of each cloud."""
-        return self.trajectory.verdicts
-
-    @property
-    def verdict(self) -> Verdict:
-        """What has become of the first cloud."""
-        return self.verdicts[0]
-
-    @cached_property
-    def met(self) -> list[bool]:
-        """Whether each cloud did what theory expects; none if it expects nothing."""
-        if self.preset is None or not self.preset.expects:
-            return []
-        expects, seen = self.preset.expects, self.trajectory.observed
-        return [
-            meets(expects, v.kind, v.evidence.get("clusters", 0.0), {
-                **{name: float(x[-1, i]) for name, x in seen.items()},
-                **{f"start {name}": float(x[0, i]) for name, x in seen.items()},
-            })
-            for i, v in enumerate(self.verdicts)
-        ]  # fmt: skip
-
-    @property
-    def command(self) -> str:
-        """The command line that makes the same page again; the call, of a cloud that no command knows."""
-        if self.settings.initial == OWN:
-            own = replace(Settings(), initial=OWN, **{n: getattr(self.settings, n) for n in ("tokens", "dim", "seeds")})
-            options = {n: v for n, v in asdict(self.settings).items() if v != getattr(own, n)}
-            return f"gradlogz.simulate({', '.join(['cloud', *(f'{n}={v!r}' for n, v in options.items())])})"
-        base = Settings() if self.preset is None else self.preset.settings
-        name = [] if self.preset is None else [self.preset.name]
-        return " ".join(["gradlogz simulate", *name, *flags(self.settings, base)])
-
-    def page(self) -> str:
-        """All of it as one HTML page. Needs the extra [report]."""
-        from .reporting import page_of, rendered
-
-        return rendered(page_of(self))
-
-    def save(self, path: str | Path) -> Path:
-        """Write the page, whole or not at all."""
-        from ..page import write
-
-        return write(path, self.page())
-
-    def _repr_html_(self) -> str:
-        """The page inside a notebook, apart from the styles of the notebook."""
-        return f'<iframe srcdoc="{escape(self.page())}" style="width:100%;height:48rem;border:0"></iframe>'
-
-
 def simulate(
     what: str | Float[Tensor, "*b n d"] = DEFAULT,
     *,
-    progress: Callable[[int], None] | None = None,
-    **options: Any,
+    tokens: int | None = None,
+    dim: int | None = None,
+    beta: float | None = None,
+    tau: float | None = None,
+    contraction: str | None = None,
+    initial: str | None = None,
+    steps: int | None = None,
+    placement: str | None = None,
+    causal: bool | None = None,
+    residual: bool | None = None,
+    heads: int | None = None,
+    keys: int | None = None,
+    seeds: int | None = None,
+    seed: int | None = None,
+    every: int | None = None,
+    progress: Progress = False,
 ) -> Simulation:
     """Run a preset, or a cloud of one's own, and look at it as it goes.
 
+    Arguments that are not listed are fields of `SimulationSettings`, in place of those of the preset; a cloud brings
+    its own tokens, dim and seeds.
+
     Args:
         what: the name of a preset (gradlogz simulate --list), or a cloud [n, d] or one for each seed [b, n, d].
-        progress: called with the number of steps that have been made.
-        options: of `Settings`, in place of those of the preset: beta, tau, dim, tokens, steps, contraction, ...
+        progress: True shows a bar on standard error; a function is called with the steps made and all steps.
 
     Law: tests/simulation/test_presets_end_as_theory_expects.py.
 
-    >>> found = simulate("whitening-2-1", tokens=100, seeds=1)
+    >>> found = simulate(dim=2, beta=1.0, tokens=100, seeds=1)
     >>> found.verdict.kind, int(found.verdict.evidence["clusters"])
     ('clusters', 3)
     """
     preset: Preset | None = None
+    cloud: Tensor | None = None
+    base = SimulationSettings()
     if isinstance(what, Tensor):
         if what.ndim not in (2, 3) or not torch.isfinite(what).all():
             condition, remedy = "a cloud must be [n, d] or [b, n, d] and finite", "Name a preset otherwise."
             raise InputValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
         cloud = what.double().reshape(-1, *what.shape[-2:])
-        b, n, d = cloud.shape
-        settings = replace(changed(Settings(), {**options, "tokens": n, "dim": d, "seeds": b}), initial=OWN)
+        seeds, tokens, dim = cloud.shape
     else:
         preset = preset_of(what)
-        settings = changed(preset.settings, options)
-        preset = preset if _same(settings, preset.settings) else None
+        base = preset.settings
+    settings = changed(
+        base, tokens=tokens, dim=dim, beta=beta, tau=tau, contraction=contraction, initial=initial, steps=steps,
+        placement=placement, causal=causal, residual=residual, heads=heads, keys=keys, seeds=seeds, seed=seed,
+        every=every,
+    )  # fmt: skip
+    check(settings)
+    if cloud is None:
         cloud = starts(settings)
-    return Simulation(settings, cloud, *_run(settings, cloud, progress), preset)
+        preset = preset if preset is not None and _same(settings, preset.settings) else None
+    else:
+        settings = replace(settings, initial=OWN)
+    return Simulation(settings, cloud, *_run(settings, cloud, reporter(progress, "steps")), preset)
 
 
-def _same(settings: Settings, other: Settings) -> bool:
+def _same(settings: SimulationSettings, other: SimulationSettings) -> bool:
     """Whether theory expects the same of both: they differ in what is looked at alone."""
-    free = {"seeds": 1, "seed": 0, "every": 0}
-    return changed(settings, free) == changed(other, free)
+    return settings == replace(other, seeds=settings.seeds, seed=settings.seed, every=settings.every)
 
 
-def _run(settings: Settings, cloud: Tensor, progress: Callable[[int], None] | None) -> tuple[Trajectory, Tensor]:
+def _run(settings: SimulationSettings, cloud: Tensor, show: Callable[[int, int], None]) -> tuple[Trajectory, Tensor]:
     s, ascent = settings, ascent_of(settings)
     names = [*OBSERVED, *(["skewness"] if s.dim <= CUBES else [])]
     kept = torch.linspace(0, s.tokens - 1, min(SHOWN, s.tokens)).round().long()
@@ -153,14 +108,15 @@ def _run(settings: Settings, cloud: Tensor, progress: Callable[[int], None] | No
     frames, slopes = [found.cloud[0, kept]], [_slope(found)]
     degree = fastest_degree(dim=2, beta=s.beta) if s.dim == 2 and s.contraction == "sphere" and s.beta > 0 else 0
     harmonics = [harmonic_mode(cloud, degree)] if degree else []
-    for time in s.looks[1:]:
+    looks = s.looks
+    for time in looks[1:]:
         found = went(found, time - found.step)
         frames.append(found.cloud[0, kept])
         slopes.append(_slope(found))
         harmonics += [harmonic_mode(found.cloud, degree)] if degree else []
-        if progress is not None:
-            progress(time)
-        if bool((found.blown >= 0).all()):
+        blown = bool((found.blown >= 0).all())
+        show(looks[-1] if blown else time, looks[-1])
+        if blown:
             break
     observed = {**found.observed, "slope": torch.stack(slopes)}
     if harmonics:

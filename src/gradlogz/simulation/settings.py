@@ -11,13 +11,12 @@ Read next: presets.py (settings with names), run_simulation.py.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputValueError, sentence
 from .._typing import Float, Tensor
 from ..dynamics.contraction import NAMES, Given
 from ..dynamics.evolution import Ascent
@@ -28,7 +27,7 @@ OWN = "given"  # the start of a cloud of the user's own, whose law is not known
 
 
 @dataclass(frozen=True)
-class Settings:
+class SimulationSettings:
     """The numbers of a run.
 
     Args:
@@ -75,63 +74,43 @@ class Settings:
         return times if not self.every else [t for t in times if t % self.every == 0]
 
 
-def changed(settings: Settings, options: dict[str, Any]) -> Settings:
-    """Settings with some of their numbers replaced, and looked over; None leaves one as it is."""
-    known = [f.name for f in fields(Settings)]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        remedy = f"They are {', '.join(known)}."
-        raise InputTypeError(sentence("simulate", "options must be known", f"{unknown[0]!r}", remedy))
-    found = replace(settings, **{name: value for name, value in options.items() if value is not None})
-    check(found)
-    return found
-
-
-def flags(settings: Settings, base: Settings) -> list[str]:
-    """The options of the command line that turn one into the other."""
-    words = []
-    for field in fields(Settings):
-        value, flag = getattr(settings, field.name), f"--{field.name}"
-        if value == getattr(base, field.name):
-            continue
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{field.name}")
-        else:
-            words.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
-    return words
-
-
-def check(settings: Settings) -> None:
+def check(settings: SimulationSettings) -> None:
     """Refuse what cannot be run."""
-    s = settings
+    for wrong, condition, fact, remedy in _refusals(settings):
+        if wrong:
+            raise InputValueError(sentence("simulate", condition, fact, remedy))
+
+
+def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
+    """Whether something is wrong, what must hold, what was given and what to do; later ones rely on earlier ones."""
     counts = {"tokens": 2, "dim": 1, "steps": 0, "heads": 1, "keys": 0, "seeds": 1, "every": 0}
-    refusals = [
-        (not isinstance(value := getattr(s, name), int) or value < least, f"{name} must be an integer from {least} on",
-         f"{value}", "Count in whole numbers.")
-        for name, least in counts.items()
-    ]  # fmt: skip
+    for name, least in counts.items():
+        value = getattr(s, name)
+        wrong = not isinstance(value, int) or value < least
+        yield wrong, f"{name} must be an integer from {least} on", f"{value}", "Count in whole numbers."
     parts = s.contraction.split("+")
     unknown = [part for part in parts if part not in CONTRACTIONS]
-    refusals += [
-        (not (math.isfinite(s.beta) and math.isfinite(s.tau)), "beta and tau must be finite", f"{s.beta} and {s.tau}",
+    whitened = any(part in ("zca", "pca", "cholesky", "monge") for part in parts)
+    yield from (
+        (not (_is_finite(s.beta) and _is_finite(s.tau)), "beta and tau must be finite", f"{s.beta} and {s.tau}",
          "A negative tau descends."),
         (bool(unknown), "contraction must be known", f"{(unknown or parts)[0]!r}",
          f"It is one of {', '.join(CONTRACTIONS)}, or several joined by +."),
         (s.initial not in LAWS, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(LAWS)}."),
         (s.placement not in PLACEMENTS, "placement must be known", f"{s.placement!r}",
          f"It is one of {', '.join(PLACEMENTS)}."),
-        (s.heads >= 1 and s.dim % max(s.heads, 1) != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
+        (s.dim % s.heads != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
          "Each head has dim / heads coordinates."),
         (s.causal and s.keys > 0, "keys must be 0 under a causal mask", f"{s.keys}",
          "Frozen keys have no order among the tokens: drop --causal or --keys."),
         (s.initial == "circle" and s.dim < 2, "dim must be at least 2 for a circle", f"{s.dim}", "Add --dim 2."),
-        (any(p in ("zca", "pca", "cholesky", "monge") for p in parts) and s.tokens <= s.dim,
-         "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
+        (whitened and s.tokens <= s.dim, "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
          "Take more tokens, or another contraction."),
-    ]  # fmt: skip
-    for wrong, condition, fact, remedy in refusals:
-        if wrong:
-            raise InputValueError(sentence("simulate", condition, fact, remedy))
+    )  # fmt: skip
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 Law = Callable[[int, int, torch.Generator], Tensor]
@@ -168,12 +147,12 @@ LAWS: dict[str, Law] = {
 }
 
 
-def starts(settings: Settings) -> Float[Tensor, "b n d"]:
+def starts(settings: SimulationSettings) -> Float[Tensor, "b n d"]:
     """The clouds at the start, one for each seed."""
     return torch.stack([_drawn(settings, settings.tokens, settings.seed + i) for i in range(settings.seeds)])
 
 
-def ascent_of(settings: Settings) -> Ascent:
+def ascent_of(settings: SimulationSettings) -> Ascent:
     """The step of attention of these settings; frozen keys are those of the seed before the first."""
     s, B, W, keys = settings, None, None, None
     if s.heads > 1:
@@ -186,7 +165,7 @@ def ascent_of(settings: Settings) -> Ascent:
     return Ascent(tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual)
 
 
-def _drawn(settings: Settings, n: int, seed: int) -> Tensor:
+def _drawn(settings: SimulationSettings, n: int, seed: int) -> Tensor:
     cloud = LAWS[settings.initial](n, settings.dim, torch.Generator().manual_seed(seed % 2**63))
     unit = settings.initial != "sphere" or settings.contraction.split("+")[-1] == "sphere"
     return cloud if unit else math.sqrt(settings.dim) * cloud

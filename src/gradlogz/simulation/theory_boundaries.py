@@ -7,17 +7,18 @@
     beta = 1 - sqrt(1 - 2 log N / d)        tokens of length sqrt(d) give themselves half of their weight [theory 10.3]
     beta = 4 / diam²                        below it frozen keys have one place of rest                   [theory 5.7]
 
-Read next: phases.py.
+Read next: ../reporting/phases_page.py, which draws them.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from ..dynamics.growth import critical_beta
-from ..page import Line
-from .parameter_sweep import Phases, Range
-from .settings import Settings, ascent_of
+from .grid import Range
+from .records import Phases
+from .settings import SimulationSettings, ascent_of
 
 ORDERS = {  # of the first mode that a contraction leaves
     **dict.fromkeys(("sphere", "rms_norm", "layer_norm"), 1),
@@ -27,14 +28,22 @@ ORDERS = {  # of the first mode that a contraction leaves
 POINTS = 200
 
 
+class Boundary(NamedTuple):
+    """A line of theory, by its points inside a phase diagram; one that does not cross it has fewer than two."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+
+
 def overshoot(order: int, beta: float) -> float:
     """The tau at which mode n of a Gaussian cloud of variance 1 is multiplied by -1."""
     s = -2 / (order * beta ** (order - 1))
     return s / (1 - s * beta)
 
 
-def boundaries(phases: Phases) -> list[Line]:
-    """Theory's lines inside the diagram, where it has any."""
+def boundaries(phases: Phases) -> list[Boundary]:
+    """The lines of theory for a diagram of two axes, where it has any."""
     if len(phases.ranges) < 2:
         return []
     x, y = phases.ranges
@@ -52,15 +61,13 @@ def boundaries(phases: Phases) -> list[Line]:
         keys = ascent_of(s).keys
         assert keys is not None  # s.keys are some
         lines.append(("β diam² = 4", _level(swept, names, "beta", 4 / float(torch.pdist(keys).max()) ** 2)))
-    drawn = []
-    for colour, (name, points) in zip(("ink", "vermilion", "green", "orange"), lines, strict=False):
-        inside = [p for p in points if _inside(p[0], x) and _inside(p[1], y)]
-        if len(inside) > 1:
-            drawn.append(Line(name, [p[0] for p in inside], [p[1] for p in inside], colour, "dash"))
-    return drawn
+    inside = [(name, [p for p in points if _inside(p[0], x) and _inside(p[1], y)]) for name, points in lines]
+    return [Boundary(name, [p[0] for p in points], [p[1] for p in points]) for name, points in inside]
 
 
-def _of_descent(s: Settings, beta: Range, names: tuple[str, str]) -> list[tuple[str, list[tuple[float, float]]]]:
+def _of_descent(
+    s: SimulationSettings, beta: Range, names: tuple[str, str]
+) -> list[tuple[str, list[tuple[float, float]]]]:
     grid = [b for b in _between(beta) if b > 0]
     order = ORDERS.get(s.contraction.split("+")[-1])
     found = [("τ = 0", [(b, 0.0) for b in grid]), ("1 + τβ = 0", [(b, -1 / b) for b in grid])]
@@ -69,7 +76,7 @@ def _of_descent(s: Settings, beta: Range, names: tuple[str, str]) -> list[tuple[
     return [(name, [p if names[0] == "beta" else (p[1], p[0]) for p in points]) for name, points in found]
 
 
-def _half(s: Settings, swept: dict[str, Range], names: tuple[str, str]) -> list[tuple[float, float]]:
+def _half(s: SimulationSettings, swept: dict[str, Range], names: tuple[str, str]) -> list[tuple[float, float]]:
     """beta* along the other axis: a line, or a curve over dimensions or tokens."""
     other = names[1] if names[0] == "beta" else names[0]
     places = range(len(swept[other].values)) if other == "contraction" else _between(swept[other])

@@ -7,7 +7,7 @@
     diameter without residual               at most (1 - sum_j min_i a_ij) of the one before      [theory 5.5]
     sliced_wasserstein, kurtosis, skewness  the band of a Gaussian cloud of the same size
 
-Read next: reporting.py, which draws them beside what was seen.
+Read next: ../reporting/simulation_page.py, which draws them beside what was seen.
 """
 
 import math
@@ -21,8 +21,8 @@ from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
 from ..dynamics.intervals import Band
-from .run_simulation import Simulation
-from .settings import Settings, ascent_of
+from .records import Simulation
+from .settings import SimulationSettings, ascent_of
 
 ROUND = ("sphere", "circle")
 OF_TOKENS = ("sphere", "rms_norm", "layer_norm")
@@ -157,7 +157,7 @@ def rising(simulation: Simulation) -> bool:
     return plain and s.tau > 0 and s.beta > 0 and s.contraction in ("none", "sphere", "rms_norm")
 
 
-def _round(settings: Settings) -> bool:
+def _round(settings: SimulationSettings) -> bool:
     """Whether tokens lie on a circle, or on a sphere of few dimensions."""
     on = settings.initial in ROUND or settings.contraction.split("+")[-1] in OF_TOKENS
     return settings.initial == "circle" or (on and settings.dim <= FEW)

@@ -19,7 +19,7 @@ from .._typing import Float, Tensor
 from ..filters.models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn
 from ..filters.models.switching_model import SwitchingModel
 from .detections import Detections, grouped
-from .settings import Settings
+from .settings import TrackingSettings
 
 WIDE = 4  # rows from the middle of a wide triple to its ends
 MEDIAN, HIGH = 0.4549364, 3.8414588  # of a chi-square of one degree: its median and its 95 % point
@@ -53,7 +53,7 @@ class Levels(NamedTuple):
     extent: float
 
 
-def levels_of(detections: Detections, settings: Settings) -> Levels:
+def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
     """The levels given, and for the others what the detections say."""
     order, _, _ = grouped(detections.target)
     t, who, p = detections.time[order], detections.target[order], detections.position[order]
@@ -72,7 +72,7 @@ def levels_of(detections: Detections, settings: Settings) -> Levels:
     return Levels(sigma, noise, max(high, RISE * noise), rate, step, max(speed, sigma / step), extent)
 
 
-def model_of(levels: Levels, settings: Settings, dimensions: int) -> SwitchingModel:
+def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> SwitchingModel:
     """The modes of the settings, in continuous time."""
     r = levels.sigma**2
     numbers: dict[str, Any] = {"observation_variance": r, "dtype": torch.float64}

@@ -13,7 +13,7 @@ import math
 import torch
 
 from .detections import Detections
-from .settings import Settings
+from .settings import TrackingSettings
 
 SPEED, SIGMA, PERIOD, MISSED = 90.0, 100.0, 4.0, 0.05  # m/s, m, s, and how often a coordinate is not seen
 TURN = 3.0  # degrees a second
@@ -22,9 +22,9 @@ AIRCRAFT = ("A1", "B2", "C3")
 NOISE = 1.0  # of the filter, m² / s³: aircraft here fly without any
 
 
-def settings_of(model: str) -> Settings:
+def settings_of(model: str) -> TrackingSettings:
     """What a filter of the scenario is told: the radar, and the turns if it has any."""
-    return Settings(model=model, sigma=SIGMA, noise=NOISE, turn_rate=TURN if model == "turn" else None)
+    return TrackingSettings(model=model, sigma=SIGMA, noise=NOISE, turn_rate=TURN if model == "turn" else None)
 
 
 def flights(seed: int) -> Detections:

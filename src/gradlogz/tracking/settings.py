@@ -8,17 +8,16 @@ Read next: noise_levels.py (the numbers that are not given), run_tracking.py.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputValueError, sentence
 
 FILTERS = ("imm", "gpb2", "gpb1")
 MODELS = {"cv": ("quiet", "manoeuvring"), "cv-ca": ("velocity", "acceleration"), "turn": ("straight", "left", "right")}
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrackingSettings:
     """The choices of a run.
 
     Args:
@@ -49,31 +48,7 @@ class Settings:
         return MODELS[self.model]
 
 
-def changed(settings: Settings, options: dict[str, Any]) -> Settings:
-    """Settings with some of their choices replaced, and looked over; None leaves one as it is."""
-    known = [f.name for f in fields(Settings)]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        remedy = f"They are {', '.join(known)}."
-        raise InputTypeError(sentence("track", "options must be known", f"{unknown[0]!r}", remedy))
-    found = replace(settings, **{name: value for name, value in options.items() if value is not None})
-    check(found)
-    return found
-
-
-def flags(settings: Settings, base: Settings) -> list[str]:
-    """The options of the command line that turn one into the other."""
-    words = []
-    for field in fields(Settings):
-        value, flag = getattr(settings, field.name), f"--{field.name.replace('_', '-')}"
-        if value != getattr(base, field.name):
-            words.append(
-                flag if value is True else f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}"
-            )
-    return words
-
-
-def check(settings: Settings) -> None:
+def check(settings: TrackingSettings) -> None:
     """Refuse what cannot be run."""
     s = settings
     levels = {"sigma": s.sigma, "noise": s.noise, "turn_rate": s.turn_rate}
@@ -88,10 +63,14 @@ def check(settings: Settings) -> None:
          f"model {s.model!r}", "Add --model turn."),
     ]  # fmt: skip
     refusals += [
-        (value is not None and not (math.isfinite(value) and value > 0), f"{name} must be positive and finite",
+        (value is not None and not _is_positive(value), f"{name} must be positive and finite",
          f"{value}", "Leave it out, and it is found from the detections.")
         for name, value in levels.items()
     ]  # fmt: skip
     for wrong, condition, fact, remedy in refusals:
         if wrong:
             raise InputValueError(sentence("track", condition, fact, remedy))
+
+
+def _is_positive(value: float) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0

@@ -7,22 +7,22 @@
     nis, nis_low, nis_high, inside                 squared distance from what was expected, and the band of 95 %
 
 Velocities are empty until a coordinate has been seen twice, nis where nothing can be compared.
+
+Read next: records.py.
 """
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .._errors import MissingPackageError, sentence
-from ..page import replaced
-
-if TYPE_CHECKING:
-    from .run_tracking import Tracks
+from ..page.writing import replaced
+from .records import Tracks
 
 
-def table_of(tracks: "Tracks") -> dict[str, Any]:
+def table_of(tracks: Tracks) -> dict[str, Any]:
     """Columns by name: lists of what was given, and tensors."""
     found, axes = tracks.detections, tracks.detections.axes
     columns: dict[str, Any] = {"time": found.label, "target": [found.names[i] for i in found.target.tolist()]}
@@ -50,9 +50,10 @@ def check_table(path: str | Path) -> None:
         raise MissingPackageError(sentence("track", "polars must be installed to write parquet", "no polars", remedy))
 
 
-def write_table(path: str | Path, columns: dict[str, Any]) -> Path:
-    """Write columns as parquet if the suffix says so, else as CSV; whole or not at all."""
+def write_table(tracks: Tracks, path: str | Path) -> Path:
+    """Write the rows of tracks as parquet if the suffix says so, else as CSV; whole or not at all."""
     check_table(path)
+    columns = table_of(tracks)
     polars = _polars()
     with replaced(path) as part:
         if polars is None:

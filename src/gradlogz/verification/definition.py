@@ -7,6 +7,9 @@
 Integrals are trapezoidal sums of analytic, decaying integrands on the whole line, exact to rounding error.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -18,9 +21,27 @@ from .statement import gap
 FLOAT = torch.float64
 
 
+_DRAW: ContextVar[int] = ContextVar("draw", default=0)
+
+
+@contextmanager
+def other_numbers(draw: int) -> Iterator[None]:
+    """Within it statements are computed at other points: `normal` returns other numbers for each draw but 0."""
+    token = _DRAW.set(draw)
+    try:
+        yield
+    finally:
+        _DRAW.reset(token)
+
+
+def generator(seed: int) -> torch.Generator:
+    """Random numbers of this seed, and of the draw within `other_numbers`."""
+    return torch.Generator().manual_seed(seed + 1000 * _DRAW.get())
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal numbers, the same ones each time."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
+    return torch.randn(shape, generator=generator(seed), dtype=FLOAT)
 
 
 def number(*values: float) -> Tensor:

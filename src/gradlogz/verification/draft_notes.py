@@ -10,7 +10,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from .. import measures as gz
 from .._typing import Tensor
-from .definition import FLOAT, Nodes, by_definition, line, normal, number, spread
+from .definition import FLOAT, Nodes, by_definition, generator, line, normal, number, spread
 from .statement import Outcome, gap, statement, violation
 
 # Note 1: exponential families ---------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def contrastive_learning() -> Outcome:
     h = gz.Empirical(x)
     loss = torch.nn.functional.cross_entropy(x @ eta, torch.tensor(2))
     gradient = torch.func.grad(lambda e: -h.log_density(x[2], e))(eta)
-    sampled = h.sample(eta, generator=torch.Generator().manual_seed(3)) - x[2]
+    sampled = h.sample(eta, generator=generator(3)) - x[2]
     exact = h.mean(eta) - x[2]
     return Outcome(max(gap(-h.log_density(x[2], eta), loss), gap(gradient, exact)), gap(sampled, exact))
 
@@ -70,13 +70,24 @@ def contrastive_learning() -> Outcome:
     "N1 Eq. 7, E33",
     "note 1",
     printed="∇G = Gaussian-kernel Nadaraya-Watson",
-    corrected="kernel e^<x,y>; Gaussian iff keys have weights exp(-β|x|²/2)",
+    corrected="kernel e^<x,y>; Gaussian iff keys have weights exp(-β|x|²/2), or one norm",
 )
 def nadaraya_watson() -> Outcome:
-    x, q = normal(6, 3, seed=1), normal(4, 3, seed=2)
-    kernel = torch.exp(-(torch.cdist(q, x) ** 2) / 2)
-    estimate = kernel @ x / kernel.sum(-1, keepdim=True)
-    return Outcome(gap(gz.Empirical(x, -(x**2).sum(-1) / 2).mean(q), estimate), gap(gz.Empirical(x).mean(q), estimate))
+    x, q, v, beta = normal(6, 3, seed=1), normal(4, 3, seed=2), normal(6, 2, seed=3), 0.7
+
+    def estimate(kernel: Tensor) -> Tensor:
+        return kernel @ v / kernel.sum(-1, keepdim=True)
+
+    def gaussian(keys: Tensor) -> Tensor:
+        return estimate(torch.exp(-beta * torch.cdist(q, keys) ** 2 / 2))
+
+    h, even = gz.Empirical(x), x / x.norm(dim=-1, keepdim=True)
+    corrected = max(
+        gap(h.expect(v, beta * q), estimate(torch.exp(beta * q @ x.T))),
+        gap(gz.Empirical(x, -beta * (x**2).sum(-1) / 2).expect(v, beta * q), gaussian(x)),
+        gap(gz.Empirical(even).expect(v, beta * q), gaussian(even)),
+    )
+    return Outcome(corrected, gap(h.expect(v, beta * q), gaussian(x)))
 
 
 @statement(
@@ -164,6 +175,13 @@ def change_of_variables() -> Outcome:
         gap(moved.log_normalizer(s), truth.log_normalizer),
         gap(moved.mean(s), truth.mean),
         gap(moved.covariance(s), truth.covariance, 10.0),
+    )
+    eta = normal(3, seed=4)  # the image of a tilted law: log E_η exp<Wx,s> = G(η + W^T s) - G(η)
+    image, p = gz.pushforward(gz.tilt(gz.Empirical(x), eta), W), torch.softmax(x @ eta, 0)
+    corrected = max(
+        corrected,
+        gap(image.log_normalizer(s), ((s @ W @ x.T).exp() @ p).log(), 10.0),
+        gap(image.mean(0 * s[0]), W @ (p @ x), 10.0),
     )
     y, log_step = line(-40.0, 40.0)
     density = (-(y**2) / 2).exp() / (2 * torch.pi) ** 0.5 / 3.0 * log_step.exp()  # W = 3, argument not moved
@@ -258,7 +276,9 @@ def conjugate_weights() -> Outcome:
     logits = nu * (mu @ eta.T - h.log_normalizer(eta))
     kl = torch.stack([h.kl(natural, e.expand_as(natural)) for e in eta], -1)
     weights = torch.softmax(-nu * kl, -1)
-    return Outcome(gap(torch.softmax(logits, -1), weights), gap(torch.softmax(nu * mu @ eta.T, -1), weights))
+    attention = gz.Empirical(eta, -nu * h.log_normalizer(eta)).probabilities(nu * mu)  # keys η with a bias
+    corrected = max(gap(torch.softmax(logits, -1), weights), gap(attention, weights))
+    return Outcome(corrected, gap(torch.softmax(nu * mu @ eta.T, -1), weights))
 
 
 @statement(

@@ -298,7 +298,25 @@ def sum_of_measures() -> Outcome:
     whole = gz.add(first, second)
     same = max(gap(merged.log_normalizer, whole.log_normalizer(eta)), gap(merged.mean, whole.mean(eta)))
     covariance = gap(torch.zeros(1) if merged.covariance is None else merged.covariance, whole.covariance(eta))
-    return Outcome(max(distance(whole, nodes, eta), same, covariance))
+    return Outcome(max(distance(whole, nodes, eta), same, covariance, _points_and_a_gaussian(a, eta)))
+
+
+def _points_and_a_gaussian(nodes: Nodes, eta: Tensor) -> float:
+    """Parts of different kinds, by the formula of the sum."""
+    mu, Sigma, one = normal(2, seed=6), spread(2, seed=7), by_definition(nodes, eta)
+    G = torch.stack((one.log_normalizer, eta @ mu + ((eta @ Sigma) * eta).sum(-1) / 2))
+    r, away = G.softmax(0).unsqueeze(-1), one.mean - mu - eta @ Sigma
+    spreads = r[0].unsqueeze(-1) * one.covariance + r[1].unsqueeze(-1) * Sigma
+    h = gz.add(_empirical(nodes), gz.Gaussian(mu, Sigma))
+    return max(
+        gap(h.log_normalizer(eta), G.logsumexp(0), 10.0),
+        gap(h.mean(eta), r[0] * one.mean + r[1] * (mu + eta @ Sigma), 10.0),
+        gap(
+            h.covariance(eta),
+            spreads + (r[0] * r[1]).unsqueeze(-1) * away.unsqueeze(-1) * away.unsqueeze(-2),
+            100.0,
+        ),
+    )
 
 
 @statement("3.8 product", "theory", corrected="law of (x1, x2): G = G1(η1) + G2(η2)")

@@ -8,7 +8,7 @@ from torch.nn.functional import layer_norm
 
 from .. import measures as gz
 from .._typing import Tensor
-from .definition import FLOAT, normal, number, spread
+from .definition import FLOAT, generator, normal, number, spread
 from .statement import Outcome, gap, statement, violation
 
 
@@ -75,30 +75,37 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
     return (vectors * values**exponent) @ vectors.T
 
 
-MU, SIGMA, TAU = normal(3, seed=6), spread(3, seed=7), 0.7
+TAU = 0.7
+
+
+def _gaussian() -> tuple[Tensor, Tensor]:
+    """The moments μ and Σ of h."""
+    return normal(3, seed=6), spread(3, seed=7)
 
 
 def _theorem_1() -> tuple[Tensor, Tensor]:
     """The target moments m* = Σ⁻¹μ and C* = Σ⁻¹ of h = N(μ,Σ)."""
-    C = torch.linalg.inv(SIGMA)
-    return C @ MU, C
+    mu, Sigma = _gaussian()
+    C = torch.linalg.inv(Sigma)
+    return C @ mu, C
 
 
 def _ascent(eta: Tensor) -> Tensor:
     """η + τ∇G(η) as the library has it."""
-    return eta + TAU * gz.Gaussian(MU, SIGMA).mean(eta)
+    return eta + TAU * gz.Gaussian(*_gaussian()).mean(eta)
 
 
 def _ascent_is_affine() -> float:
     """How far that is from (I + τΣ)η + τμ written out."""
-    eta = normal(5, 3, seed=21)
-    return gap(_ascent(eta), eta + TAU * (eta @ SIGMA) + TAU * MU, 10.0)
+    (mu, Sigma), eta = _gaussian(), normal(5, 3, seed=21)
+    return gap(_ascent(eta), eta + TAU * (eta @ Sigma) + TAU * mu, 10.0)
 
 
 def _step(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance of a law after (I + τΣ)η + τμ."""
-    J = torch.eye(3, dtype=FLOAT) + TAU * SIGMA
-    return J @ mean + TAU * MU, J @ cov @ J.T
+    mu, Sigma = _gaussian()
+    J = torch.eye(3, dtype=FLOAT) + TAU * Sigma
+    return J @ mean + TAU * mu, J @ cov @ J.T
 
 
 @statement(
@@ -126,7 +133,7 @@ def equilibrium_in_law() -> Outcome:
 )
 def equilibrium_pointwise() -> Outcome:
     m, C = _theorem_1()
-    cloud = torch.rand(40, 3, generator=torch.Generator().manual_seed(4), dtype=FLOAT) ** 3  # nothing like a Gaussian
+    cloud = torch.rand(40, 3, generator=generator(4), dtype=FLOAT) ** 3  # nothing like a Gaussian
     cloud = (cloud - cloud.mean(0)) @ _power(torch.cov(cloud.T, correction=0), -0.5) @ _power(C, 0.5) + m
     moved = _ascent(cloud)
     # ZCA composes C*^(1/2) C'^(-1/2); all factors are functions of Σ, so the order does not matter.
@@ -158,8 +165,8 @@ def equilibrium_for_any_target() -> Outcome:
     corrected="the resolvent (I+τΣ)⁻¹(η - τμ) undoes the step; layer norm does not",
 )
 def layer_norm_is_no_renormaliser() -> Outcome:
-    m, C = _theorem_1()
+    (m, C), (mu, Sigma) = _theorem_1(), _gaussian()
     cloud = normal(40, 3, seed=4) @ _power(C, 0.5) + m
     moved = _ascent(cloud)
-    resolvent = torch.linalg.solve(torch.eye(3, dtype=FLOAT) + TAU * SIGMA, (moved - TAU * MU).T).T
+    resolvent = torch.linalg.solve(torch.eye(3, dtype=FLOAT) + TAU * Sigma, (moved - TAU * mu).T).T
     return Outcome(gap(resolvent, cloud, 10.0), gap(layer_norm(moved, (3,)), cloud))

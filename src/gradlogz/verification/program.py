@@ -2,30 +2,17 @@
 
 A chapter that brings statements of its own adds its module to the imports below.
 
-Read next: statement.py (what a statement is), ../cli.py (the table).
+Read next: statement.py (what a statement is), ../reporting/verification_terminal.py (the table).
 """
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from . import attention_statements, draft_notes, measure_families, measure_operations, paper, paper_section_3_3
-from .statement import STATEMENTS, Statement
+from .statement import STATEMENTS, Statement, StatementResult
 
 MODULES = (paper, paper_section_3_3, draft_notes, measure_families, measure_operations, attention_statements)
-
-
-class Verdict(NamedTuple):
-    """What became of a statement."""
-
-    statement: Statement
-    residual: float
-    printed: float | None
-    holds: bool
-    error: str | None
-    seconds: float
 
 
 def statements(only: str | None = None) -> list[Statement]:
@@ -36,7 +23,7 @@ def statements(only: str | None = None) -> list[Statement]:
     return named or [s for s in ordered if only is None or only.lower() in f"{s.key} {s.where} {s.corrected}".lower()]
 
 
-def verify(selected: Iterable[Statement] | None = None) -> Iterator[Verdict]:
+def verify(selected: Iterable[Statement] | None = None) -> Iterator[StatementResult]:
     """Check statements one by one. A check that raises has failed, and its error is part of the verdict."""
     for one in statements() if selected is None else selected:
         start = time.perf_counter()
@@ -46,28 +33,4 @@ def verify(selected: Iterable[Statement] | None = None) -> Iterator[Verdict]:
             outcome, error = None, f"{type(problem).__name__}: {problem}"
         residual = math.inf if outcome is None else outcome.corrected
         printed = None if outcome is None else outcome.printed
-        yield Verdict(one, residual, printed, residual <= one.tolerance, error, time.perf_counter() - start)
-
-
-def as_json(verdicts: Iterable[Verdict]) -> str:
-    """The table as JSON: an object with one row per statement, infinities as null."""
-    rows = [
-        {
-            "statement": v.statement.key,
-            "where": v.statement.where,
-            "printed": v.statement.printed,
-            "printed_residual": _finite(v.printed),
-            "corrected": v.statement.corrected,
-            "residual": _finite(v.residual),
-            "tolerance": v.statement.tolerance,
-            "holds": v.holds,
-            "error": v.error,
-            "seconds": round(v.seconds, 4),
-        }
-        for v in verdicts
-    ]
-    return json.dumps({"statements": rows, "hold": all(row["holds"] for row in rows)}, indent=2, ensure_ascii=False)
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+        yield StatementResult(one, residual, printed, residual <= one.tolerance, error, time.perf_counter() - start)

@@ -33,6 +33,17 @@ class Statement(NamedTuple):
     check: Callable[[], Outcome]
 
 
+class StatementResult(NamedTuple):
+    """The residuals of a statement, and whether it holds as corrected."""
+
+    statement: Statement
+    residual: float
+    printed: float | None
+    holds: bool
+    error: str | None
+    seconds: float
+
+
 STATEMENTS: list[Statement] = []
 
 

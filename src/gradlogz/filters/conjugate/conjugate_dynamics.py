@@ -3,7 +3,7 @@
     Discount(l)       eta' = l eta                       forgets, and keeps what is expected     every family
     Discount(l, e)    eta' = l eta + (1 - l) e           forgets towards a prior                 every family
     Reset(e)          eta' = e                           begins anew                             every family
-    LinearMotion      x' = W x + b + N(0, Q)             only where the law stays in the family:     [theory 7.4]
+    LinearMotion      x' = W x + b + N(0, Q)             only where the law stays in the family:     [theory 7.6]
 
     family                              closed under
     LinearGaussian                      all affine maps, and noise
@@ -84,7 +84,7 @@ class Closure(NamedTuple):
 
 @without_autocast
 def closed(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
-    """Whether x' = W x + b + N(0, Q) stays in a family.   [theory 7.4, E49]
+    """Whether x' = W x + b + N(0, Q) stays in a family.   [theory 7.6, E49]
 
     Law: tests/laws/test_closed_maps_keep_their_families.py.
 

@@ -3,7 +3,7 @@
     predict    eta_ij^- = dynamics_j(eta_i)                                             in natural parameters
     update     eta_ij   = eta_ij^- + lik(y),   log L_ij = A(eta_ij) - A(eta_ij^-) + log h0(y)
     weigh      w_ij     ∝ pi_i T_ij L_ij                                                a softmax
-    collapse   ∇A(eta_j) = sum_i w_i|j ∇A(eta_ij)                              in expectation parameters  [theory 7.4]
+    collapse   ∇A(eta_j) = sum_i w_i|j ∇A(eta_ij)                              in expectation parameters  [theory 7.5]
 
 A step adds in one coordinate system and averages in the other, with the link between them: what attention does with
 keys, queries and its log normaliser. The orders are those of ../gaussian/switching.py: gpb of any depth, and imm, which

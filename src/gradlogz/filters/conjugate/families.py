@@ -3,7 +3,7 @@
     prior        p(theta | eta)  = exp(<eta, T(theta)> - A(eta)) dtheta              natural parameter eta [p]
     likelihood   p(y | theta)    = h0(y) exp(<lik(y), T(theta)>)                     so that eta' = eta + lik(y)
     evidence     log p(y | eta)  = A(eta + lik(y)) - A(eta) + log h0(y)              a difference of log normalisers
-    projection   ∇A(eta)         = sum_i r_i ∇A(eta_i)                              argmin_q KL(mixture‖q)  [theory 7.4]
+    projection   ∇A(eta)         = sum_i r_i ∇A(eta_i)                              argmin_q KL(mixture‖q)  [theory 7.5]
 
 Updating adds natural parameters; collapsing averages expectation parameters ∇A = E[T(theta)].
 

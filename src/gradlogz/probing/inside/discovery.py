@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..._errors import sentence
+from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import LAYERS, Met, Receiver, Watch, numbered
@@ -43,7 +43,7 @@ def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYER
         parted = frozenset(name for name, projected in receiver.projected.items() if _parted(*projected, layers))
     if not receiver.calls:
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise RuntimeError(sentence("discover", "the model must compute attention", "a pass without any", remedy))
+        raise InputRuntimeError(sentence("discover", "the model must compute attention", "a pass without any", remedy))
     return _architecture(graph, receiver)._replace(parted=parted)
 
 

@@ -1,0 +1,70 @@
+"""The page of any result, by its type.
+
+    report(findings), report("runs/minilm")     the report of a run                findings, or the folder of a run
+    report(simulation), report(phases)          clouds, or a phase diagram
+    report(tracks)                              filtered detections
+
+A new kind of result has a module with its page, and a line here.
+
+Read next: findings_page.py, simulation_page.py, phases_page.py, tracks_page.py (what is on them), ../page (their look).
+"""
+
+import os
+from functools import singledispatch
+from html import escape
+from typing import Any
+
+from .._displays import register
+from .._errors import InputTypeError, sentence
+from ..page import Page, write
+from ..probing.findings import Findings
+from ..simulation.records import Phases, Simulation
+from ..tracking.records import Tracks
+from . import findings_page, phases_page, simulation_page, tracks_page
+from .run_contents import Source, contents_of
+
+Result = Source | Simulation | Phases | Tracks
+
+
+def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
+    """The page of a result as one HTML file that needs no network; written to `path` too if one is given.
+
+    A run that is damaged, incomplete or of another version has a page of what can be read, which says what is missing.
+    Needs jinja2 and plotly, the extra [report].
+
+    Args:
+        result: findings or the folder of a run, or what `simulate`, `sweep` and `track` return.
+        path: a file that is written whole or not at all.
+    """
+    html = findings_page.rendered(page_of(result), "report")
+    if path is not None:
+        write(os.fspath(path), html)
+    return html
+
+
+@singledispatch
+def page_of(result: Any) -> Page:
+    """The page of a result, as data."""
+    condition = "result must be findings, the folder of a run, or what simulate, sweep and track return"
+    raise InputTypeError(sentence("report", condition, type(result).__name__, "Pass one of these."))
+
+
+@page_of.register(Findings)
+@page_of.register(str)
+@page_of.register(os.PathLike)
+def _(result: Source) -> Page:
+    return findings_page.page_of_run(contents_of(result, "report"))
+
+
+page_of.register(Simulation, simulation_page.page_of)
+page_of.register(Phases, phases_page.page_of)
+page_of.register(Tracks, tracks_page.page_of)
+
+
+def framed(result: Result) -> str:
+    """The page inside a notebook, apart from the styles of the notebook."""
+    return f'<iframe srcdoc="{escape(report(result))}" style="width:100%;height:48rem;border:0"></iframe>'
+
+
+for kind in (Simulation, Phases, Tracks):
+    register(kind, "html", framed)

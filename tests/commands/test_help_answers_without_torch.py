@@ -1,0 +1,31 @@
+"""Options stand beside their commands, and are known before torch is imported."""
+
+import pkgutil
+import subprocess
+import sys
+
+from gradlogz import cli, commands
+
+SHARED = {"boundary", "outputs"}
+
+
+def test_every_module_is_a_command_of_its_name():
+    modules = {info.name for info in pkgutil.iter_modules(commands.__path__)}
+    assert {command.name for command in cli.application().registered_commands} == modules - SHARED
+
+
+def test_help_of_every_command_imports_no_torch_and_no_page():
+    code = """
+import sys
+from gradlogz import cli
+
+app = cli.application()
+for command in app.registered_commands:
+    try:
+        app([command.name, "--help"])
+    except SystemExit as end:
+        assert not end.code
+print([name for name in ("torch", "numpy", "plotly", "gradlogz.page", "gradlogz.reporting") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"

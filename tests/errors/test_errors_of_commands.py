@@ -1,0 +1,63 @@
+"""The command line refuses options that cannot be used, before anything is computed."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from torch import nn
+
+from gradlogz.commands import verify
+from gradlogz.commands.outputs import check_drawing, check_file
+from gradlogz.commands.probe import _check_reading
+from gradlogz.probing.inside.loading import Loaded
+from support.error_form import each_of, refused
+
+HERE = Path(__file__).parent
+PIXELS = SimpleNamespace(model_input_names=["pixel_values"])
+
+
+def without_plotly():
+    find = importlib.util.find_spec
+    with mock.patch.object(importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)):
+        check_drawing("track")
+
+
+ERRORS = [
+    (
+        ValueError,
+        f"track: --out must name a file that can be written; got {HERE}, a folder.",
+        lambda: check_file("track", "--out", HERE),
+    ),
+    (
+        ValueError,
+        "verify: --json must name a file that can be written; got no/such/verdicts.json, no such folder.",
+        lambda: verify.command(json="no/such/verdicts.json"),
+    ),
+    (ImportError, "track: plotly must be installed to make a page; got no plotly.", without_plotly),
+    (
+        ValueError,
+        "verify: --only must match a statement; got 'no such statement'.",
+        lambda: verify.command(only="no such statement"),
+    ),
+    (
+        ValueError,
+        "probe: the model must read text or images; got one that reads sound, without a tokenizer or an image",
+        lambda: _check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"}), None),
+    ),
+    (
+        ValueError,
+        "probe: a model of images must be given a folder of them; got none.",
+        lambda: _check_reading(Loaded(nn.Linear(8, 8), PIXELS, "vit", {"reads": "images"}), None),
+    ),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)
+
+
+def test_standard_output_and_no_file_are_not_refused():
+    for path in (None, "-"):
+        check_file("verify", "--json", path)

@@ -1,0 +1,51 @@
+"""`gradlogz verify --out` makes a page that shows every statement, with its residual and its verdict."""
+
+from html import unescape
+
+import pytest
+from typer.testing import CliRunner
+
+from gradlogz import cli
+from gradlogz.page import render
+from gradlogz.reporting.verification_page import data_of, page_of
+from gradlogz.verification.program import statements, verify
+from gradlogz.verification.statement import Outcome, Statement
+
+
+@pytest.fixture(scope="module")
+def results():
+    return list(verify())
+
+
+def test_the_page_shows_every_statement(results):
+    text = unescape(render(page_of(results)))
+    for one in statements():
+        assert one.key in text
+        assert one.corrected in text
+        assert one.printed is None or one.printed in text
+    assert f"{len(results)} of {len(results)} corrected statements hold" in text
+    assert "Shim, A Probabilistic Interpretation of Transformers" in text
+
+
+def test_its_data_are_those_of_the_command(results):
+    rows = data_of(results)["statements"]
+    assert [row["statement"] for row in rows] == [one.key for one in statements()]
+    assert all(row["holds"] for row in rows)
+
+
+def test_a_statement_that_fails_is_named_with_its_error():
+    def broken() -> Outcome:
+        raise RuntimeError("no such law")
+
+    page = page_of(list(verify([Statement("X", "nowhere", None, "true", 1e-12, broken)])))
+    assert page.verdict.notes == ("Fails: X: RuntimeError: no such law",)
+    assert page.verdict.chips[0].status == "departs"
+    assert "no such law" in render(page)
+
+
+def test_the_command_writes_the_page(tmp_path):
+    path = tmp_path / "theory.html"
+    result = CliRunner().invoke(cli.application(), ["verify", "--only", "Eq. 4", "--out", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "theory.html" in result.output.replace("\n", "")
+    assert path.read_text().startswith("<!doctype html>")
