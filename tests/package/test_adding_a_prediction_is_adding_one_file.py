@@ -137,15 +137,14 @@ def test_a_file_of_a_user_is_passed_as_a_module(file, words):
 
 
 def test_nothing_but_its_file_names_a_prediction():
-    """Of the source that runs: names of files in "Read next" are for readers."""
+    """Where findings are made and shown; names of files after "Read next" are for readers."""
     root = Path(gradlogz.__file__).parent
-    names = [p.name for p in known_predictions()]
-    quoted = re.compile(rf"""["'](?:{"|".join(names)})["']""")
-    allowed = {"attention", "dynamics", "filters", "measures", "contrastive", "kernels", "simulation", "verification"}
+    shown = [path for path in (root / "reporting").glob("*.py") if not re.match("simulation|phase|track", path.name)]
+    quoted = re.compile(rf"""["'](?:{"|".join(p.name for p in known_predictions())})["']""")
     found = [
         f"{path.relative_to(root)}: {match.group()}"
-        for path in root.rglob("*.py")
-        if path.parent.name != "predictions" and path.relative_to(root).parts[0] not in allowed
+        for path in (*(root / "probing").rglob("*.py"), *(root / "commands").glob("*.py"), *shown)
+        if path.parent.name != "predictions"
         for match in quoted.finditer(path.read_text(encoding="utf-8"))
     ]
     assert not found

@@ -12,7 +12,7 @@ Read next: predictions/entropy.py (the plainest), run_probe.py (who calls them).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from .batch_pass import BatchPass
 from .computed import Computed
@@ -43,7 +43,8 @@ class Probed:
     computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
 
-class Twin(NamedTuple, Generic[State]):
+@dataclass(frozen=True)
+class Twin(Generic[State]):
     """The same architecture with random weights, and what it showed on a part of the same tokens.
 
     state: the merged statistics of one prediction, empty for one that wants the weights alone.

@@ -187,7 +187,7 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
             continue
         state, probed = measured.state[key], replace(measured.probed, computed=Computed())
         values = prediction.evaluate(state, probed)
-        twin = None if other is None else other._replace(state=other.state.get(key, prediction.empty()))
+        twin = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
         judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, twin)))
         rows += judged.findings
         low, high = _ends(judged)
