@@ -63,7 +63,7 @@ def rate(step: int) -> float:
     return RATE * min(1.0, (step + 1) / WARMUP) * GROWTH**step
 
 
-def trained(steps: int = STEPS) -> tuple[list[float], list[gradlogz.Row], list[gradlogz.Alert]]:
+def trained(steps: int = STEPS) -> tuple[list[float], list[gradlogz.MonitorRow], list[gradlogz.Alert]]:
     """The losses of all steps, and the rows and alerts of the monitor."""
     torch.manual_seed(0)
     text = inspect.getsource(argparse)
@@ -72,7 +72,7 @@ def trained(steps: int = STEPS) -> tuple[list[float], list[gradlogz.Row], list[g
     model = GPT(len(letters))
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.0)
     losses: list[float] = []
-    rows: list[gradlogz.Row] = []
+    rows: list[gradlogz.MonitorRow] = []
     alerts: list[gradlogz.Alert] = []
 
     def alarmed(alert: gradlogz.Alert) -> None:

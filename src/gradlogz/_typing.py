@@ -1,4 +1,4 @@
-"""The dimension key of every annotated shape in this package.
+"""The dimension key of every annotated shape in this package, and Python numbers in place of scalar tensors.
 
 b   batch            h   heads           m   queries         n   points
 d   dimension        e   new dimension   v   value dimension
@@ -9,7 +9,21 @@ s   state            o   observation     l   layers          p   side of a matri
 *bm the batch of a measure followed by any number of query dimensions
 """
 
+from typing import Any
+
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "as_scalar_tensor"]
+
+
+def as_scalar_tensor(value: Any, like: Any = None, ndim: int = 0) -> Any:
+    """A Python number as a tensor [1, ..., 1] of ndim dimensions; anything else as it is.
+
+    Its dtype and device are those of `like`, where that is a tensor; else they are torch's defaults.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    dtype, device = (like.dtype, like.device) if isinstance(like, Tensor) else (torch.get_default_dtype(), None)
+    return torch.full((1,) * ndim, float(value), dtype=dtype, device=device)

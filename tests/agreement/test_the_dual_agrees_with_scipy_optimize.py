@@ -189,7 +189,9 @@ def test_projection_on_the_normal_family_minimises_the_divergence(seed):
     s = Source(seed)
     source, eta = gz.Empirical(s.normal(8, 1), s.normal(8)), s.normal(1)
     family = gz.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
-    found = gz.to_distribution(family, gz.project(family, source, eta, statistic=lambda y: torch.cat((y, y * y), -1)))
+    found = gz.to_distribution(
+        family, gz.moment_project(family, source, eta, statistic=lambda y: torch.cat((y, y * y), -1))
+    )
     y, p = source.points.squeeze(-1).numpy(), source.probabilities(eta).numpy()
 
     def divergence(parameters):  # KL(P‖N(m, s²)) up to the entropy of P, in m and log s
@@ -209,14 +211,14 @@ def test_projection_without_a_statistic_matches_the_mean():
     u = (torch.softmax(source.points @ eta, -1) @ source.points).numpy()
     b = family.bias.numpy()
     found = minimise(lambda e: (np.logaddexp(b + e, -b - e).sum() - e @ u, np.tanh(b + e) - u), np.zeros(2))
-    np.testing.assert_allclose(gz.project(family, source, eta), found.x, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(gz.moment_project(family, source, eta), found.x, rtol=0, atol=1e-8)
 
 
 def test_projection_by_draws_matches_their_average():
     s = Source(5)
     source, eta = gz.Gaussian(s.normal(1), s.covariance(1)), s.normal(1)
     family = gz.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
-    member = gz.project(
+    member = gz.moment_project(
         family,
         source,
         eta,

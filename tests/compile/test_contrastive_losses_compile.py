@@ -11,11 +11,11 @@ LOSSES = {
     "info_nce": lambda a, b, t: gz.info_nce(a, b, temperature=t),
     "weights": lambda a, b, t: gz.info_nce(a, b, temperature=t, positive=LABELS, log_weights=b.square().sum(-1)),
     "labels": lambda a, b, t: gz.info_nce(a, b, temperature=t, labels=LABELS),
-    "clip": lambda a, b, t: gz.clip(a, b, temperature=t),
+    "clip": lambda a, b, t: gz.clip_loss(a, b, temperature=t),
     "nt_xent": lambda a, b, t: gz.nt_xent(a, b, temperature=t, normalize=True),
     "supervised": lambda a, b, t: gz.supervised_contrastive(a + b, LABELS, temperature=t),
     "nca": lambda a, b, t: gz.nca(a + b, LABELS, temperature=t),
-    "bernoulli": lambda a, b, t: gz.bernoulli(a, b, temperature=t, offset=-1.0),
+    "bernoulli": lambda a, b, t: gz.siglip(a, b, temperature=t, offset=-1.0),
 }
 
 

@@ -9,7 +9,7 @@ from gradlogz.dynamics.contraction import NAMES
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 # The others look at the spread of a cloud, to say where there is none.
-WITHOUT_A_QUESTION = ("none", "centre", "sphere", "rms_norm", "layer_norm", "resolvent")
+WITHOUT_A_QUESTION = ("none", "center", "sphere", "rms_norm", "layer_norm", "resolvent")
 
 
 def gaussian(*shape: int) -> torch.Tensor:

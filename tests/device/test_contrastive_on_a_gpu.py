@@ -25,7 +25,7 @@ LOSSES = {
         lambda a, b, T: cross_entropy(a @ b.mT / T + WEIGHTS, torch.arange(70)),
     ),
     "labels": (lambda a, b, T: gz.info_nce(a, b, temperature=T, labels=LABELS.to(a.device)), masked),
-    "clip": (lambda a, b, T: gz.clip(a, b, temperature=T), contrasts.clip),
+    "clip": (lambda a, b, T: gz.clip_loss(a, b, temperature=T), contrasts.clip),
     "nt_xent": (lambda a, b, T: gz.nt_xent(a, b, temperature=T), contrasts.nt_xent),
     "decoupled": (
         lambda a, b, T: gz.nt_xent(a, b, temperature=T, decoupled=True),
@@ -40,11 +40,11 @@ LOSSES = {
         lambda a, b, T: contrasts.nca(a + b, LABELS, T),
     ),
     "uniformity": (
-        lambda a, b, T: gz.uniformity(a + b, sharpness=1 / T),
+        lambda a, b, T: gz.uniformity_loss(a + b, sharpness=1 / T),
         lambda a, b, T: contrasts.uniformity(a + b, 1 / T),
     ),
     "bernoulli": (
-        lambda a, b, T: gz.bernoulli(a, b, temperature=T, offset=-0.5),
+        lambda a, b, T: gz.siglip(a, b, temperature=T, offset=-0.5),
         lambda a, b, T: contrasts.bernoulli(a, b, T, -0.5),
     ),
 }
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_the_definition(name, dtype, temperatu
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["info_nce", "clip", "nt_xent"])
+@pytest.mark.parametrize("name", ["info_nce", "clip_loss", "nt_xent"])
 def test_vectors_may_meet_in_half_precision(name, precision):
     a, b = (normalize(torch.randn(3000, 64, device="cuda"), dim=-1).requires_grad_() for _ in range(2))
     loss, options = getattr(gz, name), {"temperature": 0.1}
@@ -110,7 +110,7 @@ def test_memory_is_linear(name):
 def test_nothing_waits_for_the_device():
     """A call that waited would raise in this mode."""
     a, b = (torch.randn(64, 32, device="cuda", requires_grad=True) for _ in range(2))
-    module = gz.Contrastive("clip", temperature=0.1, learn_temperature=True).cuda()
+    module = gz.Contrastive("clip_loss", temperature=0.1, learn_temperature=True).cuda()
     module(a, b).backward()  # compiled once
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -2,7 +2,19 @@
 
 import torch
 
-from gradlogz import Empirical, Gamma, Gaussian, Partial, add, convolve, merge, product, pushforward, reweight, tilt
+from gradlogz import (
+    Empirical,
+    Gamma,
+    Gaussian,
+    PartialStatistics,
+    add,
+    convolve,
+    merge,
+    product,
+    pushforward,
+    reweight,
+    tilt,
+)
 from support.error_form import each_of, refused
 
 h = Gaussian.diagonal(torch.zeros(3), torch.ones(3))
@@ -110,7 +122,7 @@ ERRORS = [
     ),
     # reweight
     (TypeError, "reweight: h must be a measure; got int.", lambda: reweight(3, one)),
-    (TypeError, "reweight: log_mass must be a tensor; got float.", lambda: reweight(h, 1.0)),
+    (TypeError, "reweight: log_mass must be a tensor; got list.", lambda: reweight(h, [1.0])),
     (ValueError, "reweight: batch dimensions must agree; got () and (1,).", lambda: reweight(h, torch.ones(1))),
     (
         ValueError,
@@ -118,16 +130,16 @@ ERRORS = [
         lambda: reweight(h, one * nan),
     ),
     # merge
-    (TypeError, "merge: mean must be a tensor; got list.", lambda: merge(Partial(two, [two, two]))),
+    (TypeError, "merge: mean must be a tensor; got list.", lambda: merge(PartialStatistics(two, [two, two]))),
     (
         ValueError,
         "merge: mean must be [*b, k, d] beside log_normalizer of shape (2, 3); got shape (3, 4).",
-        lambda: merge(Partial(torch.ones(2, 3), torch.ones(3, 4))),
+        lambda: merge(PartialStatistics(torch.ones(2, 3), torch.ones(3, 4))),
     ),
     (
         ValueError,
         "merge: covariance must be [*b, k, d, d] beside log_normalizer of shape (2,); got shape (4, 4).",
-        lambda: merge(Partial(two, torch.ones(2, 4), torch.ones(4, 4))),
+        lambda: merge(PartialStatistics(two, torch.ones(2, 4), torch.ones(4, 4))),
     ),
 ]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradlogz import Empirical, Gaussian, ancestors, anneal, particles
+from gradlogz import Empirical, Gaussian, anneal, draw_particles, resample_ancestors
 from support.error_form import each_of, refused
 
 F64 = torch.float64
@@ -10,11 +10,11 @@ keys = Empirical(torch.eye(3, dtype=F64))
 eta = torch.ones(3, dtype=F64)
 
 ERRORS = [
-    (ValueError, "particles: count must be at least 1; got 0.", lambda: particles(keys, 0)),
+    (ValueError, "draw_particles: count must be at least 1; got 0.", lambda: draw_particles(keys, 0)),
     (
         ValueError,
-        'ancestors: scheme must be "systematic", "stratified" or "multinomial"; got \'residual\'.',
-        lambda: ancestors(eta, scheme="residual"),
+        'resample_ancestors: scheme must be "systematic", "stratified" or "multinomial"; got \'residual\'.',
+        lambda: resample_ancestors(eta, scheme="residual"),
     ),
     (
         TypeError,

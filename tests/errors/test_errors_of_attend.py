@@ -2,7 +2,7 @@
 
 import torch
 
-from gradlogz import Attention, Partial, attend, merge
+from gradlogz import Attention, PartialStatistics, attend, merge
 from support.error_form import each_of, refused
 
 q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 3)
@@ -159,13 +159,15 @@ ERRORS = [
     ),
     (
         TypeError,
-        "merge: parts must be Partials or Attentions, of one kind; got Attention, Partial.",
-        lambda: merge(Attention(q, q[..., 0]), Partial(q[..., 0], q)),
+        "merge: parts must be PartialStatistics or Attentions, of one kind; got Attention, PartialStatistics.",
+        lambda: merge(Attention(q, q[..., 0]), PartialStatistics(q[..., 0], q)),
     ),
     (
         ValueError,
         "merge: both parts must be of the same queries and kind; got means of shapes (2, 3) and (3, 3).",
-        lambda: merge(Partial(torch.zeros(2), torch.zeros(2, 3)), Partial(torch.zeros(3), torch.zeros(3, 3))),
+        lambda: merge(
+            PartialStatistics(torch.zeros(2), torch.zeros(2, 3)), PartialStatistics(torch.zeros(3), torch.zeros(3, 3))
+        ),
     ),
 ]
 

@@ -4,6 +4,7 @@ import torch
 
 from gradlogz import (
     Ascent,
+    bootstrap_clouds,
     escape_time,
     evolve,
     harmonic_mode,
@@ -12,7 +13,6 @@ from gradlogz import (
     null_band,
     plateaus,
     renyi_centers,
-    resample,
 )
 from support.error_form import each_of, refused
 
@@ -47,8 +47,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "resample: cloud must be [n, d] and draws positive; got shape (2, 9, 3) and 5.",
-        lambda: resample(x.expand(2, 9, 3), 5),
+        "bootstrap_clouds: cloud must be [n, d] and draws positive; got shape (2, 9, 3) and 5.",
+        lambda: bootstrap_clouds(x.expand(2, 9, 3), 5),
     ),
     (ValueError, "null_band: name must be that of an observable; got 'energy'.", lambda: null_band("energy", x)),
     (

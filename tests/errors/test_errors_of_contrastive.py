@@ -23,8 +23,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "clip: vectors must have one dimension d; got a (4, 3), b (4, 2).",
-        lambda: gz.clip(a, b[:, :2], normalize=True),
+        "clip_loss: vectors must have one dimension d; got a (4, 3), b (4, 2).",
+        lambda: gz.clip_loss(a, b[:, :2], normalize=True),
     ),
     (
         ValueError,
@@ -42,18 +42,18 @@ ERRORS = [
         lambda: gz.info_nce(a, b[:3]),
     ),
     (ValueError, "nt_xent: b must have 4 rows, as a; got shape (3, 3).", lambda: gz.nt_xent(a, b[:3])),
-    (ValueError, "alignment: b must have 4 rows, as a; got shape (3, 3).", lambda: gz.alignment(a, b[:3])),
+    (ValueError, "alignment_loss: b must have 4 rows, as a; got shape (3, 3).", lambda: gz.alignment_loss(a, b[:3])),
     (
         ValueError,
-        "triplet: negative must have 4 rows, as anchor; got shape (3, 3).",
-        lambda: gz.triplet(a, b, b[:3]),
+        "triplet_loss: negative must have 4 rows, as anchor; got shape (3, 3).",
+        lambda: gz.triplet_loss(a, b, b[:3]),
     ),
     (
         ValueError,
         "info_nce: positive must have 4 rows, as anchor; got shape (3, 3).",
         lambda: gz.info_nce(a, b, positive=b[:3]),
     ),
-    (ValueError, "uniformity: vectors must be at least two; got shape (1, 3).", lambda: gz.uniformity(a[:1])),
+    (ValueError, "uniformity_loss: vectors must be at least two; got shape (1, 3).", lambda: gz.uniformity_loss(a[:1])),
     (
         ValueError,
         "Likelihood: vector must have 4 rows, as anchor; got shape (2, 3).",
@@ -93,8 +93,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "proxy: labels must have shape (4,); got shape (2,).",
-        lambda: gz.proxy(a, b, y[:2]),
+        "proxy_loss: labels must have shape (4,); got shape (2,).",
+        lambda: gz.proxy_loss(a, b, y[:2]),
     ),
     (
         ValueError,
@@ -135,8 +135,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "triplet: temperature must be above 0 and finite; got 0.0.",
-        lambda: gz.triplet(a, b, b, temperature=0.0),
+        "triplet_loss: temperature must be above 0 and finite; got 0.0.",
+        lambda: gz.triplet_loss(a, b, b, temperature=0.0),
     ),
     (
         ValueError,
@@ -151,12 +151,12 @@ ERRORS = [
     (
         ValueError,
         "Contrastive: temperature must be above 0 and finite; got 0.",
-        lambda: gz.Contrastive("clip", temperature=0),
+        lambda: gz.Contrastive("clip_loss", temperature=0),
     ),
     (
         ValueError,
-        "clip: precision must be torch.bfloat16 or torch.float16; got torch.int8.",
-        lambda: gz.clip(a, b, precision=torch.int8),
+        "clip_loss: precision must be torch.bfloat16 or torch.float16; got torch.int8.",
+        lambda: gz.clip_loss(a, b, precision=torch.int8),
     ),
     # words
     (
@@ -166,8 +166,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        'supervised_contrastive: denominator must be "all" where inside=True; got "pair".',
-        lambda: gz.supervised_contrastive(a, y, inside=True, denominator="pair"),
+        'supervised_contrastive: denominator must be "all" where mean_inside_log=True; got "pair".',
+        lambda: gz.supervised_contrastive(a, y, mean_inside_log=True, denominator="pair"),
     ),
     # other places
     (
@@ -227,8 +227,8 @@ def test_it_is_refused_in_one_sentence(refusal):
 def test_an_unknown_loss_is_refused_with_the_names_of_all():
     kind, says, call = (
         ValueError,
-        "Contrastive: loss must be one of info_nce, clip, nt_xent, supervised_contrastive, nca, skip_gram, nce, "
-        "ranking_nce, bernoulli, proxy, triplet; got 'hinge'.",
+        "Contrastive: loss must be one of info_nce, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, "
+        "ranking_nce, siglip, proxy_loss, triplet_loss; got 'hinge'.",
         lambda: gz.Contrastive("hinge"),
     )
     refused((kind, says, call))

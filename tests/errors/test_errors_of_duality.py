@@ -1,8 +1,8 @@
-"""dual, link, bregman, project and maximum_entropy say what is wrong with a mean, and when the search has failed."""
+"""Functions of duality.py say what is wrong with a mean, and when the search has failed."""
 
 import torch
 
-from gradlogz import Empirical, Gaussian, bregman, dual, link, maximum_entropy, project
+from gradlogz import Empirical, Gaussian, bregman, dual, maximum_entropy, mean_to_natural, moment_project
 from support.error_form import each_of, refused
 
 square = Empirical(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double())
@@ -10,7 +10,7 @@ batch = Gaussian.diagonal(torch.zeros(2, 3), torch.ones(2, 3))
 inside, outside = torch.tensor([0.9, 0.2]).double(), torch.tensor([1.5, 0.5]).double()
 both, three, nan = torch.stack((inside, outside)), torch.ones(3).double(), torch.nan
 unfinished = "dual: the gap must fall below 1e-12; got"
-hull = "link: mean must lie inside the hull of the support; got"
+hull = "mean_to_natural: mean must lie inside the hull of the support; got"
 
 ERRORS = [
     # dual
@@ -47,11 +47,15 @@ ERRORS = [
         "dual: mean must be finite; got 2 of 2 entries that are NaN or infinite.",
         lambda: dual(square, inside * nan),
     ),
-    (RuntimeError, f"{unfinished} 1 of 1 rows unfinished after 1 steps.", lambda: dual(square, inside, max_steps=1)),
-    (RuntimeError, f"{unfinished} 1 of 2 rows unfinished after 1 steps.", lambda: dual(square, both, max_steps=1)),
-    # link
-    (ValueError, f"{hull} 1 of 1 rows outside.", lambda: link(square, outside)),
-    (ValueError, f"{hull} 1 of 2 rows outside.", lambda: link(square, both)),
+    (
+        RuntimeError,
+        f"{unfinished} 1 of 1 rows unfinished after 1 steps.",
+        lambda: dual(square, inside, max_iterations=1),
+    ),
+    (RuntimeError, f"{unfinished} 1 of 2 rows unfinished after 1 steps.", lambda: dual(square, both, max_iterations=1)),
+    # mean_to_natural
+    (ValueError, f"{hull} 1 of 1 rows outside.", lambda: mean_to_natural(square, outside)),
+    (ValueError, f"{hull} 1 of 2 rows outside.", lambda: mean_to_natural(square, both)),
     # bregman
     (TypeError, "bregman: a must be a tensor; got list.", lambda: bregman(square.log_normalizer, [0.0], inside)),
     (
@@ -59,14 +63,14 @@ ERRORS = [
         "bregman: a and b must have one shape; got shapes (2, 2) and (2,).",
         lambda: bregman(square.log_normalizer, both, inside),
     ),
-    # project
+    # moment_project
     (
         ValueError,
         "Gaussian.expect: samples must be given for a measure that is not carried by finitely many points;"
         " got samples=None.",
-        lambda: project(batch, batch, torch.ones(2, 3), statistic=lambda y: y),
+        lambda: moment_project(batch, batch, torch.ones(2, 3), statistic=lambda y: y),
     ),
-    (ValueError, f"{hull} 1 of 1 rows outside.", lambda: project(square, Empirical(3 * both), inside)),
+    (ValueError, f"{hull} 1 of 1 rows outside.", lambda: moment_project(square, Empirical(3 * both), inside)),
     # maximum_entropy
     (TypeError, "maximum_entropy: h must be a measure; got int.", lambda: maximum_entropy(3, inside)),
     (TypeError, "maximum_entropy: mean must be a tensor; got list.", lambda: maximum_entropy(square, [0.5, 0.5])),
@@ -85,7 +89,7 @@ def test_it_is_refused_in_one_sentence(refusal):
 
 
 def test_without_throwing_an_unfinished_search_returns_what_it_has():
-    result = dual(square, both, max_steps=1, throw=False)
+    result = dual(square, both, max_iterations=1, throw=False)
     assert result.converged.tolist() == [False, True]  # the second was shown to lie outside
     assert result.steps == 1
     assert result.value[1] == torch.inf

@@ -12,9 +12,9 @@ from gradlogz import (
     evolve,
     hermite_growth,
     hopfield_energy,
+    pattern_separation,
     retrieve,
     secular_equilibrium,
-    separation,
     sphere_growth,
 )
 from support.error_form import each_of, refused
@@ -120,7 +120,7 @@ ERRORS = [
     (
         ValueError,
         "equilibrium: start must be [*b, n, d]; got shape (3,).",
-        lambda: equilibrium(torch.cos, x[0], joint=True),
+        lambda: equilibrium(torch.cos, x[0], tokens_interact=True),
     ),
     (
         RuntimeError,
@@ -163,7 +163,7 @@ ERRORS = [
     (
         RuntimeError,
         "equilibrium: every token must come to rest; got 9 of 9 tokens that still move after 1 steps.",
-        lambda: equilibrium(torch.cos, x, steps=1),
+        lambda: equilibrium(torch.cos, x, max_iterations=1),
     ),
     (
         ValueError,
@@ -172,19 +172,19 @@ ERRORS = [
     ),
     (
         ValueError,
-        "secular_equilibrium: radius must be positive and loc not 0; got 1.0 and a loc.",
+        "secular_equilibrium: radius must be positive and mean not 0; got 1.0 and a mean of length 0.",
         lambda: secular_equilibrium(law.mean, law.covariance),
     ),
     (ValueError, "retrieve: damping must be in (0, 2); got 2.0.", lambda: retrieve(x, x, damping=2.0)),
     (
         RuntimeError,
         "retrieve: every state must come to rest; got 9 of 9 states that still move after 1 steps.",
-        lambda: retrieve(10 + x, x, steps=1),
+        lambda: retrieve(10 + x, x, max_iterations=1),
     ),
     (
         ValueError,
-        "separation: state must be [*b, m, d] and patterns [*b, n, d]; got (3,) and (3,).",
-        lambda: separation(x[0]),
+        "pattern_separation: state must be [*b, m, d] and patterns [*b, n, d]; got (3,) and (3,).",
+        lambda: pattern_separation(x[0]),
     ),
     (ValueError, "hopfield_energy: beta must be positive; got 0.0.", lambda: hopfield_energy(x, x, beta=0.0)),
     (

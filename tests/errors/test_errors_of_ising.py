@@ -2,7 +2,7 @@
 
 import torch
 
-from gradlogz import Empirical, Gibbs, Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
+from gradlogz import Empirical, Gibbs, Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
 from support.error_form import each_of, refused
 
 F64 = torch.float64
@@ -38,7 +38,7 @@ ERRORS = [
         "Ising.settle: every state must come to rest; got 1 of 1 states that still turn after 100 rounds.",
         lambda: net.settle(torch.tensor([1.0, -1.0], dtype=F64), order="synchronous"),
     ),
-    (ValueError, "corners: dim must be from 1 to 20; got 21.", lambda: corners(21)),
+    (ValueError, "spin_corners: dim must be from 1 to 20; got 21.", lambda: spin_corners(21)),
     (ValueError, "hebbian: patterns must be [n, d] and bias [d]; got (2,).", lambda: hebbian(zero)),
     (
         ValueError,

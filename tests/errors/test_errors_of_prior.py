@@ -19,7 +19,7 @@ def prior(base, xi=xi, nu=nu):
 
 ERRORS = [
     (TypeError, "ConjugatePrior: xi must be a tensor; got list.", lambda: prior("gaussian", [1.0])),
-    (TypeError, "ConjugatePrior: nu must be a tensor; got float.", lambda: prior("gaussian", nu=3.0)),
+    (TypeError, "ConjugatePrior: nu must be a tensor; got list.", lambda: prior("gaussian", nu=[3.0])),
     (
         TypeError,
         "ConjugatePrior: nu must be float32 or float64; got torch.int64.",

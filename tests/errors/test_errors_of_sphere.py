@@ -14,7 +14,7 @@ ERRORS = [
     (TypeError, "Sphere: dim must be an int; got str.", lambda: Sphere("3")),
     (TypeError, "Sphere: dim must be an int; got Tensor.", lambda: Sphere(torch.tensor(3))),
     (ValueError, "Sphere: dim must be at least 2; got dim=1.", lambda: Sphere(1)),
-    (TypeError, "Sphere: radius must be a tensor; got float.", lambda: Sphere(3, 1.0)),
+    (TypeError, "Sphere: radius must be a tensor; got str.", lambda: Sphere(3, "1.0")),
     (TypeError, "Sphere: radius must be float32 or float64; got torch.int64.", lambda: Sphere(3, torch.tensor(1))),
     (
         ValueError,

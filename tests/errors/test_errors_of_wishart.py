@@ -9,7 +9,7 @@ df, V = torch.tensor(5.0), torch.eye(2)
 shapes = "Wishart: covariance_matrix must be [*b, p, p] and df [*b]; got shapes"
 
 ERRORS = [
-    (TypeError, "Wishart: df must be a tensor; got float.", lambda: Wishart(5.0, V)),
+    (TypeError, "Wishart: df must be a tensor; got list.", lambda: Wishart([5.0], V)),
     (TypeError, "Wishart: df must be float32 or float64; got torch.int64.", lambda: Wishart(df.long(), V)),
     (
         TypeError,

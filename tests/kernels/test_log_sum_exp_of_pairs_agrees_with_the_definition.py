@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradlogz.kernels.attention import blocked
-from gradlogz.kernels.losses.pairwise_log_sum_exp import Seen, log_sum_exp
+from gradlogz.kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_sum_exp
 from gradlogz.kernels.losses.rowwise import rowwise
 from support.scales import close
 
@@ -35,13 +35,13 @@ def labels(m, n):
 
 
 SEEN = {
-    "all": lambda m, n: Seen(),
-    "others": lambda m, n: Seen(itself=False),
-    "same labels": lambda m, n: Seen(labels=labels(m, n)),
-    "other labels": lambda m, n: Seen(labels=labels(m, n), same=False, kept=torch.arange(m) % n),
-    "other labels of others": lambda m, n: Seen(itself=False, labels=labels(m, n), same=False),
-    "all but one": lambda m, n: Seen(dropped=torch.arange(m).flip(0) % n),
-    "mask": lambda m, n: Seen(mask=torch.rand(m, n) > 0.3, kept=torch.arange(m) % n),
+    "all": lambda m, n: VisiblePairs(),
+    "others": lambda m, n: VisiblePairs(itself=False),
+    "same labels": lambda m, n: VisiblePairs(labels=labels(m, n)),
+    "other labels": lambda m, n: VisiblePairs(labels=labels(m, n), same=False, kept=torch.arange(m) % n),
+    "other labels of others": lambda m, n: VisiblePairs(itself=False, labels=labels(m, n), same=False),
+    "all but one": lambda m, n: VisiblePairs(dropped=torch.arange(m).flip(0) % n),
+    "mask": lambda m, n: VisiblePairs(mask=torch.rand(m, n) > 0.3, kept=torch.arange(m) % n),
 }
 
 
@@ -102,7 +102,7 @@ def test_transforms_see_through_it(name):
 
 
 @pytest.mark.parametrize(
-    "seen", [Seen(mask=torch.eye(6).bool(), itself=False), Seen(labels=(LABELS[:6], LABELS[:6] + 9))]
+    "seen", [VisiblePairs(mask=torch.eye(6).bool(), itself=False), VisiblePairs(labels=(LABELS[:6], LABELS[:6] + 9))]
 )
 def test_a_query_that_sees_nothing_has_no_mass_and_no_gradient(seen):
     query, key = (torch.randn(6, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -114,7 +114,7 @@ def test_a_query_that_sees_nothing_has_no_mass_and_no_gradient(seen):
 
 def test_one_vector_alone_has_no_others():
     x = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
-    G = log_sum_exp(x, x, None, Seen(itself=False))
+    G = log_sum_exp(x, x, None, VisiblePairs(itself=False))
     assert bool((G == -torch.inf).all())
     assert bool((torch.autograd.grad(G, x, torch.ones_like(G))[0] == 0).all())
 
@@ -137,7 +137,9 @@ def test_keys_of_weight_zero_are_not_there():
 def test_only_what_is_asked_for_has_a_gradient():
     query, key = torch.randn(5, 3, requires_grad=True), torch.randn(6, 3, requires_grad=True)
     for a, b in ((query, key.detach()), (query.detach(), key)):
-        expected = torch.autograd.grad(by_definition(a, b, None, Seen()).sum(), [t for t in (a, b) if t.requires_grad])
+        expected = torch.autograd.grad(
+            by_definition(a, b, None, VisiblePairs()).sum(), [t for t in (a, b) if t.requires_grad]
+        )
         actual = torch.autograd.grad(log_sum_exp(a, b, None).sum(), [t for t in (a, b) if t.requires_grad])
         close(actual[0], expected[0], 10.0)
 
@@ -169,10 +171,10 @@ def test_no_matrix_of_pairs_is_kept(name):
     """Bytes of the largest tensor made, forward and backward: blocks of 2^20 logits and nothing of n²."""
     n = 4096
     query, key = torch.randn(n, 16, requires_grad=True), torch.randn(n, 16, requires_grad=True)
-    seen = Seen(itself=False) if name == "others" else SEEN[name](70, 70)
+    seen = VisiblePairs(itself=False) if name == "others" else SEEN[name](70, 70)
     if not seen.plain:
         groups = torch.arange(n) % 300
-        seen = Seen(itself=seen.itself, labels=(groups, groups), same=seen.same, kept=torch.arange(n))
+        seen = VisiblePairs(itself=seen.itself, labels=(groups, groups), same=seen.same, kept=torch.arange(n))
     with torch.profiler.profile(profile_memory=True) as profile:
         torch.autograd.grad(log_sum_exp(query, key, None, seen).sum(), (query, key))
     largest = max(event.cpu_memory_usage for event in profile.events() if event.name.startswith("aten::empty"))

@@ -11,8 +11,8 @@ from support.scales import close
 
 F64 = torch.float64
 CONTRACTIONS = [
-    "none", "centre", "scalar", "batch_norm", "zca", "pca", "cholesky", "monge", "sphere", "rms_norm", "layer_norm",
-    "resolvent", ("centre", "rms_norm"),
+    "none", "center", "scalar", "batch_norm", "zca", "pca", "cholesky", "monge", "sphere", "rms_norm", "layer_norm",
+    "resolvent", ("center", "rms_norm"),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_the_precision_of_three_thousand_tokens():
     mean, _ = moments_of(tokens)
     time = 0.3 * float(law.blow_up_time(beta=beta))
     start = GaussianCloud(mean * 0, moments_of(tokens - mean)[1])
-    found = evolve(tokens - mean, Ascent(tau=time / 30, beta=beta), contraction="centre", steps=30).cloud
+    found = evolve(tokens - mean, Ascent(tau=time / 30, beta=beta), contraction="center", steps=30).cloud
     torch.testing.assert_close(moments_of(found)[1], start.flow(time, beta=beta), rtol=0.05, atol=0.02)
 
 

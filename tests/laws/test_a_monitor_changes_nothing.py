@@ -11,7 +11,7 @@ import torch.multiprocessing
 import gradlogz
 from gradlogz.attention.in_models import head_summaries as rows
 from gradlogz.attention.in_models.intercepted_calls import of_attend, of_softmax, padding
-from gradlogz.attention.in_models.interception import _original, _watches
+from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
 
@@ -396,7 +396,7 @@ def test_nothing_is_installed_between_the_steps_that_are_looked_at():
     model, seen = made("a script"), []
     with gradlogz.monitor(model, every=3, thresholds=QUIET):
         assert hooks(model) > 0
-        train(model, batches(5), after=lambda: seen.append((hooks(model) > 0, bool(_watches))))
+        train(model, batches(5), after=lambda: seen.append((hooks(model) > 0, bool(_interceptions))))
     assert seen == [(False, False), (False, False), (True, True), (False, False), (False, False)]
     assert hooks(model) == 0
 
@@ -417,7 +417,7 @@ def test_a_crash_inside_the_loop_leaves_nothing_behind(name):
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert hooks(model) == 0
-    assert not _watches
+    assert not _interceptions
     assert not _original
     assert AttentionInterface.get_interface is before
     assert model.forward == forward

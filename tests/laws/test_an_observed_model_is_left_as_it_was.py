@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import gradlogz
 from gradlogz.attention.in_models.intercepted_calls import of_softmax
-from gradlogz.attention.in_models.interception import _original, _watches
+from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.scales import close
 from support.small_trainings import GPT, Encoder, batches
@@ -54,7 +54,7 @@ def test_everything_is_taken_away(error):
     with contextlib.nullcontext() if error is None else pytest.raises(error):
         block()
     assert hooks(model) == 0
-    assert not _watches
+    assert not _interceptions
     assert not _original
     assert AttentionInterface.get_interface is interface
     assert set(model.state_dict()) == keys

@@ -21,7 +21,7 @@ from gradlogz import (
     Spins,
     Wishart,
     closed,
-    link,
+    mean_to_natural,
     smat,
     svec,
 )
@@ -74,7 +74,7 @@ def test_maps_that_keep_a_family_make_a_tilt_of_the_same_measure(h, W):
     assert closed(h, LinearMotion(W)).closed
     eta = number([[-0.2, -0.3]])
     mean = h.mean(eta) @ W.mT
-    found = link(h, mean)
+    found = mean_to_natural(h, mean)
     close(cumulants(h, found), cumulants(h, eta, W), 1.0, tolerance=1e-8)
 
 
@@ -86,7 +86,7 @@ def test_maps_that_do_not_keep_a_family_make_none(h, W):
     eta = number([[-0.2, -0.3]])
     mean = h.mean(eta) @ W.mT
     try:
-        found = link(h, mean)
+        found = mean_to_natural(h, mean)
     except ValueError:
         return  # the moved mean lies outside of all that the family can reach
     if not bool(h.in_domain(found).all()) or not bool(found.isfinite().all()):

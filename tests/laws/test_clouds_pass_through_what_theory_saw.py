@@ -20,7 +20,7 @@ def gaussian(*shape, seed=0):
         ("zca", {9}),
         ("batch_norm", {3, 4}),
         ("scalar", {3, 4}),
-        (("centre", "rms_norm"), {3, 4}),
+        (("center", "rms_norm"), {3, 4}),
         ("rms_norm", {2, 3, 4}),
         ("layer_norm", {2, 3, 4}),
     ],

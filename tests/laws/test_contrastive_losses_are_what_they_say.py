@@ -20,7 +20,7 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3])
 LOSSES = {
     "info_nce": (lambda a, b, T: gz.info_nce(a, b, temperature=T), contrasts.info_nce),
     "n_pair": (lambda a, b, T: gz.n_pair(a / T, b), contrasts.info_nce),
-    "clip": (lambda a, b, T: gz.clip(a, b, temperature=T), contrasts.clip),
+    "clip": (lambda a, b, T: gz.clip_loss(a, b, temperature=T), contrasts.clip),
     "nt_xent": (lambda a, b, T: gz.nt_xent(a, b, temperature=T), contrasts.nt_xent),
     "decoupled": (
         lambda a, b, T: gz.nt_xent(a, b, temperature=T, decoupled=True),
@@ -35,7 +35,7 @@ LOSSES = {
         lambda a, b, T: contrasts.supervised_contrastive(a + b, LABELS, T, reduction="pairs"),
     ),
     "supervised, inside": (
-        lambda a, b, T: gz.supervised_contrastive(a + b, LABELS, temperature=T, inside=True),
+        lambda a, b, T: gz.supervised_contrastive(a + b, LABELS, temperature=T, mean_inside_log=True),
         lambda a, b, T: contrasts.supervised_contrastive(a + b, LABELS, T, inside=True),
     ),
     "supervised, pair by pair": (
@@ -47,11 +47,11 @@ LOSSES = {
         lambda a, b, T: contrasts.nca(a + b, LABELS, T),
     ),
     "uniformity": (
-        lambda a, b, T: gz.uniformity(a + b, sharpness=1 / T),
+        lambda a, b, T: gz.uniformity_loss(a + b, sharpness=1 / T),
         lambda a, b, T: contrasts.uniformity(a + b, 1 / T),
     ),
     "bernoulli": (
-        lambda a, b, T: gz.bernoulli(a, b, temperature=T, offset=-0.5),
+        lambda a, b, T: gz.siglip(a, b, temperature=T, offset=-0.5),
         lambda a, b, T: contrasts.bernoulli(a, b, T, -0.5),
     ),
 }
@@ -230,10 +230,10 @@ def test_triplets_are_the_limit_of_two_candidates(seed):
     s = Source(seed)
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     behind = 0.2 + (a * y).sum(-1) - (a * x).sum(-1)
-    hard = gz.triplet(a, x, y, margin=0.2, reduction="none")
+    hard = gz.triplet_loss(a, x, y, margin=0.2, reduction="none")
     close(hard, behind.clamp(min=0), 10.0)
     for T in (1.0, 0.1, 1e-3):
-        soft = gz.triplet(a, x, y, margin=0.2, temperature=T, reduction="none")
+        soft = gz.triplet_loss(a, x, y, margin=0.2, temperature=T, reduction="none")
         # The positive and one negative, whose log weight is the margin.
         weights = torch.tensor([0.0, 0.2 / T], dtype=torch.float64)
         for i in range(6):
@@ -252,7 +252,7 @@ def test_triplets_on_the_sphere_are_half_of_those_of_squared_distances(seed):
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     u, v, w = (t / t.norm(dim=-1, keepdim=True) for t in (a, x, y))
     expected = ((u - v).square().sum(-1) - (u - w).square().sum(-1) + 0.4).clamp(min=0).mean()
-    close(2 * gz.triplet(a, x, y, margin=0.2, normalize=True), expected)
+    close(2 * gz.triplet_loss(a, x, y, margin=0.2, normalize=True), expected)
 
 
 @given(seed=seeds, T=temperatures)
@@ -261,25 +261,25 @@ def test_proxies_are_the_limit_of_classes_that_are_one_point(seed, T):
     a, p, y = s.normal(5, 3), s.normal(4, 3), torch.tensor([0, 3, 1, 1, 2])
     scale = 1 + float((a @ p.mT).abs().max()) / T
     logits = a @ p.mT / T
-    close(gz.proxy(a, p, y, temperature=T), torch.nn.functional.cross_entropy(logits, y), scale)
+    close(gz.proxy_loss(a, p, y, temperature=T), torch.nn.functional.cross_entropy(logits, y), scale)
     # With k copies of every proxy the mass of the class is the probability of its proxy.
     copies, labels = p.repeat(3, 1), torch.arange(4).repeat(3)
     own = (labels == y.unsqueeze(-1)).double().log()
     s_ = a @ copies.mT / T
-    close(gz.proxy(a, p, y, temperature=T), (s_.logsumexp(-1) - (s_ + own).logsumexp(-1)).mean(), scale)
+    close(gz.proxy_loss(a, p, y, temperature=T), (s_.logsumexp(-1) - (s_ + own).logsumexp(-1)).mean(), scale)
     others = logits.masked_fill(torch.nn.functional.one_hot(y, 4).bool(), -torch.inf)
     first_paper = (others.logsumexp(-1) - logits[torch.arange(5), y]).mean()
-    close(gz.proxy(a, p, y, temperature=T, decoupled=True), first_paper, scale)
+    close(gz.proxy_loss(a, p, y, temperature=T, decoupled=True), first_paper, scale)
 
 
 @given(seed=seeds)
 def test_alignment(seed):
     s = Source(seed)
     a, b = s.normal(6, 3), s.normal(6, 3)
-    close(gz.alignment(a, b), (a - b).norm(dim=-1).square().mean(), 10.0)
-    close(gz.alignment(a, b, exponent=1.0), (a - b).norm(dim=-1).mean(), 10.0)
+    close(gz.alignment_loss(a, b), (a - b).norm(dim=-1).square().mean(), 10.0)
+    close(gz.alignment_loss(a, b, exponent=1.0), (a - b).norm(dim=-1).mean(), 10.0)
     u, v = a / a.norm(dim=-1, keepdim=True), b / b.norm(dim=-1, keepdim=True)
-    close(gz.alignment(a, b, normalize=True), (2 - 2 * (u * v).sum(-1)).mean(), 10.0)
+    close(gz.alignment_loss(a, b, normalize=True), (2 - 2 * (u * v).sum(-1)).mean(), 10.0)
 
 
 def test_info_nce_with_many_negatives_is_alignment_and_uniformity():
@@ -291,7 +291,7 @@ def test_info_nce_with_many_negatives_is_alignment_and_uniformity():
     y = y / y.norm(dim=-1, keepdim=True)
     loss = gz.info_nce(x, y, temperature=0.5)
     log_mean = ((x @ y.mT - 1) / 0.5).exp().mean(-1).log().mean()
-    close(loss - math.log(4000), gz.alignment(x, y) / (2 * 0.5) + log_mean, 10.0)
+    close(loss - math.log(4000), gz.alignment_loss(x, y) / (2 * 0.5) + log_mean, 10.0)
 
 
 def test_nca_is_minus_the_expected_accuracy_if_asked():
@@ -300,7 +300,7 @@ def test_nca_is_minus_the_expected_accuracy_if_asked():
     p = torch.exp(-(x.unsqueeze(1) - x).square().sum(-1)).fill_diagonal_(0.0)
     p = p / p.sum(-1, keepdim=True)
     own = (p * (LABELS.unsqueeze(-1) == LABELS)).sum(-1)
-    close(gz.nca(x, LABELS, expected=True, reduction="sum"), -own.sum(), 10.0)
+    close(gz.nca(x, LABELS, expected_accuracy=True, reduction="sum"), -own.sum(), 10.0)
 
 
 # Unusual vectors -----------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_the_zero_vector_has_cosine_zero_and_no_gradient():
 def test_one_pair_alone_and_nothing_but_the_positive_have_loss_zero_and_no_gradient():
     s = Source(8)
     a, b = s.normal(1, 3).requires_grad_(), s.normal(1, 3)
-    for loss in (gz.info_nce(a, b), gz.nt_xent(a, b), gz.clip(a, b)):
+    for loss in (gz.info_nce(a, b), gz.nt_xent(a, b), gz.clip_loss(a, b)):
         close(loss, torch.zeros((), dtype=torch.float64), 10.0)
         close(torch.autograd.grad(loss, a)[0], torch.zeros(1, 3, dtype=torch.float64), 10.0)
     x, y = s.normal(4, 3).requires_grad_(), s.normal(4, 3)
@@ -361,7 +361,7 @@ def test_half_precision_is_computed_in_float32():
     assert torch.autograd.grad(loss, a)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["info_nce", "clip", "nt_xent"])
+@pytest.mark.parametrize("name", ["info_nce", "clip_loss", "nt_xent"])
 def test_vectors_may_meet_in_half_precision(name):
     """The loss of vectors that were rounded where they meet, the gradient in float32."""
     g = torch.Generator().manual_seed(12)
@@ -396,7 +396,7 @@ def test_the_module_learns_its_temperature():
     again = gz.Contrastive("info_nce", learn_temperature=True)
     again.load_state_dict(module.state_dict())
     assert again.temperature.item() == pytest.approx(0.5)
-    assert gz.Contrastive("clip", temperature=1e-3, minimum=0.01).temperature.item() == pytest.approx(0.01)
+    assert gz.Contrastive("clip_loss", temperature=1e-3, minimum=0.01).temperature.item() == pytest.approx(0.01)
     assert repr(module) == "Contrastive(info_nce, learn_temperature=True)"
     own = gz.Contrastive(lambda a, b, temperature: (a - b).sum() * temperature, temperature=2.0)
     close(own(a, b), 2 * (a - b).sum(), 100.0)

@@ -30,7 +30,7 @@ METHODS = ["anderson", "newton", "iterate"]
 def test_the_place_is_one_of_rest(method):
     keys = drawn(0, 8, 4)
     step = on_the_sphere(keys, 1.5, 0.7)
-    found = equilibrium(step, drawn(1, 20, 4), method=method, steps=3000)
+    found = equilibrium(step, drawn(1, 20, 4), method=method, max_iterations=3000)
     assert bool(found.converged.all())
     torch.testing.assert_close(step(found.state), found.state, rtol=0, atol=1e-9)
     if method != "newton":  # which also finds the places between those that attract
@@ -40,7 +40,9 @@ def test_the_place_is_one_of_rest(method):
 
 def test_anderson_needs_fewer_steps():
     step = on_the_sphere(drawn(0, 8, 4), 1.5, 0.2)
-    quick, slow = (equilibrium(step, drawn(1, 20, 4), method=m, steps=5000).steps for m in ("anderson", "iterate"))
+    quick, slow = (
+        equilibrium(step, drawn(1, 20, 4), method=m, max_iterations=5000).steps for m in ("anderson", "iterate")
+    )
     assert float(quick.double().mean()) < 0.5 * float(slow.double().mean())
 
 
@@ -64,7 +66,7 @@ def test_newton_squares_the_residual(size):
 
     sizes = []
     for steps in range(1, 9):
-        found = equilibrium(step, torch.zeros(1, size, dtype=F64), method="newton", steps=steps, throw=False)
+        found = equilibrium(step, torch.zeros(1, size, dtype=F64), method="newton", max_iterations=steps, throw=False)
         sizes.append(float(found.residual))
     near = [(before, after) for before, after in itertools.pairwise(sizes) if 1e-6 < before < 0.3]
     assert len(near) >= 2
@@ -103,7 +105,7 @@ def test_newton_returns_to_plain_steps_where_its_own_lead_nowhere():
     def step(x):
         return x - 0.05 * (0.02 + (x - 1) ** 2) * torch.tanh(x)
 
-    found = equilibrium(step, torch.tensor([[1.2], [1.0], [3.0]], dtype=F64), method="newton", steps=2000)
+    found = equilibrium(step, torch.tensor([[1.2], [1.0], [3.0]], dtype=F64), method="newton", max_iterations=2000)
     close(found.state, torch.zeros(3, 1, dtype=F64), tolerance=1e-7)
 
 
@@ -116,12 +118,12 @@ def test_tokens_that_hang_together_rest_together(method):
     def step(x):
         return ((A @ x.flatten(-2).unsqueeze(-1)).squeeze(-1) + b).unflatten(-1, (4, 3))
 
-    found = equilibrium(step, drawn(33, 2, 4, 3), joint=True, method=method, steps=500)
+    found = equilibrium(step, drawn(33, 2, 4, 3), tokens_interact=True, method=method, max_iterations=500)
     expected = torch.linalg.solve(torch.eye(12, dtype=F64) - A, b).unflatten(-1, (4, 3))
     close(found.state, expected, 10.0, tolerance=1e-8)
     assert found.converged.shape == (2,)
     assert found.distinct().shape == (2, 4, 3)
-    close(spectral_radius(step, found.state, joint=True), torch.full((2,), 0.8, dtype=F64), tolerance=1e-9)
+    close(spectral_radius(step, found.state, tokens_interact=True), torch.full((2,), 0.8, dtype=F64), tolerance=1e-9)
 
 
 def test_the_penalty_is_the_mean_square_of_the_singular_values():
@@ -143,13 +145,15 @@ def test_implicit_gradients_are_those_of_the_unrolled_steps(method):
     keys = drawn(3, 7, 3)
     start, weight = drawn(4, 5, 3), drawn(5, 5, 3)
     # Newton's method may go elsewhere from far away: all start near the places that plain steps reach.
-    start = equilibrium(on_the_sphere(keys, 1.5, 0.7), start, method="iterate", steps=2000).state + 0.01 * drawn(
-        6, 5, 3
-    )
+    start = equilibrium(
+        on_the_sphere(keys, 1.5, 0.7), start, method="iterate", max_iterations=2000
+    ).state + 0.01 * drawn(6, 5, 3)
 
     def implicit(k):
         return (
-            equilibrium(on_the_sphere(k, 1.5, 0.7), start, method=method, tolerance=1e-14, throw=False, steps=800).state
+            equilibrium(
+                on_the_sphere(k, 1.5, 0.7), start, method=method, tolerance=1e-14, throw=False, max_iterations=800
+            ).state
             * weight
         ).sum()
 
@@ -178,7 +182,7 @@ def test_gaussian_keys_on_the_sphere_obey_the_secular_equation(radius):
 
     torch.testing.assert_close(step(x), x, rtol=0, atol=1e-12 * (1 + radius))
     # Tokens end there, but for those in the basin of the one other local maximum that a quadratic can have on a sphere.
-    found = equilibrium(step, drawn(8, 40, 4), steps=20_000, method="iterate")
+    found = equilibrium(step, drawn(8, 40, 4), max_iterations=20_000, method="iterate")
     there = (found.state - x).norm(dim=-1) < 1e-5 * radius
     assert float(there.double().mean()) > 0.7
     assert len(found.distinct()) <= 2
@@ -190,11 +194,13 @@ def test_gaussian_keys_on_the_sphere_obey_the_secular_equation(radius):
 
 def test_cold_patterns_are_all_places_of_rest():
     patterns = torch.nn.functional.normalize(drawn(10, 6, 12), dim=-1)
-    found = equilibrium(lambda x: retrieve(x, patterns, beta=40.0, steps=1, throw=False).state, patterns + 0.01)
+    found = equilibrium(
+        lambda x: retrieve(x, patterns, beta=40.0, max_iterations=1, throw=False).state, patterns + 0.01
+    )
     assert len(found.distinct()) == 6
 
 
 def test_a_map_without_a_place_of_rest_says_so():
-    found = equilibrium(lambda x: x + 1.0, drawn(0, 2, 3), steps=20, throw=False, method="iterate")
+    found = equilibrium(lambda x: x + 1.0, drawn(0, 2, 3), max_iterations=20, throw=False, method="iterate")
     assert not bool(found.converged.any())
     assert len(found.distinct()) == 0

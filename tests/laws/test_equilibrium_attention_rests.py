@@ -28,7 +28,7 @@ def drawn(seed, *shape):
 
 def built(**options):
     torch.manual_seed(0)
-    return EquilibriumAttention(6, 2, **{"dtype": F64, "tolerance": 1e-13, "steps": 500, **options})
+    return EquilibriumAttention(6, 2, **{"dtype": F64, "tolerance": 1e-13, "max_iterations": 500, **options})
 
 
 def by_hand(layer, s, context=None, hidden=None):
@@ -153,7 +153,7 @@ def test_the_spectral_radius_is_that_of_the_jacobian():
 
 
 def test_where_it_does_not_come_to_rest_it_says_so():
-    layer, s = built(steps=2), drawn(10, 2, 4, 6)
+    layer, s = built(max_iterations=2), drawn(10, 2, 4, 6)
     with pytest.raises(RuntimeError, match="every token must come to rest; got 8 of 8 tokens"):
         layer(s)
     layer.throw = False
@@ -174,7 +174,7 @@ def test_it_learns(moving):
     for step in range(50):
         found = layer.settle(x)
         loss = (head(found.state) - target).square().mean()
-        penalty = jacobian_penalty(layer.step(x), found.state, joint=moving).mean()
+        penalty = jacobian_penalty(layer.step(x), found.state, tokens_interact=moving).mean()
         optimizer.zero_grad()
         (loss + 0.01 * penalty).backward()
         optimizer.step()

@@ -11,9 +11,9 @@ from gradlogz import (
     HopfieldRetrieval,
     capacity_constant,
     hopfield_energy,
+    pattern_separation,
     retrieval_bound,
     retrieve,
-    separation,
 )
 from support.scales import close
 
@@ -28,7 +28,7 @@ def drawn(seed, *shape):
 def test_an_update_lowers_the_energy_by_what_is_promised(seed, beta, s):
     patterns, x = drawn(seed, 7, 4), drawn(seed + 1, 5, 4)
     att = (beta * x @ patterns.mT).softmax(-1) @ patterns
-    found = retrieve(x, patterns, beta=beta, damping=s, steps=1, throw=False).state
+    found = retrieve(x, patterns, beta=beta, damping=s, max_iterations=1, throw=False).state
     close(found, x + s * (att - x), scale=10.0)
     before, after = hopfield_energy(x, patterns, beta=beta), hopfield_energy(found, patterns, beta=beta)
     promised = s * (1 - s / 2) * (x - att).square().sum(-1)
@@ -63,22 +63,22 @@ def test_one_update_stays_within_the_bound(beta):
     error = ((beta * patterns @ patterns.mT).softmax(-1) @ patterns - patterns).norm(dim=-1)
     assert bool((error <= retrieval_bound(patterns, beta=beta) * (1 + 1e-12)).all())
     by_hand = [min(float(p @ (p - q)) for j, q in enumerate(patterns) if j != i) for i, p in enumerate(patterns)]
-    close(separation(patterns), torch.tensor(by_hand, dtype=F64))
+    close(pattern_separation(patterns), torch.tensor(by_hand, dtype=F64))
 
 
 def test_warm_patterns_have_one_fixed_point():
     """A contraction where beta diam² < 4: every start ends in one state, and nothing is retrieved.   [theory 5.7]"""
     patterns = 0.3 * torch.nn.functional.normalize(drawn(3, 8, 5), dim=-1)
     beta = 3.9 / float(torch.cdist(patterns, patterns).max()) ** 2
-    ends = retrieve(5 * drawn(4, 20, 5), patterns, beta=beta, steps=2000, tolerance=1e-12).state
+    ends = retrieve(5 * drawn(4, 20, 5), patterns, beta=beta, max_iterations=2000, tolerance=1e-12).state
     close(ends, ends[:1].expand_as(ends), tolerance=1e-9)
 
 
 def test_a_state_does_not_depend_on_its_neighbours():
     patterns, x = drawn(5, 9, 4), drawn(6, 6, 4)
-    together = retrieve(x, patterns, beta=0.8, steps=500)
+    together = retrieve(x, patterns, beta=0.8, max_iterations=500)
     for i in range(6):
-        alone = retrieve(x[i : i + 1], patterns, beta=0.8, steps=500)
+        alone = retrieve(x[i : i + 1], patterns, beta=0.8, max_iterations=500)
         close(together.state[i], alone.state[0])
         assert int(together.steps[i]) == int(alone.steps[0])
 

@@ -14,13 +14,13 @@ from gradlogz import (
     Empirical,
     Gaussian,
     Spins,
-    ancestors,
     anneal,
+    draw_particles,
     effective_sample_size,
     gibbs_move,
     metropolis_move,
-    particles,
     random_walk_move,
+    resample_ancestors,
 )
 from support.scales import close
 
@@ -56,7 +56,7 @@ MOVES = {
 def test_importance_weights_are_attention_weights():
     """The ratio of two normal densities, by torch, normalised: the softmax of the particles in the query."""
     mu, Sigma = law()
-    eta, keys = drawn(1, 2), particles(Gaussian(mu, Sigma), 50, generator=source())
+    eta, keys = drawn(1, 2), draw_particles(Gaussian(mu, Sigma), 50, generator=source())
     tilted = MultivariateNormal(mu + Sigma @ eta, Sigma)
     ratio = (tilted.log_prob(keys.points) - log_density(keys.points)).exp()
     w = ratio / ratio.sum()
@@ -77,7 +77,7 @@ def test_the_estimate_of_z_is_unbiased_by_enumeration():
     )
     close(torch.tensor(math.log(total), dtype=F64), h.log_normalizer(eta))
     # The package draws just these: every set of particles is one of the ways, with the weights of that estimate.
-    found = particles(h, 4, (500,), generator=source())
+    found = draw_particles(h, 4, (500,), generator=source())
     index = torch.cdist(found.points, h.points).argmin(-1)
     estimate = 2.5 * (h.points[index] @ eta).exp().mean(-1)
     close(found.log_normalizer(eta.expand(500, 2)), estimate.log(), 10.0)
@@ -101,7 +101,7 @@ def test_all_points_of_an_empirical_measure_are_exact(schedule):
 def test_the_estimate_of_z_is_unbiased(move, scheme):
     """4000 sets of 16 particles: the mean of estimate / Z is 1 within four of its standard errors."""
     h, eta = Gaussian(*law()), torch.tensor([1.2, -0.9], dtype=F64)
-    start = particles(h, 16, (4000,), generator=source(1))
+    start = draw_particles(h, 16, (4000,), generator=source(1))
     found = anneal(
         start, eta.expand(4000, 2), move=MOVES[move], schedule=4, scheme=scheme, threshold=0.6, generator=source(2)
     )
@@ -131,7 +131,7 @@ def test_moves_leave_the_tilted_law_as_it_is(move):
 def test_a_tilt_too_far_for_one_step_is_reached_in_many():
     """|eta| = 5: exp(25/2) is carried by draws that hardly occur; annealed particles get there."""
     h, eta = Gaussian(torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64)), torch.tensor([4.0, 3.0], dtype=F64)
-    sets = particles(h, 200, (200,), generator=source(4))
+    sets = draw_particles(h, 200, (200,), generator=source(4))
     options = {"move": random_walk_move(lambda x: -x.square().sum(-1) / 2, 1.0), "schedule": 50, "generator": source(5)}
     found = anneal(sets, eta.expand(200, 2), **options)
     exact = h.log_normalizer(eta)
@@ -147,19 +147,19 @@ def test_the_mass_of_the_measure_is_counted():
     """Spins have mass 1, a counting measure of n points has n: at eta = 0 the estimate is exact."""
     for h in (Spins(drawn(8, 3)), Empirical(drawn(9, 7, 3))):
         zero = torch.zeros(3, dtype=F64)
-        keys = particles(h, 11, generator=source())
+        keys = draw_particles(h, 11, generator=source())
         close(keys.log_normalizer(zero), h.log_normalizer(zero), 10.0)
         close(anneal(keys, zero).log_normalizer, h.log_normalizer(zero), 10.0)
 
 
 def test_batches_of_measures_come_first():
     h = Gaussian(drawn(10, 2, 3), torch.eye(3, dtype=F64).expand(2, 3, 3))
-    keys = particles(h, 5, (4,), generator=source())
+    keys = draw_particles(h, 5, (4,), generator=source())
     assert keys.points.shape == (2, 4, 5, 3)
     found = anneal(keys, drawn(11, 2, 4, 3), move=gibbs_move(h), generator=source())
     assert found.particles.points.shape == (2, 4, 5, 3)
     assert found.log_normalizer.shape == (2, 4)
-    far = particles(Gaussian(torch.tensor([[0.0], [100.0]], dtype=F64), torch.ones(2, 1, 1, dtype=F64)), 5)
+    far = draw_particles(Gaussian(torch.tensor([[0.0], [100.0]], dtype=F64), torch.ones(2, 1, 1, dtype=F64)), 5)
     assert bool((far.points[1] - far.points[0] > 50).all())
 
 
@@ -178,7 +178,7 @@ def test_the_effective_sample_size_is_the_exponential_of_an_entropy():
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_particles_come_as_often_as_their_weights_say(scheme):
     p = torch.tensor([0.0, 0.31, 0.02, 0.0, 0.45, 0.22, 0.0], dtype=F64)
-    index = ancestors(p.log().expand(20_000, 7), 10, scheme=scheme, generator=source(6))
+    index = resample_ancestors(p.log().expand(20_000, 7), 10, scheme=scheme, generator=source(6))
     assert index.shape == (20_000, 10)
     counts = torch.nn.functional.one_hot(index, 7).sum(-2).double()
     assert bool((counts[:, p == 0] == 0).all())

@@ -16,10 +16,10 @@ from gradlogz import (
     Ising,
     Spins,
     boltzmann_machine,
-    corners,
     gaussian_machine,
     hebbian,
     reweight,
+    spin_corners,
     visible_law,
 )
 from support.scales import close
@@ -52,7 +52,7 @@ def energy(W, b, x):
 def test_the_cube_is_a_set_of_keys():
     """2^d keys of weight 1: G = sum log 2 cosh, mean tanh, covariance diag sech²; `Spins` but for the mass 2^d."""
     points, eta = all_states(5), 2 * drawn(0, 7, 5)
-    assert torch.equal(corners(5, like=eta), points)
+    assert torch.equal(spin_corners(5, like=eta), points)
     keys = Empirical(points)
     cube = reweight(Spins(torch.zeros(5, dtype=F64)), torch.tensor(5 * math.log(2), dtype=F64))
     for h in (keys, cube):
@@ -71,7 +71,7 @@ def test_one_by_one_the_energy_never_rises(seed):
     net, x = network(seed, 8), drawn(seed + 2, 20, 8).sign()
     before = net.energy(x)
     for _ in range(100):
-        found = net.settle(x, steps=1, throw=False)
+        found = net.settle(x, max_iterations=1, throw=False)
         after = net.energy(found.state)
         assert bool((after <= before + 1e-12).all())
         moved = (found.state != x).any(-1)
@@ -92,7 +92,7 @@ def test_at_once_the_energy_of_two_states_in_a_row_never_rises(seed):
     net, x = network(seed, 8), drawn(seed + 2, 20, 8).sign()
     states = [x]
     for _ in range(60):
-        states.append(net.settle(states[-1], order="synchronous", steps=1, throw=False).state)
+        states.append(net.settle(states[-1], order="synchronous", max_iterations=1, throw=False).state)
     pair = [-((y @ net.weights) * x).sum(-1) - (x + y) @ net.bias for x, y in itertools.pairwise(states)]
     assert all(bool((after <= before + 1e-12).all()) for before, after in itertools.pairwise(pair))
     assert torch.equal(states[-1], states[-3])
@@ -127,7 +127,7 @@ def test_the_exact_law_is_that_of_all_states(beta):
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_means_are_stationary_points_of_a_bound_of_the_mass(beta):
     net = network(4, 6)
-    found = net.mean_field(0.1 * drawn(5, 10, 6), beta=beta, method="newton", steps=1000)
+    found = net.mean_field(0.1 * drawn(5, 10, 6), beta=beta, method="newton", max_iterations=1000)
     m = found.state
     close(m, torch.tanh(beta * (m @ net.weights + net.bias)), tolerance=1e-8)
     point = m.clone().requires_grad_()

@@ -23,7 +23,7 @@ KINDS = {
     "weighted": (lambda s: {"log_weights": s.normal(6)}, torch.ones(6, 6).bool()),
     "by index": (lambda s: {"positive": torch.tensor([3, 3, 0, 1, 5, 2])}, torch.ones(6, 6).bool()),
     "others": (
-        lambda s: {"others": True, "positive": torch.arange(6).roll(1), "log_weights": s.normal(6)},
+        lambda s: {"exclude_self": True, "positive": torch.arange(6).roll(1), "log_weights": s.normal(6)},
         ~torch.eye(6).bool(),
     ),
     "labels": (lambda s: {"labels": LABELS}, (LABELS.unsqueeze(-1) != LABELS) | torch.eye(6).bool()),
@@ -91,7 +91,7 @@ def test_gradient_and_fisher_information_are_derivatives_of_the_loss(kind, seed)
 def test_mass_of_a_label(seed):
     s = Source(seed)
     x, w = s.normal(6, 3), s.normal(6)
-    family = gz.Likelihood(x, x, others=True, log_weights=w, temperature=0.3)
+    family = gz.Likelihood(x, x, exclude_self=True, log_weights=w, temperature=0.3)
     logits = (x @ x.mT / 0.3 + w).fill_diagonal_(-torch.inf)
     own = logits.masked_fill(LABELS.unsqueeze(-1) != LABELS, -torch.inf)
     expected = own.logsumexp(-1) - logits.logsumexp(-1)

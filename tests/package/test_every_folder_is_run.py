@@ -1,13 +1,15 @@
 """`make test` is two runs of pytest; together they run every folder of tests, each folder once."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-import conftest
-
 TESTS = Path(__file__).parent.parent
+specification = importlib.util.spec_from_file_location("conftest_of_all", TESTS / "conftest.py")
+conftest = importlib.util.module_from_spec(specification)  # `import conftest` may find that of another folder
+specification.loader.exec_module(conftest)
 FOLDERS = sorted({path.parent.name for path in TESTS.glob("*/test_*.py")})
 
 

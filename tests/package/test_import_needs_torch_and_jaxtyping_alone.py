@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 EXTRAS = ("typer", "rich", "scipy", "sklearn", "hypothesis", "beartype")
-LATER = ("transformers", "plotly", "jinja2", "polars", "numba", "ray")
+LATER = ("transformers", "plotly", "jinja2", "polars", "numba")
 
 
 def run(code: str) -> str:

@@ -12,7 +12,7 @@ from gradlogz.simulation.settings import SimulationSettings
 
 # Theory 10.1: where a Gaussian cloud ends under ascent, tau = 0.5 -----------------------------------------------------
 
-CONTRACTIONS = ("zca", "batch_norm", "scalar", "centre+rms_norm", "rms_norm", "layer_norm")  # the columns
+CONTRACTIONS = ("zca", "batch_norm", "scalar", "center+rms_norm", "rms_norm", "layer_norm")  # the columns
 
 # Counts that theory has of one seed and 768 tokens are ranges here, of several seeds and 300; slow ones still merge.
 FROZEN = ("frozen",) * 6

@@ -190,7 +190,7 @@ def test_the_pair_energy_is_held_to_its_theorem_where_it_applies():
 
 def test_axes_are_read():
     assert parse_grid("beta=0.5:1.5:3, dim=2|8") == {"beta": (0.5, 1.0, 1.5), "dim": (2, 8)}
-    assert parse_grid("contraction=zca|centre+rms_norm") == {"contraction": ("zca", "centre+rms_norm")}
+    assert parse_grid("contraction=zca|center+rms_norm") == {"contraction": ("zca", "center+rms_norm")}
     beta, dim = ranges_of({"beta": torch.tensor([0.5, 1.0]), "dim": [2.0, 8]})
     assert (beta.name, beta.values) == ("beta", (0.5, 1.0))
     assert (dim.name, dim.values) == ("dim", (2, 8))
@@ -198,7 +198,7 @@ def test_axes_are_read():
 
 
 @pytest.mark.parametrize(
-    "text", ["beta=0.1:4:12,tau=-0.5:1:8", "beta=0.1|0.7|0.9", "dim=1:9:3", "tau=0.123456789", "contraction=zca|centre"]
+    "text", ["beta=0.1:4:12,tau=-0.5:1:8", "beta=0.1|0.7|0.9", "dim=1:9:3", "tau=0.123456789", "contraction=zca|center"]
 )
 def test_a_grid_is_written_as_it_is_read(text):
     assert grid_text(ranges_of(parse_grid(text))) == text

@@ -7,7 +7,7 @@ import torch
 from numpy.polynomial import hermite_e
 
 from gradlogz import Ascent, GaussianCloud, evolve, hermite_growth, sphere_growth
-from gradlogz.dynamics.contraction import LayerNorm, Sphere
+from gradlogz.dynamics.contraction import LayerNorm, SphereProjection
 from support.scales import close
 
 THEORY = ("4.4",)
@@ -39,7 +39,7 @@ def test_layer_norm_is_a_sphere_in_the_subspace_of_sum_zero():
     m, A = torch.tensor([0.3, -0.5, 0.2, 0.9], dtype=F64), torch.randn(d, d, dtype=F64)
     C = A @ A.mT
     mean, covariance = LayerNorm().moments(m, C)
-    inner, outer = Sphere(math.sqrt(d)).moments(Q.mT @ m, Q.mT @ C @ Q)
+    inner, outer = SphereProjection(math.sqrt(d)).moments(Q.mT @ m, Q.mT @ C @ Q)
     close(mean, Q @ inner, scale=10.0)
     close(covariance, Q @ outer @ Q.mT, scale=10.0)
 
@@ -49,7 +49,7 @@ def test_in_many_dimensions_a_norm_of_tokens_is_one_number():
     d = 400
     m = torch.linspace(-0.1, 0.3, d, dtype=F64)
     C = torch.diag(torch.linspace(0.5, 1.5, d, dtype=F64))
-    mean, covariance = Sphere().moments(m, C)
+    mean, covariance = SphereProjection().moments(m, C)
     size = float(C.trace() + m @ m)
     assert float((mean - m * math.sqrt(d / size)).norm() / mean.norm()) < 5e-3
     assert float((covariance - C * d / size).norm() / covariance.norm()) < 1e-2

@@ -8,29 +8,14 @@ register    attn_implementation="gradlogz" for Hugging Face models
 layers      attention with parameters: torch's, and what other measures make of it
 """
 
-from .functional import attend
-from .in_models.head_summaries import Alert, Row, Thresholds
-from .in_models.huggingface import register, unregister
-from .in_models.monitoring import Monitor, monitor
-from .in_models.observation import Observation, observe
-from .layers import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
-from .result import Attention
-
-__all__ = [
-    "attend",
-    "Attention",
-    "observe",
-    "Observation",
-    "monitor",
-    "Monitor",
-    "Row",
-    "Alert",
-    "Thresholds",
-    "register",
-    "unregister",
-    "MultiheadAttention",
-    "MomentAttention",
-    "MixtureAttention",
-    "GatedHeads",
-    "LinkAttention",
-]
+from .functional import attend as attend
+from .result import Attention as Attention
+from .in_models.observation import observe as observe, Observation as Observation
+from .in_models.monitoring import monitor as monitor, Monitor as Monitor
+from .in_models.head_summaries import MonitorRow as MonitorRow, Alert as Alert, Thresholds as Thresholds
+from .in_models.huggingface import register as register, unregister as unregister
+from .layers.multihead import MultiheadAttention as MultiheadAttention
+from .layers.moment import MomentAttention as MomentAttention
+from .layers.mixture import MixtureAttention as MixtureAttention
+from .layers.gated import GatedHeads as GatedHeads
+from .layers.link import LinkAttention as LinkAttention

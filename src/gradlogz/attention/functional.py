@@ -190,11 +190,11 @@ def _scalars(found: Statistics, q: Tensor, k: Tensor, sight: Sight) -> Attention
 def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dropout: Dropout | None) -> Attention:
     """One pass over wider values: [v, v^2, k, |k|^2], centred because an offset would cost digits."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    centre_k, centre_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True), 0.0, 0.0, 0.0) for t in (k, v))
-    y = v.to(wide) - centre_v
+    center_k, center_v = (torch.nan_to_num(t.detach().to(wide).mean(-2, keepdim=True), 0.0, 0.0, 0.0) for t in (k, v))
+    y = v.to(wide) - center_v
     values = [y, y.square()]
     if v is not k:  # else the first two say it all
-        x = k.to(wide) - centre_k
+        x = k.to(wide) - center_k
         values += [x, x.square().sum(-1, keepdim=True)]
     whole = attention(q.to(wide), k.to(wide), torch.cat(values, -1), sight, scoring)
     mean_v, square_v, *of_keys = whole.output.split([t.shape[-1] for t in values], -1)
@@ -205,13 +205,13 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
         key_variance = (square_k.squeeze(-1) - mean_k.square().sum(-1)).clamp(min=0)
 
     group = q.shape[1] // max(1, k.shape[1])
-    centre_k, centre_v = (c.repeat_interleave(group, 1) for c in (centre_k, centre_v))
+    center_k, center_v = (c.repeat_interleave(group, 1) for c in (center_k, center_v))
     if _may_be_empty(q, k, sight):
         alive = (whole.log_normalizer != -torch.inf).unsqueeze(-1)
-        centre_k, centre_v = (torch.where(alive, c, 0.0) for c in (centre_k, centre_v))
-    output = mean_v + centre_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
+        center_k, center_v = (torch.where(alive, c, 0.0) for c in (center_k, center_v))
+    output = mean_v + center_v if dropout is None else attention(q, k, v, sight, scoring, dropout).output
     scalars = _scalars(whole, q, k, sight)[1:6]
-    return Attention(output, *scalars, mean_k + centre_k, key_variance, value_variance)
+    return Attention(output, *scalars, mean_k + center_k, key_variance, value_variance)
 
 
 def _with_sinks(found: Attention, sinks: Tensor | None, lead: torch.Size) -> Attention:

@@ -25,7 +25,7 @@ def command(
     contraction: Annotated[
         str | None,
         typer.Option(
-            help="What holds the cloud together: none, centre, scalar, batch_norm, zca, pca, cholesky, monge, "
+            help="What holds the cloud together: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
             "sphere, rms_norm, layer_norm, resolvent; several joined by +.",
             show_default=False,
         ),

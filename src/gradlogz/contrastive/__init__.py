@@ -1,45 +1,22 @@
 """Contrastive losses: likelihoods of one exponential family, exact at any temperature, in linear memory."""
 
-from .distributed import Gathered, gather_candidates, ring_info_nce
-from .likelihood import Likelihood
+from .likelihood import Likelihood as Likelihood
 from .losses import (
-    Contrastive,
-    alignment,
-    bernoulli,
-    clip,
-    info_nce,
-    n_pair,
-    nca,
-    nce,
-    nt_xent,
-    proxy,
-    ranking_nce,
-    skip_gram,
-    supervised_contrastive,
-    triplet,
-    uniformity,
+    info_nce as info_nce,
+    n_pair as n_pair,
+    clip_loss as clip_loss,
+    nt_xent as nt_xent,
+    supervised_contrastive as supervised_contrastive,
+    nca as nca,
+    skip_gram as skip_gram,
+    nce as nce,
+    ranking_nce as ranking_nce,
+    siglip as siglip,
+    proxy_loss as proxy_loss,
+    triplet_loss as triplet_loss,
+    alignment_loss as alignment_loss,
+    uniformity_loss as uniformity_loss,
+    Contrastive as Contrastive,
 )
-from .queue import Queue
-
-__all__ = [
-    "Likelihood",
-    "info_nce",
-    "n_pair",
-    "clip",
-    "nt_xent",
-    "supervised_contrastive",
-    "nca",
-    "skip_gram",
-    "nce",
-    "ranking_nce",
-    "bernoulli",
-    "proxy",
-    "triplet",
-    "alignment",
-    "uniformity",
-    "Contrastive",
-    "Queue",
-    "gather_candidates",
-    "Gathered",
-    "ring_info_nce",
-]
+from .queue import Queue as Queue
+from .distributed import gather_candidates as gather_candidates, Gathered as Gathered, ring_info_nce as ring_info_nce

@@ -21,7 +21,7 @@ import torch
 from .._errors import InputValueError, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
-from ..kernels.losses.pairwise_log_sum_exp import Seen, log_add, log_sum_exp, pairs
+from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_add, log_sum_exp, pairs
 from ..measures import Empirical
 from .validation import (
     check_alike,
@@ -49,7 +49,7 @@ class Likelihood:
             one more candidate for their anchor alone (a queue holds only negatives).
         log_weights: log w of each candidate, for example minus the log probability with which it was sampled. -inf
             takes it away.
-        others: anchors are the candidates, and none is a candidate for itself.
+        exclude_self: anchors are the candidates, and none is a candidate for itself.
         labels: of anchors and candidates, one tensor if they are the same. A candidate with the label of the anchor
             is no negative of it: duplicates, false negatives. The positive stays.
         mask: True where candidate j may be a negative of anchor i. The positive stays.
@@ -73,7 +73,7 @@ class Likelihood:
     temperature: float | Float[Tensor, ""] = 1.0
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None = None
     log_weights: Float[Tensor, " n"] | None = None
-    others: bool = False
+    exclude_self: bool = False
     labels: Labels | None = None
     mask: Bool[Tensor, "m n"] | None = None
     precision: torch.dtype | None = None
@@ -84,7 +84,7 @@ class Likelihood:
         outside = positive if isinstance(positive, Tensor) and positive.is_floating_point() else None
         check_vectors(call, anchor=self.anchor, candidates=self.candidates, positive=outside)
         m, n = self.anchor.shape[0], self.candidates.shape[0]
-        if self.others or positive is None:
+        if self.exclude_self or positive is None:
             check_rows(call, "candidates", self.candidates, m, "anchor")
         if outside is not None:
             check_rows(call, "positive", outside, m, "anchor")
@@ -130,12 +130,12 @@ class Likelihood:
 
     def log_normalizer(self) -> Float[Tensor, " m"]:
         """G(eta) = log sum_j w_j exp<eta, x_j> over the candidates of each anchor, its positive among them."""
-        return self._log_normalizer(self.eta, self._centre()) + self.eta @ self._centre()
+        return self._log_normalizer(self.eta, self._center()) + self.eta @ self._center()
 
     def log_density(self) -> Float[Tensor, " m"]:
         """<eta, x_+> - G(eta): of the positive, with respect to h."""
-        eta, centre = self.eta, self._centre()
-        return (eta * (self.chosen() - centre)).sum(-1) - self._log_normalizer(eta, centre)
+        eta, center = self.eta, self._center()
+        return (eta * (self.chosen() - center)).sum(-1) - self._log_normalizer(eta, center)
 
     def log_probability(self) -> Float[Tensor, " m"]:
         """log p(+): the log density and the log weight of the positive. Minus this is the loss."""
@@ -144,44 +144,44 @@ class Likelihood:
 
     def log_odds(self) -> Float[Tensor, " m"]:
         """log p(+) - log(1 - p(+)): the positive against its negatives alone; +inf where it has none."""
-        eta, centre = self.eta, self._centre()
-        logit = (eta * (self.chosen() - centre)).sum(-1)
+        eta, center = self.eta, self._center()
+        logit = (eta * (self.chosen() - center)).sum(-1)
         if self.log_weights is not None and not self._outside:
             logit = logit + self.log_weights[self._index()]
-        x, seen = self.candidates - centre, self._negatives()
+        x, seen = self.candidates - center, self._negatives()
         return logit - log_sum_exp(eta, x, self.log_weights, seen, precision=self.precision)
 
     def log_mass(self, labels: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
         """log P(a candidate of the label of the anchor), where anchors are the candidates and do not see themselves."""
         check_integers(self.call, "labels", labels, (self.anchor.shape[0],), self.anchor)
-        eta, centre = self.eta, self._centre()
-        own = Seen(itself=False, labels=(labels, labels))
-        x = self.candidates - centre
-        return log_sum_exp(eta, x, self.log_weights, own) - self._log_normalizer(eta, centre)
+        eta, center = self.eta, self._center()
+        own = VisiblePairs(itself=False, labels=(labels, labels))
+        x = self.candidates - center
+        return log_sum_exp(eta, x, self.log_weights, own) - self._log_normalizer(eta, center)
 
     def mean(self) -> Float[Tensor, "m d"]:
         """E_eta[x]: attention of every anchor to its candidates."""
-        centre = self._centre()
-        return self._attention(centre) + centre
+        center = self._center()
+        return self._attention(center) + center
 
     def gradient(self) -> Float[Tensor, "m d"]:
         """Of the loss in eta: attention minus the positive. With respect to the anchor it is 1/temperature of this."""
-        centre = self._centre()
-        return self._attention(centre) - (self.chosen() - centre)
+        center = self._center()
+        return self._attention(center) - (self.chosen() - center)
 
     def fisher(self) -> Float[Tensor, "m d d"]:
         """Cov_eta[x], the Fisher information of eta: the second derivative of the loss."""
-        return self._second(self._centre())
+        return self._second(self._center())
 
     def fisher_product(self, vector: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         """Cov_eta[x] v, without the d x d matrix."""
         check_vectors(self.call, anchor=self.anchor, vector=vector)
         check_rows(self.call, "vector", vector, self.anchor.shape[0], "anchor")
-        return self._second(self._centre(), wide(vector))
+        return self._second(self._center(), wide(vector))
 
     def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Int[Tensor, "..."]:
         """Indices [*shape, m] of negatives, drawn with the probabilities of the family: the hard ones more often."""
-        eta, x, seen = self.eta.detach(), (self.candidates - self._centre()).detach(), self._negatives()
+        eta, x, seen = self.eta.detach(), (self.candidates - self._center()).detach(), self._negatives()
         log_weights = None if self.log_weights is None else self.log_weights.detach()
 
         def draw(s: Tensor, _: Tensor) -> Tensor:
@@ -222,16 +222,16 @@ class Likelihood:
             return torch.arange(self.anchor.shape[0], device=self.anchor.device)
         return self.positive.long()
 
-    def _centre(self) -> Float[Tensor, " d"]:
+    def _center(self) -> Float[Tensor, " d"]:
         return self.candidates.detach().mean(0)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> VisiblePairs:
         """The candidates of each anchor, without a positive that is a vector of its own."""
         labels = self.labels if isinstance(self.labels, tuple) else None  # made a pair at the beginning
         kept = None if self._outside or (labels is None and self.mask is None) else self._index()
-        return Seen(not self.others, labels, False, kept, None, self.mask)
+        return VisiblePairs(not self.exclude_self, labels, False, kept, None, self.mask)
 
-    def _negatives(self) -> Seen:
+    def _negatives(self) -> VisiblePairs:
         """The same without the positive."""
         seen = self._seen()._replace(kept=None)
         if self._outside:
@@ -240,30 +240,30 @@ class Likelihood:
             return seen._replace(itself=False)
         return seen._replace(dropped=self._index())
 
-    def _log_normalizer(self, eta: Tensor, centre: Tensor) -> Tensor:
+    def _log_normalizer(self, eta: Tensor, center: Tensor) -> Tensor:
         """G of the candidates moved by -centre."""
-        G = log_sum_exp(eta, self.candidates - centre, self.log_weights, self._seen(), precision=self.precision)
-        return log_add(G, (eta * (self.chosen() - centre)).sum(-1)) if self._outside else G
+        G = log_sum_exp(eta, self.candidates - center, self.log_weights, self._seen(), precision=self.precision)
+        return log_add(G, (eta * (self.chosen() - center)).sum(-1)) if self._outside else G
 
-    def _attention(self, centre: Tensor) -> Tensor:
+    def _attention(self, center: Tensor) -> Tensor:
         """E_eta[x] - centre."""
-        eta, x, seen = self.eta, self.candidates - centre, self._seen()
+        eta, x, seen = self.eta, self.candidates - center, self._seen()
         if seen.plain and seen.itself and not self._outside:
             return Empirical(x, self.log_weights, validate=False).mean(eta)
         mean = pairs(lambda s, k: reference.softmax(s) @ k, eta, x, self.log_weights, seen)
         if not self._outside:
             return mean
-        share, positive = self._share(eta, centre)
+        share, positive = self._share(eta, center)
         return torch.lerp(mean, positive, share)
 
-    def _share(self, eta: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    def _share(self, eta: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
         """p(+) as [m, 1], where the positive is a vector of its own, and that vector."""
-        positive = self.chosen() - centre
-        return ((eta * positive).sum(-1) - self._log_normalizer(eta, centre)).exp().unsqueeze(-1), positive
+        positive = self.chosen() - center
+        return ((eta * positive).sum(-1) - self._log_normalizer(eta, center)).exp().unsqueeze(-1), positive
 
-    def _second(self, centre: Tensor, vector: Tensor | None = None) -> Tensor:
+    def _second(self, center: Tensor, vector: Tensor | None = None) -> Tensor:
         """Cov_eta[x], or its product with a vector."""
-        eta, x = self.eta, self.candidates - centre
+        eta, x = self.eta, self.candidates - center
 
         def matrix(s: Tensor, k: Tensor) -> Tensor:
             p = reference.softmax(s)
@@ -280,7 +280,7 @@ class Likelihood:
         if not self._outside:
             return found
         # Two measures, merged: what is within each, and what is between them.   [theory 3.8]
-        share, positive = self._share(eta, centre)
+        share, positive = self._share(eta, center)
         apart = pairs(lambda s, k: reference.softmax(s) @ k, eta, x, self.log_weights, self._seen()) - positive
         between = share * (1 - share)
         if vector is not None:

@@ -2,21 +2,21 @@
 
     -log p(+) = G(eta) - <eta, x_+>,   eta = anchor / temperature,   G = log sum of exp<eta, x> over the denominator
 
-    loss                     anchors       the denominator sums over
-    info_nce    [oord18]     a             all candidates, the positive included
-    n_pair      [sohn16]     a             the same
-    clip        [radford21]  a, then b     the same; half of each direction
-    nt_xent     [chen20]     a and b       all others of both views: the positive included, the anchor itself not
-    supervised_contrastive   every one     all others, all positives included          [khosla20]
-    nca         [goldberger04] every one   all others; -log of what falls on the own class
-    skip_gram   [mikolov13]  centre        all contexts; or, sampled, each one by itself
-    nce         [gutmann10]  a             each candidate by itself, against known noise
-    ranking_nce [ma18]       a             the positive and its own negatives, noise divided out
-    bernoulli   [zhai23b]    a             each pair by itself
-    proxy       [movshovitz17] a           all proxies
-    triplet     [schroff15]  a             the positive and one negative, at temperature 0
-    alignment   [wang20]     a             nothing
-    uniformity  [wang20]     every one     all others, with the mean over anchors inside the logarithm
+    loss                                    anchors     the denominator sums over
+    info_nce                [oord18]        a           all candidates, the positive included
+    n_pair                  [sohn16]        a           the same
+    clip_loss               [radford21]     a, then b   the same; half of each direction
+    nt_xent                 [chen20]        a and b     all others of both views: the positive included, the anchor not
+    supervised_contrastive  [khosla20]      every one   all others, all positives included
+    nca                     [goldberger04]  every one   all others; -log of what falls on the own class
+    skip_gram               [mikolov13]     center      all contexts; or, sampled, each one by itself
+    nce                     [gutmann10]     a           each candidate by itself, against known noise
+    ranking_nce             [ma18]          a           the positive and its own negatives, noise divided out
+    siglip                  [zhai23b]       a           each pair by itself
+    proxy_loss              [movshovitz17]  a           all proxies
+    triplet_loss            [schroff15]     a           the positive and one negative, at temperature 0
+    alignment_loss          [wang20]        a           nothing
+    uniformity_loss         [wang20]        every one   all others, with the mean over anchors inside the logarithm
 
 Logits are <anchor, candidate> / temperature, with no normalisation unless normalize=True. The positive of anchor i is
 candidate i unless `positive` says otherwise. Memory is linear in the batch.
@@ -26,14 +26,14 @@ Read next: likelihood.py; distributed.py and queue.py, other places that candida
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch.nn.functional import logsigmoid
 
 from .._errors import InputValueError, sentence, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.losses.pairwise_log_sum_exp import Seen, log_sum_exp, pairs
+from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_sum_exp, pairs
 from .likelihood import Labels, Likelihood
 from .validation import (
     check_alike,
@@ -50,6 +50,40 @@ from .validation import (
 )
 
 Temperature = float | Float[Tensor, ""]
+
+
+class InfoNCEOptions(TypedDict, total=False):
+    """Arguments that `n_pair` passes on to `info_nce`."""
+
+    temperature: Temperature
+    positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
+    log_weights: Float[Tensor, " n"] | None
+    labels: Labels | None
+    mask: Bool[Tensor, "m n"] | None
+    decoupled: bool
+    normalize: bool
+    precision: torch.dtype | None
+
+
+class LossOptions(TypedDict, total=False):
+    """Arguments of the losses that `Contrastive` passes on: those of the one that it holds."""
+
+    positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
+    negatives: Int[Tensor, "m k"] | Int[Tensor, " k"] | None
+    log_weights: Float[Tensor, " n"] | None
+    labels: Labels | None
+    mask: Bool[Tensor, "m n"] | None
+    noise: Float[Tensor, " n"]
+    log_normalizer: float | Float[Tensor, ""] | Float[Tensor, " m"]
+    offset: float | Float[Tensor, ""]
+    margin: float
+    denominator: str
+    mean_inside_log: bool
+    expected_accuracy: bool
+    decoupled: bool
+    normalize: bool
+    precision: torch.dtype | None
+    reduction: str
 
 
 def info_nce(
@@ -99,7 +133,11 @@ def info_nce(
 
 
 def n_pair(
-    anchor: Float[Tensor, "m d"], candidates: Float[Tensor, "m d"], *, reduction: str = "mean", **options: Any
+    anchor: Float[Tensor, "m d"],
+    candidates: Float[Tensor, "m d"],
+    *,
+    reduction: str = "mean",
+    **options: Unpack[InfoNCEOptions],
 ) -> Tensor:
     """log(1 + sum_{j != i} exp(<a_i, x_j> - <a_i, x_i>)): info_nce at temperature 1.   [sohn16, Eq. 6]
 
@@ -108,7 +146,7 @@ def n_pair(
     return info_nce(anchor, candidates, reduction=reduction, **options)
 
 
-def clip(
+def clip_loss(
     a: Float[Tensor, "m d"],
     b: Float[Tensor, "m d"],
     *,
@@ -125,12 +163,12 @@ def clip(
     calls exp(-logit scale).
     """
     if normalize:
-        check_vectors("clip", a=a, b=b)
+        check_vectors("clip_loss", a=a, b=b)
         a, b = unit(wide(a)), unit(wide(b))
     options: Any = {"temperature": temperature, "log_weights": log_weights, "labels": labels}
-    options |= {"precision": precision, "call": "clip"}
+    options |= {"precision": precision, "call": "clip_loss"}
     one, other = Likelihood(a, b, **options), Likelihood(b, a, **options)
-    return reduced("clip", -(one.log_probability() + other.log_probability()) / 2, reduction)
+    return reduced("clip_loss", -(one.log_probability() + other.log_probability()) / 2, reduction)
 
 
 def nt_xent(
@@ -160,7 +198,7 @@ def nt_xent(
         check_integers("nt_xent", "labels", labels, (a.shape[0],), a)
         both = torch.cat([labels, labels])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
-    options: Any = {"positive": positive, "others": True, "labels": both}
+    options: Any = {"positive": positive, "exclude_self": True, "labels": both}
     options |= {"temperature": temperature, "precision": precision, "call": "nt_xent"}
     return reduced("nt_xent", _loss("nt_xent", Likelihood(z, z, **options), decoupled), reduction)
 
@@ -170,7 +208,7 @@ def supervised_contrastive(
     labels: Int[Tensor, " m"],
     *,
     temperature: Temperature = 1.0,
-    inside: bool = False,
+    mean_inside_log: bool = False,
     denominator: str = "all",
     normalize: bool = False,
     reduction: str = "mean",
@@ -178,8 +216,9 @@ def supervised_contrastive(
     """Every other vector of the same label is a positive.   [khosla20]
 
         loss_i = -1/|P_i| sum_{p in P_i} log [ exp(s_ip) / sum_{j != i} exp(s_ij) ]         L_out, Eq. 2
-        loss_i = -log [ 1/|P_i| sum_{p in P_i} exp(s_ip) / sum_{j != i} exp(s_ij) ]         L_in, Eq. 3, inside=True
+        loss_i = -log [ 1/|P_i| sum_{p in P_i} exp(s_ip) / sum_{j != i} exp(s_ij) ]         L_in, Eq. 3
 
+    With mean_inside_log=True the mean over positives is inside the logarithm, L_in; otherwise outside, L_out.
     Denominator: all others, all positives included, the anchor itself not. With denominator="pair" it is the one
     positive and all vectors of other labels, as in pytorch-metric-learning's NTXentLoss.
     Vectors whose label is theirs alone have no loss and are left out of the mean; "none" gives them 0. "pairs", a
@@ -191,8 +230,8 @@ def supervised_contrastive(
     check_temperature(call, temperature, vectors)
     check_choice(call, "denominator", denominator, ("all", "pair"))
     check_choice(call, "reduction", reduction, ("mean", "sum", "none", "pairs"))
-    if inside and denominator == "pair":
-        condition, remedy = 'denominator must be "all" where inside=True', "Leave one of them out."
+    if mean_inside_log and denominator == "pair":
+        condition, remedy = 'denominator must be "all" where mean_inside_log=True', "Leave one of them out."
         raise InputValueError(sentence(call, condition, '"pair"', remedy))
     z = unit(wide(vectors)) if normalize else wide(vectors)
     x = z - z.detach().mean(0)  # candidates may move together, and digits are saved
@@ -200,15 +239,18 @@ def supervised_contrastive(
     some = members > 0
     _check_some(call, some, "labels must name at least one pair", "a label for each vector alone")
     count = members.clamp(min=1)
-    family = Likelihood(z, x, temperature=temperature, others=True, call=call)
+    family = Likelihood(z, x, temperature=temperature, exclude_self=True, call=call)
     eta = family.eta
-    if inside:
+    if mean_inside_log:
         losses = members.to(z.dtype).clamp(min=1).log() - family.log_mass(labels)
     elif denominator == "all":
         losses = family.log_normalizer() - (eta * positives).sum(-1) / count
     else:
-        negatives = log_sum_exp(eta, x, None, Seen(itself=False, labels=(labels, labels), same=False))
-        losses = pairs(_sum_of_softplus, eta, x, None, Seen(itself=False, labels=(labels, labels)), negatives) / count
+        negatives = log_sum_exp(eta, x, None, VisiblePairs(itself=False, labels=(labels, labels), same=False))
+        losses = (
+            pairs(_sum_of_softplus, eta, x, None, VisiblePairs(itself=False, labels=(labels, labels)), negatives)
+            / count
+        )
     losses = torch.where(some, losses, 0.0)
     if reduction == "mean":
         return losses.sum() / some.sum().clamp(min=1)
@@ -224,7 +266,7 @@ def nca(
     labels: Int[Tensor, " m"],
     *,
     temperature: Temperature = 1.0,
-    expected: bool = False,
+    expected_accuracy: bool = False,
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
@@ -233,8 +275,8 @@ def nca(
         p_ij = exp(-|x_i - x_j|²/T) / sum_{k != i} exp(-|x_i - x_k|²/T),   loss_i = -log sum_{j in class of i} p_ij
 
     Denominator: all others, of every class, the vector itself not. As a family: eta = 2 x_i / T, log weights -|x_j|²/T.
-    With expected=True the loss is minus the probability itself: the mean is minus the expected accuracy. Vectors whose
-    label is theirs alone have no neighbour: they are left out of the mean, "none" gives them 0.
+    With expected_accuracy=True the loss is minus the probability itself: the mean is minus the expected accuracy.
+    Vectors whose label is theirs alone have no neighbour: they are left out of the mean, "none" gives them 0.
     """
     check_vectors("nca", vectors=vectors)
     check_integers("nca", "labels", labels, (vectors.shape[0],), vectors)
@@ -246,9 +288,9 @@ def nca(
     _check_some("nca", some, "labels must name at least one pair", "a label for each vector alone")
     x = x - x.detach().mean(0)  # distances do not change, and their digits are saved
     log_weights = -x.square().sum(-1) / temperature
-    family = Likelihood(x, x, temperature=temperature / 2, log_weights=log_weights, others=True, call="nca")
+    family = Likelihood(x, x, temperature=temperature / 2, log_weights=log_weights, exclude_self=True, call="nca")
     log_mass = family.log_mass(labels)
-    losses = torch.where(some, -log_mass.exp() if expected else -log_mass, 0.0)
+    losses = torch.where(some, -log_mass.exp() if expected_accuracy else -log_mass, 0.0)
     return losses.sum() / some.sum().clamp(min=1) if reduction == "mean" else reduced("nca", losses, reduction)
 
 
@@ -329,7 +371,7 @@ def ranking_nce(
     return reduced("ranking_nce", _softplus(fake.logsumexp(-1) - data), reduction)
 
 
-def bernoulli(
+def siglip(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "n d"],
     *,
@@ -339,27 +381,31 @@ def bernoulli(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """Every pair by itself: belongs together, or not.   [zhai23b]
+    """SigLIP's loss, a sigmoid for every pair by itself: belongs together, or not.   [zhai23b]
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
     Denominator: none. The mean is over anchors, of sums over candidates.
     """
     if normalize:
-        check_vectors("bernoulli", anchor=anchor, candidates=candidates)
+        check_vectors("siglip", anchor=anchor, candidates=candidates)
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
-    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call="bernoulli")
+    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call="siglip")
     eta = family.eta
     shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device)
     own = (eta * family.chosen()).sum(-1) + shift
     every = pairs(
-        lambda s, _: _softplus(s).sum(-1), eta, family.candidates, shift.expand(family.candidates.shape[0]), Seen()
+        lambda s, _: _softplus(s).sum(-1),
+        eta,
+        family.candidates,
+        shift.expand(family.candidates.shape[0]),
+        VisiblePairs(),
     )
     # -log sigmoid(s) = softplus(s) - s: the positive is counted as all others are, and then corrected.
-    return reduced("bernoulli", every - own, reduction)
+    return reduced("siglip", every - own, reduction)
 
 
-def proxy(
+def proxy_loss(
     anchor: Float[Tensor, "m d"],
     proxies: Float[Tensor, "k d"],
     labels: Int[Tensor, " m"],
@@ -376,7 +422,7 @@ def proxy(
     Denominator: all proxies, the one of the label included; decoupled=True leaves it out, as in the first paper. On the
     unit sphere -|a - p|² differs from 2 <a, p> by a constant, so that distances are temperature 1/2.
     """
-    check_integers("proxy", "labels", labels, tuple(anchor.shape[:1]), anchor)
+    check_integers("proxy_loss", "labels", labels, tuple(anchor.shape[:1]), anchor)
     return info_nce(
         anchor,
         proxies,
@@ -388,7 +434,7 @@ def proxy(
     )
 
 
-def triplet(
+def triplet_loss(
     anchor: Float[Tensor, "m d"],
     positive: Float[Tensor, "m d"],
     negative: Float[Tensor, "m d"],
@@ -405,18 +451,18 @@ def triplet(
     Denominator: the positive and one negative. None as temperature is the limit. On the unit sphere squared distances
     are 2 - 2 <a, x>: margin and loss are half of theirs.
     """
-    check_vectors("triplet", anchor=anchor, positive=positive, negative=negative)
+    check_vectors("triplet_loss", anchor=anchor, positive=positive, negative=negative)
     for name, given in (("positive", positive), ("negative", negative)):
-        check_rows("triplet", name, given, anchor.shape[0], "anchor")
+        check_rows("triplet_loss", name, given, anchor.shape[0], "anchor")
     a, x, y = (unit(wide(t)) if normalize else wide(t) for t in (anchor, positive, negative))
     behind = margin + (a * (y - x)).sum(-1)
     if temperature is None:
-        return reduced("triplet", behind.clamp(min=0.0), reduction)
-    check_temperature("triplet", temperature, anchor)
-    return reduced("triplet", temperature * _softplus(behind / temperature), reduction)
+        return reduced("triplet_loss", behind.clamp(min=0.0), reduction)
+    check_temperature("triplet_loss", temperature, anchor)
+    return reduced("triplet_loss", temperature * _softplus(behind / temperature), reduction)
 
 
-def alignment(
+def alignment_loss(
     a: Float[Tensor, "m d"],
     b: Float[Tensor, "m d"],
     *,
@@ -428,43 +474,45 @@ def alignment(
 
     On the unit sphere, with exponent 2, it is 2 - 2 <a_i, b_i>: what info_nce pulls at.
     """
-    check_vectors("alignment", a=a, b=b)
-    check_rows("alignment", "b", b, a.shape[0], "a")
+    check_vectors("alignment_loss", a=a, b=b)
+    check_rows("alignment_loss", "b", b, a.shape[0], "a")
     a, b = (unit(wide(t)) if normalize else wide(t) for t in (a, b))
-    return reduced("alignment", (a - b).square().sum(-1).pow(exponent / 2), reduction)
+    return reduced("alignment_loss", (a - b).square().sum(-1).pow(exponent / 2), reduction)
 
 
-def uniformity(vectors: Float[Tensor, "m d"], *, sharpness: float = 2.0, normalize: bool = False) -> Float[Tensor, ""]:
+def uniformity_loss(
+    vectors: Float[Tensor, "m d"], *, sharpness: float = 2.0, normalize: bool = False
+) -> Float[Tensor, ""]:
     """log of the mean of exp(-sharpness |x_i - x_j|²) over all pairs: what info_nce pushes at.   [wang20]
 
     Sums over all others, the vector itself not: eta = 2 sharpness x_i, log weights -sharpness |x_j|².
     """
-    check_vectors("uniformity", vectors=vectors)
+    check_vectors("uniformity_loss", vectors=vectors)
     m = vectors.shape[0]
     if m < 2:
         remedy = "Pass a larger batch."
         raise InputValueError(
-            sentence("uniformity", "vectors must be at least two", f"shape {shape_of(vectors)}", remedy)
+            sentence("uniformity_loss", "vectors must be at least two", f"shape {shape_of(vectors)}", remedy)
         )
     x = unit(wide(vectors)) if normalize else wide(vectors)
     x = x - x.detach().mean(0)
     log_weights = -sharpness * x.square().sum(-1)
-    G = log_sum_exp(2 * sharpness * x, x, log_weights, Seen(itself=False))
+    G = log_sum_exp(2 * sharpness * x, x, log_weights, VisiblePairs(itself=False))
     return (G + log_weights).logsumexp(0) - math.log(m) - math.log(m - 1)
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "info_nce": info_nce,
-    "clip": clip,
+    "clip_loss": clip_loss,
     "nt_xent": nt_xent,
     "supervised_contrastive": supervised_contrastive,
     "nca": nca,
     "skip_gram": skip_gram,
     "nce": nce,
     "ranking_nce": ranking_nce,
-    "bernoulli": bernoulli,
-    "proxy": proxy,
-    "triplet": triplet,
+    "siglip": siglip,
+    "proxy_loss": proxy_loss,
+    "triplet_loss": triplet_loss,
 }
 
 
@@ -479,7 +527,7 @@ class Contrastive(torch.nn.Module):
         options: arguments of every call.
 
     >>> import torch
-    >>> loss = Contrastive("clip", temperature=0.07, learn_temperature=True, minimum=0.01, normalize=True)
+    >>> loss = Contrastive("clip_loss", temperature=0.07, learn_temperature=True, minimum=0.01, normalize=True)
     >>> loss(torch.randn(4, 8), torch.randn(4, 8)).backward()
     >>> loss.log_temperature.grad is not None
     True
@@ -492,7 +540,7 @@ class Contrastive(torch.nn.Module):
         learn_temperature: bool = False,
         *,
         minimum: float = 0.0,
-        **options: Any,
+        **options: Unpack[LossOptions],
     ) -> None:
         super().__init__()
         if isinstance(loss, str):
@@ -502,7 +550,8 @@ class Contrastive(torch.nn.Module):
             raise InputValueError(
                 sentence("Contrastive", "temperature must be above 0 and finite", f"{temperature}", remedy)
             )
-        self.loss, self.minimum, self.options = LOSSES[loss] if isinstance(loss, str) else loss, minimum, options
+        self.loss, self.minimum = LOSSES[loss] if isinstance(loss, str) else loss, minimum
+        self.options: dict[str, Any] = {**options}
         logarithm = torch.tensor(math.log(temperature))
         if learn_temperature:
             self.log_temperature = torch.nn.Parameter(logarithm)
@@ -514,7 +563,7 @@ class Contrastive(torch.nn.Module):
         """What is used now."""
         return self.log_temperature.exp().clamp(min=self.minimum)
 
-    def forward(self, *operands: Tensor, **arguments: Any) -> Tensor:
+    def forward(self, *operands: Tensor, **arguments: Unpack[LossOptions]) -> Tensor:
         """The loss of these operands."""
         return self.loss(*operands, temperature=self.temperature, **self.options, **arguments)
 

@@ -1,8 +1,8 @@
 """Clouds of tokens under repeated attention.
 
-evolve          an ascent and a contraction, repeated; Ascent, Trajectory, Verdict
+evolve          an ascent and a contraction, repeated; Ascent, Trajectory, CloudVerdict
 plateaus        how long clusters last; renyi_centers, where they will be
-null_band       what a Gaussian cloud would show; mardia_band, resample, Band
+null_band       what a Gaussian cloud would show; mardia_band, bootstrap_clouds, ConfidenceBand
 GaussianCloud   the same for the two moments of a Gaussian, in closed form
 equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, jacobian_penalty
 EquilibriumAttention   such a place as a layer
@@ -13,78 +13,46 @@ hermite_growth  what theory says of small departures; sphere_growth, fastest_deg
 hermite_mode    the same departures on tokens; harmonic_mode
 """
 
-from .contraction import Contraction
-from .equilibrium_attention import EquilibriumAttention
-from .evolution import Ascent, Trajectory, evolve
-from .fixed_points import Equilibrium, equilibrium, jacobian_penalty, secular_equilibrium, spectral_radius
-from .gaussian_cloud import GaussianCloud
-from .gaussian_null import mardia_band, null_band
+from .evolution import evolve as evolve, Ascent as Ascent, Trajectory as Trajectory
+from .verdict import CloudVerdict as CloudVerdict
+from .contraction import Contraction as Contraction
+from .intervals import ConfidenceBand as ConfidenceBand, bootstrap_clouds as bootstrap_clouds
+from .gaussian_null import null_band as null_band, mardia_band as mardia_band
+from .metastability import plateaus as plateaus, Plateau as Plateau, renyi_centers as renyi_centers
+from .gaussian_cloud import GaussianCloud as GaussianCloud
 from .growth import (
-    critical_beta,
-    escape_time,
-    fastest_degree,
-    hermite_curves,
-    hermite_growth,
-    self_weight,
-    sphere_curves,
-    sphere_growth,
+    hermite_growth as hermite_growth,
+    sphere_growth as sphere_growth,
+    hermite_curves as hermite_curves,
+    sphere_curves as sphere_curves,
+    fastest_degree as fastest_degree,
+    escape_time as escape_time,
+    self_weight as self_weight,
+    critical_beta as critical_beta,
 )
+from .mode_amplitudes import hermite_mode as hermite_mode, harmonic_mode as harmonic_mode
+from .fixed_points import (
+    equilibrium as equilibrium,
+    Equilibrium as Equilibrium,
+    spectral_radius as spectral_radius,
+    jacobian_penalty as jacobian_penalty,
+    secular_equilibrium as secular_equilibrium,
+)
+from .equilibrium_attention import EquilibriumAttention as EquilibriumAttention
 from .hopfield import (
-    HopfieldRetrieval,
-    Retrieval,
-    capacity_constant,
-    hopfield_energy,
-    retrieval_bound,
-    retrieve,
-    separation,
+    hopfield_energy as hopfield_energy,
+    retrieve as retrieve,
+    Retrieval as Retrieval,
+    pattern_separation as pattern_separation,
+    retrieval_bound as retrieval_bound,
+    capacity_constant as capacity_constant,
+    HopfieldRetrieval as HopfieldRetrieval,
 )
-from .intervals import Band, resample
-from .ising import Ising, boltzmann_machine, corners, gaussian_machine, hebbian, visible_law
-from .metastability import Plateau, plateaus, renyi_centers
-from .mode_amplitudes import harmonic_mode, hermite_mode
-from .verdict import Verdict
-
-__all__ = [
-    "evolve",
-    "Ascent",
-    "Trajectory",
-    "Verdict",
-    "Band",
-    "null_band",
-    "mardia_band",
-    "resample",
-    "plateaus",
-    "Plateau",
-    "renyi_centers",
-    "Contraction",
-    "GaussianCloud",
-    "hermite_growth",
-    "sphere_growth",
-    "hermite_curves",
-    "sphere_curves",
-    "fastest_degree",
-    "escape_time",
-    "hermite_mode",
-    "harmonic_mode",
-    "self_weight",
-    "critical_beta",
-    "equilibrium",
-    "Equilibrium",
-    "spectral_radius",
-    "jacobian_penalty",
-    "EquilibriumAttention",
-    "secular_equilibrium",
-    "hopfield_energy",
-    "retrieve",
-    "Retrieval",
-    "separation",
-    "retrieval_bound",
-    "capacity_constant",
-    "HopfieldRetrieval",
-    "Ising",
-    "hebbian",
-    "gaussian_machine",
-    "boltzmann_machine",
-    "visible_law",
-    "corners",
-]
+from .ising import (
+    Ising as Ising,
+    hebbian as hebbian,
+    gaussian_machine as gaussian_machine,
+    boltzmann_machine as boltzmann_machine,
+    visible_law as visible_law,
+    spin_corners as spin_corners,
+)

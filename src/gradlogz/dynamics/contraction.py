@@ -1,6 +1,6 @@
 """What holds a cloud together between two steps of attention: normalisations of tokens and of clouds.
 
-    centre        x - m                                         m, C the mean and covariance of the cloud
+    center        x - m                                         m, C the mean and covariance of the cloud
     scalar        (x - m) sqrt(d / tr C)                        one number for all
     batch_norm    (x - m) / sqrt(diag C)                        one for each coordinate
     whitening     m* + C*^(1/2) O C^(-1/2) (x - m)              all second moments; O orthogonal         [theory 4.1]
@@ -68,7 +68,7 @@ class Nothing(Affine):
 
 
 @dataclass(frozen=True)
-class Centre(Affine):
+class Center(Affine):
     """The mean is taken away."""
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class Whitening(Affine):
 
 
 @dataclass(frozen=True)
-class Sphere(Contraction):
+class SphereProjection(Contraction):
     """Every token is put on a sphere; its radius is sqrt(d) if none is given. A token at 0 stays there."""
 
     radius: float | None = None
@@ -168,14 +168,14 @@ class LayerNorm(Contraction):
     """The average of the coordinates of a token is taken away, and its length is made sqrt(d)."""
 
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        return Sphere()(cloud - cloud.mean(-1, keepdim=True))
+        return SphereProjection()(cloud - cloud.mean(-1, keepdim=True))
 
     def moments(
         self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
     ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
         d = mean.shape[-1]
         P = torch.eye(d, dtype=mean.dtype, device=mean.device) - 1 / d
-        return Sphere().moments(mean @ P, P @ covariance @ P)
+        return SphereProjection().moments(mean @ P, P @ covariance @ P)
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,15 @@ class _Given(Contraction):
 
 NAMES: dict[str, Contraction] = {
     "none": Nothing(),
-    "centre": Centre(),
+    "center": Center(),
     "scalar": Scalar(),
     "batch_norm": BatchNorm(),
     "zca": Whitening("zca"),
     "pca": Whitening("pca"),
     "cholesky": Whitening("cholesky"),
     "monge": Whitening("monge"),
-    "sphere": Sphere(1.0),
-    "rms_norm": Sphere(),
+    "sphere": SphereProjection(1.0),
+    "rms_norm": SphereProjection(),
     "layer_norm": LayerNorm(),
 }
 
@@ -258,8 +258,8 @@ def contraction_of(given: Given, tau: float | Tensor) -> Contraction:
 def moments_of(cloud: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
     """Mean and covariance of the tokens, each of weight 1 / n."""
     mean = cloud.mean(-2)
-    centred = cloud - mean.unsqueeze(-2)
-    return mean, centred.mT @ centred / cloud.shape[-2]
+    centered = cloud - mean.unsqueeze(-2)
+    return mean, centered.mT @ centered / cloud.shape[-2]
 
 
 def projected_moments(

@@ -37,17 +37,18 @@ class EquilibriumAttention(nn.Module):
     torch's (True = leave the key out) and the batch comes first. There is no dropout: a map that changes from step to
     step has no place of rest.
 
-    Cost: a forward pass is `steps` attention calls, a backward pass one linear solve of as many backward passes of one
-    step; memory is that of one step, times the few states that the solver keeps. The state is float32 or better under
-    autocast and in half precision, since residuals are differences. Compiled with torch.compile it stays out of the
-    graph. When not to use it: if a fixed number of steps will do, `evolve` is a loop without a solve.
+    Cost: a forward pass is at most `max_iterations` attention calls, a backward pass one linear solve of as many
+    backward passes of one step; memory is that of one step, times the few states that the solver keeps. The state is
+    float32 or better under autocast and in half precision, since residuals are differences. Compiled with torch.compile
+    it stays out of the graph. When not to use it: if a fixed number of steps will do, `evolve` is a loop without a
+    solve.
 
     Args:
         tau: how far a step goes along attention; 0 < tau. Small ones rest sooner.
         contraction: "layer_norm", "rms_norm", "sphere" or "resolvent", which divides by 1 + tau.
         moving: keys and values are those of x* itself, and a sample rests as a whole.
         kdim: of the context; embed_dim by default.
-        method: "anderson", "newton" or "iterate", as of `equilibrium`; so are steps, tolerance and throw.
+        method: "anderson", "newton" or "iterate", as of `equilibrium`; so are max_iterations, tolerance and throw.
 
     Law: tests/laws/test_equilibrium_attention_rests.py.
 
@@ -69,7 +70,7 @@ class EquilibriumAttention(nn.Module):
         kdim: int | None = None,
         bias: bool = True,
         method: Literal["anderson", "newton", "iterate"] = "anderson",
-        steps: int = 200,
+        max_iterations: int = 200,
         tolerance: float | None = None,
         throw: bool = True,
         device: Any = None,
@@ -93,7 +94,7 @@ class EquilibriumAttention(nn.Module):
         self.embed_dim, self.num_heads, self.kdim = embed_dim, num_heads, embed_dim if kdim is None else kdim
         self.tau, self.contraction, self.moving = tau, contraction, moving
         self.method: Literal["anderson", "newton", "iterate"] = method
-        self.steps, self.tolerance, self.throw = steps, tolerance, throw
+        self.max_iterations, self.tolerance, self.throw = max_iterations, tolerance, throw
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj, self.q_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(2))
         self.k_proj, self.v_proj = (nn.Linear(self.kdim, embed_dim, bias, **made) for _ in range(2))
@@ -132,8 +133,8 @@ class EquilibriumAttention(nn.Module):
             # How many steps are made depends on numbers: no graph holds them. (At import it would load the compiler.)
             solve = torch.compiler.disable(equilibrium) if torch.compiler.is_compiling() else equilibrium
             found = solve(
-                f, start, method=self.method, joint=self.moving, steps=self.steps, tolerance=self.tolerance,
-                throw=self.throw,
+                f, start, method=self.method, tokens_interact=self.moving, max_iterations=self.max_iterations,
+                tolerance=self.tolerance, throw=self.throw,
             )  # fmt: skip
         return found._replace(state=found.state.to(query.dtype))
 
@@ -177,12 +178,13 @@ class EquilibriumAttention(nn.Module):
         with torch.no_grad():
             sees: dict[str, Any] = {"key_padding_mask": key_padding_mask, "is_causal": is_causal}
             state = _wide(self.settle(query, key, **sees).state)
-            return spectral_radius(self.step(query, key, **sees), state, joint=self.moving, steps=steps)
+            return spectral_radius(self.step(query, key, **sees), state, tokens_interact=self.moving, steps=steps)
 
     def extra_repr(self) -> str:
         size = "" if self.kdim == self.embed_dim else f", kdim={self.kdim}"
         map_ = f"tau={self.tau}, contraction={self.contraction!r}" + (", moving=True" if self.moving else "")
-        return f"{self.embed_dim}, num_heads={self.num_heads}{size}, {map_}, method={self.method!r}, steps={self.steps}"
+        solver = f"method={self.method!r}, max_iterations={self.max_iterations}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}{size}, {map_}, {solver}"
 
     def _injected(self, query: Tensor) -> Tensor:
         return _linear(self.in_proj, _wide(query))

@@ -9,7 +9,6 @@ Read next: contraction.py (N), observables.py (what is recorded), growth.py (wha
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,14 +16,15 @@ from typing import Literal, NamedTuple
 import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
+from .._progress import Progress, reporter
 from .._typing import Float, Int, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.reference import Statistics
 from ..kernels.attention.scoring import Scoring, Sight
 from .contraction import Contraction, Given, contraction_of
-from .intervals import Band, band_of_draws, band_of_mean
-from .observables import OBSERVABLES, Seen, Step
-from .verdict import Verdict, verdict_of
+from .intervals import ConfidenceBand, band_of_draws, band_of_mean
+from .observables import OBSERVABLES, AttentionRecord, CloudStep
+from .verdict import CloudVerdict, verdict_of
 
 Placement = Literal["post", "pre", "peri"]
 
@@ -55,7 +55,7 @@ class Ascent:
     feed_forward: Callable[[Tensor], Tensor] | None = None
     precision: torch.dtype | None = None
 
-    def attended(self, cloud: Float[Tensor, "*b n d"], *, statistics: bool = False) -> tuple[Tensor, "Seen"]:
+    def attended(self, cloud: Float[Tensor, "*b n d"], *, statistics: bool = False) -> tuple[Tensor, AttentionRecord]:
         """W_v sum_j a_ij k_j of every token, and what was seen on the way."""
         lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
         keys = cloud if self.keys is None else self.keys.expand(*lead, *self.keys.shape[-2:])
@@ -76,7 +76,7 @@ class Ascent:
         own = None
         if self.keys is None:
             own = float(scale) * (q.to(x) * k.to(x)).sum(-1).reshape(*lead, -1, n)
-        seen = Seen(G, found.entropy.reshape(*lead, -1, n) if statistics else None, own)
+        seen = AttentionRecord(G, found.entropy.reshape(*lead, -1, n) if statistics else None, own)
         return out.mean(1).reshape(*lead, n, d), seen
 
 
@@ -97,7 +97,7 @@ class Trajectory(NamedTuple):
     ascent: Ascent
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CloudVerdict:
         """What has become of it; for a batch of clouds see `verdicts`."""
         if self.cloud.ndim != 2:
             remedy = "Take trajectory.verdicts."
@@ -106,7 +106,7 @@ class Trajectory(NamedTuple):
         return self.verdicts[0]
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[CloudVerdict]:
         """What has become of each cloud, the batch flattened."""
         with torch.no_grad():
             _, seen = self.ascent.attended(self.cloud, statistics=True)
@@ -114,17 +114,19 @@ class Trajectory(NamedTuple):
         n = clouds.shape[-2]
         flat = [None if t is None else t.reshape(-1, t.shape[-2], n) for t in seen]
         return [
-            verdict_of(cloud, Seen._make(None if t is None else t[i] for t in flat), int(self.blown.reshape(-1)[i]))
+            verdict_of(
+                cloud, AttentionRecord._make(None if t is None else t[i] for t in flat), int(self.blown.reshape(-1)[i])
+            )
             for i, cloud in enumerate(clouds)
         ]
 
-    def band(self, name: str, *, level: float = 0.95, of: Literal["mean", "cloud"] = "mean") -> Band:
+    def band(self, name: str, *, level: float = 0.95, of: Literal["mean", "cloud"] = "mean") -> ConfidenceBand:
         """Where an observable lies at each time, from the clouds of the batch: low, middle and high [t].
 
         Args:
             of: "mean", where the mean over all clouds of this kind lies (Student's interval); "cloud", where one more
-                cloud lies (order statistics: 39 clouds for a level of 0.95). For one cloud evolve `resample` of it and
-                ask for the cloud.
+                cloud lies (order statistics: 39 clouds for a level of 0.95). For one cloud evolve `bootstrap_clouds` of
+                it and ask for the cloud.
 
         Law: tests/laws/test_bands_hold_what_they_say.py.
         """
@@ -146,7 +148,7 @@ def evolve(
     placement: Placement = "post",
     observe: Iterable[str] = (),
     every: int = 1,
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Trajectory:
     """Repeat an ascent and a contraction, and record what is asked for.
 
@@ -162,7 +164,7 @@ def evolve(
         placement: "post" N(x + tau A(x)), "pre" x + tau A(N(x)), "peri" x + tau N(A(N(x))), as normalisations are
             placed in transformers.
         observe: names of observables (see observables.py), recorded at the start and after each `every` steps.
-        progress: show a bar on standard error.
+        progress: True shows a bar on standard error; a function is called with (steps made, steps) after each.
 
     Law: tests/theorems/test_theory_5_3_pair_energy_never_decreases.py.
 
@@ -183,13 +185,14 @@ def evolve(
     times: list[int] = []
     statistics = "entropy" in names
     harmless = _harmless(x)
+    show = reporter(progress, "steps")
 
-    def record(at: int, x: Tensor, seen: Seen, step: Step | None) -> None:
+    def record(at: int, x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> None:
         times.append(at)
         for name in names:
             kept[name].append(OBSERVABLES[name](x, seen, step))
 
-    made: Step | None = None
+    made: CloudStep | None = None
     end = first
     while end < first + steps:
         y, ascended, seen, looked = _stepped(x, ascent, N, placement, statistics, harmless)
@@ -198,10 +201,9 @@ def evolve(
         end += 1
         finite = torch.isfinite(y).all((-2, -1)) & torch.isfinite(seen.log_normalizer).all((-2, -1))
         blown = blown.masked_fill(~finite & (blown < 0), end)  # torch.where would wait until the number is there
-        made = Step(x, ascended, torch.where((blown < 0)[..., None, None], y, x))
+        made = CloudStep(x, ascended, torch.where((blown < 0)[..., None, None], y, x))
         x = made.after
-        if progress:
-            _bar(end - first, steps)
+        show(end - first, steps)
         if end % 64 == 0 and bool((blown >= 0).all()):  # asked for rarely: a GPU waits for the answer
             break
     if names and end % every == 0:
@@ -219,7 +221,7 @@ def evolve(
 
 def _stepped(
     x: Tensor, ascent: Ascent, N: Contraction, placement: Placement, statistics: bool, harmless: Tensor
-) -> tuple[Tensor, Tensor, Seen, Tensor]:
+) -> tuple[Tensor, Tensor, AttentionRecord, Tensor]:
     """The cloud after a step and after its ascent alone, what attention saw, and the cloud that it looked at."""
     tau = ascent.tau if not isinstance(ascent.tau, Tensor) else ascent.tau.to(x).expand(x.shape[:-2])[..., None, None]
     looked = x if placement == "post" else N(x)
@@ -248,12 +250,6 @@ def _harmless(like: Tensor) -> Tensor:
     n, d = like.shape[-2:]
     i, j = torch.arange(n, device=like.device).unsqueeze(-1), torch.arange(d, device=like.device)
     return torch.cos((2 * i + 1) * (1 + j % max(1, n - 1)) * (math.pi / (2 * n))).to(like)
-
-
-def _bar(done: int, steps: int) -> None:
-    filled = 40 * done // steps
-    sys.stderr.write(f"\r{'█' * filled}{'·' * (40 - filled)} {done}/{steps}" + ("\n" if done == steps else ""))
-    sys.stderr.flush()
 
 
 def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, ...], placement: str) -> None:

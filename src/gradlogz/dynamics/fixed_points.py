@@ -14,7 +14,7 @@ Read next: equilibrium_attention.py (the layer), evolution.py (the way there), h
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 
@@ -28,6 +28,15 @@ NEAR = 0.05  # how far a step may move a token, relative to its size, for steps 
 KRYLOV = 16  # products with a Jacobian that a linear solve combines before it starts again
 CYCLES = 4  # how often the solve of one of Newton's steps starts again
 HALVINGS = 4  # of one of Newton's steps, before plain steps take its place
+
+
+class EquilibriumOptions(TypedDict, total=False):
+    """Arguments that a caller of `equilibrium` passes on to it."""
+
+    method: Literal["anderson", "newton", "iterate"]
+    max_iterations: int
+    tolerance: float | None
+    throw: bool
 
 
 class Equilibrium(NamedTuple):
@@ -55,8 +64,8 @@ def equilibrium(
     start: Float[Tensor, "*b d"],
     *,
     method: Literal["anderson", "newton", "iterate"] = "anderson",
-    joint: bool = False,
-    steps: int = 200,
+    tokens_interact: bool = False,
+    max_iterations: int = 200,
     tolerance: float | None = None,
     throw: bool = True,
 ) -> Equilibrium:
@@ -70,7 +79,7 @@ def equilibrium(
         method: "anderson" mixes steps. "newton" solves for them, with products of the Jacobian and a vector: few steps,
             each of the price of several, and the choice where "anderson" is slow. Both may stop at a place that does
             not attract, a saddle that "iterate", plain steps, would leave in time. `spectral_radius` tells which.
-        joint: a state is [n, d], tokens that depend on each other; [*b, n, d] are states that do not.
+        tokens_interact: a state is [n, d], tokens that depend on each other; [*b, n, d] are states that do not.
         tolerance: of |f(x) - x| relative to 1 + |x|; eps^(2/3) of the dtype by default.
         throw: raise if a token has not come to rest, or has no gradient; otherwise `converged` says so.
 
@@ -86,33 +95,33 @@ def equilibrium(
     if method not in ("anderson", "newton", "iterate"):
         condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Anderson's method suits most maps."
         raise InputValueError(sentence("equilibrium", condition, f"{method!r}", remedy))
-    if start.ndim < 1 + joint:
+    if start.ndim < 1 + tokens_interact:
         remedy = "Add the missing dimension with unsqueeze."
-        condition = f"start must be [*b, {'n, d' if joint else 'd'}]"
+        condition = f"start must be [*b, {'n, d' if tokens_interact else 'd'}]"
         raise InputValueError(sentence("equilibrium", condition, f"shape {shape_of(start)}", remedy))
     enough = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
-    f, x, restore = _flat(step, start.detach(), joint)
+    f, x, restore = _flat(step, start.detach(), tokens_interact)
     with torch.no_grad():
         _check_step(f, x)
         solver = _Newton(f, x) if method == "newton" else _Anderson(x, MEMORY if method == "anderson" else 1)
-        x, residual, resting, taken = _solved(f, x, solver, steps, enough)
+        x, residual, resting, taken = _solved(f, x, solver, max_iterations, enough)
     if throw and not bool(resting.all()):
-        fact = f"{int((~resting).sum())} of {resting.numel()} tokens that still move after {steps} steps"
-        remedy = "Allow more steps, a larger tolerance, or pass throw=False and look at converged."
+        fact = f"{int((~resting).sum())} of {resting.numel()} tokens that still move after {max_iterations} steps"
+        remedy = "Raise max_iterations or the tolerance, or pass throw=False and look at converged."
         raise RuntimeError(sentence("equilibrium", "every token must come to rest", fact, remedy))
     if torch.is_grad_enabled():
-        x = _attached(f, x, steps, enough, throw)
+        x = _attached(f, x, max_iterations, enough, throw)
     return Equilibrium(restore(x), residual, resting, taken)
 
 
 def spectral_radius(
-    step: Map, state: Float[Tensor, "*b d"], *, joint: bool = False, steps: int = 100
+    step: Map, state: Float[Tensor, "*b d"], *, tokens_interact: bool = False, steps: int = 100
 ) -> Float[Tensor, "..."]:
     """The growth of a small displacement of each token under repeated steps, by products with the Jacobian alone.
 
     Below 1 the place of rest attracts. The power method: exact in the limit if one eigenvalue is largest in size.
     """
-    f, x, _ = _flat(step, state, joint)
+    f, x, _ = _flat(step, state, tokens_interact)
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
     v = v / v.norm(dim=-1, keepdim=True)
     logs = []
@@ -129,7 +138,7 @@ def jacobian_penalty(
     step: Map,
     state: Float[Tensor, "*b d"],
     *,
-    joint: bool = False,
+    tokens_interact: bool = False,
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "..."]:
@@ -140,7 +149,7 @@ def jacobian_penalty(
     Differentiable with respect to whatever `step` is made of, at this state. With many probes it is the mean square of
     the singular values. Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
     """
-    f, x, _ = _flat(step, state.detach(), joint)
+    f, x, _ = _flat(step, state.detach(), tokens_interact)
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         image = f(at := x.requires_grad_())
@@ -156,9 +165,9 @@ def jacobian_penalty(
 # The way there -------------------------------------------------------------------------------------------------------
 
 
-def _flat(step: Map, x: Tensor, joint: bool) -> tuple[Map, Tensor, Map]:
+def _flat(step: Map, x: Tensor, tokens_interact: bool) -> tuple[Map, Tensor, Map]:
     """The same with states as rows, and the way back."""
-    if not joint:
+    if not tokens_interact:
         return step, x, lambda y: y
     unit = x.shape[-2:]
 
@@ -185,12 +194,14 @@ class _Solver(ABC):
         """The next state of every token; that of a resting one is not looked at."""
 
 
-def _solved(step: Map, x: Tensor, solver: _Solver, steps: int, enough: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _solved(
+    step: Map, x: Tensor, solver: _Solver, max_iterations: int, enough: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every token until it rests: the state, the residual, whether it rests, and the steps."""
     resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
     taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     residual = torch.full(x.shape[:-1], torch.inf, dtype=x.dtype, device=x.device)
-    for _ in range(steps):
+    for _ in range(max_iterations):
         image = step(x)
         size = (image - x).norm(dim=-1)
         residual = torch.where(resting, residual, size)
@@ -325,7 +336,7 @@ def _unit(vector: Tensor, length: Tensor, which: Tensor) -> Tensor:
 # The gradient --------------------------------------------------------------------------------------------------------
 
 
-def _attached(step: Map, x: Tensor, steps: int, enough: float, throw: bool) -> Tensor:
+def _attached(step: Map, x: Tensor, max_iterations: int, enough: float, throw: bool) -> Tensor:
     """f(x*), whose gradient is that of x* once it has passed (I - J^T)^-1."""
     at = x.detach().requires_grad_()
     with torch.enable_grad():
@@ -342,7 +353,7 @@ def _attached(step: Map, x: Tensor, steps: int, enough: float, throw: bool) -> T
             condition, fact = "its gradient must not be differentiated again", "create_graph=True"
             raise RuntimeError(sentence("equilibrium", condition, fact, "Unroll the steps for second derivatives."))
         goal = enough * gradient.norm(dim=-1)
-        found, left = _krylov(product, gradient, goal, max(steps, 1))
+        found, left = _krylov(product, gradient, goal, max(max_iterations, 1))
         if throw and bool((left > goal).any()):
             fact = f"{int((left > goal).sum())} of {left.numel()} tokens without"
             remedy = "The Jacobian has an eigenvalue near 1 there: change the map, or pass throw=False."
@@ -354,24 +365,25 @@ def _attached(step: Map, x: Tensor, steps: int, enough: float, throw: bool) -> T
 
 
 def secular_equilibrium(
-    loc: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"], *, radius: float = 1.0
+    mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"], *, radius: float = 1.0
 ) -> Float[Tensor, "*b d"]:
-    """Where attention to N(loc, covariance) and a projection to the sphere come to rest.
+    """Where attention to N(mean, covariance) and a projection to the sphere come to rest.
 
         x = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max(Sigma)                                [theory 4.4]
 
     This is the highest point of <mu, x> + <x, Sigma x> / 2 on the sphere, by bisection of the secular equation.
     On a large sphere there may be one more place that attracts, a local maximum towards the other end of the axis.
     """
-    check_floats("secular_equilibrium", loc=loc, covariance=covariance)
+    check_floats("secular_equilibrium", mean=mean, covariance=covariance)
     c, V = torch.linalg.eigh(covariance)
-    m = (V.mT @ loc.unsqueeze(-1)).squeeze(-1)
+    m = (V.mT @ mean.unsqueeze(-1)).squeeze(-1)
     if not radius > 0 or bool((m.abs().amax(-1) == 0).any()):
         condition, remedy = (
-            "radius must be positive and loc not 0",
+            "radius must be positive and mean not 0",
             "Around 0 both ends of the longest axis are such places.",
         )
-        raise InputValueError(sentence("secular_equilibrium", condition, f"{radius} and a loc", remedy))
+        fact = f"{radius} and a mean of length {float(m.norm(dim=-1).min()):.3g}"
+        raise InputValueError(sentence("secular_equilibrium", condition, fact, remedy))
     top = c[..., -1]
     low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at the one and at most r at the other
     for _ in range(200):

@@ -21,11 +21,12 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
 from .._typing import Float, Tensor
+from ..special.distributions import chi_square_quantile
 from .contraction import Given, moments_of
 from .evolution import Ascent, Placement, evolve
 from .gaussian_cloud import GaussianCloud
-from .intervals import Band, band_of_draws, in_pieces
-from .observables import DIRECTIONS, OBSERVABLES, SAMPLE, Seen
+from .intervals import ConfidenceBand, band_of_draws, in_pieces
+from .observables import DIRECTIONS, OBSERVABLES, SAMPLE, AttentionRecord
 
 GIVEN_RADIUS = ("radius", "mean_fraction", "effective_rank", "log_det")
 OF_ATTENTION = ("log_pair_energy", "log_normalizers", "entropy", "self_weight")
@@ -43,7 +44,7 @@ def null_band(
     level: float = 0.95,
     draws: int = 199,
     generator: torch.Generator | None = None,
-) -> Band:
+) -> ConfidenceBand:
     """Where an observable would lie for a Gaussian cloud like this one, with this probability: low, middle, high [*b].
 
     Outside of it the cloud is not Gaussian, or, for `mean_fraction`, `effective_rank` and `log_det`, prefers a place or
@@ -74,7 +75,7 @@ def null_band(
             made = evolve(x, ascent, contraction=contraction, steps=steps, placement=placement, observe=[name])
             found.append(made.observed[name][-1])
         else:
-            found.append(OBSERVABLES[name](x, Seen(x.new_zeros(()), None, None), None))
+            found.append(OBSERVABLES[name](x, AttentionRecord(x.new_zeros(()), None, None), None))
     return band_of_draws(torch.cat(found).to(cloud.dtype), level=level)
 
 
@@ -94,7 +95,7 @@ def gaussian_clouds(
     return mean.unsqueeze(-2) + math.sqrt(n) * U @ root.mT
 
 
-def mardia_band(name: str, n: int, dim: int, *, level: float = 0.95) -> Band:
+def mardia_band(name: str, n: int, dim: int, *, level: float = 0.95) -> ConfidenceBand:
     """Where `skewness` or `kurtosis` of n Gaussian tokens lies, by the laws of Mardia for many tokens.
 
         skewness   n b_1 / 6 · (d+1)(n+1)(n+3) / (n ((n+1)(d+1) - 6))  of chi² with d (d+1) (d+2) / 6 degrees
@@ -111,20 +112,10 @@ def mardia_band(name: str, n: int, dim: int, *, level: float = 0.95) -> Band:
     if name == "kurtosis":
         mean = d * (d + 2) * (n - 1) / (n + 1) - d * (d + 2)
         variance = 8 * d * (d + 2) * (n - 3) * (n - d - 1) * (n - d + 1) / ((n + 1) ** 2 * (n + 3) * (n + 5))
-        return Band(*(mean + math.sqrt(variance) * torch.special.ndtri(tails)))
+        return ConfidenceBand(*(mean + math.sqrt(variance) * torch.special.ndtri(tails)))
     scale = 6 * ((n + 1) * (d + 1) - 6) / ((d + 1) * (n + 1) * (n + 3))
-    return Band(*(scale * chi_square_quantile(tails, d * (d + 1) * (d + 2) / 6)))
-
-
-def chi_square_quantile(probability: Float[Tensor, "*s"], freedom: float) -> Float[Tensor, "*s"]:
-    """The number that chi² stays below with this probability, by bisection of its distribution function."""
-    half = torch.full_like(probability, freedom / 2)
-    low, high = torch.zeros_like(half), half + 40 * (half.sqrt() + 1)
-    for _ in range(80):
-        middle = (low + high) / 2
-        below = torch.special.gammainc(half, middle) < probability
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return low + high
+    degrees = tails.new_tensor(d * (d + 1) * (d + 2) / 6)
+    return ConfidenceBand(*(scale * chi_square_quantile(p, degrees) for p in tails.tolist()))
 
 
 def _numbers(name: str, cloud: Tensor) -> int:

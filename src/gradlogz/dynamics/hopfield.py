@@ -47,7 +47,7 @@ def retrieve(
     *,
     beta: float = 1.0,
     damping: float = 1.0,
-    steps: int = 100,
+    max_iterations: int = 100,
     tolerance: float | None = None,
     throw: bool = True,
 ) -> Retrieval:
@@ -76,7 +76,7 @@ def retrieve(
     x = state
     resting = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
     taken = torch.zeros(state.shape[:-1], dtype=torch.long, device=state.device)
-    for _ in range(steps):
+    for _ in range(max_iterations):
         out, _ = _attended(x, patterns, beta)
         moved = damping * (out - x)
         x = torch.where(resting.unsqueeze(-1), x, x + moved)
@@ -85,15 +85,15 @@ def retrieve(
         if bool(resting.all()):
             break
     if throw and not bool(resting.all()):
-        fact = f"{int((~resting).sum())} of {resting.numel()} states that still move after {steps} steps"
-        remedy = "Allow more steps, or pass throw=False and look at converged."
+        fact = f"{int((~resting).sum())} of {resting.numel()} states that still move after {max_iterations} steps"
+        remedy = "Raise max_iterations, or pass throw=False and look at converged."
         raise RuntimeError(sentence("retrieve", "every state must come to rest", fact, remedy))
     return Retrieval(x, resting, taken)
 
 
-def separation(patterns: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+def pattern_separation(patterns: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
     """Delta_i = min over j of <x_i, x_i - x_j>: how well a pattern is told from the others."""
-    _check("separation", patterns, patterns, 1.0)
+    _check("pattern_separation", patterns, patterns, 1.0)
     products = patterns @ patterns.mT
     own = products.diagonal(dim1=-2, dim2=-1)
     others = products.masked_fill(torch.eye(patterns.shape[-2], dtype=torch.bool, device=patterns.device), -torch.inf)
@@ -106,7 +106,7 @@ def retrieval_bound(patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0) -> 
     Law: tests/laws/test_hopfield_networks_retrieve.py.
     """
     M = patterns.square().sum(-1).amax(-1, keepdim=True).sqrt()
-    return 2 * M * (patterns.shape[-2] - 1) * torch.exp(-beta * separation(patterns))
+    return 2 * M * (patterns.shape[-2] - 1) * torch.exp(-beta * pattern_separation(patterns))
 
 
 def capacity_constant(*, beta: float, K: float, d: int, p: float) -> float:

@@ -2,7 +2,7 @@
 
     of draws   [X_(k), X_(m+1-k)],  k = (m + 1) (1 - level) / 2     where one more draw lies; exact for every law
     of mean    mean ± t s / sqrt(m),  t of Student with m - 1       where the mean of the law lies; for a normal one
-    resample   n tokens of a cloud, with replacement                draws from one cloud: the bootstrap       [efron79]
+    bootstrap  n tokens of a cloud, with replacement                draws from one cloud: the bootstrap       [efron79]
 
 Read next: gaussian_null.py (draws from a Gaussian), evolution.py (bands over time).
 """
@@ -15,11 +15,12 @@ import torch
 
 from .._errors import InputValueError, check_floats, sentence, shape_of
 from .._typing import Float, Tensor
+from ..special.distributions import student_quantile
 
 PIECE = 1 << 22  # numbers that are held at once
 
 
-class Band(NamedTuple):
+class ConfidenceBand(NamedTuple):
     """Where a number lies with a given probability: between low and high, about the middle."""
 
     low: Float[Tensor, "*s"]
@@ -31,7 +32,7 @@ class Band(NamedTuple):
         return (self.low <= value) & (value <= self.high)
 
 
-def band_of_draws(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
+def band_of_draws(draws: Float[Tensor, "m *s"], *, level: float) -> ConfidenceBand:
     """Where one more draw lies with at least this probability, whatever the law; the middle is the median.
 
     Order statistics, equally many on both sides: m + 1 exchangeable numbers are in each order equally often, so that
@@ -45,10 +46,10 @@ def band_of_draws(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
         raise InputValueError(sentence("band_of_draws", condition, f"{level} and {m} draws", remedy))
     k = int((m + 1) * (1 - level) / 2 + 1e-9)
     ordered = draws.sort(0).values
-    return Band(ordered[k - 1], draws.quantile(0.5, 0), ordered[m - k])
+    return ConfidenceBand(ordered[k - 1], draws.quantile(0.5, 0), ordered[m - k])
 
 
-def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
+def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> ConfidenceBand:
     """Where the mean of the law of the draws lies, by Student's interval; the middle is their mean.
 
     Exact for a normal law, near for others when there are many draws.
@@ -56,13 +57,14 @@ def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> Band:
     m = draws.shape[0]
     if not 0 < level < 1 or m < 2:
         condition = "level must be in (0, 1) and draws at least 2"
-        remedy = "Evolve a batch of clouds, or resample one."
+        remedy = "Evolve a batch of clouds, or bootstrap one."
         raise InputValueError(sentence("band_of_mean", condition, f"{level} and {m} draws", remedy))
-    half = student_quantile((1 + level) / 2, m - 1) * draws.std(0) / math.sqrt(m)
-    return Band(draws.mean(0) - half, draws.mean(0), draws.mean(0) + half)
+    t = float(student_quantile(torch.tensor(m - 1.0), level))
+    half = t * draws.std(0) / math.sqrt(m)
+    return ConfidenceBand(draws.mean(0) - half, draws.mean(0), draws.mean(0) + half)
 
 
-def resample(
+def bootstrap_clouds(
     cloud: Float[Tensor, "n d"], draws: int, *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "m n d"]:
     """Clouds of n tokens drawn from those of one cloud, with replacement: the bootstrap.
@@ -70,31 +72,13 @@ def resample(
     Evolve them as a batch: how much they differ is how much is owed to the choice of the tokens. A token that is drawn
     twice shares its weight with itself, so that self weights are lower than in a new cloud.
     """
-    check_floats("resample", cloud=cloud)
+    check_floats("bootstrap_clouds", cloud=cloud)
     if cloud.ndim != 2 or draws < 1:
         condition, fact = "cloud must be [n, d] and draws positive", f"shape {shape_of(cloud)} and {draws}"
-        raise InputValueError(sentence("resample", condition, fact, "A batch of clouds has its own spread."))
+        raise InputValueError(sentence("bootstrap_clouds", condition, fact, "A batch of clouds has its own spread."))
     n = cloud.shape[0]
     where = torch.device("cpu") if generator is None else generator.device
     return cloud[torch.randint(n, (draws, n), generator=generator, device=where).to(cloud.device)]
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """The number that Student's t stays below with this probability.
-
-    P(0 < T < sqrt(nu) tan a) = ∫_0^a cos(u)^(nu-1) du / normaliser, its inverse by bisection.
-    """
-    if probability < 0.5:
-        return -student_quantile(1 - probability, freedom)
-    nu = freedom  # Shorthand
-    log_normalizer = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(math.pi) / 2
-    nodes = torch.linspace(0, 1, 4097, dtype=torch.float64)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        a = (low + high) / 2
-        mass = torch.trapezoid((a * nodes).cos().pow(nu - 1), dx=a / 4096)
-        low, high = (a, high) if math.exp(log_normalizer) * float(mass) < probability - 0.5 else (low, a)
-    return math.sqrt(nu) * math.tan((low + high) / 2)
 
 
 def in_pieces(draws: int, size: int) -> Iterator[int]:

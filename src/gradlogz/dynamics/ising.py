@@ -16,7 +16,7 @@ Read next: hopfield.py (modern networks), ../measures/gibbs.py (the chain), ../m
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 
@@ -27,7 +27,7 @@ from ..measures.empirical import Empirical
 from ..measures.exponential import Spins
 from ..measures.gaussian import Gaussian
 from ..measures.gibbs import Gibbs
-from .fixed_points import Equilibrium, equilibrium
+from .fixed_points import Equilibrium, EquilibriumOptions, equilibrium
 from .hopfield import Retrieval
 
 MOST = 20  # spins whose corners are written down
@@ -72,7 +72,7 @@ class Ising:
         state: Float[Tensor, "*b d"],
         *,
         order: Literal["asynchronous", "synchronous"] = "asynchronous",
-        steps: int = 100,
+        max_iterations: int = 100,
         throw: bool = True,
     ) -> Retrieval:
         """Turn spins along their fields until none turns; a spin in no field stays.
@@ -80,7 +80,7 @@ class Ising:
         Args:
             order: "asynchronous" goes through the spins one by one, which never raises the energy and always ends;
                 "synchronous" turns all at once, which may end in a cycle of two states.
-            steps: rounds through all spins.
+            max_iterations: rounds through all spins, at most.
         """
         self._check("settle", state)
         if bool((state.abs() != 1).any()):
@@ -92,7 +92,7 @@ class Ising:
         x = state.clone()
         resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
         taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-        for _ in range(steps):
+        for _ in range(max_iterations):
             y = self._swept(x) if order == "asynchronous" else _along(x @ self.weights + self.bias, x)
             taken = taken + (~resting).long()
             resting = resting | (y == x).all(-1)
@@ -100,12 +100,14 @@ class Ising:
             if bool(resting.all()):
                 break
         if throw and not bool(resting.all()):
-            fact = f"{int((~resting).sum())} of {resting.numel()} states that still turn after {steps} rounds"
-            remedy = "Turn them one by one, allow more steps, or pass throw=False and look at converged."
+            fact = f"{int((~resting).sum())} of {resting.numel()} states that still turn after {max_iterations} rounds"
+            remedy = "Turn them one by one, raise max_iterations, or pass throw=False and look at converged."
             raise RuntimeError(sentence("Ising.settle", "every state must come to rest", fact, remedy))
         return Retrieval(x, resting, taken)
 
-    def mean_field(self, mean: Float[Tensor, "*b d"], *, beta: float = 1.0, **options: Any) -> Equilibrium:
+    def mean_field(
+        self, mean: Float[Tensor, "*b d"], *, beta: float = 1.0, **options: Unpack[EquilibriumOptions]
+    ) -> Equilibrium:
         """Means m = tanh(beta (W m + b)) of independent spins, from a start; `options` are those of `equilibrium`.
 
         They are the stationary points of `bound`. Differentiable with respect to weights and bias.
@@ -125,7 +127,7 @@ class Ising:
 
         Its log normaliser at 0 is the log mass, its mean at 0 the magnetisation, and at eta that in one more field.
         """
-        points = corners(len(self.bias), like=self.bias)
+        points = spin_corners(len(self.bias), like=self.bias)
         return Empirical(points, -beta * self.energy(points))
 
     def _swept(self, state: Tensor) -> Tensor:
@@ -202,19 +204,19 @@ def visible_law(machine: Gibbs) -> Empirical:
         remedy = "Make it with boltzmann_machine or gaussian_machine."
         condition = "machine must have one set of spins on its first side"
         raise InputTypeError(sentence("visible_law", condition, type(machine.h).__name__, remedy))
-    points = corners(machine.h.dim, like=machine.h.bias)
+    points = spin_corners(machine.h.dim, like=machine.h.bias)
     return Empirical(points, points @ machine.h.bias + machine.g.log_normalizer(points))
 
 
-def corners(dim: int, *, like: Float[Tensor, "..."] | None = None) -> Float[Tensor, "n d"]:
+def spin_corners(dim: int, *, like: Float[Tensor, "..."] | None = None) -> Float[Tensor, "n d"]:
     """All 2^d states of d spins, in the dtype and on the device of `like`.
 
-    >>> corners(2).tolist()
+    >>> spin_corners(2).tolist()
     [[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
     """
     if not 1 <= dim <= MOST:
         remedy = "Draw from a machine's chain instead, or use the mean field."
-        raise InputValueError(sentence("corners", f"dim must be from 1 to {MOST}", f"{dim}", remedy))
+        raise InputValueError(sentence("spin_corners", f"dim must be from 1 to {MOST}", f"{dim}", remedy))
     of = torch.zeros(()) if like is None else like
     index = torch.arange(2**dim, device=of.device).unsqueeze(-1)
     bits = (index >> torch.arange(dim - 1, -1, -1, device=of.device)) & 1

@@ -32,7 +32,7 @@ SAMPLE = 600  # tokens that are compared in pairs
 DIRECTIONS = 64
 
 
-class Seen(NamedTuple):
+class AttentionRecord(NamedTuple):
     """What a step of attention saw: log normalisers and entropies [*b, h, n], and the logit of a token with itself."""
 
     log_normalizer: Float[Tensor, "*b h n"]
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     own_logit: Float[Tensor, "*b h n"] | None
 
 
-class Step(NamedTuple):
+class CloudStep(NamedTuple):
     """The step that led to a cloud: the tokens before it, after its ascent alone, and after all of it."""
 
     before: Float[Tensor, "*b n d"]
@@ -48,25 +48,25 @@ class Step(NamedTuple):
     after: Float[Tensor, "*b n d"]
 
 
-def radius(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def radius(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return x.square().sum(-1).mean(-1).sqrt()
 
 
-def mean_fraction(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def mean_fraction(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return x.mean(-2).square().sum(-1) / x.square().sum(-1).mean(-1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def effective_rank(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def effective_rank(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     values = torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0)
     p = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return (-torch.special.xlogy(p, p).sum(-1)).exp()
 
 
-def log_det(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def log_det(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0).log().sum(-1) / 2
 
 
-def rank_one_residual(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def rank_one_residual(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """What is left of the matrix of tokens when its mean row is taken away, as a part of it.
 
     |R| = sqrt(max_j sum_i |R_ij| · max_i sum_j |R_ij|) is the composite norm of [dong21], whose residual is the least
@@ -80,37 +80,37 @@ def _composite(x: Tensor) -> Tensor:
     return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
 
 
-def log_pair_energy(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def log_pair_energy(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return seen.log_normalizer.flatten(-2).logsumexp(-1)
 
 
-def log_normalizers(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def log_normalizers(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return seen.log_normalizer.sum((-2, -1))
 
 
-def entropy(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def entropy(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     return torch.full_like(x[..., 0, 0], torch.nan) if seen.entropy is None else seen.entropy.mean((-2, -1))
 
 
-def self_weight(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def self_weight(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     if seen.own_logit is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
     return (seen.own_logit - seen.log_normalizer).clamp(max=0.0).exp().mean((-2, -1))
 
 
-def displacement(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def displacement(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     if step is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
     moved = (step.after - step.before).square().sum(-1).mean(-1).sqrt()
     return moved / radius(x, seen, step).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def expansion(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def expansion(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """Up to rounding also the log ratio of mean squared distances of pairs, 2 tr C n / (n - 1)."""
     return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(step.ascended) - _spread(step.before)
 
 
-def contraction(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def contraction(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """To the cloud that is recorded; a feed-forward map, where there is one, is on that side."""
     return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(x) - _spread(step.ascended)
 
@@ -119,20 +119,20 @@ def _spread(x: Tensor) -> Tensor:
     return x.var(-2, correction=0).sum(-1).clamp(min=torch.finfo(x.dtype).tiny).log()
 
 
-def skewness(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def skewness(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """E (z_i · z_j)^3 over pairs, z standardised: the squared length of the third moment, in d^3 and not n^2."""
     z = standardised(x)
     third = torch.einsum("...ni,...nj,...nk->...ijk", z, z, z) / x.shape[-2]
     return third.square().sum((-3, -2, -1))
 
 
-def kurtosis(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def kurtosis(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """E |z|^4 - d (d + 2), z standardised."""
     d = x.shape[-1]
     return standardised(x).square().sum(-1).square().mean(-1) - d * (d + 2)
 
 
-def sliced_wasserstein(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def sliced_wasserstein(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """The mean over directions of the distance of sorted projections to the quantiles of N(0, 1)."""
     z, n = standardised(x), x.shape[-2]
     generator = torch.Generator().manual_seed(0)
@@ -142,7 +142,7 @@ def sliced_wasserstein(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
     return ((z @ directions).sort(-2).values - quantiles.unsqueeze(-1)).square().mean(-2).sqrt().mean(-1)
 
 
-def clusters(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def clusters(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """Connected components of the tokens nearer than 5 % of the radius, among at most 600 of them."""
     labels, _ = components(x.reshape(-1, *x.shape[-2:]))
     return (labels == torch.arange(labels.shape[-1], device=x.device)).sum(-1).reshape(x.shape[:-2])
@@ -163,7 +163,7 @@ def components(x: Float[Tensor, "b n d"]) -> tuple[Tensor, Float[Tensor, "b m d"
         labels = least
 
 
-def within(x: Tensor, seen: Seen, step: Step | None) -> Tensor:
+def within(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
     """The distance of tokens from the middle of their component, root mean square, as a part of the radius.
 
     Near 0 the components are clusters; a dense cloud is one component and no cluster.

@@ -21,7 +21,7 @@ from .observables import (
     DIRECTIONS,
     LINK,
     SAMPLE,
-    Seen,
+    AttentionRecord,
     clusters,
     effective_rank,
     kurtosis,
@@ -33,7 +33,7 @@ from .observables import (
 )
 
 
-class Verdict(NamedTuple):
+class CloudVerdict(NamedTuple):
     """What has become of a cloud, and the numbers that say so.
 
     kind: "blow-up", "collapsed" (one cluster), "clusters", "frozen" (tokens attend to themselves), "gaussian" (not to
@@ -44,11 +44,11 @@ class Verdict(NamedTuple):
     evidence: dict[str, float]
 
 
-def verdict_of(x: Float[Tensor, "n d"], seen: Seen, blown: int) -> Verdict:
+def verdict_of(x: Float[Tensor, "n d"], seen: AttentionRecord, blown: int) -> CloudVerdict:
     """What has become of one cloud."""
     n, d = x.shape
     if blown >= 0:
-        return Verdict("blow-up", {"step": blown, "radius": float(radius(x, seen, None))})
+        return CloudVerdict("blow-up", {"step": blown, "radius": float(radius(x, seen, None))})
     evidence = {
         "clusters": float(clusters(x, seen, None)),
         "within": float(within(x, seen, None)),
@@ -57,20 +57,20 @@ def verdict_of(x: Float[Tensor, "n d"], seen: Seen, blown: int) -> Verdict:
         "self_weight": float(self_weight(x, seen, None)),
     }
     if n == 1 or (evidence["within"] < LINK and evidence["clusters"] <= min(n, SAMPLE) / 5):
-        return Verdict("collapsed" if evidence["clusters"] == 1 else "clusters", evidence)
+        return CloudVerdict("collapsed" if evidence["clusters"] == 1 else "clusters", evidence)
     if evidence["self_weight"] > 0.5:
-        return Verdict("frozen", evidence)
+        return CloudVerdict("frozen", evidence)
     evidence["sliced_wasserstein"] = float(sliced_wasserstein(x, seen, None))
     evidence["sliced_wasserstein of a gaussian"] = _farthest_gaussian(n, d, seen)
     evidence["kurtosis"] = float(kurtosis(x, seen, None))
     # Mardia's: kurtosis of n tokens of a Gaussian has variance 8 d (d + 2) / n.
     usual = abs(evidence["kurtosis"]) < 3 * math.sqrt(8 * d * (d + 2) / n)
     if usual and evidence["sliced_wasserstein"] <= evidence["sliced_wasserstein of a gaussian"]:
-        return Verdict("gaussian", evidence)
-    return Verdict("other", evidence)
+        return CloudVerdict("gaussian", evidence)
+    return CloudVerdict("other", evidence)
 
 
-def _farthest_gaussian(n: int, d: int, seen: Seen) -> float:
+def _farthest_gaussian(n: int, d: int, seen: AttentionRecord) -> float:
     """What `sliced_wasserstein` stays below for a Gaussian cloud of n tokens, 99 times in 100.
 
     It does not depend on the moments, so that one cloud of each size serves for all.

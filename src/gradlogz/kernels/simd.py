@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features

@@ -15,7 +15,7 @@ Read next: composed.py (the measures these make), duality.py (the other side).
 import torch
 
 from .._errors import InputValueError, check_floats, present, sentence
-from .._typing import Float, Tensor
+from .._typing import Float, Tensor, as_scalar_tensor
 from .composed import Convolution, Product, Pushforward, Reweighted, Sum, Tilted
 from .measure import Measure, check_measures
 from .validation import common_batch
@@ -61,18 +61,16 @@ def pushforward(
     A number, or a tensor [*b], in place of W scales: pushforward(h, beta) is h at inverse temperature beta.
     """
     check_measures("pushforward", h=h)
-    here = h._reference()
-    if isinstance(matrix, (int, float)):
-        ones = torch.ones((1,) * len(h.batch_shape))
-        matrix = matrix * (ones if here is None else ones.to(here))
-    if isinstance(matrix, Tensor) and matrix.ndim == len(h.batch_shape):
-        matrix = matrix[..., None, None] * torch.eye(h.dim, dtype=matrix.dtype, device=matrix.device)
-    return Pushforward(h, matrix, shift)
+    W = as_scalar_tensor(matrix, h._reference(), len(h.batch_shape))
+    if isinstance(W, Tensor) and W.ndim == len(h.batch_shape):
+        W = W[..., None, None] * torch.eye(h.dim, dtype=W.dtype, device=W.device)
+    return Pushforward(h, W, shift)
 
 
-def reweight(h: Measure, log_mass: Float[Tensor, "*b"]) -> Measure:
+def reweight(h: Measure, log_mass: float | Float[Tensor, "*b"]) -> Measure:
     """exp(log_mass) h: G moves by a constant, mean and covariance not at all.   [theory E3]"""
-    return Reweighted(h, log_mass)
+    check_measures("reweight", h=h)
+    return Reweighted(h, as_scalar_tensor(log_mass, h._reference(), len(h.batch_shape)))
 
 
 def _joined(call: str, measures: tuple[Measure, ...], *, one_dimension: bool = True) -> tuple[Measure, ...]:

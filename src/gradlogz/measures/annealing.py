@@ -40,7 +40,7 @@ class Annealed(NamedTuple):
     resampled: Bool[Tensor, "t *b"]
 
 
-def particles(
+def draw_particles(
     h: Measure, count: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Empirical:
     """Draws of h with equal weights that sum to its mass: points [*b, *shape, count, d], `shape` sets of them.
@@ -48,13 +48,13 @@ def particles(
     >>> import torch
     >>> from gradlogz import Gaussian
     >>> h, eta = Gaussian(torch.zeros(2), torch.eye(2)), torch.tensor([0.5, 0.0])
-    >>> keys = particles(h, 100_000, generator=torch.Generator().manual_seed(0))
+    >>> keys = draw_particles(h, 100_000, generator=torch.Generator().manual_seed(0))
     >>> bool((keys.log_normalizer(eta) - h.log_normalizer(eta)).abs() < 0.01)  # an importance estimate of G
     True
     """
-    check_measures("particles", h=h)
+    check_measures("draw_particles", h=h)
     if count < 1:
-        raise InputValueError(sentence("particles", "count must be at least 1", f"{count}", "Draw some."))
+        raise InputValueError(sentence("draw_particles", "count must be at least 1", f"{count}", "Draw some."))
     here = h._reference()
     zero = torch.zeros(*h.batch_shape, *shape, h.dim) if here is None else here.new_zeros(*h.batch_shape, *shape, h.dim)
     points = h.sample(zero, (count,), generator=generator).movedim(0, -2)
@@ -78,7 +78,7 @@ def anneal(
     leaves P_(t eta) as it is. Without moves nothing is gained over one step: it is the same importance estimate.
 
     Args:
-        start: the particles, of `particles(h, count)`; or all points of an `Empirical`, and the result is exact.
+        start: the particles, of `draw_particles(h, count)`; or all points of an `Empirical`, and the result is exact.
         eta: one query for each set of particles.
         move: a function of particles [*b, n, d], t eta [*b, d] and a generator: `gibbs_move`, `metropolis_move`,
             `random_walk_move`, or another.
@@ -90,7 +90,7 @@ def anneal(
     >>> import torch
     >>> from gradlogz import Gaussian
     >>> h, eta = Gaussian(torch.zeros(2), torch.eye(2)), torch.tensor([3.0, 0.0])
-    >>> keys = particles(h, 5000, generator=torch.Generator().manual_seed(0))
+    >>> keys = draw_particles(h, 5000, generator=torch.Generator().manual_seed(0))
     >>> found = anneal(keys, eta, move=gibbs_move(h), generator=torch.Generator().manual_seed(1))
     >>> bool((found.log_normalizer - h.log_normalizer(eta)).abs() < 0.1)
     True
@@ -109,7 +109,7 @@ def anneal(
         # Resampling -------------------------------------------------------------------------------------------------
         size = effective_sample_size(log_w)
         due = size < threshold * n
-        index = ancestors(log_w, scheme=scheme, generator=generator)
+        index = resample_ancestors(log_w, scheme=scheme, generator=generator)
         drawn = x.gather(-2, index.unsqueeze(-1).expand(x.shape))
         x = torch.where(due[..., None, None], drawn, x)
         equal = (log_w.logsumexp(-1, keepdim=True) - math.log(n)).expand(log_w.shape)
@@ -130,7 +130,7 @@ def effective_sample_size(log_weights: Float[Tensor, "*b n"]) -> Float[Tensor, "
     return (2 * log_weights.logsumexp(-1) - (2 * log_weights).logsumexp(-1)).exp()
 
 
-def ancestors(
+def resample_ancestors(
     log_weights: Float[Tensor, "*b n"],
     count: int | None = None,
     *,
@@ -142,12 +142,12 @@ def ancestors(
     "multinomial" draws each by itself; "stratified" one in each of count equal parts of the weights; "systematic" the
     same place in each part, so that a particle comes floor or ceil of count w_n times.               [douc05]
     """
-    check_floats("ancestors", log_weights=log_weights)
+    check_floats("resample_ancestors", log_weights=log_weights)
     n = log_weights.shape[-1]
     k = n if count is None else count
     if scheme not in ("systematic", "stratified", "multinomial"):
         condition = 'scheme must be "systematic", "stratified" or "multinomial"'
-        raise InputValueError(sentence("ancestors", condition, f"{scheme!r}", "Systematic ones vary least."))
+        raise InputValueError(sentence("resample_ancestors", condition, f"{scheme!r}", "Systematic ones vary least."))
     total = log_weights.detach().double().softmax(-1).cumsum(-1)
     total = total / total[..., -1:]
     width = 1 if scheme == "systematic" else k
@@ -218,7 +218,7 @@ def _check(start: Empirical, eta: Tensor, threshold: float) -> None:
     if not isinstance(start, Empirical) or (
         start.log_weights is not None and start.log_weights.ndim >= start.points.ndim
     ):
-        remedy = "Draw them with particles(h, count)."
+        remedy = "Draw them with draw_particles(h, count)."
         fact = type(start).__name__ if not isinstance(start, Empirical) else "one with weights per query"
         raise InputTypeError(sentence("anneal", "start must be an Empirical of particles", fact, remedy))
     check_floats("anneal", start=start.points, eta=eta)

@@ -54,7 +54,7 @@ def dual(
     mean: Float[Tensor, "*bm d"],
     *,
     tolerance: float = 1e-12,
-    max_steps: int = 100,
+    max_iterations: int = 100,
     throw: bool = True,
 ) -> Dual:
     """G*(u) = sup_eta <eta, u> - G(eta), the convex conjugate of the log normaliser, at u = mean.
@@ -87,10 +87,13 @@ def dual(
     check_measures("dual", h=h)
     (u,), restore = arrange(h, "dual", mean=mean)
     with torch.no_grad():
-        search = _newton(h, u.detach(), tolerance, max_steps)
+        search = _newton(h, u.detach(), tolerance, max_iterations)
     if throw and not bool(search.converged.all()):
-        fact = f"{int((~search.converged).sum())} of {search.converged.numel()} rows unfinished after {max_steps} steps"
-        remedy = "Their means may lie on the boundary of the hull; raise max_steps, or read converged with throw=False."
+        unfinished = f"{int((~search.converged).sum())} of {search.converged.numel()} rows"
+        fact = f"{unfinished} unfinished after {max_iterations} steps"
+        remedy = (
+            "Their means may lie on the boundary of the hull; raise max_iterations, or read converged with throw=False."
+        )
         raise RuntimeError(sentence("dual", f"the gap must fall below {tolerance:g}", fact, remedy))
 
     # A Newton step of value 0 whose derivative is that of the implicit function u -> eta.
@@ -109,17 +112,19 @@ def dual(
     )
 
 
-def link(h: Measure, mean: Float[Tensor, "*bm d"], *, tolerance: float = 1e-12, max_steps: int = 100) -> Tensor:
+def mean_to_natural(
+    h: Measure, mean: Float[Tensor, "*bm d"], *, tolerance: float = 1e-12, max_iterations: int = 100
+) -> Tensor:
     """The canonical link: the natural parameter eta with ∇G(eta) = mean.   [theory 3.6]
 
     The inverse of `h.mean`, up to directions in which h does not extend. Raises for a mean outside the hull.
     """
-    result = dual(h, mean, tolerance=tolerance, max_steps=max_steps)
+    result = dual(h, mean, tolerance=tolerance, max_iterations=max_iterations)
     outside = int((result.separating != 0).any(-1).sum())
     if outside:
         fact = f"{outside} of {result.converged.numel()} rows outside"
         remedy = "dual(h, mean).separating holds a direction that proves it."
-        raise InputValueError(sentence("link", "mean must lie inside the hull of the support", fact, remedy))
+        raise InputValueError(sentence("mean_to_natural", "mean must lie inside the hull of the support", fact, remedy))
     return result.eta
 
 
@@ -144,7 +149,7 @@ def bregman(
     return convex(a) - convex(b) - (gradient * (a - b)).sum(-1)
 
 
-def project(
+def moment_project(
     family: Measure,
     source: Measure,
     eta: Float[Tensor, "*bm d"],
@@ -166,8 +171,8 @@ def project(
         samples: draws to average T over, where source is not carried by finitely many points.
     """
     if statistic is None:
-        return link(family, source.mean(eta))
-    return link(family, source.expect(statistic, eta, samples=samples, generator=generator))
+        return mean_to_natural(family, source.mean(eta))
+    return mean_to_natural(family, source.expect(statistic, eta, samples=samples, generator=generator))
 
 
 def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
@@ -181,7 +186,7 @@ def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
         condition = f"mean must be [*b, d={h.dim}], one for each measure"
         remedy = "For several means of one measure use dual."
         raise InputValueError(sentence("maximum_entropy", condition, f"shape {shape_of(mean)}", remedy))
-    eta = link(h, mean)
+    eta = mean_to_natural(h, mean)
     return MaximumEntropy(tilt(h, eta), eta, h.relative_entropy(eta))
 
 
@@ -194,7 +199,7 @@ class _Search(NamedTuple):
     inverse: Tensor
 
 
-def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
+def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Search:
     """Minimise G(eta) - <eta, u> over rows [*b, m, d] at once; rows that are done stay where they are."""
     eps = torch.finfo(u.dtype).eps
     tolerance = max(tolerance, 16 * eps)
@@ -239,7 +244,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_steps: int) -> _Search:
         value = product - G
         digits = eps**0.5 * (product.abs() + G.abs()) <= 1 + value.abs()  # half of them are left; far out none are
         done = done | ((gap <= tolerance * (1 + value.abs())) & digits)
-        if bool((done | stuck).all()) or steps == max_steps:
+        if bool((done | stuck).all()) or steps == max_iterations:
             # The search ends within sqrt(tolerance) of the optimum: one full step more, if it brings the mean closer.
             trial = torch.where((done & (separating == 0).all(-1)).unsqueeze(-1), eta + step, eta)
             trial = torch.where(h.in_domain(trial).unsqueeze(-1), trial, eta)

@@ -30,14 +30,14 @@ class Joinable(Protocol):
 T = TypeVar("T", bound=Joinable)
 
 
-class Partial(NamedTuple):
+class PartialStatistics(NamedTuple):
     """The statistics of one query over some of the keys; `merge` joins them."""
 
     log_normalizer: Float[Tensor, "*bm"]
     mean: Float[Tensor, "*bm d"]
     covariance: Float[Tensor, "*bm d d"] | None = None
 
-    def joined(self, other: "Partial") -> "Partial":
+    def joined(self, other: "PartialStatistics") -> "PartialStatistics":
         """The statistics over the keys of both."""
         if self.mean.shape != other.mean.shape or (self.covariance is None) != (other.covariance is None):
             fact = f"means of shapes {shape_of(self.mean)} and {shape_of(other.mean)}"
@@ -45,11 +45,11 @@ class Partial(NamedTuple):
             raise InputValueError(sentence("merge", "both parts must be of the same queries and kind", fact, remedy))
         k = self.log_normalizer.ndim
         both = [torch.stack([a, b], k) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
-        return _merged(Partial(*both))
+        return _merged(PartialStatistics(*both))
 
 
 @overload
-def merge(first: Partial, *others: Partial) -> Partial: ...
+def merge(first: PartialStatistics, *others: PartialStatistics) -> PartialStatistics: ...
 
 
 @overload
@@ -59,9 +59,9 @@ def merge(first: T, *others: T) -> T: ...
 def merge(first: Any, *others: Any) -> Any:
     """Join results over blocks of keys, exactly: as if all keys had been seen at once.
 
-    `merge(a, b, ...)` or `merge([a, b, ...])` joins the `Attention`s that `attend` returns, or `Partial`s of a measure.
-    `merge(stacked)` takes one Partial whose last query dimension counts the blocks: log_normalizer [*b, k], mean
-    [*b, k, d], covariance [*b, k, d, d]. What one of the parts lacks, the whole lacks.
+    `merge(a, b, ...)` or `merge([a, b, ...])` joins the `Attention`s that `attend` returns, or `PartialStatistics` of
+    a measure. `merge(stacked)` takes one PartialStatistics whose last query dimension counts the blocks: log_normalizer
+    [*b, k], mean [*b, k, d], covariance [*b, k, d, d]. What one of the parts lacks, the whole lacks.
     The merge is associative and commutative: ring, tree and split-key attention give the same numbers. Parts without
     mass count nothing. Law: tests/laws/test_merging_is_associative.py.
 
@@ -77,7 +77,7 @@ def merge(first: Any, *others: Any) -> Any:
     >>> q, k = torch.randn(4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
     >>> blocks = Empirical(k.reshape(2, 3, 4))
     >>> eta = q.expand(2, 4)
-    >>> whole = merge(Partial(blocks.log_normalizer(eta), blocks.mean(eta), blocks.covariance(eta)))
+    >>> whole = merge(PartialStatistics(blocks.log_normalizer(eta), blocks.mean(eta), blocks.covariance(eta)))
     >>> torch.allclose(whole.mean, Empirical(k).mean(q))
     True
     """
@@ -86,14 +86,16 @@ def merge(first: Any, *others: Any) -> Any:
     for part in (first, *others):
         if not isinstance(part, Joinable) or type(part) is not type(first):
             fact = ", ".join(type(p).__name__ for p in (first, *others))
-            remedy = "Wrap log normaliser, mean and covariance in Partial."
-            raise InputTypeError(sentence("merge", "parts must be Partials or Attentions, of one kind", fact, remedy))
-    if not others and isinstance(first, Partial):
+            remedy = "Wrap log normaliser, mean and covariance in PartialStatistics."
+            raise InputTypeError(
+                sentence("merge", "parts must be PartialStatistics or Attentions, of one kind", fact, remedy)
+            )
+    if not others and isinstance(first, PartialStatistics):
         return _merged(first)
     return reduce(lambda a, b: a.joined(b), others, first)
 
 
-def _merged(partials: Partial) -> Partial:
+def _merged(partials: PartialStatistics) -> PartialStatistics:
     """The blocks along the last query dimension, joined."""
     G, means, covariances = partials
     check_floats("merge", log_normalizer=G, mean=means, **present(covariance=covariances))
@@ -105,7 +107,7 @@ def _merged(partials: Partial) -> Partial:
     r = gate(G)
     mean = gated_mean(r, means)
     covariance = None if covariances is None else gated_covariance(r, means, mean, covariances)
-    return Partial(reference.log_sum_exp(G), mean, covariance)
+    return PartialStatistics(reference.log_sum_exp(G), mean, covariance)
 
 
 def gate(G: Float[Tensor, "*bm k"]) -> Float[Tensor, "*bm k"]:

@@ -23,14 +23,14 @@ from .gaussian import Gaussian
 from .measure import Measure
 
 
-class Chain(NamedTuple):
+class GibbsChain(NamedTuple):
     """The draws of a chain, one of each kind a step."""
 
     x: Float[Tensor, "t ..."]
     eta: Float[Tensor, "t ..."]
 
 
-class MeanField(NamedTuple):
+class GibbsMeanField(NamedTuple):
     """The last means, and the lower bound of the log mass after each round."""
 
     x: Float[Tensor, "..."]
@@ -56,7 +56,7 @@ class Gibbs:
                 remedy = "Shrink one of the covariances: at 1 the chain is a random walk without a law."
                 raise InputValueError(sentence("Gibbs", condition, f"{radius:.6g}", remedy))
 
-    def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> Chain:
+    def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> GibbsChain:
         """The draws of `steps` rounds from these queries on: exact, reversible, each an attention and a draw."""
         xs, etas = [], []
         for _ in range(steps):
@@ -64,7 +64,7 @@ class Gibbs:
             eta = self.g.sample(x, generator=generator)
             xs.append(x)
             etas.append(eta)
-        return Chain(torch.stack(xs), torch.stack(etas))
+        return GibbsChain(torch.stack(xs), torch.stack(etas))
 
     def transition(self) -> Float[Tensor, "k k"]:
         """From query to query, of finite sets: the row softmax times the column softmax of one matrix of logits."""
@@ -89,7 +89,7 @@ class Gibbs:
         s, to_keys, to_queries = self._logits()
         return (s + to_keys + to_queries.unsqueeze(-1)).flatten().logsumexp(0)
 
-    def mean_field(self, eta: Float[Tensor, "*m d"], *, steps: int) -> MeanField:
+    def mean_field(self, eta: Float[Tensor, "*m d"], *, steps: int) -> GibbsMeanField:
         """Means in place of draws: x = ∇G_h(eta), eta = ∇G_g(x), which never lowers <x, eta> - G_h*(x) - G_g*(eta)."""
         bounds = []
         x = self.h.mean(eta)
@@ -98,7 +98,7 @@ class Gibbs:
             # G_g*(eta) = <x, eta> - G_g(x) at the x that eta is the mean of, and the best x beside eta gives G_h(eta).
             bounds.append(self.h.log_normalizer(eta) + self.g.log_normalizer(x) - (x * eta).sum(-1))
             x = self.h.mean(eta)
-        return MeanField(x, eta, torch.stack(bounds))
+        return GibbsMeanField(x, eta, torch.stack(bounds))
 
     def _logits(self) -> tuple[Tensor, Tensor, Tensor]:
         """<eta_i, x_j>, and the log weights of keys and queries."""

@@ -21,6 +21,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from .._pytree import record, static_field
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import pseudo_inverse
 from .validation import TRAILING, arrange, at_the_border, common_batch, everywhere
@@ -227,41 +228,14 @@ class Measure(ABC):
         return None
 
 
-def static(**options: Any) -> Any:
-    """A field that is no tensor: part of the structure of the pytree."""
-    return dataclasses.field(metadata={"static": True}, **options)
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field))
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static_field, dataclasses.field))
 def measure(cls: C) -> C:
     """Make a concrete measure: final, frozen, a pytree, its methods checked at the border.
 
-    Tensor fields and measure fields are children of the pytree, fields that are None are dropped, `static()` fields
-    are part of its structure. Rebuilding skips `__init__`, so no check ever runs on a half-built object.
+    Tensor fields and measure fields are children of the pytree, fields that are None are dropped, `static_field()`
+    fields are part of its structure (`record` in ../_pytree.py); a class with children has no subclasses.
     """
-    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    fields = dataclasses.fields(cls)
-    names = [f.name for f in fields]
-    fixed = [f.name for f in fields if f.metadata.get("static")]
-    free = tuple(name for name in names if name not in fixed)
-    type.__setattr__(cls, "_free", free)
-
-    def flatten(self: Any) -> tuple[list[Any], Any]:
-        live = tuple(name for name in free if getattr(self, name) is not None)
-        return [getattr(self, name) for name in live], (live, tuple(getattr(self, name) for name in fixed))
-
-    def unflatten(children: Any, context: Any) -> Any:
-        live, constants = context
-        self: Any = object.__new__(cls)
-        values = (
-            dict.fromkeys(names) | dict(zip(live, children, strict=True)) | dict(zip(fixed, constants, strict=True))
-        )
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        return self
-
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"gradlogz.{cls.__qualname__}")
-    return cls
+    return record(cls)
 
 
 def check_measures(call: str, **measures: object) -> None:

@@ -19,15 +19,16 @@ Read next: differentiated.py (where mean and covariance come from).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
-from .._typing import Bool, Float, Tensor
+from .._pytree import static_field
+from .._typing import Bool, Float, Tensor, as_scalar_tensor
 from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
-from .measure import measure, static
+from .measure import measure
 from .validation import common_batch
 
 
@@ -100,10 +101,16 @@ class ConjugatePrior(Differentiated):
 
     xi: Float[Tensor, "*#b d"]
     nu: Float[Tensor, "*#b"]
-    base: str = static(kw_only=True)
+    base: str = static_field(kw_only=True)
+
+    if TYPE_CHECKING:  # a number is made a tensor
+
+        def __init__(self, xi: Tensor, nu: float | Tensor, *, base: str, validate: bool = True) -> None: ...
 
     def __post_init__(self) -> None:
-        xi, nu = self.xi, self.nu
+        xi = self.xi
+        object.__setattr__(self, "nu", as_scalar_tensor(self.nu, xi, xi.ndim - 1 if isinstance(xi, Tensor) else 0))
+        nu = self.nu
         check_floats("ConjugatePrior", xi=xi, nu=nu)
         if self.base not in BASES:
             condition = f"base must be one of {', '.join(BASES)}"

@@ -12,18 +12,20 @@ Read next: ../special/bessel.py (how the Bessel functions are computed).
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
 
 from .._errors import InputTypeError, InputValueError, check_finite, check_floats, check_positive, sentence
-from .._typing import Float, Tensor
+from .._pytree import static_field
+from .._typing import Float, Tensor, as_scalar_tensor
 from ..special.bessel import Radial, radial
-from .measure import Measure, measure, static
+from .measure import Measure, measure
 
 
 @measure
 class Sphere(Measure):
-    """The uniform probability on the sphere of R^dim with this radius, dim >= 2.
+    """The uniform probability on the sphere of R^dim with this radius, a tensor [*b] or a number; dim >= 2.
 
     >>> import torch
     >>> k = torch.tensor(2.0, dtype=torch.float64)
@@ -32,10 +34,15 @@ class Sphere(Measure):
     True
     """
 
-    dim: int = static()
+    dim: int = static_field()
     radius: Float[Tensor, "*b"] = dataclasses.field(default_factory=lambda: torch.ones(()))
 
+    if TYPE_CHECKING:  # a number is made a tensor
+
+        def __init__(self, dim: int, radius: float | Tensor = 1.0, *, validate: bool = True) -> None: ...
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", as_scalar_tensor(self.radius))
         check_floats("Sphere", radius=self.radius)
         if not isinstance(self.dim, int):
             raise InputTypeError(

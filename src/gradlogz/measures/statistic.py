@@ -22,10 +22,11 @@ from typing import NamedTuple
 import torch
 
 from .._errors import InputValueError, check_finite, check_floats, has_values, sentence, shape_of
+from .._pytree import static_field
 from .._typing import Bool, Float, Tensor
 from ..special.gamma import log_gamma, log_gamma_draw
 from .differentiated import Differentiated
-from .measure import measure, static
+from .measure import measure
 
 Draw = Callable[[Tensor, torch.Generator | None], Tensor]
 
@@ -132,7 +133,7 @@ class Statistic(Differentiated):
     """
 
     natural: Float[Tensor, "*b d"]
-    family: str = static(kw_only=True)
+    family: str = static_field(kw_only=True)
 
     def __post_init__(self) -> None:
         check_floats("Statistic", natural=self.natural)

@@ -10,6 +10,7 @@ that <svec A, svec B> = trace(A B): the inner product of the theory, without the
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +23,7 @@ from .._errors import (
     sentence,
     shape_of,
 )
-from .._typing import Bool, Float, Tensor
+from .._typing import Bool, Float, Tensor, as_scalar_tensor
 from .measure import Measure, measure
 from .validation import common_batch
 
@@ -69,8 +70,14 @@ class Wishart(Measure):
     df: Float[Tensor, "*#b"]
     covariance_matrix: Float[Tensor, "*#b p p"]
 
+    if TYPE_CHECKING:  # a number is made a tensor
+
+        def __init__(self, df: float | Tensor, covariance_matrix: Tensor, *, validate: bool = True) -> None: ...
+
     def __post_init__(self) -> None:
-        n, V = self.df, self.covariance_matrix
+        V = self.covariance_matrix
+        object.__setattr__(self, "df", as_scalar_tensor(self.df, V, V.ndim - 2 if isinstance(V, Tensor) else 0))
+        n = self.df
         check_floats("Wishart", df=n, covariance_matrix=V)
         if V.ndim != n.ndim + 2 or V.shape[-1] != V.shape[-2]:
             fact = f"shapes {shape_of(V)} and {shape_of(n)}"

@@ -26,9 +26,10 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Tensor
+from ..special.distributions import student_p, student_quantile
 from .judgement import Measured, Ruling
 from .records import Finding
-from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap, student_p, student_quantile
+from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
 
 NORMAL = 1.959963984540054  # quantile .975
 

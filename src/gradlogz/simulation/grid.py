@@ -2,7 +2,7 @@
 
     {"beta": [0.3, 0.8], "dim": [2, 8]}     one or two axes of beta, tau, dim, tokens, heads, contraction
     beta=0.1:4:12                           as text: from, to, count; of whole numbers each value once
-    contraction=zca|centre+rms_norm         or values apart from each other
+    contraction=zca|center+rms_norm         or values apart from each other
 
 Read next: parameter_sweep.py.
 """

@@ -16,7 +16,7 @@ from .._displays import shown
 from .._settings import flags
 from .._typing import Float, Tensor
 from ..dynamics.evolution import Trajectory
-from ..dynamics.verdict import Verdict
+from ..dynamics.verdict import CloudVerdict
 from .grid import Range, grid_text
 from .presets import Preset, meets, preset_of
 from .settings import OWN, SimulationSettings
@@ -38,12 +38,12 @@ class Simulation:
     preset: Preset | None = None
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[CloudVerdict]:
         """What has become of each cloud."""
         return self.trajectory.verdicts
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CloudVerdict:
         """What has become of the first cloud."""
         return self.verdicts[0]
 

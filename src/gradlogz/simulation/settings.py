@@ -31,7 +31,7 @@ class SimulationSettings:
     """The numbers of a run.
 
     Args:
-        contraction: a name, or several joined by "+", first first: "centre+rms_norm".
+        contraction: a name, or several joined by "+", first first: "center+rms_norm".
         heads: the coordinates are split among them, as in a transformer whose weights are the identity.
         keys: how many frozen keys the tokens attend to, of the law of a start on a sphere or circle, else Gaussian; 0:
             tokens attend to each other.

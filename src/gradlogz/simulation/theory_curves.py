@@ -20,7 +20,7 @@ from ..dynamics.contraction import moments_of
 from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
-from ..dynamics.intervals import Band
+from ..dynamics.intervals import ConfidenceBand
 from .records import Simulation
 from .settings import SimulationSettings, ascent_of
 
@@ -140,7 +140,7 @@ def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
     return diameters, Curve(bounds[:-1], says)
 
 
-def null(simulation: Simulation, name: str) -> Band | None:
+def null(simulation: Simulation, name: str) -> ConfidenceBand | None:
     """Where an observable of a Gaussian cloud of the same size lies, 95 times in 100."""
     s = simulation.settings
     if name in ("skewness", "kurtosis") and s.tokens > s.dim + 1:

@@ -1,1 +1,1 @@
-"""Special functions and quantiles of distributions, each written once: gamma, digamma, Bessel, pseudo-inverse."""
+"""Special functions, each written once: gamma, digamma, Bessel, pseudo-inverse, distributions and their quantiles."""

@@ -258,7 +258,8 @@ def canonical_link() -> Outcome:
     h = gz.Spins(torch.zeros(3, dtype=FLOAT))
     mu = h.mean(eta)
     return Outcome(
-        max(gap(gz.link(h, mu), torch.atanh(mu)), gap(mu, eta.tanh())), gap(torch.atanh(eta), torch.atanh(mu))
+        max(gap(gz.mean_to_natural(h, mu), torch.atanh(mu)), gap(mu, eta.tanh())),
+        gap(torch.atanh(eta), torch.atanh(mu)),
     )
 
 
@@ -272,7 +273,7 @@ def canonical_link() -> Outcome:
 def conjugate_weights() -> Outcome:
     h, eta, nu = gz.Empirical(normal(7, 3, seed=1)), normal(4, 3, seed=2), 2.0
     mu = h.mean(normal(3, 3, seed=3))
-    natural = gz.link(h, mu)
+    natural = gz.mean_to_natural(h, mu)
     logits = nu * (mu @ eta.T - h.log_normalizer(eta))
     kl = torch.stack([h.kl(natural, e.expand_as(natural)) for e in eta], -1)
     weights = torch.softmax(-nu * kl, -1)
@@ -291,4 +292,4 @@ def conjugate_weights() -> Outcome:
 def mean_then_link_is_the_identity() -> Outcome:
     h, eta = gz.Empirical(normal(7, 3, seed=1)), normal(4, 3, seed=2)
     linear = gz.Gaussian(h.mean(0 * eta[0]), h.covariance(0 * eta[0]))  # an approximate link does move
-    return Outcome(gap(gz.link(h, h.mean(eta)), eta), gap(gz.link(linear, h.mean(eta)), eta))
+    return Outcome(gap(gz.mean_to_natural(h, h.mean(eta)), eta), gap(gz.mean_to_natural(linear, h.mean(eta)), eta))

@@ -289,7 +289,7 @@ def sum_of_measures() -> Outcome:
     nodes = Nodes(torch.cat((a.points, b.points)), torch.cat((a.log_masses, b.log_masses)))
     first, second = _empirical(a), _empirical(b)
     merged = gz.merge(
-        gz.Partial(
+        gz.PartialStatistics(
             torch.stack((first.log_normalizer(eta), second.log_normalizer(eta)), -1),
             torch.stack((first.mean(eta), second.mean(eta)), -2),
             torch.stack((first.covariance(eta), second.covariance(eta)), -3),

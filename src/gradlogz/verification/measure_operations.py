@@ -232,7 +232,7 @@ def posterior_mean_as_attention() -> Outcome:
 def moment_projection() -> Outcome:
     y = normal(9, 1, seed=1)
     family = gz.from_distribution(torch.distributions.Normal(number(0.0), number(1.0)))
-    eta = gz.project(
+    eta = gz.moment_project(
         family, gz.Empirical(y), torch.zeros(1, dtype=FLOAT), statistic=lambda t: torch.cat((t, t * t), -1)
     )
     law = gz.to_distribution(family, eta)

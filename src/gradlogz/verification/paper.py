@@ -114,7 +114,7 @@ def one_to_one_modulo_lineality() -> Outcome:
     h, eta = gz.Empirical(flat), normal(3, seed=5)
     moved = eta + 2.0 * basis[2]
     rank = int((torch.linalg.eigvalsh(h.covariance(eta)) > 1e-10).sum())
-    linked = gz.link(h, h.mean(eta))
+    linked = gz.mean_to_natural(h, h.mean(eta))
     corrected = max(gap(h.mean(moved), h.mean(eta)), gap(basis[:2] @ linked, basis[:2] @ eta), float(rank != 2))
     return Outcome(corrected, float((moved - eta).norm()))
 
@@ -181,7 +181,7 @@ def kl_is_bregman_reversed() -> Outcome:
 def kl_is_bregman_of_the_conjugate() -> Outcome:
     h, a, b = gz.Empirical(_keys()), normal(4, 3, seed=2), normal(4, 3, seed=10)
     u, v = h.mean(a), h.mean(b)
-    star = gz.dual(h, u).value - gz.dual(h, v).value - (gz.link(h, v) * (u - v)).sum(-1)
+    star = gz.dual(h, u).value - gz.dual(h, v).value - (gz.mean_to_natural(h, v) * (u - v)).sum(-1)
     return Outcome(gap(star, h.kl(a, b)))
 
 

@@ -72,7 +72,7 @@ class Thresholds(NamedTuple):
     sink: float | None = 0.3
 
 
-class Row(NamedTuple):
+class MonitorRow(NamedTuple):
     """What one step says of every layer, in the order of computation."""
 
     step: int
@@ -105,7 +105,7 @@ class Row(NamedTuple):
         return "\n".join([*lines, *map(str, self.alerts)])
 
 
-class Sums:
+class HeadSums:
     """Count, sums, least and greatest of the statistics of the heads of one layer, so far."""
 
     def __init__(self, values: Tensor, kept: Tensor | None) -> None:
@@ -121,7 +121,7 @@ class Sums:
             self.greatest = values.masked_fill(~kept, -torch.inf).amax(rows)
         self.sum = self.sum.double()
 
-    def add(self, other: "Sums") -> None:
+    def add(self, other: "HeadSums") -> None:
         """Join what another pass found."""
         self.count = self.count + other.count
         self.sum = self.sum + other.sum
@@ -129,7 +129,7 @@ class Sums:
         self.greatest = torch.maximum(self.greatest, other.greatest)
 
 
-def heads_of(found: dict[str, Sums]) -> dict[str, Heads]:
+def heads_of(found: dict[str, HeadSums]) -> dict[str, Heads]:
     """Means and extremes of every layer, brought to the CPU at once; a head without rows has NaN for them."""
     packed = [torch.cat((s.count.unsqueeze(0), s.sum, s.least.double(), s.greatest.double())) for s in found.values()]
     whole = torch.cat(packed, -1).cpu()
@@ -143,7 +143,7 @@ def heads_of(found: dict[str, Sums]) -> dict[str, Heads]:
     return layers
 
 
-def sums_of(call: Call | Logits, *, crosses: bool = False) -> Sums:
+def sums_of(call: Call | Logits, *, crosses: bool = False) -> HeadSums:
     """The statistics of every head in one call, computed beside the model from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, whose padding they do not show.
@@ -154,9 +154,9 @@ def sums_of(call: Call | Logits, *, crosses: bool = False) -> Sums:
     fields = (found.entropy, found.log_normalizer, found.logit_variance, found.max_logit, sink)
     values = torch.stack([_three(t).to(G.dtype) for t in fields if t is not None])
     if pad is None and _all_see(call):
-        return Sums(values, None)
+        return HeadSums(values, None)
     kept = G != -torch.inf
-    return Sums(values, kept if pad is None else kept & ~pad.unsqueeze(1))
+    return HeadSums(values, kept if pad is None else kept & ~pad.unsqueeze(1))
 
 
 def _three(statistic: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _all_see(call: Call | Logits) -> bool:
     return not call.options.get("is_causal") or call.query.shape[-2] <= call.key.shape[-2]
 
 
-def merged(found: dict[str, Sums], group: Any, device: torch.device) -> dict[str, Sums]:
+def merged(found: dict[str, HeadSums], group: Any, device: torch.device) -> dict[str, HeadSums]:
     """The sums over all processes of a group, each of which must call this in the same step.
 
     Layers that only some of the processes met, as with layers dropped at random, are those of the processes that did.
@@ -195,6 +195,6 @@ def merged(found: dict[str, Sums], group: Any, device: torch.device) -> dict[str
     return whole
 
 
-def _nothing(heads: int, device: torch.device) -> Sums:
+def _nothing(heads: int, device: torch.device) -> HeadSums:
     none = torch.zeros(5, 1, heads, 1, device=device)
-    return Sums(none, torch.zeros(1, heads, 1, dtype=torch.bool, device=device))
+    return HeadSums(none, torch.zeros(1, heads, 1, dtype=torch.bool, device=device))

@@ -5,8 +5,9 @@
     softmax           over the last dimension, inside a layer whose class is named after attention
     nn.Multihead…     is met as a module, since torch computes it in one function
 
-Nothing is installed but while a `Watch` is entered, and everything is taken away when it is left, in whatever order.
-A layer that ran and of which no call was met is missed: `Watch` says so rather than leave it out.
+Nothing is installed but while an `Interception` is entered, and everything is taken away when it is left, in whatever
+order.
+A layer that ran and of which no call was met is missed: `Interception` says so rather than leave it out.
 
 Read next: observation.py and monitoring.py, which do something with the calls.
 """
@@ -44,7 +45,7 @@ WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrappe
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 
 
-class Met(NamedTuple):
+class InterceptedCall(NamedTuple):
     """A call, and how the layer that makes it takes a result of `attend`; None if it only asks for a softmax."""
 
     call: Call | Logits
@@ -60,22 +61,21 @@ class Receiver(ABC):
         """A pass through the model begins; whether it is to be looked at."""
 
     @abstractmethod
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
         """What is to stand in the place of the model's own result, None to leave that.
 
         `again`: it is the recomputation of a checkpoint.
         """
 
-    @abstractmethod
-    def unfused(self, layer: str) -> None:
-        """Without a watch torch would compute this layer by a fused operator, whose result is another to rounding."""
+    def unfused(self, layer: str) -> None:  # noqa: B027
+        """A layer that torch would otherwise compute by a fused operator, equal to rounding. By default nothing."""
 
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
         """The pass has ended; the layers named ran and no call of them was met."""
 
 
-class Watch:
+class Interception:
     """Every attention computation inside a model, handed to a receiver while this is entered.
 
     Args:
@@ -90,11 +90,11 @@ class Watch:
         self._expected = {id(layer) for layer in model.modules() if _named(layer, layers) and _projects(layer)}
         self._hooks: list[Any] = []
         self._fused: list[Any] = []  # hooks of layers that torch computes otherwise where there are any
-        self._here = _Place()
+        self._here = _RunningModules()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Interception":
         with _patching:
-            _watches.append(self)
+            _interceptions.append(self)
             _intercept_transformers()
         self._hooks = [h for module in self._modules if not _is_torchs(module) for h in self._hooked(module)]
         self._hook_torchs()
@@ -107,7 +107,7 @@ class Watch:
             hook.remove()
         self._hooks.clear()
         with _patching:
-            _watches.remove(self)
+            _interceptions.remove(self)
             _leave_transformers()
 
     def layer(self, module: nn.Module | None) -> str | None:
@@ -195,8 +195,9 @@ class Watch:
         name = self.names[id(module)]
         if _is_torchs(module):
             self.note()
-            with unwatched():
-                met = Met(_of_multihead(module, *args, **kwargs), None, frame.crosses)  # type: ignore[arg-type]
+            with not_intercepted():
+                call = _of_multihead(module, *args, **kwargs)  # type: ignore[arg-type]
+                met = InterceptedCall(call, None, frame.crosses)
                 self.receiver.receive(name, met, again=in_backward())
         elif id(module) in self._expected and not in_backward():
             self.note()  # what it is part of is not missed once more
@@ -233,7 +234,7 @@ class _Frame:
         self.error = sys.exc_info()[1]  # one that is being handled outside is none of this module's
 
 
-class _Place(threading.local):
+class _RunningModules(threading.local):
     """The modules that are running in this thread: autograd recomputes checkpoints in threads of its own."""
 
     def __init__(self) -> None:
@@ -313,13 +314,13 @@ def in_backward() -> bool:
 
 # Meeting the calls ---------------------------------------------------------------------------------------------------
 
-_watches: list[Watch] = []
+_interceptions: list[Interception] = []
 _patching = threading.Lock()
 _busy = threading.local()
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
+def not_intercepted() -> Iterator[None]:
     """What is computed here is the inside of a call, or our own."""
     before = getattr(_busy, "yes", False)
     _busy.yes = True
@@ -329,14 +330,14 @@ def unwatched() -> Iterator[None]:
         _busy.yes = before
 
 
-def _hand(module: nn.Module | None, meet: Callable[[], Met], run: Callable[[], Any]) -> Any:
+def _hand(module: nn.Module | None, meet: Callable[[], InterceptedCall], run: Callable[[], Any]) -> Any:
     """The result of a call, made by run() or by a receiver; every one in whose model it happens is given the call."""
-    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in tuple(_watches)]
+    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in tuple(_interceptions)]
     inside = [(watch, layer) for watch, layer in inside if layer is not None]
     if not inside:
         return run()
     met, found = meet(), None
-    with unwatched():
+    with not_intercepted():
         for watch, layer in inside:
             watch.note()
             own = watch.receiver.receive(layer or "", met._replace(crosses=watch.crosses()), again=in_backward())
@@ -353,11 +354,13 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         run = partial(func, *args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            return _hand(None, lambda: Met(of_sdpa(*args, **kwargs), _output), run)
+            return _hand(None, lambda: InterceptedCall(of_sdpa(*args, **kwargs), _output), run)
         if func is attend:
-            return _hand(None, lambda: Met(of_attend(*args, **kwargs), _itself), run)
+            return _hand(None, lambda: InterceptedCall(of_attend(*args, **kwargs), _itself), run)
         if func in SOFTMAX and _of_attention(*args, **kwargs):
-            return _hand(None, lambda: Met(of_softmax(_innermost(), args[0] if args else kwargs["input"]), None), run)
+            return _hand(
+                None, lambda: InterceptedCall(of_softmax(_innermost(), args[0] if args else kwargs["input"]), None), run
+            )
         return run()
 
 
@@ -371,11 +374,11 @@ def _itself(found: Attention) -> Attention:
 
 def _of_attention(input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
     last = dim is not None and input.ndim >= 3 and dim in (-1, input.ndim - 1)
-    return last and any(watch.softens() for watch in tuple(_watches))
+    return last and any(watch.softens() for watch in tuple(_interceptions))
 
 
 def _innermost() -> nn.Module:
-    return next(watch._here.stack[-1].module for watch in tuple(_watches) if watch._here.stack)
+    return next(watch._here.stack[-1].module for watch in tuple(_interceptions) if watch._here.stack)
 
 
 # Hugging Face --------------------------------------------------------------------------------------------------------
@@ -402,7 +405,7 @@ def _intercept_transformers() -> None:
 
 
 def _leave_transformers() -> None:
-    if _original and not _watches:
+    if _original and not _interceptions:
         interface, original = _original.pop()
         interface.get_interface = original
 
@@ -413,9 +416,9 @@ def _from_interface(
 ) -> Any:  # fmt: skip
     """A layer calls the attention function that it asked for: (output [b, m, h, v], weights or None)."""
 
-    def meet() -> Met:
+    def meet() -> InterceptedCall:
         call = of_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        return Met(call, lambda found: (found.output.transpose(1, 2).contiguous(), None))
+        return InterceptedCall(call, lambda found: (found.output.transpose(1, 2).contiguous(), None))
 
     return _hand(module, meet, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 

@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
-from .head_summaries import Alert, Row, Sums, Thresholds, heads_of, merged, sums_of
-from .interception import LAYERS, Hook, Met, Receiver, Watch, names_of, numbered
+from .head_summaries import Alert, HeadSums, MonitorRow, Thresholds, heads_of, merged, sums_of
+from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
 class Monitor(Receiver):
@@ -55,16 +55,16 @@ class Monitor(Receiver):
         self._optimizer: ref[Optimizer] | None = None
         self._highest: dict[str, float] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._found: dict[str, Sums] = {}
+        self._found: dict[str, HeadSums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
         self._last: tuple[str, int] | None = None
-        self._row: Row | None = None
-        watch = Watch(self._inner, self, layers=layers)
+        self._row: MonitorRow | None = None
+        watch = Interception(self._inner, self, layers=layers)
         self._watch: Any = _Shadow(model, self._inner, watch) if self._compiled else watch
         self._armed = False
 
-    def row(self) -> Row:
+    def row(self) -> MonitorRow:
         """The row of the last step that was looked at."""
         if self._row is None:
             fact = f"{self.steps} steps" if self.steps else "none: no optimizer has stepped yet"
@@ -93,7 +93,7 @@ class Monitor(Receiver):
         self._called = {}
         return self._recording
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> None:
         """Look at the queries and keys, and let the model compute."""
         if not self._recording or again:
             return
@@ -149,10 +149,10 @@ class Monitor(Receiver):
         if optimizer is leader:
             self.step()
 
-    def _write(self, step: int, found: dict[str, Sums]) -> None:
+    def _write(self, step: int, found: dict[str, HeadSums]) -> None:
         layers = heads_of(found)
         alerts = tuple(self._alerts(step, layers))
-        self._row = Row(step, layers, alerts)
+        self._row = MonitorRow(step, layers, alerts)
         for alert in alerts:
             if (alert.kind, alert.layer) not in self._warned:
                 self._warned.add((alert.kind, alert.layer))
@@ -215,7 +215,7 @@ def monitor(
 
     Args:
         every: look at each step whose number is a multiple of this, from 0 on.
-        writer: a TensorBoard SummaryWriter, or anything that takes a `Row`.
+        writer: a TensorBoard SummaryWriter, or anything that takes a `MonitorRow`.
         thresholds: when to raise an alert.
         on_alert: is given each new `Alert`, once for each kind and layer; by default it is a warning.
         group: the processes over which rows are joined; a model wrapped for distributed training has its own.
@@ -270,7 +270,7 @@ class _Enough(BaseException):
 class _Shadow:
     """One more pass, before that of a compiled model: what is compiled cannot be watched from outside."""
 
-    def __init__(self, model: nn.Module, inner: nn.Module, watch: Watch) -> None:
+    def __init__(self, model: nn.Module, inner: nn.Module, watch: Interception) -> None:
         self._called, self._inner, self._watch = model, inner, watch
 
     def __enter__(self) -> "_Shadow":

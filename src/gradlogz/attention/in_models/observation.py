@@ -22,7 +22,7 @@ from torch import nn
 from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
 from ..result import Attention
-from .interception import LAYERS, Met, Receiver, Watch, names_of, numbered
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -86,15 +86,12 @@ class Observation(Mapping[str, Attention], Receiver):
         self.passes.append({})
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call with `attend`."""
         found = met.call.attend(self._statistics)
         if not again:
             self._last[numbered(layer, self._last)] = found
         return found
-
-    def unfused(self, layer: str) -> None:
-        """The layer is computed by `attend` at any rate."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""
@@ -141,7 +138,7 @@ def observe(
     seen = Observation(statistics, strict)
     _observed.add(id(model))
     try:
-        with _uncompiled(), Watch(model, seen, layers=layers):
+        with _uncompiled(), Interception(model, seen, layers=layers):
             yield seen
     finally:
         _observed.discard(id(model))

@@ -8,11 +8,3 @@ LinkAttention        queries are natural parameters of a chosen family
 
 All but the first, which speaks torch.nn's language, take tokens [*b, n, d] and the masks of `attend`.
 """
-
-from .gated import GatedHeads
-from .link import LinkAttention
-from .mixture import MixtureAttention
-from .moment import MomentAttention
-from .multihead import MultiheadAttention
-
-__all__ = ["MultiheadAttention", "MomentAttention", "MixtureAttention", "GatedHeads", "LinkAttention"]

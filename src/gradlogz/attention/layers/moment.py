@@ -34,7 +34,7 @@ from ..result import Attention
 from .heads import check_sizes, check_statistics, check_tokens, join, split, wide
 
 
-class Moments(NamedTuple):
+class MeanAndCovariance(NamedTuple):
     """What one layer gives to the next: `layer(*moments)`."""
 
     mean: Float[Tensor, "*b n d"]
@@ -103,7 +103,7 @@ class MomentAttention(nn.Module):
         *,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
-    ) -> Moments:
+    ) -> MeanAndCovariance:
         """Mean and covariance of each token after attention to all of them, or to those of `memory`.
 
         Args:
@@ -124,7 +124,7 @@ class MomentAttention(nn.Module):
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
         statistics: Literal["none", "scalar"] = "scalar",
-    ) -> tuple[Moments, Attention]:
+    ) -> tuple[MeanAndCovariance, Attention]:
         """The moments, and the statistics of each head [*b, h, m]: output ∇G, value_variance the diagonal of ∇²G.
 
         Full covariances come with these two and the log normaliser alone.
@@ -142,7 +142,7 @@ class MomentAttention(nn.Module):
             if self.noise is not None:
                 Q = softplus(wide(self.noise))
                 whole = whole + (Q if self.covariance == "diagonal" else torch.diag_embed(Q))
-        return Moments(self.out_proj(join(found.output).to(dtype)), whole.to(seen_covariance.dtype)), found
+        return MeanAndCovariance(self.out_proj(join(found.output).to(dtype)), whole.to(seen_covariance.dtype)), found
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, covariance={self.covariance!r}"

@@ -30,9 +30,8 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Tensor
-from ...measures.measure import measure as record
-from ...measures.measure import static
 from ...measures.prior import BASES
 from ...measures.wishart import smat, svec
 from ...special.digamma import concentration, digamma, digamma_gap, inverse_digamma_gap, inverse_digamma_gaps
@@ -178,7 +177,7 @@ class GammaPoisson(_Independent):
     """
 
     exposure: Float[Tensor, "*#ko"] | None = None
-    channels: int = static(default=1, kw_only=True)
+    channels: int = static_field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_channels("GammaPoisson", self.channels)
@@ -267,7 +266,7 @@ class GammaExponential(_Independent):
     (tensor([3.]), tensor([2.]))
     """
 
-    channels: int = static(default=1, kw_only=True)
+    channels: int = static_field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_channels("GammaExponential", self.channels)
@@ -342,8 +341,8 @@ class BetaBinomial(_Independent):
     tensor([0.7500])
     """
 
-    trials: int = static(default=1)
-    channels: int = static(default=1, kw_only=True)
+    trials: int = static_field(default=1)
+    channels: int = static_field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_channels("BetaBinomial", self.channels)
@@ -415,7 +414,7 @@ class DirichletMultinomial(ConjugateFamily):
     tensor([0.2500, 0.2500, 0.5000])
     """
 
-    categories: int = static()
+    categories: int = static_field()
     whole = True
 
     def __post_init__(self) -> None:
@@ -496,7 +495,7 @@ class InverseWishartNormal(ConjugateFamily):
             [0.0000, 0.5000]])
     """
 
-    dimension: int = static()
+    dimension: int = static_field()
     whole = True
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, check_floats, has_values, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
+from ...special.distributions import chi_square_quantile
 from .results import Filtered
 from .smoother import Smoothed
 
@@ -139,26 +140,6 @@ def _found(call: str, filtered: Filtered | Smoothed, *names: str) -> list[Tensor
         remedy = "Name them in fields= of the filter, or leave that out."
         raise InputValueError(sentence(call, condition, f"no {' and no '.join(missing)}", remedy))
     return found
-
-
-def chi_square_quantile(probability: float, degrees: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """q with P(chi-square <= q) = probability; 0 for no degrees of freedom.
-
-    Halving intervals of log q, once for each number of degrees that occurs.
-    """
-    occurring, index = degrees.double().unique(return_inverse=True)
-    half = occurring.clamp(min=1) / 2
-    low, high = torch.full_like(half, -80.0), (half + 1).log() + 6.0
-    # In logarithms: small probabilities of few degrees have quantiles near 0, which keep their digits so.
-    for _ in range(64):
-        middle = (low + high) / 2
-        if probability > 0.5:  # the smaller tail has the digits
-            below = torch.special.gammaincc(half, middle.exp()) > 1 - probability
-        else:
-            below = torch.special.gammainc(half, middle.exp()) < probability
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    quantile = torch.where(occurring > 0, 2 * ((low + high) / 2).exp(), 0.0)
-    return quantile[index].to(degrees.dtype)
 
 
 def _beside(distance: tuple[Tensor, Tensor], level: float) -> Consistency:

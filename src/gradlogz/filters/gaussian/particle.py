@@ -19,7 +19,7 @@ from ..._autocast import without_autocast
 from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.attention.reference import log_sum_exp
-from ...measures.annealing import ancestors, effective_sample_size
+from ...measures.annealing import effective_sample_size, resample_ancestors
 from ..models.nonlinear_model import NonlinearModel
 from ..models.switching_model import SwitchingModel
 from ..validation import arranged, beginning, check_densities, check_model
@@ -103,7 +103,7 @@ def rao_blackwell(
     m, P, log_pi, log_likelihood = beginning(
         call, model, batch, mean=mean, covariance=covariance, log_mode_probability=log_mode_probability
     )
-    mode = ancestors(log_pi, n, generator=generator)
+    mode = resample_ancestors(log_pi, n, generator=generator)
     m, P = m.take_along_dim(mode.unsqueeze(-1), -2), P.take_along_dim(mode[..., None, None], -3)
     log_w = m.new_zeros(*batch, n).log_softmax(-1)
     moves, modes, parents, sizes, turns = [], [mode], [], [], []
@@ -119,8 +119,8 @@ def rao_blackwell(
         due = sizes[-1] < threshold * n
         turns.append(due)
         alive = (log_w > -torch.inf).unsqueeze(-1)
-        drawn = ancestors(torch.where(alive, log_v, 0.0), 1, generator=generator).squeeze(-1)
-        anew = ancestors(log_v.flatten(-2), n, generator=generator)
+        drawn = resample_ancestors(torch.where(alive, log_v, 0.0), 1, generator=generator).squeeze(-1)
+        anew = resample_ancestors(log_v.flatten(-2), n, generator=generator)
         index = torch.where(due.unsqueeze(-1), anew, torch.arange(n, device=y.device) * k + drawn)
         log_w = torch.where(due.unsqueeze(-1), 0.0, log_w).log_softmax(-1)
         mode = index % k

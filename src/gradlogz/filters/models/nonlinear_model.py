@@ -42,9 +42,8 @@ from ..._errors import (
     sentence,
     shape_of,
 )
+from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Int, Tensor
-from ...measures.measure import measure as record
-from ...measures.measure import static
 from ..kalman import Motion, Sight, Updated, correct
 from ..moment_matching import Moments, symmetric
 from .discretization import NODES, diffuse, discretize_chain, exponential
@@ -123,21 +122,21 @@ class NonlinearModel:
     """
 
     transition: Float[Tensor, "*#t k k"] | None = None
-    move: Function | Sequence[Function] = static(default=())
+    move: Function | Sequence[Function] = static_field(default=())
     Q: Float[Tensor, "*#t k s s"] = NEEDED
-    observe: Function | Sequence[Function] = static(default=())
+    observe: Function | Sequence[Function] = static_field(default=())
     R: Float[Tensor, "*#t k o o"] = NEEDED
     rate: Float[Tensor, "*#t k k"] | None = dataclasses.field(default=None, kw_only=True)
     dt: Float[Tensor, "*#t"] | None = dataclasses.field(default=None, kw_only=True)
-    method: Literal["ekf", "ukf"] = static(default="ekf", kw_only=True)
-    residual: Residual | None = static(default=None, kw_only=True)
-    input_size: int | None = static(default=None, kw_only=True)
-    alpha: float = static(default=1.0, kw_only=True)
-    beta: float = static(default=2.0, kw_only=True)
-    kappa: float = static(default=0.0, kw_only=True)
-    components: tuple[tuple[int, ...], ...] | None = static(default=None, kw_only=True)
-    fill: Literal["modes", "zero"] = static(default="modes", kw_only=True)
-    validate: bool = static(default=True, kw_only=True)
+    method: Literal["ekf", "ukf"] = static_field(default="ekf", kw_only=True)
+    residual: Residual | None = static_field(default=None, kw_only=True)
+    input_size: int | None = static_field(default=None, kw_only=True)
+    alpha: float = static_field(default=1.0, kw_only=True)
+    beta: float = static_field(default=2.0, kw_only=True)
+    kappa: float = static_field(default=0.0, kw_only=True)
+    components: tuple[tuple[int, ...], ...] | None = static_field(default=None, kw_only=True)
+    fill: Literal["modes", "zero"] = static_field(default="modes", kw_only=True)
+    validate: bool = static_field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         call, fields = "NonlinearModel", self.fields()

@@ -36,9 +36,8 @@ from ..._errors import (
     sentence,
     shape_of,
 )
+from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Tensor
-from ...measures.measure import measure as record  # frozen, final, a pytree: what serves measures serves models
-from ...measures.measure import static
 from ..kalman import Motion, Sight, Updated, expect, predict, update
 from ..moment_matching import Moments
 from .discretization import discretize, discretize_chain
@@ -183,9 +182,9 @@ class SwitchingModel:
     B: Float[Tensor, "*#t k s u"] | None = None
     D: Float[Tensor, "*#t k o u"] | None = None
     rate: Float[Tensor, "*#t k k"] | None = None
-    components: tuple[tuple[int, ...], ...] | None = static(default=None, kw_only=True)
-    fill: Literal["modes", "zero"] = static(default="modes", kw_only=True)
-    validate: bool = static(default=True, kw_only=True)
+    components: tuple[tuple[int, ...], ...] | None = static_field(default=None, kw_only=True)
+    fill: Literal["modes", "zero"] = static_field(default="modes", kw_only=True)
+    validate: bool = static_field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if (self.transition is None) == (self.rate is None):

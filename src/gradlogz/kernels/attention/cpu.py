@@ -35,8 +35,8 @@ from .tiles import (
     NOWHERE,
     ROW_SUMS,
     TILE,
-    Place,
-    Problem,
+    AttentionProblem,
+    RowAddress,
     attend,
     attend_row,
     compiled,
@@ -51,9 +51,11 @@ WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
 
 # --------------------------------------------------------------------------------------------------------- threads
 HEADER = 5  # numbers before a problem in memory: next task, next thread, workspace, bytes of it per thread, two floats
-PLACES = Problem._fields.index("rows")  # the fields before it are places
-PLACE = types.NamedUniTuple(types.int64, len(Place._fields), Place)
-PROBLEM = types.NamedTuple([PLACE] * PLACES + [types.int64] * (len(Problem._fields) - PLACES), Problem)
+PLACES = AttentionProblem._fields.index("rows")  # the fields before it are places
+PLACE = types.NamedUniTuple(types.int64, len(RowAddress._fields), RowAddress)
+PROBLEM = types.NamedTuple(
+    [PLACE] * PLACES + [types.int64] * (len(AttentionProblem._fields) - PLACES), AttentionProblem
+)
 
 
 @instruction(result=PROBLEM)
@@ -193,7 +195,7 @@ team = cache(Team)
 workspace = Workspace()
 
 
-class Plan(NamedTuple):
+class ThreadPlan(NamedTuple):
     """What is written for the threads, but for addresses: the same for all problems of one layout."""
 
     numbers: "array[int]"
@@ -202,17 +204,17 @@ class Plan(NamedTuple):
     size: int  # bytes of workspace of a thread
 
 
-def planned(problem: Problem, scoring: Scoring, threads: int, numbers: int) -> Plan:
+def planned(problem: AttentionProblem, scoring: Scoring, threads: int, numbers: int) -> ThreadPlan:
     """The plan of a problem; `numbers` is the workspace of a thread."""
     size = -(-numbers * BYTES // LINE) * LINE
     settings = array("d", (scoring.scale, scoring.softcap or 0.0))
     header = (0, 0, 0, size, settings.buffer_info()[0])
     of_problem: tuple[Any, ...] = (*chain.from_iterable(problem[:PLACES]), *problem[PLACES:])  # type: ignore[arg-type]
     written = array("q", (*header, *of_problem))
-    return Plan(written, settings, max(1, min(threads, problem.tasks)), size)
+    return ThreadPlan(written, settings, max(1, min(threads, problem.tasks)), size)
 
 
-def run(worker: Any, plan: Plan, tensors: tuple[Tensor | None, ...], rows: Tensor) -> None:
+def run(worker: Any, plan: ThreadPlan, tensors: tuple[Tensor | None, ...], rows: Tensor) -> None:
     """Write down where the tensors are, in the order of the fields of a problem, and have the plan worked off."""
     written = plan.numbers[:]  # tasks and threads are counted in it
     written[2] = workspace.reserve(plan.threads * plan.size)
@@ -251,7 +253,7 @@ def forward(
 @lru_cache(maxsize=1024)
 def _forward_plan(
     layouts: tuple[Layout, ...], near: tuple[Layout | None, ...] | None, scoring: Scoring, most: int
-) -> Plan:
+) -> ThreadPlan:
     (b, h, m, d), (_, _, n, v) = layouts[0][0], layouts[2][0]
     if m <= FEW:  # slower by the multiplication: a second thread is worth it sooner
         groups, tasks, numbers = 0, b * h * m, d + v + ROW_SUMS * LANES + n + LANES
@@ -338,18 +340,18 @@ def _problem(
     output: Layout,
     groups: int,
     tasks: int,
-) -> Problem:
+) -> AttentionProblem:
     """What forward and backward share: query, key and value, the tensors beside them, the output."""
     query, key, value = layouts
     bias, mask, segments = (None, None, None) if near is None else near
     (b, h, m, d), (_, hk, n, v) = query[0], value[0]
-    return Problem(
+    return AttentionProblem(
         query=_place(query),
         key=_place(key),
         value=_place(value),
         bias=_place(bias),
         mask=_place(mask),
-        segments=NOWHERE if segments is None else Place(0, n if segments[0][0] > 1 else 0),
+        segments=NOWHERE if segments is None else RowAddress(0, n if segments[0][0] > 1 else 0),
         output=_place(output),
         grad_query=NOWHERE,
         grad_key=NOWHERE,
@@ -397,9 +399,9 @@ def _usable_sight(sight: Sight) -> Sight:
     )
 
 
-def _place(layout: Layout | None) -> Place:
+def _place(layout: Layout | None) -> RowAddress:
     """The strides; the address comes with the tensor."""
     if layout is None:
         return NOWHERE
     (b, h, rows, _), stride = layout
-    return Place(0, stride[0] if b > 1 else 0, stride[1] if h > 1 else 0, stride[2] if rows > 1 else 0)
+    return RowAddress(0, stride[0] if b > 1 else 0, stride[1] if h > 1 else 0, stride[2] if rows > 1 else 0)

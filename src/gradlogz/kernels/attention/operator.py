@@ -45,8 +45,8 @@ def attention(
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
     if undisturbed(operands):
         return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
-    transformed = _transformed() or forward_ad._current_level >= 0
-    traced = torch.compiler.is_compiling() or _watched(operands)
+    transformed = under_transform() or forward_ad._current_level >= 0
+    traced = torch.compiler.is_compiling() or is_traced(operands)
     probability, seed = (0.0, None) if dropout is None else dropout
     if traced:
         if transformed:
@@ -80,7 +80,7 @@ def directional(
 
     It is the backward of attention with values = keys, with respect to the query.
     """
-    if torch.compiler.is_compiling() or _watched((query, key, direction)) or _forward_modes() > 1:
+    if torch.compiler.is_compiling() or is_traced((query, key, direction)) or _forward_modes() > 1:
         _, pull = torch.func.vjp(lambda q: derivatives.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
         return pull(direction)[0]
     found = attention(query, key, key, sight, scoring, statistics=False)
@@ -94,16 +94,16 @@ def directional(
     return wider[..., :-1] - wider[..., -1:] * found.output
 
 
-def _transformed() -> bool:
+def under_transform() -> bool:
     """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
     return maybe_current_level() is not None
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: that takes longer than torch itself.
-_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+under_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _watched(operands: tuple[Tensor, ...]) -> bool:
+def is_traced(operands: tuple[Tensor, ...]) -> bool:
     """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
     if _get_tracing_state() is not None or _len_torch_dispatch_stack():
         return True
@@ -188,7 +188,7 @@ class _AttendBackward(torch.autograd.Function):
         q, k, v, sight, dropout = _read(tensors[:7], probability)
         found, gradients = Statistics(*tensors[7:12]), Gradients(*tensors[12:])
         *whole, bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
-        return *whole, q.new_zeros(()) if bias is None else bias  # type: ignore[return-value]
+        return *whole, q.new_zeros(()) if bias is None else bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004

@@ -56,7 +56,7 @@ LOG2 = math.log(2.0)
 ROW_SUMS = 5  # rows m, z, e, c, a of `absorb`; G, c0, E, c1, c2 of `weigh`
 
 
-class Place(NamedTuple):
+class RowAddress(NamedTuple):
     """Where the rows of a tensor [b, h, rows, columns] lie: address 0 is no tensor, stride 0 is shared."""
 
     address: int
@@ -65,23 +65,23 @@ class Place(NamedTuple):
     row: int = 0
 
 
-NOWHERE = Place(0)
+NOWHERE = RowAddress(0)
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     """All a kernel has to know, as integers."""
 
-    query: Place
-    key: Place
-    value: Place
-    bias: Place
-    mask: Place
-    segments: Place
-    output: Place  # forward: written; backward: its gradient, read
-    grad_query: Place
-    grad_key: Place
-    grad_value: Place
-    grad_bias: Place
+    query: RowAddress
+    key: RowAddress
+    value: RowAddress
+    bias: RowAddress
+    mask: RowAddress
+    segments: RowAddress
+    output: RowAddress  # forward: written; backward: its gradient, read
+    grad_query: RowAddress
+    grad_key: RowAddress
+    grad_value: RowAddress
+    grad_bias: RowAddress
     rows: int  # address of float32 [., b, h, m]: forward G, H, V, maximum; backward G, c0 and E, c1, c2 where curved
     b: int
     h: int
@@ -111,9 +111,9 @@ class Wanted(NamedTuple):
 
 
 # Called by compiled code alone; what Python calls are the two workers below, and they are what is kept on disk.
-compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # Sums whose terms may be added in any order, which is what lets LLVM use vectors; NaN and -inf keep their meaning.
-summing: Any = njit(  # type: ignore[call-overload]
+summing: Any = njit(
     error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"reassoc", "contract"}
 )
 score, mix, gather = (product(COLUMNS, keep) for keep in ("nothing", "scaled", "all"))
@@ -124,7 +124,7 @@ weigh_straight, weigh_curved = weigh(curved=False), weigh(curved=True)
 
 # ------------------------------------------------------------------------------------------------------- addresses
 @compiled
-def start(place: Place, b: int, h: int, row: int, size: int) -> int:
+def start(place: RowAddress, b: int, h: int, row: int, size: int) -> int:
     """The address of a row of a tensor whose numbers are `size` bytes."""
     return place.address + (b * place.batch + h * place.head + row * place.row) * size
 
@@ -175,7 +175,9 @@ def turn(to: int, to_row: int, source: int, source_row: int, rows: int, columns:
 
 # ---------------------------------------------------------------------------------------------------------- logits
 @compiled
-def add_bias(problem: Problem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
+def add_bias(
+    problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int
+) -> None:
     """S^T += bias^T."""
     bias = start(problem.bias, b, h, first_row, BYTES) + first_key * BYTES
     if problem.bias.row != 0:
@@ -188,7 +190,9 @@ def add_bias(problem: Problem, b: int, h: int, first_row: int, rows: int, first_
 
 
 @compiled
-def hide_masked(problem: Problem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
+def hide_masked(
+    problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int
+) -> None:
     """S^T = -inf where the mask is False."""
     mask, row = start(problem.mask, b, h, first_row, 1) + first_key, problem.mask.row
     if row == 0:
@@ -207,7 +211,7 @@ def hide_masked(problem: Problem, b: int, h: int, first_row: int, rows: int, fir
 
 
 @compiled
-def hide_outside(problem: Problem, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
+def hide_outside(problem: AttentionProblem, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
     """S^T = -inf where key j and the query at position `at` do not have j - right <= at <= j + left."""
     first_at = first_row + problem.n - problem.m
     if first_key + keys - 1 <= first_at + problem.right and first_key >= first_at + rows - 1 - problem.left:
@@ -220,7 +224,9 @@ def hide_outside(problem: Problem, first_row: int, rows: int, first_key: int, ke
 
 
 @compiled
-def hide_other_segments(problem: Problem, b: int, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
+def hide_other_segments(
+    problem: AttentionProblem, b: int, first_row: int, rows: int, first_key: int, keys: int, s: int
+) -> None:
     """S^T = -inf where key and query are of different segments; positions before the first key are of none."""
     segments, first_at = start(problem.segments, b, 0, 0, 8), first_row + problem.n - problem.m
     before = min(max(-first_at, 0), rows)
@@ -233,7 +239,7 @@ def hide_other_segments(problem: Problem, b: int, first_row: int, rows: int, fir
 
 
 @compiled
-def unseen(problem: Problem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int) -> bool:
+def unseen(problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int) -> bool:
     """Whether a tile can be left out: a mask over keys hides all of it, or none of the queries is of its segments."""
     if problem.mask.address != 0 and problem.mask.row == 0:
         mask, seen = start(problem.mask, b, h, 0, 1) + first_key, 0
@@ -255,7 +261,7 @@ def unseen(problem: Problem, b: int, h: int, first_row: int, rows: int, first_ke
 
 @compiled
 def logits(
-    problem: Problem,
+    problem: AttentionProblem,
     softcap: float,
     b: int,
     h: int,
@@ -284,7 +290,7 @@ def logits(
 
 
 @compiled
-def band(problem: Problem, first_row: int, last_row: int, low: int, high: int) -> tuple[int, int]:
+def band(problem: AttentionProblem, first_row: int, last_row: int, low: int, high: int) -> tuple[int, int]:
     """The keys low <= n < high that rows first_row <= m < last_row may see; the first one on the grid of ROWS."""
     offset = problem.n - problem.m
     begin = max(low, first_row + offset - problem.left)
@@ -293,7 +299,7 @@ def band(problem: Problem, first_row: int, last_row: int, low: int, high: int) -
 
 # --------------------------------------------------------------------------------------------------------- forward
 @compiled
-def attend(problem: Problem, scale: float, softcap: float, task: int, memory: int) -> None:
+def attend(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
     """One block of queries against all keys it sees."""
     d, v, v_rows = problem.d, problem.v, up(problem.v, ROWS)
     block = LANES * problem.groups
@@ -347,7 +353,7 @@ def attend(problem: Problem, scale: float, softcap: float, task: int, memory: in
 
 
 @compiled
-def conclude(problem: Problem, b: int, h: int, first_row: int, x: int, sums: int) -> float:
+def conclude(problem: AttentionProblem, b: int, h: int, first_row: int, x: int, sums: int) -> float:
     """From the sums in lane x to the statistics of row first_row + x; 1 / z is the rest of its output.
 
     A row without mass is known by z = 0.
@@ -369,7 +375,7 @@ def conclude(problem: Problem, b: int, h: int, first_row: int, x: int, sums: int
 
 
 @compiled
-def finish(problem: Problem, b: int, h: int, first_row: int, rows: int, sums: int, outputs: int) -> None:
+def finish(problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, sums: int, outputs: int) -> None:
     """From the sums of a group to its statistics and output."""
     over_mass = sums + 4 * LANES * BYTES
     for x in range(rows):
@@ -401,7 +407,7 @@ def add_multiples(to: int, weights: int, rows: int, row: int, size: int) -> None
 
 
 @compiled
-def attend_row(problem: Problem, scale: float, softcap: float, task: int, memory: int) -> None:
+def attend_row(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
     """One query against all keys it sees: its logits side by side in the lanes, its sums merged over the lanes."""
     n, d, v = problem.n, problem.d, problem.v
     b, h, row = task // problem.m // problem.h, task // problem.m % problem.h, task % problem.m
@@ -492,7 +498,7 @@ def gather_rows(to: int, to_row: int, weights: int, keys: int, vectors: int, row
 
 @compiled
 def gather_bias(
-    problem: Problem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, ds: int
+    problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, ds: int
 ) -> None:
     """dbias += ds, over the queries too where they share the bias."""
     to = start(problem.grad_bias, b, h, first_row, BYTES) + first_key * BYTES
@@ -508,7 +514,7 @@ def gather_bias(
 
 @compiled
 def differentiate(
-    problem: Problem,
+    problem: AttentionProblem,
     scale: float,
     softcap: float,
     b: int,
@@ -603,7 +609,7 @@ def differentiate(
 
 
 @compiled
-def differentiate_task(problem: Problem, scale: float, softcap: float, task: int, memory: int) -> None:
+def differentiate_task(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
     """A task from four lists, one after the other: whole key heads, blocks of queries, of keys, of the bias."""
     block = LANES * problem.groups
     blocks, chunks = up(problem.m, block) // block, up(problem.n, CHUNK) // CHUNK

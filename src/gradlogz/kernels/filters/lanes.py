@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
@@ -77,7 +77,7 @@ class Lanes(types.Type):
 
 
 @register_model(Lanes)
-class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class LanesModel(models.PrimitiveModel):
     """A value of compiled code is a vector of LLVM."""
 
     def __init__(self, manager: Any, kind: Lanes) -> None:

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..attention import dispatch, reference
-from ..attention.operator import _transformed, _watched, attention
+from ..attention.operator import attention, is_traced, under_transform
 from ..attention.scoring import Scoring, Sight
 from .rowwise import Part, rowwise
 
@@ -30,7 +30,7 @@ from .rowwise import Part, rowwise
 NARROW = 16
 
 
-class Seen(NamedTuple):
+class VisiblePairs(NamedTuple):
     """Which keys a query sees; the default is all.
 
     Attributes:
@@ -59,7 +59,7 @@ def log_sum_exp(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: Seen = Seen(),
+    seen: VisiblePairs = VisiblePairs(),
     *,
     precision: torch.dtype | None = None,
 ) -> Float[Tensor, " m"]:
@@ -81,7 +81,7 @@ def pairs(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: Seen,
+    seen: VisiblePairs,
     *rows: Tensor,
 ) -> Tensor:
     """function(s, key, *rows) of the logits [r, n] of every block of queries, -inf where a key is not seen."""
@@ -99,7 +99,7 @@ def pairs(
 
 
 def _hidden(
-    seen: Seen, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
+    seen: VisiblePairs, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
 ) -> Tensor | None:
     """Which logits [r, n] of a block are to be -inf; None is none."""
     key = torch.arange(n, device=at.device)
@@ -132,7 +132,9 @@ def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, pr
     """G by the kernels of attention, as one head."""
     q, k, b = query[None, None], key[None, None], None if bias is None else bias[None, None, None]
     operands = (q, k) if b is None else (q, k, b)
-    special = _transformed() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _watched(operands)
+    special = (
+        under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(operands)
+    )
     if not special and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return _LogSumExp.apply(q, k, b, scoring, precision)[0, 0]
     q, k = _rounded(q, precision), _rounded(k, precision)

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from ..._typing import Tensor
 from ..attention.blocked import logits_at_once
-from ..attention.operator import _transformed, _watched
+from ..attention.operator import is_traced, under_transform
 
 Part = Tensor | None
 Function = Callable[..., Tensor]  # of blocks of the rows, then of what they share; one row of its result for each row
@@ -27,14 +27,14 @@ Function = Callable[..., Tensor]  # of blocks of the rows, then of what they sha
 def rowwise(function: Function, rows: tuple[Part, ...], shared: tuple[Part, ...], *, width: int) -> Tensor:
     """function(*rows, *shared), by blocks of as many rows as have logits_at_once numbers if each has `width`."""
     given = tuple(t for t in (*rows, *shared) if t is not None)
-    if _transformed() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _watched(given):
+    if under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(given):
         return function(*rows, *shared)
     size = max(1, logits_at_once(given[0].device) // max(1, width))
-    plan = _Plan(function, len(rows), size, next(t for t in rows if t is not None).shape[0])
+    plan = _RowBlocks(function, len(rows), size, next(t for t in rows if t is not None).shape[0])
     return _Rowwise.apply(plan, *rows, *shared)
 
 
-class _Plan:
+class _RowBlocks:
     """What is called, and how the rows are cut."""
 
     def __init__(self, function: Function, rows: int, size: int, total: int) -> None:
@@ -83,7 +83,7 @@ class _Plan:
 
 class _Rowwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, *tensors: Part) -> Tensor:
+    def forward(ctx: Any, plan: _RowBlocks, *tensors: Part) -> Tensor:
         ctx.plan = plan
         ctx.save_for_backward(*tensors)
         return torch.cat([plan.function(*plan.cut(tensors, block)) for block in plan.blocks()])
@@ -95,7 +95,9 @@ class _Rowwise(torch.autograd.Function):
 
 class _RowwiseBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, wanted: tuple[bool, ...], gradient: Tensor, *tensors: Part) -> tuple[Part, ...]:
+    def forward(
+        ctx: Any, plan: _RowBlocks, wanted: tuple[bool, ...], gradient: Tensor, *tensors: Part
+    ) -> tuple[Part, ...]:
         ctx.plan, ctx.wanted = plan, wanted
         ctx.save_for_backward(gradient, *tensors)
         ctx.set_materialize_grads(False)

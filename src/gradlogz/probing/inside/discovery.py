@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.interception import LAYERS, Met, Receiver, Watch, numbered
+from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, numbered
 from ...attention.result import Attention
 from .architecture import Architecture, Norm, Sublayer, SumSite
 from .events import LayerCall
@@ -38,7 +38,7 @@ def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYER
     graph = _Graph()
     receiver = _Calls(graph)
     with torch.no_grad(), settled(model):
-        with watched(model, graph), graph, Watch(model, receiver, layers=layers):
+        with watched(model, graph), graph, Interception(model, receiver, layers=layers):
             model(**small, **without_cache(model))
         parted = frozenset(name for name, projected in receiver.projected.items() if _parted(*projected, layers))
     if not receiver.calls:
@@ -213,7 +213,7 @@ class _Calls(Receiver):
         """Every pass is looked at."""
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
         """Leave the call to the model."""
         given = (met.call.logits,) if isinstance(met.call, Logits) else met.call[:3]
         name = numbered(layer, self.calls)
@@ -226,9 +226,6 @@ class _Calls(Receiver):
             if layer_call is not None:
                 self.projected[name] = (layer_call, met.call.query)
         return None
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """Layers that were missed have no sublayer."""

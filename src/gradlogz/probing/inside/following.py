@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.interception import LAYERS, Met, Receiver, Watch, names_of, numbered
+from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
 from ...attention.result import Attention
 from .architecture import Architecture, Sublayer, SumSite
 from .events import Attended, AttentionArguments, Event, Normed, Passed
@@ -39,7 +39,7 @@ def follow(
 ) -> Iterator[None]:
     """Within this context, every event of every pass is told as soon as it is whole."""
     pass_ = _Pass(architecture, tell, statistics)
-    with torch.no_grad(), settled(model), watched(model, pass_), pass_, Watch(model, pass_, layers=layers):
+    with torch.no_grad(), settled(model), watched(model, pass_), pass_, Interception(model, pass_, layers=layers):
         yield
 
 
@@ -76,7 +76,7 @@ class _Pass(TorchFunctionMode, Receiver):
         with torch._C.DisableTorchFunction():
             self._receiver(event)
 
-    # Of the watch ----------------------------------------------------------------------------------------------------
+    # Of the interception ---------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
         """A pass begins."""
@@ -87,7 +87,7 @@ class _Pass(TorchFunctionMode, Receiver):
         self._arguments: dict[str, tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]] = {}
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call with `attend`, and tell of it."""
         found = met.call.attend(self._statistics)
         name = numbered(layer, self._calls)
@@ -102,9 +102,6 @@ class _Pass(TorchFunctionMode, Receiver):
         call = met.call.logits if isinstance(met.call, Logits) else arguments_of(met.call)
         self._tell(Attended(name, sublayer, call, found, met.crosses, again_with))
         return found
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..._typing import Float, Int, Tensor
 from ...attention.in_models.intercepted_calls import Call
-from ...attention.in_models.interception import LAYERS, SOURCES, Met, Receiver, Watch
+from ...attention.in_models.interception import LAYERS, SOURCES, InterceptedCall, Interception, Receiver
 from ...attention.result import Attention
 from .events import LayerCall
 
@@ -43,7 +43,7 @@ def call_on(layer_call: LayerCall, given: Tensor, source: Tensor | None = None, 
     if layer_call.source is not None:
         new[id(layer_call.source)] = layer_call.source if source is None else source
     answer = _Answer()
-    with suppress(_Answered), Watch(layer_call.module, answer, layers=layers):
+    with suppress(_Answered), Interception(layer_call.module, answer, layers=layers):
         layer_call.module(
             *(new.get(id(a), a) for a in layer_call.args),
             **{name: new.get(id(v), v) for name, v in layer_call.kwargs.items()},
@@ -144,13 +144,10 @@ class _Answer(Receiver):
         """Every pass is looked at."""
         return True
 
-    def receive(self, layer: str, met: Met, *, again: bool) -> Attention | None:
+    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
         """That is all."""
         self.call = met.call if isinstance(met.call, Call) else None
         raise _Answered
-
-    def unfused(self, layer: str) -> None:
-        """It is computed as any other."""
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """There was no call."""

@@ -5,12 +5,12 @@ Sums            scalars under the bootstrap over documents; mean, ratio, varianc
 Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit
 Histogram       with fixed edges; quantiles
 Sample          the tokens of least hash
-Estimate        a value with its interval; student_p, student_quantile, benjamini_hochberg
+Estimate        a value with its interval; benjamini_hochberg
 merge           two states into that of both
 """
 
 from .comoments import Comoments, GroupMoments, comoments_of, jackknife, jackknifed
-from .estimates import Estimate, benjamini_hochberg, student_p, student_quantile
+from .estimates import Estimate, benjamini_hochberg
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
 from .merging import merge
@@ -62,8 +62,6 @@ __all__ = [
     "chosen",
     "sample_of",
     "Estimate",
-    "student_p",
-    "student_quantile",
     "benjamini_hochberg",
     "merge",
 ]

@@ -22,7 +22,8 @@ import torch
 
 from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from .estimates import Estimate, student_quantile
+from ...special.distributions import student_quantile
+from .estimates import Estimate
 from .hashing import GROUPS
 from .validation import check_alike, double, whole_products
 

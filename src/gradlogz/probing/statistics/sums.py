@@ -22,7 +22,8 @@ import torch
 
 from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
-from .estimates import LEVEL, Estimate, student_quantile
+from ...special.distributions import student_quantile
+from .estimates import LEVEL, Estimate
 from .hashing import bootstrap_weights
 from .validation import check_alike, double
 
