@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
-from gradlogz.probing import run_probe as running
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.batch_statistics import statistics_of
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.hooks import without_cache
+from gradlogz.probing.placement import placed
+from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.statistics import GROUPS, merge
 from timing import compare
 
@@ -41,30 +43,30 @@ def rows() -> list[dict[str, object]]:
     for name, batch, length in (("minilm", 16, 256), ("smollm2", 2, 512)):
         model = load(name).model
         (tokens,) = random_batches(20000, batch, length, 1)
-        layout = trace(model, tokens.inputs)
+        architecture = discover(model, tokens.inputs)
 
         def plain(model=model, tokens=tokens) -> None:
             with torch.no_grad():
                 model(**tokens.inputs, **without_cache(model))
 
-        def looked_at(wanted, model=model, tokens=tokens, layout=layout) -> None:
-            running.passed(model, layout, tokens, wanted)
+        def looked_at(wanted, model=model, tokens=tokens, architecture=architecture) -> None:
+            statistics_of(model, architecture, tokens, wanted)
 
         seconds = compare(
             {
                 "plain": plain,
                 "plain again": plain,
                 "events alone": lambda: looked_at([]),
-                "all predictions": lambda: looked_at(list(running.PREDICTIONS)),
+                "all predictions": lambda: looked_at(known_predictions()),
             },
             rounds=5,
         )
         ratios = {key: round(t / seconds["plain"], 3) for key, t in seconds.items()}
         each = {}
-        for prediction in running.PREDICTIONS:
+        for prediction in known_predictions():
             begun = time.perf_counter()
             looked_at([prediction])
-            each[running.name_of(prediction)] = round((time.perf_counter() - begun) / seconds["plain"], 3)
+            each[prediction.name] = round((time.perf_counter() - begun) / seconds["plain"], 3)
         found.append({"model": name, "batch": [batch, length], "ratios": ratios, "events and one prediction": each})
     return found
 
@@ -81,15 +83,15 @@ def on_a_gpu() -> list[dict[str, object]]:
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").cuda().eval()
     found: list[dict[str, object]] = []
     for size in (8, 64):  # as many tokens as a batch has on a small GPU, and on a large one
-        batches = [running._placed(batch, model) for batch in random_batches(49152, size, 1024, 3)]
+        batches = [placed(batch, model) for batch in random_batches(49152, size, 1024, 3)]
         found.append(_on_a_gpu(model, batches, alone=size == 64))
         print(json.dumps(found[-1]), flush=True)
-    layout, tokens, state = trace(model, batches[0].inputs), 0, {}
+    architecture, tokens, state = discover(model, batches[0].inputs), 0, {}
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
     while tokens < 1_000_000:
         batch = batches[tokens // 65536 % 3]._replace(group=tokens // 65536 % GROUPS)
-        state = merge(state, running.passed(model, layout, batch, running.PREDICTIONS)[0])
+        state = merge(state, statistics_of(model, architecture, batch, known_predictions())[0])
         tokens += 65536
     torch.cuda.synchronize()
     seconds, peak = time.perf_counter() - begun, torch.cuda.max_memory_allocated()
@@ -99,14 +101,14 @@ def on_a_gpu() -> list[dict[str, object]]:
 
 
 def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> dict[str, object]:
-    layout = trace(model, batches[0].inputs)
+    architecture = discover(model, batches[0].inputs)
 
     def plain(batch: Batch) -> None:
         with torch.no_grad():
             model(**batch.inputs, use_cache=False)
 
     def looked_at(wanted):
-        return lambda batch: running.passed(model, layout, batch, wanted)
+        return lambda batch: statistics_of(model, architecture, batch, wanted)
 
     def timed(run, given: list[Batch]) -> float:
         run(given[0])
@@ -119,10 +121,10 @@ def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> d
 
     seconds = {"plain": timed(plain, batches), "events alone": timed(looked_at([]), batches)}
     torch.cuda.reset_peak_memory_stats()
-    seconds["all predictions"] = timed(looked_at(running.PREDICTIONS), batches)
+    seconds["all predictions"] = timed(looked_at(known_predictions()), batches)
     peak = torch.cuda.max_memory_allocated()
     seconds["plain again"] = timed(plain, batches)
-    each = {running.name_of(p): timed(looked_at([p]), batches[:1]) for p in running.PREDICTIONS} if alone else {}
+    each = {p.name: timed(looked_at([p]), batches[:1]) for p in known_predictions()} if alone else {}
     return {
         "model": "of SmolLM2-135M's shape, random weights, float32",
         "batch": list(batches[0].inputs["input_ids"].shape),

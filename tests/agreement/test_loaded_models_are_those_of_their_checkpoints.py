@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import nn
 
-from gradlogz.probing.corpus.text import batches, documents
+from gradlogz.probing.corpus.batching import batches
+from gradlogz.probing.corpus.text import documents
 from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, random_twin
 from support.pretrained import SENTENCES, folder, minilm
 

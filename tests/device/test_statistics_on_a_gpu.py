@@ -13,10 +13,10 @@ from gradlogz.probing.statistics import (
     moment_columns,
     sample_of,
     sums_of,
-    to_tensors,
     token_hashes,
 )
 from support.measure_registry import Source
+from support.probe_models import tensors_of
 from support.scales import close
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,8 +67,8 @@ def test_the_numbers_are_those_of_the_cpu_and_nothing_waits(precision):
         torch.cuda.set_sync_debug_mode("default")
         torch.set_float32_matmul_precision("highest")
     assert there["comoments"].total().xx.is_cuda
-    expected = to_tensors(here)[0]
-    for name, found in to_tensors(there)[0].items():
+    expected = tensors_of(here)
+    for name, found in tensors_of(there).items():
         if found.dtype == torch.int64 or "sample" in name:
             assert torch.equal(found, expected[name]), name
         else:

@@ -6,10 +6,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradlogz.probing import run_probe as running
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.discovery import trace
-from gradlogz.probing.statistics import GROUPS, merge, to_tensors
+from gradlogz.probing.batch_statistics import statistics_of
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.placement import placed
+from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.run_probe import chosen
+from gradlogz.probing.statistics import GROUPS, merge
+from support.probe_models import tensors_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -39,16 +43,16 @@ def batches(count=2):
 
 
 def state_of(one, wanted):
-    layout, state = trace(one, running._placed(batches(1)[0], one).inputs), {}
+    layout, state = discover(one, placed(batches(1)[0], one).inputs), {}
     for batch in batches():
-        state = merge(state, running.passed(one, layout, running._placed(batch, one), wanted)[0])
+        state = merge(state, statistics_of(one, layout, placed(batch, one), wanted)[0])
     return state
 
 
-@pytest.mark.parametrize("name", [running.name_of(p) for p in running.PREDICTIONS])
+@pytest.mark.parametrize("name", [p.name for p in known_predictions()])
 def test_the_statistics_are_those_of_the_cpu(name):
-    wanted = running.chosen([name])
-    here, there = (to_tensors(state_of(one, wanted))[0] for one in (model(2), model(2).cuda()))
+    wanted = chosen([name])
+    here, there = (tensors_of(state_of(one, wanted)) for one in (model(2), model(2).cuda()))
     assert here.keys() == there.keys()
     for key, expected in here.items():
         if expected.is_floating_point():
@@ -60,19 +64,19 @@ def test_the_statistics_are_those_of_the_cpu(name):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("name", [running.name_of(p) for p in running.PREDICTIONS])
+@pytest.mark.parametrize("name", [p.name for p in known_predictions()])
 def test_the_host_does_not_wait_for_each_layer(name):
     counts = []
     for layers in (2, 5):
         one = model(layers).cuda()
-        (batch,) = (running._placed(b, one) for b in batches(1))
-        layout = trace(one, batch.inputs)
-        running.passed(one, layout, batch, running.chosen([name]))  # what is made once and kept
+        (batch,) = (placed(b, one) for b in batches(1))
+        layout = discover(one, batch.inputs)
+        statistics_of(one, layout, batch, chosen([name]))  # what is made once and kept
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as met:
                 warnings.simplefilter("always")
-                running.passed(one, layout, batch, running.chosen([name]))
+                statistics_of(one, layout, batch, chosen([name]))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(w.message) for w in met))

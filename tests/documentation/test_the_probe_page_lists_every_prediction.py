@@ -2,19 +2,18 @@
 
 from pathlib import Path
 
-from gradlogz.probing.predictions import PREDICTIONS
-from gradlogz.probing.run_probe import name_of
+from gradlogz.probing.predictions import known_predictions
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 
 
 def row(prediction):
-    refutes = prediction.refutes.replace("|", "\\|")
-    return f"| `{name_of(prediction)}` | {prediction.claim} | {refutes} |"
+    refutes = prediction.declaration.refutes.replace("|", "\\|")
+    return f"| `{prediction.name}` | {prediction.declaration.claim} | {refutes} |"
 
 
 def test_the_probe_page_lists_every_prediction():
     page = PAGE.read_text()
     table = page[page.index("<!-- predictions -->") : page.index("<!-- /predictions -->")]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
-    assert lines == [row(p) for p in PREDICTIONS]
+    assert lines == [row(p) for p in known_predictions()]

@@ -11,10 +11,12 @@ from torch import nn
 
 import gradlogz
 from gradlogz._errors import InputRuntimeError
-from gradlogz.probing import run_probe as running
+from gradlogz.probing.batch_statistics import statistics_of
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.corpus.images import Inputs, images
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.memory_limits import check_memory
+from gradlogz.probing.predictions import known_predictions
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
 from support.planted.matrices import gpt2, random_heads
@@ -61,20 +63,20 @@ def bloom():
 
 def planted(nan=False, fits=True):
     model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
-    layout = trace(model, {"input_ids": torch.tensor([[3, 4, 5]])})
+    layout = discover(model, {"input_ids": torch.tensor([[3, 4, 5]])})
     if nan:
         with torch.no_grad():
             model.transformer.h[0].attn.c_attn.weight[:, 8] = torch.nan
     if not fits:
         model.forward = _full
     inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
-    return running.passed(model, layout, Batch(inputs, torch.tensor([1]), 0, ["one"], torch.tensor([0])), [])
+    return statistics_of(model, layout, Batch(inputs, torch.tensor([1]), 0, ["one"], torch.tensor([0])), [])
 
 
 def wide(width):
     model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
-    layout = trace(model, {"input_ids": torch.tensor([[3, 4, 5]])})
-    return running._check_memory(model, layout._replace(width=width), running.PREDICTIONS, 0.1)
+    layout = discover(model, {"input_ids": torch.tensor([[3, 4, 5]])})
+    return check_memory(model, layout._replace(width=width), known_predictions(), twin=True)
 
 
 def _full(**given):
@@ -87,7 +89,7 @@ tokens = {"input_ids": torch.tensor([[3, 4, 5]])}
 ERRORS = [
     (
         InputRuntimeError,
-        "trace: the model must compute attention; got a pass without any.",
+        "discover: the model must compute attention; got a pass without any.",
         lambda: gradlogz.capture(nn.Linear(8, 8), {"input": x}),
     ),
     (
@@ -110,6 +112,11 @@ ERRORS = [
         ValueError,
         "probe: predictions must be names of predictions; got 'luck'.",
         lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=["luck"]),
+    ),
+    (
+        TypeError,
+        "probe: predictions must be names, files or Predictions; got module.",
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=[tempfile]),
     ),
     (
         ValueError,

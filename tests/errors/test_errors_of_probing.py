@@ -18,7 +18,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from gradlogz.probing.corpus.text import Document, batches, documents
+from gradlogz.probing.corpus.batching import batches
+from gradlogz.probing.corpus.text import Document, documents
 from gradlogz.probing.findings import Claim, Finding, Findings
 from gradlogz.probing.findings_file import read_findings
 from gradlogz.probing.inside.loading import load, random_twin

@@ -5,13 +5,10 @@ import torch
 from gradlogz.probing.statistics import (
     affine_fit,
     comoments_of,
-    from_tensors,
     histogram_of,
     merge,
-    permutation_p,
     sample_of,
     sums_of,
-    to_tensors,
 )
 from support.error_form import each_of, refused
 
@@ -60,7 +57,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "Moments.merge: both must have the same shapes; got "
+        "GroupMoments.merge: both must have the same shapes; got "
         "(), (2, 4), (2, 4, 4), None, None, None and (), (2, 3), (2, 3, 3), None, None, None.",
         lambda: merge(comoments_of(x, group=0), comoments_of(y, group=0)),
     ),
@@ -106,33 +103,10 @@ ERRORS = [
         "got 4096 tokens of x and 9 tokens of x.",
         lambda: merge(sample, sample._replace(size=9)),
     ),
-    (ValueError, "permutation_p: sides must be 1 or 2; got 3.", lambda: permutation_p(edges, edges[None], sides=3)),
     (TypeError, "merge: both must be states of one kind; got dict and Sample.", lambda: merge({}, sample)),
     (TypeError, "merge: both must be states of one kind; got list and list.", lambda: merge([], [])),
     (ValueError, "merge: constants must be equal; got 0.5 and 0.25.", lambda: merge({"a": 0.5}, {"a": 0.25})),
     (ValueError, "merge: constants must be equal; got two tensors that differ.", lambda: merge(edges, 2 * edges)),
-    (TypeError, "to_tensors: state must be made of statistics; got set.", lambda: to_tensors({"a": {1}})),
-    (TypeError, "to_tensors: state must be made of statistics; got dict.", lambda: to_tensors({1: edges})),
-    (
-        ValueError,
-        "from_tensors: layout must be that of to_tensors; got kind 'pickle'.",
-        lambda: from_tensors({}, {"kind": "pickle"}),
-    ),
-    (
-        ValueError,
-        "from_tensors: layout must be that of to_tensors; got kind None.",
-        lambda: from_tensors({}, []),
-    ),
-    (
-        ValueError,
-        "from_tensors: tensors must hold a/b of shape (3,); got no such name.",
-        lambda: from_tensors({}, {"kind": "tensor", "name": "a/b", "shape": [3]}),
-    ),
-    (
-        ValueError,
-        "from_tensors: tensors must hold a of shape (3,); got shape (2,).",
-        lambda: from_tensors({"a": edges}, {"kind": "symmetric", "side": 2, "name": "a", "shape": [3]}),
-    ),
 ]
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import gradlogz
-from gradlogz.attention.in_models.intercepted_calls import Logits
-from gradlogz.probing.inside.capturing import follow
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.weights import weights_of
 from support.architectures import ARCHITECTURES
 from support.scales import close
@@ -59,7 +58,7 @@ def test_the_outputs_are_the_models_and_the_updates_add_up(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_the_layout_is_that_of_the_architecture(architecture):
     model, inputs = built(architecture)
-    layout = trace(model, inputs)
+    layout = discover(model, inputs)
     expected = next((p for p, names in PLACEMENTS.items() if architecture.name in names), "pre")
     kinds = [s.kind for s in layout.sublayers]
     streams = [name for name in layout.attention if layout.of(name) is not None]
@@ -87,7 +86,7 @@ def test_matrices_in_half_precision_are_those_of_the_weights(name, dtype):
     architecture = next(a for a in ARCHITECTURES if a.name == name)
     model, inputs = architecture.build().to(dtype), architecture.inputs("right")
     half, exact = (
-        weights_of(each, trace(each, inputs), inputs) for each in (model, copy.deepcopy(model).to(torch.float32))
+        weights_of(each, discover(each, inputs), inputs) for each in (model, copy.deepcopy(model).to(torch.float32))
     )
     for layer, w in half.items():
         assert not isinstance(w, str), w
@@ -104,14 +103,14 @@ def test_matrices_in_half_precision_are_those_of_the_weights(name, dtype):
 def test_the_matrices_give_the_queries_keys_and_updates(architecture):
     model, inputs = built(architecture)
     found = gradlogz.capture(model, inputs)
-    weights = weights_of(model, found.layout, inputs)
+    weights = weights_of(model, found.architecture, inputs)
     # In float64 too, some models turn and normalise in float32.
     rounding = 1e-4 if architecture.name in SINGLE else 1e-5 if architecture.name in ROTARY else 1e-9
     for layer, attended in found.attention.items():
         w = weights[layer]
         if architecture.name in OWN_LOGITS:
             assert w == "it computes its own logits"
-            assert isinstance(attended.call, Logits)
+            assert isinstance(attended.call, torch.Tensor)
             with pytest.raises(ValueError, match="must hand its queries"):
                 attended.query  # noqa: B018
             continue
@@ -199,7 +198,7 @@ def test_what_is_computed_of_an_event_is_no_part_of_the_model():
     torch.manual_seed(0)
     model = Attention().eval()
     x = torch.randn(2, 5, 16)
-    layout = trace(model, {"x": x})
+    layout = discover(model, {"x": x})
     told = []
 
     def tell(event):

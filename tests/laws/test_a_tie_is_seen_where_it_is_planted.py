@@ -1,14 +1,16 @@
 """The tie of value maps with gradients is found in models that have it, and not in others.   [theory E7]"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gradlogz.probing import capture
-from gradlogz.probing.findings import Finding
-from gradlogz.probing.inside.weights import HeadWeights
+from gradlogz.probing.inside.head_weights import HeadWeights
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import tie
+from gradlogz.probing.records import Finding
 from gradlogz.probing.statistics import comoments_of, merge
 from support.planted import matrices
 from support.pretrained import minilm
@@ -102,8 +104,8 @@ def random_state(generator, layers, base):
         shape = generator.normal(size=(matrices.WIDTH, matrices.WIDTH))
         for group in range(8):
             x = torch.from_numpy(generator.normal(size=(40, matrices.WIDTH)) @ shape)
-            state = merge(state, {layer: comoments_of(x, group=group)})
-    return Probed("null", base.layout, weights, 0), state
+            state = merge(state, {layer: tie.LayerState(comoments_of(x, group=group))})
+    return Probed("null", base.architecture, weights, 0), state
 
 
 def test_random_models_are_not_supported_and_stay_in_the_band():
@@ -111,8 +113,10 @@ def test_random_models_are_not_supported_and_stay_in_the_band():
     generator = np.random.default_rng(0)
     supported = outside = heads = 0
     for _ in range(200):
-        model, state = random_state(generator, base.layout.attention[:1], base)
-        findings = findings_of(tie, state, model._replace(layout=base.layout._replace(attention=tuple(model.weights))))
+        model, state = random_state(generator, base.architecture.attention[:1], base)
+        findings = findings_of(
+            tie, state, replace(model, architecture=base.architecture._replace(attention=tuple(model.weights)))
+        )
         supported += any(f.quantity == tie.WEIGHTED and f.low > tie.BOUND for f in findings)  # before the correction
         plain = [f for f in findings if f.quantity == tie.COSINE]
         outside += sum(not f.null_low <= f.value <= f.null_high for f in plain)
@@ -124,7 +128,7 @@ def test_random_models_are_not_supported_and_stay_in_the_band():
 
 def test_the_band_is_that_of_random_rotations():
     base = probed(matrices.gpt2(6, matrices.tied), BATCHES[0])
-    layer = base.layout.attention[0]
+    layer = base.architecture.attention[0]
     factors = tie._folded(tie._factors(base, layer), base, layer)
     A, B = factors.value @ factors.output, factors.key @ factors.query.mT
     generator = torch.Generator().manual_seed(0)
@@ -144,8 +148,10 @@ def test_the_band_is_that_of_random_rotations():
 def test_shards_merge_to_one_pass():
     model = matrices.gpt2(7, matrices.free)
     one = probed(model, BATCHES[0])
-    whole = state_of(tie, model, BATCHES, one.layout)
-    parts = merge(state_of(tie, model, BATCHES[5:], one.layout), state_of(tie, model, BATCHES[:5], one.layout))
+    whole = state_of(tie, model, BATCHES, one.architecture)
+    parts = merge(
+        state_of(tie, model, BATCHES[5:], one.architecture), state_of(tie, model, BATCHES[:5], one.architecture)
+    )
     found = [values(findings_of(tie, state, one), tie.WEIGHTED) for state in (whole, parts)]
     close(found[0], found[1], tolerance=1e-10)
 
@@ -155,7 +161,7 @@ def test_the_cosines_of_minilm_are_those_of_whole_matrices():
     inputs = {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     batches = [b._replace(inputs=inputs, keys=torch.arange(3)) for b in token_batches(100, rows=3, batches=2)]
     one = probed(model, batches[0])
-    findings = findings_of(tie, state_of(tie, model, batches, one.layout), one)
+    findings = findings_of(tie, state_of(tie, model, batches, one.architecture), one)
     assert all(np.isfinite(f.value) for f in findings)
     own = model.encoder.layer[3].attention
     W = {name: getattr(own.self, name).weight.double().mT.unflatten(1, (12, 32)) for name in ("query", "key", "value")}

@@ -82,7 +82,7 @@ def test_the_changes_are_those_of_the_definition(build):
     model = build(layers=2).double()
     batch = token_batches(96, rows=1, batches=1, padded=False)[0]
     captured = gradlogz.capture(model, batch.inputs)
-    state = state_of(ascent, model, [batch], captured.layout)
+    state = state_of(ascent, model, [batch], captured.architecture)
     for layer, sums in state.items():
         attended, passed = captured.attention[layer], captured.sublayers[layer]
         row = 0
@@ -122,7 +122,7 @@ def test_the_changes_are_those_of_the_definition(build):
 def test_shards_merge_to_the_whole():
     batches = token_batches(VOCABULARY, rows=4, batches=4)
     model = gpt2(0, climbing)
-    layout = probed(model, batches[0]).layout
+    layout = probed(model, batches[0]).architecture
     whole = state_of(ascent, model, batches, layout)
     parts = merge(state_of(ascent, model, batches[2:], layout), state_of(ascent, model, batches[:2], layout))
     for layer, sums in whole.items():

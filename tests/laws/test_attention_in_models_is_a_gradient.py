@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.capturing import Attended
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.events import Attended
 from gradlogz.probing.predictions import identity
 from gradlogz.probing.statistics import hash_of, merge
 from support.architectures import ARCHITECTURES
@@ -92,11 +92,11 @@ def test_random_errors_are_never_taken_for_exact():
 
 def test_shards_count_the_same_errors_as_one_pass():
     batches, model = token_batches(VOCABULARY), encoder()
-    layout = probed(model, batches[0]).layout
+    layout = probed(model, batches[0]).architecture
     whole, even, odd = (state_of(identity, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
     parts = merge(even, odd)
     for layer, kept in whole.items():
-        assert torch.equal(kept["errors"].counts, parts[layer]["errors"].counts)
+        assert torch.equal(kept.errors.counts, parts[layer].errors.counts)
 
 
 def test_the_rows_are_those_of_a_real_model():

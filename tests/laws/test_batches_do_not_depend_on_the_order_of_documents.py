@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from gradlogz.probing.corpus.text import BUFFER, PADDED, PART, Document, batches, documents
+from gradlogz.probing.corpus.batching import BUFFER, PADDED, batches
+from gradlogz.probing.corpus.text import PART, Document, documents
 from gradlogz.probing.statistics import GROUPS, group_of, hash_of
 
 WORDS = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]

@@ -1,5 +1,7 @@
 """Attention that adds a token to itself is found to spread the cloud, its opposite to gather it.   [theory 5.1, E15]"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -72,8 +74,10 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
     """200 sublayers whose updates have nothing to do with their tokens."""
     one = probed(planted(0.1), BATCHES[0])
     names = [f"layer {i}" for i in range(200)]
-    sublayer = one.layout.of(one.layout.attention[0])
-    alone = one._replace(layout=one.layout._replace(sublayers=tuple(sublayer._replace(name=n) for n in names)))
+    sublayer = one.architecture.of(one.architecture.attention[0])
+    alone = replace(
+        one, architecture=one.architecture._replace(sublayers=tuple(sublayer._replace(name=n) for n in names))
+    )
     generator = torch.Generator().manual_seed(0)
     spread = volume = None
     for group in range(8):
@@ -81,7 +85,7 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
         clouds, zero = torch.stack((x, u, x + u), 1), torch.zeros(200, 3, 250, 1, dtype=torch.float64)
         spread = merge(spread, comoments_of(zero, clouds, group=group, yy="trace"))
         volume = merge(volume, comoments_of(torch.cat((x, u), -1), group=group))
-    state = {"": {"names": "\n".join(names), "spread": spread, "rest": spread, "volume": volume}}
+    state = {"": expansion.StackState("\n".join(names), volume, spread, spread)}
     findings = findings_of(expansion, state, alone)
     value, low, high = (column(findings, JUDGED, field) for field in ("value", "null_low", "null_high"))
     chance = 3 * (0.05 * 0.95 / 200) ** 0.5
@@ -94,7 +98,7 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
 def test_shards_merge_to_one_pass():
     model = planted(0.2)
     one = probed(model, BATCHES[0])
-    states = [state_of(expansion, model, part, one.layout) for part in (BATCHES, BATCHES[3:], BATCHES[:3])]
+    states = [state_of(expansion, model, part, one.architecture) for part in (BATCHES, BATCHES[3:], BATCHES[:3])]
     found = [expansion.evaluate(state, one) for state in (states[0], merge(states[1], states[2]))]
     a, b = (torch.tensor([m[3:6] for m in rows], dtype=torch.float64).nan_to_num() for rows in found)
     close(a, b, tolerance=1e-8)
@@ -104,8 +108,8 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
     model, _ = minilm()
     batches = token_batches(30000, rows=6, length=32, batches=2)
     one = probed(model, batches[0])
-    rows = findings_of(expansion, state_of(expansion, model, batches, one.layout), one)
-    found = [capture(model, batch.inputs, layout=one.layout) for batch in batches]
+    rows = findings_of(expansion, state_of(expansion, model, batches, one.architecture), one)
+    found = [capture(model, batch.inputs, architecture=one.architecture) for batch in batches]
     masks = [batch.inputs["attention_mask"].bool() for batch in batches]
     Q = expansion._directions(384, torch.device("cpu"), torch.float64).numpy()
     close(torch.from_numpy(Q.T @ Q), torch.eye(32, dtype=torch.float64))

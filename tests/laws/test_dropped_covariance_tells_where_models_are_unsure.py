@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradlogz.probing.inside.capturing import capture
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import dropped_covariance as dropped
 from gradlogz.probing.statistics import merge, sums_of
@@ -25,12 +25,12 @@ def partial(x, y, z):
 
 def test_correlations_are_those_of_all_tokens():
     model, batches = decoder(sharpness=2.0, key_heads=2), token_batches(VOCABULARY, batches=3)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     state = state_of(dropped, model, batches, layout)
     found = {(m.layer, m.quantity): m for m in dropped.evaluate(state, NOTHING)}
     columns = {name: [] for name in (*layout.attention, "loss", "seen")}
     for batch in batches:
-        captured = capture(model, batch.inputs, layout=layout)
+        captured = capture(model, batch.inputs, architecture=layout)
         ids, real = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
         counted = real[:, :-1] & real[:, 1:]
         counted[:, 0] = False
@@ -39,7 +39,7 @@ def test_correlations_are_those_of_all_tokens():
         columns["seen"] += torch.arange(1, ids.shape[1]).expand_as(counted)[counted].tolist()
         for name, event in captured.attention.items():
             k, v = (t.repeat_interleave(2, 1).double() for t in (event.key, event.value))
-            s = event.query.double() @ k.mT * event.call.options["scale"]
+            s = event.query.double() @ k.mT * event.arguments.scale
             p = s.masked_fill(torch.ones(s.shape[-2:]).triu(1).bool(), -torch.inf).softmax(-1)
             trace_of = (p @ v.square() - (p @ v).square()).sum((1, 3))[:, :-1]
             columns[name] += trace_of[counted].tolist()
@@ -93,7 +93,7 @@ def drawn(source, effects, documents=40, tokens=15):
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
         one = np.stack(both, -1)
         products = sums_of(torch.from_numpy(np.concatenate((one, one), 1)), keys)
-        state[i] = {"head": "causal", "layers": "layer", "products": products}
+        state[i] = dropped.State("causal", "layer", products)
     return state
 
 
@@ -115,7 +115,7 @@ def test_the_closer_the_relation_the_more_often_it_is_found():
 
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY), decoder()
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     whole, even, odd = (state_of(dropped, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
     one, two = (dropped.evaluate(state, NOTHING) for state in (whole, merge(even, odd)))
     for a, b in zip(one, two, strict=True):

@@ -1,5 +1,7 @@
 """Affine feed-forward maps are found to be so, bent ones not.   [theory 12]"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,8 @@ def planted(linear, seed=0):
 
 
 ONE = probed(planted(1.0), BATCHES[0])
-(SUBLAYER, *_) = (s for s in ONE.layout.sublayers if s.kind == "feed_forward")
-NAME, ONE = SUBLAYER.name, ONE._replace(layout=ONE.layout._replace(sublayers=(SUBLAYER,)))
+(SUBLAYER, *_) = (s for s in ONE.architecture.sublayers if s.kind == "feed_forward")
+NAME, ONE = SUBLAYER.name, replace(ONE, architecture=ONE.architecture._replace(sublayers=(SUBLAYER,)))
 
 
 def value(findings, quantity, layer=None):
@@ -78,7 +80,7 @@ def test_updates_without_relation_are_never_supported():
     fit = affine_fit(state)
     assert not bool((fit.held_out.low > linearity.SUPPORTS).any())
     assert float((fit.held_out.low > 0).double().mean()) < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
-    (expected,) = (m.value for m in linearity.null({NAME: {"given": state}}, ONE, None))
+    (expected,) = (m.value for m in linearity.null({NAME: linearity.LayerState(state)}, ONE, None))
     assert expected == 8 / 159
     assert abs(float(fit.in_sample.mean()) - expected) < 4 * float(fit.in_sample.std()) / 200**0.5
 
@@ -92,7 +94,7 @@ def test_too_few_tokens_refute_nothing():
 def test_shards_merge_to_one_pass():
     model = planted(0.5)
     one = probed(model, BATCHES[0])
-    parts = [state_of(linearity, model, part, one.layout) for part in (BATCHES, BATCHES[5:], BATCHES[:5])]
+    parts = [state_of(linearity, model, part, one.architecture) for part in (BATCHES, BATCHES[5:], BATCHES[:5])]
     found = [linearity.evaluate(state, one) for state in (parts[0], merge(parts[1], parts[2]))]
     a, b = (torch.tensor([m[3:6] for m in rows], dtype=torch.float64).nan_to_num() for rows in found)
     close(a, b, tolerance=1e-9)
@@ -109,17 +111,17 @@ def test_every_quantity_is_that_of_least_squares(post):
         model, batches, name, keep = planted(0.7).double(), BATCHES, "transformer.h.1.mlp", matrices.WIDTH
     layout = probed(model, batches[0])
     try:
-        state = state_of(linearity, model, batches, layout.layout)
+        state = state_of(linearity, model, batches, layout.architecture)
         x, z, u = [], [], []
         for batch in batches:
-            found = capture(model, batch.inputs, layout=layout.layout).sublayers[name]
+            found = capture(model, batch.inputs, architecture=layout.architecture).sublayers[name]
             seen = batch.inputs["attention_mask"].bool()
             for store, t in ((x, found.stream), (z, found.given), (u, found.update)):
                 store.append(t[seen].numpy())
     finally:
         model.float()
-    one = tuple(s for s in layout.layout.sublayers if s.name == name)
-    alone = layout._replace(layout=layout.layout._replace(sublayers=one))
+    one = tuple(s for s in layout.architecture.sublayers if s.name == name)
+    alone = replace(layout, architecture=layout.architecture._replace(sublayers=one))
     rows = {m.quantity: m.value for m in linearity.evaluate(state, alone)}
     whole = {k: np.concatenate(v) for k, v in (("x", x), ("z", z), ("u", u))}
     for quantity, source, target in (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import gaussian_measure
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
@@ -33,15 +33,15 @@ def values(state, prediction=gaussian_measure):
 def test_what_is_explained_is_that_of_dense_moments(which, monkeypatch):
     monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
     model, batches = case(which)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     found = values(state_of(gaussian_measure, model, batches, layout))
     name = layout.attention[1]
     sums = {}
     for batch in batches:
-        event = capture(model, batch.inputs, layout=layout).attention[name]
+        event = capture(model, batch.inputs, architecture=layout).attention[name]
         real = batch.inputs["attention_mask"].bool()
         k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
-        q = event.query.double() * event.call.options["scale"]
+        q = event.query.double() * event.arguments.scale
         for b, h, i in np.ndindex(*q.shape[:3]):
             seen = real[b] & (torch.arange(q.shape[2]) <= i if which == "decoder" else True)
             if not real[b, i] or seen.sum() < 8:
@@ -81,14 +81,14 @@ def test_pooled_shares_are_those_of_all_keys_and_queries(monkeypatch):
     monkeypatch.setattr(chosen_rows, "OF_MOMENTS", 1.0)
     monkeypatch.setattr(gaussian_measure, "STEP", 1)
     model, batches = decoder(sharpness=2.0, key_heads=2), token_batches(VOCABULARY, batches=4, padded=False)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     state = state_of(gaussian_measure, model, batches, layout)
     found = values(state)
     nulls = {(m.layer, m.head, m.quantity): m for m in gaussian_measure.null(state, Probed("", None, {}, 0), None)}
     name = layout.attention[1]
-    events = [capture(model, batch.inputs, layout=layout).attention[name] for batch in batches]
+    events = [capture(model, batch.inputs, architecture=layout).attention[name] for batch in batches]
     k = torch.cat([e.key for e in events]).double()
-    q = torch.cat([e.query for e in events]).double() * events[0].call.options["scale"]
+    q = torch.cat([e.query for e in events]).double() * events[0].arguments.scale
     m = torch.cat([e.attention.key_mean for e in events]).double()
     within = torch.cat([(e.key - e.key.mean(0)).double() * math.sqrt(4 / 3) for e in events])
     for h in range(4):
@@ -111,11 +111,11 @@ def test_pooled_shares_are_those_of_all_keys_and_queries(monkeypatch):
 def test_the_null_is_the_covariance_of_the_next_head(monkeypatch):
     monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
     model, batches = encoder(sharpness=2.0), token_batches(VOCABULARY, batches=1, padded=False)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     state = state_of(gaussian_measure, model, batches, layout)
     nulls = {(m.layer, m.head, m.quantity): m for m in gaussian_measure.null(state, Probed("", None, {}, 0), None)}
-    event = capture(model, batches[0].inputs, layout=layout).attention[layout.attention[0]]
-    k, q = event.key.double(), event.query.double() * event.call.options["scale"]
+    event = capture(model, batches[0].inputs, architecture=layout).attention[layout.attention[0]]
+    k, q = event.key.double(), event.query.double() * event.arguments.scale
     m = (q @ k.mT).softmax(-1) @ k
     for h in range(4):
         other = k[:, h - 1] - k[:, h - 1].mean(1, keepdim=True)
@@ -161,7 +161,7 @@ def drawn(source, shares, documents=40, heads=6):
         columns[:, :, 2, 7] = columns[:, :, 2, 2]
         columns[:, :, 2, 13] = rows
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
-        state[f"model {i}"] = {"rows": sums_of(torch.from_numpy(columns), keys), "key heads": heads}
+        state[f"model {i}"] = gaussian_measure.LayerState(heads, sums_of(torch.from_numpy(columns), keys))
     return state
 
 
@@ -191,7 +191,7 @@ def test_the_more_is_explained_the_more_heads_are_found():
 
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY), decoder(key_heads=2)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     whole, even, odd = (state_of(gaussian_measure, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
     one, two = values(whole), values(merge(even, odd))
     assert one.keys() == two.keys()

@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.findings import Finding
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import gaussianity
@@ -16,6 +15,7 @@ from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS
 from gradlogz.probing.predictions.observables import gaussianity_tests as shapes
 from gradlogz.probing.predictions.observables.attention_rows import SHARE
 from gradlogz.probing.predictions.observables.gaussianity_tests import LARGEST, SLICED
+from gradlogz.probing.records import Finding
 from gradlogz.probing.statistics import merge, token_hashes
 from support.planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
 from support.planted.rows import encoder
@@ -27,7 +27,7 @@ from support.scales import close
 def cloud(x, documents=None, positions=None):
     n = len(x)
     documents = torch.arange(n) if documents is None else documents
-    return shapes.cloud_of(torch.as_tensor(x), documents, documents % 8, positions)
+    return shapes.project(torch.as_tensor(x), documents, documents % 8, positions)
 
 
 # The numbers ---------------------------------------------------------------------------------------------------------
@@ -194,16 +194,16 @@ def test_clouds_at_the_bound_are_seldom_supported_and_the_power_rises():
 def test_self_weights_and_mean_fractions_are_those_of_dense_attention():
     model, batch = encoder(sharpness=2.0).double(), token_batches(96, rows=4, length=60, batches=1)[0]
     known = probed(model, batch)
-    state = state_of(gaussianity, model, [batch], known.layout)
+    state = state_of(gaussianity, model, [batch], known.architecture)
     rows = {(m.layer, m.quantity): m for m in gaussianity.evaluate(state, known)}
-    captured = capture(model, batch.inputs, layout=known.layout)
+    captured = capture(model, batch.inputs, architecture=known.architecture)
     mask = batch.inputs["attention_mask"].bool()
     every, few = round(1 / SHARE), torch.zeros(4, 64, dtype=torch.bool)
     for first in range(0, 60, every):  # one of so many tokens in a row, by the hash of the first of them
         place = first + token_hashes(batch.keys, torch.tensor([[first]]).expand(4, -1)) % every
         few.scatter_(1, place, True)
     few = few[:, :60]
-    for layer in known.layout.attention:
+    for layer in known.architecture.attention:
         event = captured.attention[layer]
         s = (event.query @ event.key.mT / math.sqrt(8)).masked_fill(~mask[:, None, None], -torch.inf)
         own = s.softmax(-1).diagonal(dim1=-2, dim2=-1).mean(1)[few & mask]
@@ -213,7 +213,7 @@ def test_self_weights_and_mean_fractions_are_those_of_dense_attention():
         assert rows[layer, MEAN].tokens == len(x)
         assert rows[layer, MEAN].value == pytest.approx(float(x.mean(0).square().sum() / x.square().sum(1).mean()))
     end = captured.output.last_hidden_state[mask]
-    taken = state["samples"]["encoder.layer 32"].vectors["end"]
+    taken = state.samples["encoder.layer 32"].vectors["end"]
     close(taken.sort(0).values, end.sort(0).values)
 
 
@@ -227,8 +227,8 @@ def test_a_pretrained_model_is_measured():
         [""] * 8,
         torch.zeros(8, dtype=torch.int64),
     )
-    known = Probed("minilm", probed(model, batch).layout, {}, 0)
-    found = gaussianity.evaluate(state_of(gaussianity, model, [batch], known.layout), known)
+    known = Probed("minilm", probed(model, batch).architecture, {}, 0)
+    found = gaussianity.evaluate(state_of(gaussianity, model, [batch], known.architecture), known)
     assert len({m.layer for m in found}) == 7
     assert all(math.isfinite(m.value) for m in found)
     assert all(math.isnan(m.low) for m in found if m.quantity.startswith(EXCESS))  # one group has no interval
@@ -237,7 +237,9 @@ def test_a_pretrained_model_is_measured():
 def test_shards_add_to_one_pass():
     batches, model = token_batches(96, rows=1), encoder(layers=1)
     known = probed(model, batches[0])
-    whole, even, odd = (state_of(gaussianity, model, b, known.layout) for b in (batches, batches[::2], batches[1::2]))
+    whole, even, odd = (
+        state_of(gaussianity, model, b, known.architecture) for b in (batches, batches[::2], batches[1::2])
+    )
     one, two = (gaussianity.evaluate(state, known) for state in (whole, merge(odd, even)))
     assert one
     for a, b in zip(one, two, strict=True):

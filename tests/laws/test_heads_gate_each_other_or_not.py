@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import coherence
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
@@ -28,15 +28,15 @@ def test_costs_are_those_of_dense_attention(which, monkeypatch):
         batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
     else:
         model, batch = decoder(sharpness=3.0, key_heads=2), token_batches(VOCABULARY, batches=1)[0]
-    layout = trace(model, batch.inputs)
+    layout = discover(model, batch.inputs)
     found = coherence.evaluate(state_of(coherence, model, [batch], layout), NOTHING)
     rows = {(m.layer, m.quantity): m for m in found}
-    captured = capture(model, batch.inputs, layout=layout)
+    captured = capture(model, batch.inputs, architecture=layout)
     real = batch.inputs["attention_mask"].bool()
     for name in layout.attention:
         event = captured.attention[name]
         k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
-        s = event.query.double() @ k.mT * event.call.options["scale"]
+        s = event.query.double() @ k.mT * event.arguments.scale
         seen = real[:, None, None, :].expand(s.shape)
         if which == "decoder":
             seen = seen & torch.ones(s.shape[-2:], dtype=torch.bool).tril()
@@ -91,7 +91,7 @@ def drawn(source, costs, documents=40):
         each = cost * np.exp(0.5 * source.standard_normal(documents) - 0.125)
         columns = np.stack((rows, rows * each, rows * each, rows, rows * each), -1)[:, None]
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
-        state[f"model {i}"] = {"costs": sums_of(torch.from_numpy(columns), keys)}
+        state[f"model {i}"] = coherence.LayerState(sums_of(torch.from_numpy(columns), keys))
     return state
 
 
@@ -116,7 +116,7 @@ def test_the_less_it_costs_the_more_often_it_is_found():
 
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY, length=48), encoder()
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     whole, even, odd = (state_of(coherence, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
     one, two = (coherence.evaluate(state, NOTHING) for state in (whole, merge(even, odd)))
     for a, b in zip(one, two, strict=True):

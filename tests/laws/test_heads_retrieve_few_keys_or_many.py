@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.capturing import Attended, capture
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.capturing import capture
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.events import Attended
 from gradlogz.probing.prediction import Probed, Twin
 from gradlogz.probing.predictions import hopfield
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
@@ -30,15 +31,15 @@ def test_rows_are_counted_as_numpy_counts_them(which, monkeypatch):
         batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
     else:
         model, batch = decoder(sharpness=4.0, key_heads=2), token_batches(VOCABULARY, batches=1, length=40)[0]
-    layout = trace(model, batch.inputs)
+    layout = discover(model, batch.inputs)
     found = {
         (m.layer, m.head, m.quantity): m for m in hopfield.evaluate(state_of(hopfield, model, [batch], layout), NOTHING)
     }
     name = layout.attention[1]
-    event = capture(model, batch.inputs, layout=layout).attention[name]
+    event = capture(model, batch.inputs, architecture=layout).attention[name]
     real = batch.inputs["attention_mask"].bool()
     k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
-    q, beta = event.query.double(), event.call.options["scale"]
+    q, beta = event.query.double(), event.arguments.scale
     rows = {}
     for b, h, i in np.ndindex(*q.shape[:3]):
         seen = real[b] & (torch.arange(q.shape[2]) <= i if which == "decoder" else True)
@@ -72,12 +73,12 @@ def test_a_learned_sink_is_one_more_pattern(monkeypatch):
     monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
     model = next(a for a in ARCHITECTURES if a.name == "gpt_oss").build()
     (batch,) = token_batches(64, batches=1, rows=3, length=30)
-    layout = trace(model, batch.inputs)
+    layout = discover(model, batch.inputs)
     name = layout.attention[1]
     state = state_of(hopfield, model, [batch], layout)
     found = {(m.layer, m.head, m.quantity): m.value for m in hopfield.evaluate(state, NOTHING)}
-    event = capture(model, batch.inputs, layout=layout).attention[name]
-    sinks, beta = event.call.options["sinks"].detach().double(), event.call.options["scale"]
+    event = capture(model, batch.inputs, architecture=layout).attention[name]
+    sinks, beta = event.arguments.sinks.detach().double(), event.arguments.scale
     k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1).double()
     q, real = event.query.double(), batch.inputs["attention_mask"].bool()
     held = {}
@@ -119,11 +120,9 @@ def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
 
 def test_layers_that_write_their_own_softmax_are_not_judged():
     def change(event):
-        from gradlogz.attention.in_models.intercepted_calls import Logits
-
         if not isinstance(event, Attended):
             return event
-        return event._replace(call=Logits(event.query @ event.key.mT))
+        return event._replace(call=event.query @ event.key.mT)
 
     found = judged(hopfield, encoder(), token_batches(VOCABULARY), change=change)
     assert found.verdict == "not applicable"
@@ -139,10 +138,8 @@ def drawn(source, levels, documents=40, heads=6):
         columns = np.stack((rows, rows * held, none, rows, none, none, none, none), -1)
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
         counts = torch.zeros(heads, len(hopfield.EDGES) + 2, dtype=torch.int64)
-        state[f"model {i}"] = {
-            "rows": sums_of(torch.from_numpy(columns), keys),
-            "slack": Histogram(hopfield.EDGES, counts),
-        }
+        slack = Histogram(hopfield.EDGES, counts)
+        state[f"model {i}"] = hopfield.LayerState(sums_of(torch.from_numpy(columns), keys), slack)
     return state
 
 
@@ -175,7 +172,7 @@ def test_the_fewer_keys_are_held_the_more_heads_are_found():
 
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY, length=48), decoder(key_heads=2)
-    layout = trace(model, batches[0].inputs)
+    layout = discover(model, batches[0].inputs)
     whole, even, odd = (state_of(hopfield, model, b, layout) for b in (batches, batches[::2], batches[1::2]))
     one, two = (hopfield.evaluate(state, NOTHING) for state in (whole, merge(even, odd)))
     for a, b in zip(one, two, strict=True):

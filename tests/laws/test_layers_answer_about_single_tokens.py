@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import gradlogz
+from gradlogz.probing.batch_pass import BatchPass
+from gradlogz.probing.inside.reprojection import at_tokens, queries_of
 from gradlogz.probing.predictions import ascent
 from gradlogz.probing.predictions.observables.attention_rows import at, chosen
 from support.architectures import ARCHITECTURES
@@ -20,32 +22,33 @@ INTERFACE = [a for a in ARCHITECTURES if a.name not in OWN_LOGITS]
 def test_queries_of_single_tokens_are_those_of_the_model(architecture):
     """Two versions of five tokens, in no order, the same version twice."""
     captured = gradlogz.capture(architecture.build(), architecture.inputs())
-    assert captured.layout.parted == set(captured.attention)
+    assert captured.architecture.parted == set(captured.attention)
     for name, layer in captured.attention.items():
         sublayer = captured.sublayers.get(name)
         b, _, m, _ = layer.query.shape
         generator = torch.Generator().manual_seed(0)
         places = torch.rand(b, m, generator=generator).argsort(1)[:, :5]
         expected = at(layer.query, places)
-        given = layer.ask.given if sublayer is None else sublayer.stream
-        tokens = at(given.reshape(layer.ask.given.shape).unsqueeze(1), places).squeeze(1)
-        ask = layer.ask if sublayer is not None else layer.ask._replace(norm=None)
+        call = layer.layer_call
+        given = call.given if sublayer is None else sublayer.stream
+        tokens = at(given.reshape(call.given.shape).unsqueeze(1), places).squeeze(1)
+        call = call if sublayer is not None else call._replace(norm=None)
         for parted in (True, False):
-            found = ask._replace(parted=parted).some(places).queries(torch.stack((tokens, tokens)))
+            found = queries_of(at_tokens(call._replace(parted=parted), places), torch.stack((tokens, tokens)))
             close(found, torch.cat((expected, expected), 2), scale=float(expected.abs().max()), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(OWN_LOGITS))
 def test_layers_that_write_out_their_logits_are_not_asked(name):
     architecture = next(a for a in ARCHITECTURES if a.name == name)
-    assert not gradlogz.capture(architecture.build(), architecture.inputs()).layout.parted
+    assert not gradlogz.capture(architecture.build(), architecture.inputs()).architecture.parted
 
 
 @pytest.mark.parametrize("build", [encoder, decoder, lambda: gpt2(0, lambda g, gain: tied(g, gain))])
 def test_a_layer_that_cannot_be_asked_about_tokens_alone_says_the_same(build):
     model = build().double()
     batch = token_batches(min(VOCABULARY, 96), rows=3, length=40, batches=1)[0]
-    layout = gradlogz.capture(model, batch.inputs).layout
+    layout = gradlogz.capture(model, batch.inputs).architecture
     assert layout.parted
     alone, among = (
         state_of(ascent, model, [batch], layout._replace(parted=parted)) for parted in (layout.parted, frozenset())
@@ -63,7 +66,7 @@ def test_tokens_are_chosen_wherever_they_come():
     met = torch.zeros(4)
     for batch in batches:
         event = next(iter(gradlogz.capture(model, batch.inputs).attention.values()))
-        places, valid = chosen(event, batch, {}, 1 / 4)
+        places, valid = chosen(event, BatchPass(batch), 1 / 4)
         assert places.shape == (8, 8)
         known = batch.inputs["attention_mask"].bool()
         assert torch.equal(valid, torch.where(valid, known.gather(1, places), False))
@@ -76,7 +79,7 @@ def test_tokens_are_chosen_wherever_they_come():
             inputs = {name: t[row : row + 1, :n] for name, t in batch.inputs.items()}
             one = batch._replace(inputs=inputs, keys=batch.keys[row : row + 1], starts=batch.starts[row : row + 1])
             event = next(iter(gradlogz.capture(model, inputs).attention.values()))
-            again, valid_again = chosen(event, one, {}, 1 / 4)
+            again, valid_again = chosen(event, BatchPass(one), 1 / 4)
             assert torch.equal(again[valid_again], places[row][valid[row]])
     share = met / met.sum()
     assert float((share - 0.25).abs().max()) < 4 * float((0.25 * 0.75 / met.sum()).sqrt())

@@ -1,10 +1,13 @@
 """Symmetric positive logit forms are found, others not; every cosine is that of whole matrices.   [theory E12, E13]"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gradlogz.probing import capture
+from gradlogz.probing.batch_pass import BatchPass
 from gradlogz.probing.predictions import qk_geometry
 from gradlogz.probing.statistics import merge
 from support.planted import matrices
@@ -58,14 +61,14 @@ def test_random_forms_are_not_supported_and_stay_in_their_bands():
     """200 heads without relation: none is supported, and each quantity leaves its band as often as it says."""
     findings = []
     one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
-    state = state_of(qk_geometry, matrices.gpt2(0, matrices.free), BATCHES, one.layout)
+    state = state_of(qk_geometry, matrices.gpt2(0, matrices.free), BATCHES, one.architecture)
     generator = np.random.default_rng(0)
     for _ in range(25):
         weights = {}
-        for layer in one.layout.attention:
+        for layer in one.architecture.attention:
             Wq, Wk, _, _ = (torch.from_numpy(W) for W in matrices.random_heads(generator))
             weights[layer] = one.weights[layer]._replace(query=Wq, key=Wk, norm=None)
-        findings += findings_of(qk_geometry, state, one._replace(weights=weights, seed=int(generator.integers(10**6))))
+        findings += findings_of(qk_geometry, state, replace(one, weights=weights, seed=int(generator.integers(10**6))))
     assert len(column(findings, qk_geometry.POSITIVE)) == 200
     assert not bool((column(findings, qk_geometry.POSITIVE) > qk_geometry.SUPPORTS).any())
     for quantity in (*ALONE, qk_geometry.WITH_I, qk_geometry.WITH_C, qk_geometry.WITH_INVERSE):
@@ -89,16 +92,16 @@ def test_the_null_of_a_cosine_is_that_of_rotations():
 def test_a_planted_inverse_covariance_is_the_best_target():
     model = matrices.gpt2(3, matrices.free)
     one = probed(model, BATCHES[0])
-    state = state_of(qk_geometry, model, BATCHES, one.layout)
-    layer = one.layout.attention[1]
+    state = state_of(qk_geometry, model, BATCHES, one.architecture)
+    layer = one.architecture.attention[1]
     weights = one.weights[layer]
-    E = qk_geometry._components(state[layer]["read"], weights)
-    C = qk_geometry._covariance(state[layer]["read"].total(), weights, E).squeeze(0)
+    E = qk_geometry._components(state[layer].read, weights)
+    C = qk_geometry._covariance(state[layer].read.total(), weights, E).squeeze(0)
     values, vectors = torch.linalg.eigh(torch.linalg.inv(C))
     r = matrices.SIZE
     whole = (E @ vectors[:, -r:] * values[-r:].sqrt()).expand(matrices.HEADS, -1, -1)
     gain = weights.norm.gain.unsqueeze(-1)
-    planted = one._replace(weights={layer: weights._replace(query=whole / gain, key=whole / gain)})
+    planted = replace(one, weights={layer: weights._replace(query=whole / gain, key=whole / gain)})
     findings = findings_of(qk_geometry, state, planted)
     best = column(findings, qk_geometry.WITH_INVERSE, layer=layer)
     for quantity in (qk_geometry.WITH_I, qk_geometry.WITH_C):
@@ -109,7 +112,7 @@ def test_a_planted_inverse_covariance_is_the_best_target():
 def test_shards_merge_to_one_pass():
     model = matrices.gpt2(4, matrices.free)
     one = probed(model, BATCHES[0])
-    states = [state_of(qk_geometry, model, part, one.layout) for part in (BATCHES, BATCHES[3:], BATCHES[:3])]
+    states = [state_of(qk_geometry, model, part, one.architecture) for part in (BATCHES, BATCHES[3:], BATCHES[:3])]
     found = [qk_geometry.evaluate(state, one) for state in (states[0], merge(states[1], states[2]))]
     a, b = (torch.tensor([m[3:6] for m in rows], dtype=torch.float64).nan_to_num() for rows in found)
     close(a, b, tolerance=1e-8)
@@ -120,8 +123,8 @@ def test_the_values_of_minilm_are_those_of_whole_matrices():
     batches = token_batches(30000, rows=4, length=32, batches=2)
     one = probed(model, batches[0])
     layer = "encoder.layer.2.attention.self"
-    alone = one._replace(layout=one.layout._replace(attention=(layer,)))
-    state = state_of(qk_geometry, model, batches, one.layout)
+    alone = replace(one, architecture=one.architecture._replace(attention=(layer,)))
+    state = state_of(qk_geometry, model, batches, one.architecture)
     rows = findings_of(qk_geometry, state, alone)
     assert all(np.isfinite(f.value) for f in rows)
     own, norm = model.encoder.layer[2].attention.self, model.encoder.layer[1].output.LayerNorm
@@ -140,11 +143,11 @@ def test_the_values_of_minilm_are_those_of_whole_matrices():
     z = []
     fisher, n = torch.zeros(12, 32, 32, dtype=torch.float64), 0
     for batch in batches:
-        found = capture(model, batch.inputs, layout=one.layout)
+        found = capture(model, batch.inputs, architecture=one.architecture)
         seen = batch.inputs["attention_mask"].bool()
         z.append(found.sublayers[layer].given[seen].double())
         event = found.attention[layer]
-        chosen = qk_geometry.rows_of(event, batch, {})
+        chosen = qk_geometry.rows_of(event, BatchPass(batch))
         s = event.query.double() @ event.key.double().mT / 32**0.5
         p = s.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
         for b, place in [(row, int(i)) for row in range(4) for i in chosen.places[row][chosen.valid[row]]]:

@@ -1,21 +1,23 @@
 """The form of a head with rotary embeddings, over the distances that it attends to: by loops over pairs of tokens."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import transformers as tf
 
+from gradlogz import attend
 from gradlogz.probing import capture
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.inside.discovery import trace
-from gradlogz.probing.inside.rotary import OVER, STILL, Turning
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.head_weights import Turning
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.predictions import qk_geometry, symmetry, tie
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
-from gradlogz.probing.predictions.observables.attention_distance import DISTANCES, FINE, averaged, looked
-from gradlogz.probing.statistics import GROUPS, Sums, from_tensors, merge, to_tensors
+from gradlogz.probing.predictions.observables.attention_distance import FINE, OVER, STILL, averaged, by_group
+from gradlogz.probing.statistics import GROUPS, Sums, merge
 from support.architectures import ARCHITECTURES, LLAMA
 from support.probe_models import findings_of, judged, probed, state_of, token_batches
 from support.scales import close
@@ -57,7 +59,7 @@ def test_the_angles_are_those_of_the_formula(name):
     size, turned, base, split = CASES[name]
     model = next(a for a in ARCHITECTURES if a.name == name).build()
     inputs = BATCHES[0].inputs
-    for w in weights_of(model, trace(model, inputs), inputs).values():
+    for w in weights_of(model, discover(model, inputs), inputs).values():
         assert isinstance(w.turning, Turning)
         n = 20 - 1  # an angle is known to what rounding leaves of a turn over the whole window
         assert np.abs(np.sort(w.turning.angle.numpy()) - np.sort(angles(turned, base))).max() < 1e-5 / n
@@ -70,7 +72,7 @@ def test_the_angles_are_those_of_the_formula(name):
 def test_layers_of_one_model_may_turn_by_other_angles():
     model = built("modernbert")
     inputs = BATCHES[0].inputs
-    found = list(weights_of(model, trace(model, inputs), inputs).values())
+    found = list(weights_of(model, discover(model, inputs), inputs).values())
     for w, base in zip(found, (160000.0, 10000.0, 10000.0), strict=True):  # every third layer sees the whole text
         assert np.abs(np.sort(w.turning.angle.numpy()) - np.sort(angles(8, base))).max() < 1e-6
 
@@ -78,7 +80,7 @@ def test_layers_of_one_model_may_turn_by_other_angles():
 def test_a_part_that_stays_lies_where_the_layer_has_it():
     model = built("deepseek_v3")
     inputs = BATCHES[0].inputs
-    for w in weights_of(model, trace(model, inputs), inputs).values():
+    for w in weights_of(model, discover(model, inputs), inputs).values():
         assert w.turning.still.tolist() == list(range(8))
 
 
@@ -114,7 +116,7 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     layer = {"llama": "model.layers.1.self_attn", "gpt_neox": "gpt_neox.layers.1.attention"}[name]
     (batch,) = token_batches(64, rows=2, length=14, batches=1)
     one = probed(model, batch)
-    alone = one._replace(layout=one.layout._replace(attention=(layer,)))
+    alone = replace(one, architecture=one.architecture._replace(attention=(layer,)))
     w = one.weights[layer]
     module = model.get_submodule(layer)
     if name == "llama":
@@ -124,10 +126,10 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     else:
         fused = module.query_key_value.weight.detach().double().numpy().T.reshape(32, 4, 3, 8)
         Wq, Wk = (fused[:, :, i].transpose(1, 0, 2) for i in (0, 1))
-    event = capture(model, batch.inputs, layout=one.layout).attention[layer]
+    event = capture(model, batch.inputs, architecture=one.architecture).attention[layer]
     M = average_form(event, Wq, Wk, batch.inputs["attention_mask"].bool(), turned)
     # Symmetry, of the matrices as they are ------------------------------------------------------------------------
-    rows = findings_of(symmetry, state_of(symmetry, model, [batch], one.layout), alone)
+    rows = findings_of(symmetry, state_of(symmetry, model, [batch], one.architecture), alone)
     each = torch.from_numpy(np.array([np.trace(B @ B) / (B**2).sum() for B in M]))
     close(values(rows, symmetry.OF_HEAD + OVER), each, tolerance=1e-5)
     whole = M.sum(0)
@@ -140,7 +142,7 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     expected = (excess[0] - excess[1]) / sum(excess) if sum(excess) else 0.0
     assert abs(float(values(rows, symmetry.DIRECTIONALITY + OVER)) - expected) < 1e-4
     # Geometry, on tokens that are only normalised -----------------------------------------------------------------
-    rows = findings_of(qk_geometry, state_of(qk_geometry, model, [batch], one.layout), alone)
+    rows = findings_of(qk_geometry, state_of(qk_geometry, model, [batch], one.architecture), alone)
     P = np.eye(32) - w.norm.centres / 32
     g = w.norm.gain.numpy()
     B = P @ (g[:, None] * M * g) @ P
@@ -150,7 +152,11 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     close(values(rows, qk_geometry.POSITIVE + OVER), torch.from_numpy(positive), tolerance=1e-5)
     symmetric = (S**2).sum((1, 2)) / (B**2).sum((1, 2))
     close(values(rows, qk_geometry.SYMMETRIC + OVER), torch.from_numpy(symmetric), tolerance=1e-5)
-    z = capture(model, batch.inputs, layout=one.layout).sublayers[layer].given[batch.inputs["attention_mask"].bool()]
+    z = (
+        capture(model, batch.inputs, architecture=one.architecture)
+        .sublayers[layer]
+        .given[batch.inputs["attention_mask"].bool()]
+    )
     z = (z.double().numpy() - w.norm.bias.numpy()) / g
     C = P @ np.cov(z.T, bias=True) @ P
     variance, vectors = np.linalg.eigh(C)
@@ -159,7 +165,7 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     cosine = (M_s * T).sum((1, 2)) / (np.linalg.norm(M_s, axis=(1, 2)) * np.linalg.norm(T))
     close(values(rows, qk_geometry.WITH_C + OVER), torch.from_numpy(cosine), tolerance=1e-5)
     # The tie of its transpose with the value map ------------------------------------------------------------------
-    rows = findings_of(tie, state_of(tie, model, [batch], one.layout), alone)
+    rows = findings_of(tie, state_of(tie, model, [batch], one.architecture), alone)
     A = g[:, None] * (w.value @ w.output).numpy()
     A, gradient = P @ A @ P, B.transpose(0, 2, 1)
     cosine = (A * gradient).sum((1, 2)) / np.sqrt((A**2).sum((1, 2)) * (gradient**2).sum((1, 2)))
@@ -194,20 +200,20 @@ def test_far_distances_count_as_the_mean_of_their_bin():
 def test_weights_by_distance_are_those_of_all_pairs(name, monkeypatch):
     monkeypatch.setattr(chosen_rows, "SHARE", 1.0)
     model = built(name)
-    layout = trace(model, BATCHES[0].inputs)
+    layout = discover(model, BATCHES[0].inputs)
     layer = layout.attention[-1]
-    found = looked(state_of(symmetry, model, BATCHES, layout), layer).sum(0)
+    found = by_group(state_of(symmetry, model, BATCHES, layout)[layer].distances).sum(0)
     assert bool((found[:, 0] == sum(int(batch.inputs["attention_mask"].sum()) for batch in BATCHES)).all())
     found = found[:, 1:]
     expected = torch.zeros_like(found)
     for batch in BATCHES:
-        event = capture(model, batch.inputs, layout=layout).attention[layer]
+        event = capture(model, batch.inputs, architecture=layout).attention[layer]
         real = batch.inputs["attention_mask"].bool()
         p = torch.zeros(2, 4, 20, 20, dtype=torch.float64)
         for j in range(20):  # values that are 1 at one key show its weight
-            one = torch.zeros_like(event.call.value)
+            one = torch.zeros_like(event.value)
             one[:, :, j] = 1.0
-            p[..., j] = event.call._replace(value=one).attend("none").output[..., 0]
+            p[..., j] = attend(**event.arguments._replace(value=one)._asdict(), statistics="none").output[..., 0]
         for b, i, j in np.ndindex(2, 20, 20):
             if real[b, i]:
                 expected[:, i - j if j <= i else found.shape[-1] // 2 + j - i] += p[b, :, i, j]
@@ -216,21 +222,21 @@ def test_weights_by_distance_are_those_of_all_pairs(name, monkeypatch):
     assert behind == 0 if name == "llama" else behind > 10
 
 
-def test_shards_merge_to_one_pass_and_are_read_as_written():
+def test_shards_merge_to_one_pass():
     model, batches = built("llama"), token_batches(64, rows=3, length=40)
     one = probed(model, batches[0])
-    states = [state_of(symmetry, model, part, one.layout) for part in (batches, batches[3:], batches[:3])]
-    joined = from_tensors(*to_tensors(merge(states[1], states[2])))
+    states = [state_of(symmetry, model, part, one.architecture) for part in (batches, batches[3:], batches[:3])]
+    joined = merge(states[1], states[2])
     found = [symmetry.evaluate(state, one) for state in (states[0], joined)]
     a, b = (torch.tensor([m[3:6] for m in rows], dtype=torch.float64).nan_to_num() for rows in found)
     close(a, b, tolerance=1e-10)
 
 
-def at_distance(one, distance):
-    """A state in which every head gives all its weight to keys at one distance."""
+def at_distance(distance):
+    """Every head gives all its weight to keys at one distance."""
     sums = torch.zeros(1, 4, 1 + 2 * (FINE + 72), dtype=torch.float64)
     sums[..., 0] = sums[..., 1 + distance] = 10.0
-    return {DISTANCES: {layer: {str(g): Sums(sums) for g in range(GROUPS)} for layer in one.layout.attention}}
+    return {g: Sums(sums) for g in range(GROUPS)}
 
 
 STEEP = 2.0  # with this base all pairs turn by more than half a radian
@@ -257,9 +263,11 @@ def test_forms_planted_at_one_distance_are_found_at_that_distance(looks, there):
     model = planted(turning_fast(), 3)
     batches = token_batches(64, rows=3, length=16)
     one = probed(model, batches[0])
-    state = at_distance(one, looks)
-    scores = values(findings_of(symmetry, state, one), symmetry.OF_HEAD + OVER)
-    state |= {k: v for k, v in state_of(qk_geometry, model, batches, one.layout).items() if k != DISTANCES}
+    far = at_distance(looks)
+    scored = {layer: symmetry.LayerState(far) for layer in one.architecture.attention}
+    scores = values(findings_of(symmetry, scored, one), symmetry.OF_HEAD + OVER)
+    state = state_of(qk_geometry, model, batches, one.architecture)
+    state = {layer: kept._replace(distances=far) for layer, kept in state.items()}
     cosines = values(findings_of(qk_geometry, state, one), qk_geometry.POSITIVE + OVER)
     if there:
         close(scores, torch.ones(8, dtype=torch.float64), tolerance=1e-5)
@@ -286,7 +294,8 @@ def test_a_tie_planted_at_one_distance_is_found_at_that_distance(looks, there):
     model = tied(turning_fast(), 2)
     batches = token_batches(64, rows=3, length=16)
     one = probed(model, batches[0])
-    state = {**state_of(tie, model, batches, one.layout), **at_distance(one, looks)}
+    state = state_of(tie, model, batches, one.architecture)
+    state = {layer: kept._replace(distances=at_distance(looks)) for layer, kept in state.items()}
     found = values(findings_of(tie, state, one), tie.WEIGHTED + OVER)
     if there:
         close(found, torch.ones(8, dtype=torch.float64), tolerance=1e-5)

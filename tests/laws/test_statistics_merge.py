@@ -1,34 +1,30 @@
 """Statistics of shards, merged in any order, are those of one pass over the whole corpus."""
 
 import functools
-import json
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
 
 from gradlogz.probing.statistics import (
     GROUPS,
     Comoments,
-    Histogram,
-    Sample,
     Sums,
     chosen,
     comoments_of,
-    from_tensors,
     group_of,
     hash_of,
     histogram_of,
     merge,
     sample_of,
     sums_of,
-    to_tensors,
     token_hashes,
 )
 from support.measure_registry import Source, seeds
+from support.probe_models import tensors_of
 from support.scales import close
 
 EDGES = torch.linspace(-2.0, 2.0, 9, dtype=torch.float64)
@@ -70,7 +66,7 @@ def state_of(keys, x, y, hashes, rows):
 
 
 def flat(state):
-    return to_tensors(state)[0]
+    return tensors_of(state)
 
 
 def same(one, other, tolerance=1e-10):
@@ -164,37 +160,22 @@ def test_padding_is_never_sampled():
     assert chosen(hashes, valid=hashes >= 4, below=6).tolist() == [4, 5]
 
 
-@pytest.mark.parametrize("state", [None, {}, 3, "text", {"a": None, "b": {"c": 1.5}}])
-def test_constants_are_stored(state):
-    tensors, layout = to_tensors(state)
-    assert from_tensors(tensors, json.loads(json.dumps(layout))) == state
+class Record(NamedTuple):
+    """What a prediction keeps of a layer: statistics, nested ones, constants, or nothing."""
+
+    sums: Sums | None = None
+    parts: dict[int, Sums] | None = None
+    heads: int | None = None
 
 
-def test_storing_and_reading_gives_the_same_bits():
-    state = {**state_of(*corpus(1), range(12)), "a": {"b": torch.eye(3)}, "a/b": torch.ones(2), "a~1b": torch.zeros(1)}
-    tensors, layout = to_tensors(state)
-    again = from_tensors(load(save(tensors)), json.loads(json.dumps(layout)))
-    assert again.keys() == state.keys()
-    assert [type(v) for v in again.values()] == [type(v) for v in state.values()]
-    assert isinstance(again["layer/0"]["full"], Comoments)
-    for (name, one), other in zip(tensors.items(), flat(again).values(), strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other), name
-    for one, other in zip(state["layer/0"]["full"].groups, again["layer/0"]["full"].groups, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert isinstance(again["sums"], Sums)
-    assert isinstance(again["histogram"], Histogram)
-    assert isinstance(again["sample"], Sample)
-    assert again["sample"].size == SIZE
-
-
-def test_half_of_a_symmetric_matrix_is_stored():
-    x = Source(0).normal(40, 6)
-    tensors, _ = to_tensors(comoments_of(x, x @ x.mT[:6, :4], group=2))
-    assert tensors["groups/2/xx"].shape == (21,)
-    assert tensors["groups/2/yy"].shape == (10,)
-    assert tensors["groups/2/xy"].shape == (6, 4)
+def test_named_tuples_merge_field_by_field():
+    keys, values = torch.tensor([hash_of("a"), hash_of("b")]), Source(0).normal(2, 3)
+    one, other = sums_of(values, keys), sums_of(2 * values, keys)
+    both = merge({"layer": Record(one, {0: one}, 4)}, {"layer": Record(other, {1: other}), "end": Record()})
+    assert both["end"] == Record()
+    assert both["layer"].heads == 4
+    assert both["layer"].parts == {0: one, 1: other}
+    assert torch.equal(both["layer"].sums.totals, one.merge(other).totals)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,5 +1,7 @@
 """Symmetry and directionality of logit forms, by their definitions.   [saponati25]"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -52,14 +54,14 @@ def test_large_rows_are_positive_and_large_columns_negative(side, sign):
 def test_one_large_column_may_be_chance_and_many_are_not():
     """Exchanged with its row at random, a single one is a row as often."""
     one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
-    layer = one.layout.attention[0]
-    alone = one._replace(layout=one.layout._replace(attention=(layer,)))
+    layer = one.architecture.attention[0]
+    alone = replace(one, architecture=one.architecture._replace(attention=(layer,)))
     generator = torch.Generator().manual_seed(0)
     for many, apart in ((1, False), (8, True)):
         Wq, Wk = torch.randn(2, 2, 300, 20, generator=generator, dtype=torch.float64)
         Wk[:, :many] *= 9
         weights = {layer: one.weights[layer]._replace(query=Wq, key=Wk)}
-        rows = findings_of(symmetry, {}, alone._replace(weights=weights))
+        rows = findings_of(symmetry, {}, replace(alone, weights=weights))
         value, low = column(rows, symmetry.DIRECTIONALITY), column(rows, symmetry.DIRECTIONALITY, "null_low")
         assert float(value) < -0.3
         assert bool(value < low) is apart
@@ -79,13 +81,13 @@ def test_forms_that_are_more_alike_are_found_more_often():
 
 def test_random_layers_are_not_supported_and_stay_in_their_bands():
     one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
-    layer = one.layout.attention[0]
-    alone = one._replace(layout=one.layout._replace(attention=(layer,)))
+    layer = one.architecture.attention[0]
+    alone = replace(one, architecture=one.architecture._replace(attention=(layer,)))
     generator = np.random.default_rng(0)
     findings = []
     for seed in range(200):
         Wq, Wk, _, _ = (torch.from_numpy(W) for W in matrices.random_heads(generator))
-        model = alone._replace(weights={layer: one.weights[layer]._replace(query=Wq, key=Wk)}, seed=seed)
+        model = replace(alone, weights={layer: one.weights[layer]._replace(query=Wq, key=Wk)}, seed=seed)
         findings += findings_of(symmetry, {}, model)
     assert not bool((column(findings, symmetry.SYMMETRY) > symmetry.BOUND).any())
     for quantity in (symmetry.SYMMETRY, symmetry.DIRECTIONALITY):

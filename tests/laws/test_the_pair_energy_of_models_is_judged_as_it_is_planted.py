@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradlogz.dynamics.observables import OBSERVABLES
-from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import pair_energy
@@ -35,8 +35,8 @@ def log_energy(x, beta):
 def test_energies_and_changes_are_those_of_all_pairs(build):
     model, batch = build(layers=2).double(), token_batches(96, rows=4, batches=1)[0]
     known = probed(model, batch)
-    captured = capture(model, batch.inputs, layout=known.layout)
-    state = state_of(pair_energy, model, [batch], known.layout)
+    captured = capture(model, batch.inputs, architecture=known.architecture)
+    state = state_of(pair_energy, model, [batch], known.architecture)
     rows = {(m.layer, m.quantity): m for m in pair_energy.evaluate(state, known)}
     lengths = batch.inputs["attention_mask"].sum(1).tolist()
 
@@ -48,7 +48,7 @@ def test_energies_and_changes_are_those_of_all_pairs(build):
         assert rows[name, ENERGY].value == pytest.approx(energies(x).mean(), rel=1e-9)
         assert rows[name, SHARPER].value == pytest.approx(energies(x, math.sqrt(32)).mean(), rel=1e-9)
         assert rows[name, ENERGY].tokens == sum(lengths)
-    first, second = known.layout.attention
+    first, second = known.architecture.attention
     change = energies(streams[second]) - energies(streams[first])
     assert rows[first, CHANGE].value == pytest.approx(change.mean(), rel=1e-7)
     assert rows[first, "sequences that rise"].value == (change > 0).mean()
@@ -63,11 +63,11 @@ def test_energies_and_changes_are_those_of_all_pairs(build):
 def test_sums_of_log_normalizers_are_those_of_the_logits():
     model, batch = encoder(sharpness=2.0).double(), token_batches(96, rows=3, batches=1)[0]
     known = probed(model, batch)
-    captured = capture(model, batch.inputs, layout=known.layout)
+    captured = capture(model, batch.inputs, architecture=known.architecture)
     rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
-        state_of(pair_energy, model, [batch], known.layout), known)}  # fmt: skip
+        state_of(pair_energy, model, [batch], known.architecture), known)}  # fmt: skip
     lengths = batch.inputs["attention_mask"].sum(1).tolist()
-    for layer in known.layout.attention:
+    for layer in known.architecture.attention:
         event = captured.attention[layer]
         s = event.query @ event.key.mT / math.sqrt(8)
         parts = [part[:, :n, :n] for part, n in zip(s, lengths, strict=True)]
@@ -96,10 +96,10 @@ def test_what_sequences_show_is_what_clouds_show():
     model, batch = encoder().double(), token_batches(96, rows=5, batches=1)[0]
     known = probed(model, batch)
     rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
-        state_of(pair_energy, model, [batch], known.layout), known)}  # fmt: skip
+        state_of(pair_energy, model, [batch], known.architecture), known)}  # fmt: skip
     lengths = batch.inputs["attention_mask"].sum(1).tolist()
-    passed = capture(model, batch.inputs, layout=known.layout).sublayers
-    for layer in known.layout.attention:
+    passed = capture(model, batch.inputs, architecture=known.architecture).sublayers
+    for layer in known.architecture.attention:
         clouds = [x[:n] for x, n in zip(passed[layer].stream, lengths, strict=True)]
         names = {**pair_energy.OBSERVED, "effective_rank": RANK}
         for name, quantity in names.items():
@@ -117,9 +117,9 @@ def test_rises_in_random_order_are_counted():
 
 def test_every_stack_has_an_order_of_its_own():
     """An encoder of one step and a decoder of two: the rises of 2 and of 3 numbers in random order, added."""
-    state = drawn(np.random.default_rng(0), [0.0, 1.0])["steps"]
+    state = drawn(np.random.default_rng(0), [0.0, 1.0]).steps
     layers = {"encoder.0.a": state["layer 0"], "decoder.0.a": state["layer 0"], "decoder.0.b": state["layer 0"]}
-    found = ruling({"steps": layers})
+    found = ruling(pair_energy.State(steps=layers))
     rises = [a + b for a in (0, 1) for b in (0, 1, 1, 1, 1, 2)]
     assert f"probability {rises.count(3) / 12:.2g}." in found.words
 
@@ -158,7 +158,7 @@ def drawn(generator, levels, documents=40, spread=0.05):
         change = b - a + spread * generator.normal(size=documents)
         columns = np.stack((np.ones(documents), change, change > 0, 20 * np.ones(documents)), 1)
         steps[f"layer {i}"] = sums_of(torch.from_numpy(columns), keys)
-    return {"steps": steps}
+    return pair_energy.State(steps=steps)
 
 
 def ruling(state):
@@ -196,7 +196,9 @@ def test_the_stronger_the_rise_the_more_models_are_found():
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY, rows=3), attending(0.2, layers=3)
     known = probed(model, batches[0])
-    whole, even, odd = (state_of(pair_energy, model, b, known.layout) for b in (batches, batches[::2], batches[1::2]))
+    whole, even, odd = (
+        state_of(pair_energy, model, b, known.architecture) for b in (batches, batches[::2], batches[1::2])
+    )
     one, two = (pair_energy.evaluate(state, known) for state in (whole, merge(odd, even)))
     assert len(one) > 20
     other = {(m.layer, m.quantity): m for m in two}
@@ -209,14 +211,14 @@ def test_shards_add_to_one_pass():
 def test_a_pretrained_model_is_measured():
     model, inputs = minilm("sdpa")
     batch = Batch(dict(inputs), torch.arange(1, 4), 0, ["", "", ""], torch.zeros(3, dtype=torch.int64))
-    known = Probed("minilm", probed(model, batch).layout, {}, 0)
-    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.layout), known)
+    known = Probed("minilm", probed(model, batch).architecture, {}, 0)
+    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.architecture), known)
     assert sum(m.quantity == CHANGE for m in found) == 6
     assert all(math.isfinite(m.value) for m in found)
     lengths = inputs["attention_mask"].sum(1).tolist()
     with torch.no_grad():
         states = model(**inputs, output_hidden_states=True).hidden_states
-    for layer, x in zip([*known.layout.attention, "end"], states, strict=True):
+    for layer, x in zip([*known.architecture.attention, "end"], states, strict=True):
         exact = np.mean([log_energy(part[:n].double(), 1.0) for part, n in zip(x, lengths, strict=True)])
         value = next(m.value for m in found if (m.layer, m.quantity) == (layer, ENERGY))
         assert value == pytest.approx(exact, abs=2e-5)
@@ -226,11 +228,13 @@ def test_streams_that_are_flattened_are_those_of_their_tokens():
     """OPT joins sequences and tokens for its feed-forward maps."""
     model = next(a for a in ARCHITECTURES if a.name == "opt").build().double()
     batch = token_batches(64, rows=3, batches=1, length=20)[0]
-    known = Probed("opt", probed(model, batch).layout, {}, 0)
-    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.layout), known)
+    known = Probed("opt", probed(model, batch).architecture, {}, 0)
+    found = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.architecture), known)
     assert sum(m.quantity == CHANGE for m in found) == 2
     lengths = batch.inputs["attention_mask"].sum(1).tolist()
-    after = list(capture(model, batch.inputs, layout=known.layout).sublayers.values())[-1].after.reshape(3, 20, -1)
+    after = list(capture(model, batch.inputs, architecture=known.architecture).sublayers.values())[-1].after.reshape(
+        3, 20, -1
+    )
     exact = np.mean([log_energy(part[:n], 1.0) for part, n in zip(after, lengths, strict=True)])
     assert next(m.value for m in found if (m.layer, m.quantity) == ("end", ENERGY)) == pytest.approx(exact, rel=1e-9)
 

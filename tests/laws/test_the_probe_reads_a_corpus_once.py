@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import weakref
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,15 +14,19 @@ from typer.testing import CliRunner
 
 import gradlogz
 from gradlogz import cli
+from gradlogz.probing import memory_limits
 from gradlogz.probing import run_probe as running
+from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.text import Document
-from gradlogz.probing.prediction import Finished
-from gradlogz.probing.predictions import PREDICTIONS, ascent, tie
-from gradlogz.probing.predictions.observables import batch_moments as clouds
+from gradlogz.probing.inside.events import ForwardOutput
+from gradlogz.probing.memory_limits import matrix_bytes
+from gradlogz.probing.placement import placed
+from gradlogz.probing.predictions import ascent, known_predictions, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
-from gradlogz.probing.statistics import GROUPS, merge, to_tensors
+from gradlogz.probing.statistics import GROUPS, merge
 from support.architectures import ARCHITECTURES
 from support.planted.matrices import VOCABULARY, gpt2, tied
+from support.probe_models import tensors_of
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
 
@@ -48,7 +52,7 @@ def documents():
 
 def test_findings_have_a_claim_for_every_prediction(words):
     found = gradlogz.probe(model(), words, TEXTS, name="planted", tokens=None)
-    names = [running.name_of(p) for p in PREDICTIONS]
+    names = [p.name for p in known_predictions()]
     assert [s.prediction for s in found.summary()] == names
     assert all(c.words and c.verdict for c in found.claims)
     assert found.facts["planted"]["tokens"] == 12 * 30
@@ -87,8 +91,8 @@ def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
     several = running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(40)], words, tokens=None, size=64)
     batch = max(several, key=lambda b: len(b.keys))
     assert len(batch.keys) >= 4
-    layout = running.trace(one, batch.inputs)
-    whole, _ = running.passed(one, layout, batch, [tie])
+    layout = running.discover(one, batch.inputs)
+    whole, _ = statistics_of(one, layout, batch, [tie.PREDICTION])
     forward = one.forward
 
     def small(input_ids, **others):
@@ -97,9 +101,9 @@ def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
         return forward(input_ids, **others)
 
     one.forward = small
-    halves, _ = running.passed(one, layout, batch, [tie])
-    for name, t in to_tensors(whole)[0].items():
-        torch.testing.assert_close(to_tensors(halves)[0][name], t, rtol=1e-5, atol=1e-5)
+    halves, _ = statistics_of(one, layout, batch, [tie.PREDICTION])
+    for name, t in tensors_of(whole).items():
+        torch.testing.assert_close(tensors_of(halves)[name], t, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words):
@@ -107,7 +111,7 @@ def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words)
     one = model()
     batch = max(running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(20)], words, tokens=None, size=64),
                 key=lambda b: len(b.keys))  # fmt: skip
-    layout = running.trace(one, batch.inputs)
+    layout = running.discover(one, batch.inputs)
     made, left = [], []
     projected = one.transformer.h[1].mlp.c_fc.forward
 
@@ -120,13 +124,13 @@ def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words)
         return found
 
     one.transformer.h[1].mlp.c_fc.forward = fails
-    running.passed(one, layout, batch, [ascent, tie])
+    statistics_of(one, layout, batch, [ascent.PREDICTION, tie.PREDICTION])
     assert left[:2] == [0, 0]
 
 
 def test_matrices_that_cannot_fit_are_refused_before_the_work(words, monkeypatch):
-    monkeypatch.setattr(running, "LARGE", 1)
-    monkeypatch.setattr(running, "_memory", lambda device: 2**10)
+    monkeypatch.setattr(memory_limits, "LARGE", 1)
+    monkeypatch.setattr(memory_limits, "memory_of", lambda device: 2**10)
     with pytest.raises(ValueError, match=r"statistics must fit into memory; got 0.0 GiB of matrices of the stream"):
         gradlogz.probe(model(), words, TEXTS, tokens=None)
     found = gradlogz.probe(model(), words, TEXTS, tokens=None, predictions=["entropy"], twin=0)
@@ -137,10 +141,10 @@ def test_matrices_take_as_much_as_is_said(words):
     """Of every prediction that keeps products of the stream, and of all together, which share them."""
     one = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=160, n_layer=2, n_head=4, n_positions=64))
     batch = next(running.batches(documents(), words, tokens=None))
-    layout = running.trace(one, batch.inputs)
+    layout = running.discover(one, batch.inputs)
     several = (["tie"], ["qk_geometry"], ["linearity"], ["tie", "qk_geometry", "linearity"])
     for names in several:
-        state, _ = running.passed(one, layout, batch, running.chosen(names))
+        state, _ = statistics_of(one, layout, batch, running.chosen(names))
         met: dict[int, int] = {}
 
         def walk(part, met=met):
@@ -150,15 +154,17 @@ def test_matrices_take_as_much_as_is_said(words):
                 walk(each)
 
         walk(state)
-        assert clouds.bytes_of(layout, names) == GROUPS * sum(met.values()) > 0
+        assert matrix_bytes(layout, running.chosen(names)) == GROUPS * sum(met.values()) > 0
 
 
 def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
     planted, batch = model(), next(running.batches(documents(), words, tokens=None))
-    layout = running.trace(planted, batch.inputs)
+    layout = running.discover(planted, batch.inputs)
     one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
-    for prediction in running.chosen(sorted(running.OF_WEIGHTS)):
-        state = running.passed(planted, layout, batch, [prediction])[0][running.name_of(prediction)]
+    of_weights = [p for p in known_predictions() if p.baseline == "weights"]
+    assert [p.name for p in of_weights] == ["tie", "qk_geometry", "symmetry"]
+    for prediction in of_weights:
+        state = statistics_of(planted, layout, batch, [prediction])[0][prediction.name]
         read, unread = (prediction.null(state, one, running.Twin(each, one)) for each in (state, {}))
         assert repr(read) == repr(unread)
 
@@ -166,10 +172,10 @@ def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
 def test_a_row_that_does_not_fit_is_said(words):
     one = model()
     one.forward = lambda **given: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
-    layout = running.trace(model(), {"input_ids": torch.tensor([[3, 4, 5]])})
+    layout = running.discover(model(), {"input_ids": torch.tensor([[3, 4, 5]])})
     batch = next(running.batches(documents(), words, tokens=None))
     with pytest.raises(RuntimeError, match=r"must fit into memory; got one row of 30 tokens"):
-        running.passed(one, layout, batch, [tie])
+        statistics_of(one, layout, batch, [tie.PREDICTION])
 
 
 def test_nan_is_named_by_layer_and_head(words):
@@ -177,28 +183,27 @@ def test_nan_is_named_by_layer_and_head(words):
     with torch.no_grad():
         one.transformer.h[1].attn.c_attn.weight[:, 8] = torch.nan  # the queries of the second head
     batch = next(running.batches(documents(), words, tokens=None))
-    layout = running.trace(model(), batch.inputs)
+    layout = running.discover(model(), batch.inputs)
     with pytest.raises(ValueError, match=r"NaN in transformer.h.1.attn, head 1"):
-        running.passed(one, layout, batch, [])
+        statistics_of(one, layout, batch, [])
 
 
 def test_an_interrupt_ends_after_the_batch(words):
     """The first Ctrl-C finishes the batch that is under way; what was measured is kept."""
 
-    def statistics(event, batch, memory):
+    def statistics(event, batch_pass):
         if not seen:
             os.kill(os.getpid(), signal.SIGINT)
-        seen.append(batch.group)
-        return ascent.statistics(event, batch, memory)
+        seen.append(batch_pass.batch.group)
+        return ascent.statistics(event, batch_pass)
 
     seen = []
     before = signal.getsignal(signal.SIGINT)
-    stopping = SimpleNamespace(**{**vars(ascent), "statistics": statistics})
+    stopping = [replace(ascent.PREDICTION, statistics=statistics)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "PREDICTIONS", (stopping,))
         patch.setattr(ascent, "PART", 1)
-        found = running.measure(model(), words, documents(), tokens=None, twin=0)
-        rows = running.evaluate(found).rows
+        found = running.measure(model(), words, documents(), tokens=None, twin=0, predictions=stopping)
+        rows = running.evaluate(found, predictions=stopping).rows
     assert not found.complete
     assert len(set(seen)) == 1  # one batch, of one group
     assert rows
@@ -206,19 +211,17 @@ def test_an_interrupt_ends_after_the_batch(words):
 
 
 def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
-    def statistics(event, batch, memory):
-        if isinstance(event, Finished):
-            seen.append(batch.group)
+    def statistics(event, batch_pass):
+        if isinstance(event, ForwardOutput):
+            seen.append(batch_pass.batch.group)
             if len(seen) == 1 + len(batches):
                 os.kill(os.getpid(), signal.SIGINT)
-        return ascent.statistics(event, batch, memory)
+        return ascent.statistics(event, batch_pass)
 
     batches = list(running.batches(documents(), words, tokens=None))
     seen = []
-    stopping = SimpleNamespace(**{**vars(ascent), "statistics": statistics})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "PREDICTIONS", (stopping,))
-        found = running.measure(model(), words, documents(), tokens=None, twin=1.0)
+    stopping = [replace(ascent.PREDICTION, statistics=statistics)]
+    found = running.measure(model(), words, documents(), tokens=None, twin=1.0, predictions=stopping)
     assert len(batches) > 1
     assert len(seen) == len(batches) + 1
     assert found.twin is not None
@@ -229,7 +232,7 @@ def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
 def test_a_single_document_is_measured_without_intervals(words):
     """Without its only group nothing is left: what has its interval from groups has a value alone."""
     found = gradlogz.probe(model(), words, TEXTS[:1], tokens=None)
-    assert len(found.claims) == len(PREDICTIONS)
+    assert len(found.claims) == len(known_predictions())
     rows = [f for f in found.rows if f.quantity == WHITENED]
     assert rows
     assert all(math.isfinite(f.value) and math.isnan(f.low) for f in rows)
@@ -246,7 +249,7 @@ def test_a_decoder_reads_what_its_encoder_does(words):
     """T5 wants the tokens of its decoder; they are the text behind the token that it starts with."""
     one = next(a for a in ARCHITECTURES if a.name == "t5").build(vocab_size=VOCABULARY)
     batch = next(running.batches(documents(), words, tokens=None))
-    inputs = running._placed(batch, one).inputs
+    inputs = placed(batch, one).inputs
     assert torch.equal(inputs["decoder_input_ids"], one._shift_right(batch.inputs["input_ids"]))
     found = gradlogz.probe(one, words, TEXTS, tokens=None, predictions=["identity", "entropy"])
     assert found.claims[0].verdict == "supported"
@@ -256,14 +259,14 @@ def test_a_decoder_reads_what_its_encoder_does(words):
 def test_states_of_shards_merge_to_that_of_the_whole(words):
     one = model()
     several = list(running.batches(documents(), words, tokens=None, size=2))
-    layout = running.trace(one, several[0].inputs)
-    parts = [running.passed(one, layout, batch, list(PREDICTIONS))[0] for batch in several]
+    layout = running.discover(one, several[0].inputs)
+    parts = [statistics_of(one, layout, batch, known_predictions())[0] for batch in several]
     forward, backward = {}, {}
     for part in parts:
         forward = merge(forward, part)
     for part in reversed(parts):
         backward = merge(part, backward)
-    one, other = (to_tensors(state)[0] for state in (forward, backward))
+    one, other = (tensors_of(state) for state in (forward, backward))
     assert one.keys() == other.keys()
     for name, t in one.items():
         if t.is_floating_point():
@@ -281,7 +284,7 @@ def test_a_real_model_is_probed():
     ]
     found = gradlogz.probe(loaded.model, loaded.tokenizer, texts, name="minilm", tokens=None)
     verdicts = {c.prediction: c.verdict for c in found.claims}
-    assert list(verdicts) == [running.name_of(p) for p in PREDICTIONS]
+    assert list(verdicts) == [p.name for p in known_predictions()]
     assert verdicts["identity"] == "supported"
     assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
     judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]

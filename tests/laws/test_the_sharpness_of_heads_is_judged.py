@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.probing.corpus.text import Batch
+from gradlogz.probing.batch_pass import BatchPass
+from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.prediction import Probed, Twin
 from gradlogz.probing.predictions import entropy
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
@@ -35,18 +36,18 @@ def test_the_numbers_of_a_model_are_those_of_dense_attention(which, monkeypatch)
     else:
         model, batch = decoder(sharpness=3.0, key_heads=2), padded_on_the_left(token_batches(VOCABULARY, batches=1)[0])
     inputs = batch.inputs
-    known = Probed("", trace(model, inputs), {}, 0)
-    measured = entropy.evaluate(state_of(entropy, model, [batch], known.layout), known)
+    known = Probed("", discover(model, inputs), {}, 0)
+    measured = entropy.evaluate(state_of(entropy, model, [batch], known.architecture), known)
     rows = {(m.layer, m.head, m.quantity): m for m in measured}
-    captured = capture(model, inputs, layout=known.layout)
+    captured = capture(model, inputs, architecture=known.architecture)
     real = inputs["attention_mask"].bool()
-    for name in (known.layout.attention[0], known.layout.attention[-1]):
+    for name in (known.architecture.attention[0], known.architecture.attention[-1]):
         event = captured.attention[name]
         k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1)
         seen = real[:, None, None, :].expand(*event.query.shape[:3], -1)
         if which == "decoder":
             seen = seen & torch.ones(seen.shape[-2:], dtype=torch.bool).tril()
-        s = (event.query.double() @ k.double().mT * event.call.options["scale"]).masked_fill(~seen, -torch.inf)
+        s = (event.query.double() @ k.double().mT * event.arguments.scale).masked_fill(~seen, -torch.inf)
         keep = real[:, None].expand(s.shape[:3]) & seen.any(-1)
         p = s.softmax(-1)
         H = -(p * p.clamp(min=1e-300).log()).nan_to_num().sum(-1)
@@ -79,12 +80,10 @@ def test_rows_see_the_keys_that_masks_leave():
     found = capture(decoder(), batches[0].inputs)
     event = found.attention["model.layers.0.self_attn"]
     real = batches[0].inputs["attention_mask"].bool()
-    seen = keys_seen(event, {}).expand(3, 4, -1)
+    seen = keys_seen(event, BatchPass(batches[0])).expand(3, 4, -1)
     expected = torch.arange(1, 25).expand(3, 4, -1)
     assert torch.equal(seen.masked_fill(~real[:, None], 0), expected.masked_fill(~real[:, None], 0).float())
-    s = (event.query @ event.key.mT * event.call.options["scale"]).masked_fill(
-        torch.ones(24, 24).triu(1).bool(), -torch.inf
-    )
+    s = (event.query @ event.key.mT * event.arguments.scale).masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
     close(weight_of_first(event)[:2], s.softmax(-1)[:2, ..., 0])
 
 
@@ -117,7 +116,7 @@ def drawn(source, levels, spread, documents=40, heads=6):
         tokens = source.integers(5, 40, (documents, 1)) * np.ones((1, heads))
         columns = np.stack((tokens, tokens, tokens * each, *[np.zeros_like(tokens)] * 6), -1)
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
-        state[f"model {i}"] = {"rows": sums_of(torch.from_numpy(columns), keys), "learned": 0}
+        state[f"model {i}"] = entropy.LayerState(sums_of(torch.from_numpy(columns), keys), learned=False)
     return state
 
 
@@ -153,7 +152,7 @@ def test_the_sharper_a_model_the_more_of_its_heads_are_found():
 def test_shards_add_to_one_pass():
     batches, model = token_batches(VOCABULARY), decoder(key_heads=2)
     known = probed(model, batches[0])
-    whole, even, odd = (state_of(entropy, model, b, known.layout) for b in (batches, batches[::2], batches[1::2]))
+    whole, even, odd = (state_of(entropy, model, b, known.architecture) for b in (batches, batches[::2], batches[1::2]))
     one, two = (entropy.evaluate(state, known) for state in (whole, merge(even, odd)))
     for a, b in zip(one, two, strict=True):
         assert a[:3] == b[:3]

@@ -10,12 +10,12 @@ from support.invented_findings import DECLARATIONS
 from support.planted.matrices import VOCABULARY, gpt2, tied
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
-# Of models with a logit of their own for no key, of those that fill in masked words, and of rotary ones.
+# Of models with a logit of their own for no key, and of those that fill in masked words.
 ELSEWHERE = {
     ("entropy", "learned sink"),
     ("dropped_covariance", "correlation with pseudo-loss"),
-    *((name, "share that does not turn") for name in ("tie", "qk_geometry", "symmetry")),
 }
+ROTARY = (", over distances", "share that does not turn")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,9 @@ def test_what_has_them_is_measured(measured):
         (name, quantity)
         for name, each in measured.declarations.items()
         for quantity in each.quantities
-        if not quantity.endswith(", over distances")  # of rotary models
+        if not quantity.endswith(ROTARY)
     }
-    names = names_of(measured)
-    parts = {(p, part) for p, q in names for part in (q, q.partition(",")[0], q.partition(" without ")[0])}
-    assert declared - ELSEWHERE <= parts
+    assert declared - ELSEWHERE == names_of(measured)
 
 
 def test_every_work_that_a_prediction_cites_is_in_the_bibliography(measured):

@@ -2,13 +2,16 @@
 
 import torch
 
-from gradlogz.probing.corpus.text import Batch
-from gradlogz.probing.findings import Finding
-from gradlogz.probing.inside.capturing import follow
-from gradlogz.probing.inside.discovery import trace
+from gradlogz.probing.batch_pass import BatchPass
+from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.events import ForwardOutput
+from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
-from gradlogz.probing.prediction import Finished, Probed, Twin, split
+from gradlogz.probing.judgement import split
+from gradlogz.probing.prediction import Probed, Twin
+from gradlogz.probing.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
 
 
@@ -29,36 +32,48 @@ def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padd
 
 
 def probed(model, batch, name="planted"):
-    layout = trace(model, batch.inputs)
-    return Probed(name, layout, weights_of(model, layout, batch.inputs), 0)
+    architecture = discover(model, batch.inputs)
+    return Probed(name, architecture, weights_of(model, architecture, batch.inputs), 0)
 
 
-def state_of(prediction, model, batches, layout, change=lambda event: event):
+def state_of(prediction, model, batches, architecture, change=lambda event: event):
     """The statistics of one prediction over batches; `change` tells it of other events than there were."""
-    state = {}
+    prediction = getattr(prediction, "PREDICTION", prediction)
+    state = prediction.empty()
     for batch in batches:
-        memory = {}
+        batch_pass = BatchPass(batch)
 
-        def tell(event, batch=batch, memory=memory):
+        def tell(event, batch_pass=batch_pass):
             nonlocal state
-            state = merge(state, prediction.statistics(change(event), batch, memory) or {})
+            batch_pass.begin_event()
+            state = merge(state, prediction.statistics(change(event), batch_pass))
 
-        with follow(model, layout, tell), torch.no_grad():
+        with follow(model, architecture, tell), torch.no_grad():
             output = model(**batch.inputs, **without_cache(model))
-        tell(Finished(output, batch.inputs))
+        tell(ForwardOutput(output, batch.inputs))
     return state
+
+
+def tensors_of(state, name=""):
+    """The tensors of a state by their names, on the CPU."""
+    if isinstance(state, torch.Tensor):
+        return {name: state.cpu()}
+    parts = state if isinstance(state, dict) else state._asdict() if hasattr(state, "_fields") else None
+    if parts is None:
+        parts = dict(enumerate(state)) if isinstance(state, tuple) else {}
+    return {key: t for part, each in parts.items() for key, t in tensors_of(each, f"{name}/{part}").items()}
 
 
 def findings_of(prediction, state, model, twin=None):
     """The values beside their nulls."""
+    prediction = getattr(prediction, "PREDICTION", prediction)
     nulls = {(n.layer, n.head, n.quantity): n for n in prediction.null(state, model, twin)}
     rows = []
     for m in prediction.evaluate(state, model):
         n = nulls.get((m.layer, m.head, m.quantity))
         layer, call = split(m.layer)
         null = (torch.nan,) * 3 if n is None else (n.value, n.low, n.high)
-        name = prediction.__name__.rpartition(".")[2]
-        rows.append(Finding(model.name, name, layer, call, m.head, m.quantity, *m[3:6], *null, m.tokens))
+        rows.append(Finding(model.name, prediction.name, layer, call, m.head, m.quantity, *m[3:6], *null, m.tokens))
     return rows
 
 
@@ -68,6 +83,6 @@ def judged(prediction, model, batches, twin=None, change=lambda event: event):
     other = None
     if twin is not None:
         same = probed(twin, batches[0], "twin")
-        other = Twin(state_of(prediction, twin, batches, same.layout), same)
-    state = state_of(prediction, model, batches, one.layout, change)
+        other = Twin(state_of(prediction, twin, batches, same.architecture), same)
+    state = state_of(prediction, model, batches, one.architecture, change)
     return prediction.verdict(findings_of(prediction, state, one, other))

@@ -153,7 +153,7 @@ class Heat:
     name: str
     x: Numbers
     y: Numbers
-    values: Sequence[Sequence[float | None]]
+    values: Sequence[Sequence[float | int | None]]
     hover: Sequence[Sequence[str]]
     categories: tuple[tuple[str, str], ...] = ()
     keys: Sequence[Sequence[str]] = ()

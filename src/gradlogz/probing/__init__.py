@@ -5,7 +5,8 @@ capture         one batch inside a model: queries, keys, values, and the stream 
 """
 
 from .findings import Claim, Finding, Findings, Token
-from .inside.capturing import Attended, Captured, Normed, Passed, capture
+from .inside.capturing import Captured, capture
+from .inside.events import Attended, Normed, Passed
 from .run_probe import probe
 
 __all__ = [

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .._typing import Float, Int, Tensor
-from .corpus.text import Batch
-from .findings import Token
-from .inside.capturing import Attended
-from .prediction import real, split
+from .batch_pass import BatchPass
+from .corpus.batching import Batch
+from .inside.events import Attended
+from .judgement import split
+from .records import Token
 
 EACH = 3  # of every kind and layer
 BEFORE, BEHIND = 6, 4  # tokens of the text about one that are shown
@@ -55,9 +56,9 @@ class Standing(NamedTuple):
         return Token(model, self.kind, layer, call, self.head, self.value, self.document, self.position, text)
 
 
-def candidates(event: Attended, batch: Batch) -> list[Candidates]:
+def candidates(event: Attended, batch_pass: BatchPass) -> list[Candidates]:
     """The tokens of a call that may stand out; nothing waits for a GPU."""
-    rows = real(batch, event)
+    batch, rows = batch_pass.batch, batch_pass.real(event)
     if "input_ids" not in batch.inputs or tuple(batch.inputs["input_ids"].shape) != tuple(rows.shape):
         return []
     kinds: dict[str, Tensor] = {}

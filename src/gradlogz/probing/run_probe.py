@@ -1,53 +1,55 @@
 """The probe: a model over a corpus, every prediction measured in the same pass, then judged.
 
-    state      = merge over batches of statistics(event)        in memory that does not grow with the corpus
-    findings   = evaluate(state), null(state), verdict          without the model
+    text       -> documents -> batches                                             corpus/
+    statistics  = merge over batches of statistics(event)                          batch_statistics.py, predictions/
+    findings    = verdict(evaluate(statistics), null(statistics))                  predictions/, testing.py
 
-A random twin of the model, of the same architecture, passes a part of the same tokens for the nulls that need one.
+Memory does not grow with the corpus, and findings are made without the model. A random twin of the model, of the same
+architecture, passes a part of the same tokens for the nulls that need one.
 
-Read next: prediction.py (the five names), findings.py (what comes out), run_folder.py (on disk).
+Read next: prediction.py (what a prediction is), findings.py (what comes out), run_folder.py (on disk).
 """
 
-import gc
-import inspect
 import math
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from types import FrameType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from .._errors import InputRuntimeError, InputValueError, sentence
+from .._errors import InputTypeError, InputValueError, sentence
+from .._progress import Progress, reporter
 from .._typing import Tensor
+from .batch_statistics import statistics_of
+from .computed import Computed
+from .corpus.batching import Batch, Batches, Report, batches
 from .corpus.images import Inputs, images, reads_images
-from .corpus.text import PADDED, Batch, Batches, Report, Source, batches, documents
-from .extreme_tokens import Candidates, Standing, candidates, greatest, resolved
-from .findings import Claim, Finding, Findings, Token
-from .inside.architecture import Layout
-from .inside.capturing import Attended, Event, follow
-from .inside.discovery import trace
-from .inside.hooks import without_cache
+from .corpus.text import Source, documents
+from .extreme_tokens import Standing, greatest
+from .findings import Findings
+from .inside.discovery import discover
 from .inside.loading import describe, random_twin
 from .inside.weights import weights_of
-from .prediction import Finished, Judgement, Measured, Prediction, Probed, Twin, real, split
-from .predictions import PREDICTIONS
-from .predictions.observables.batch_moments import bytes_of
+from .interruption import interruptible
+from .judgement import Judgement, Measured, split
+from .memory_limits import check_memory, tokens_of_a_batch
+from .placement import placed
+from .prediction import Prediction, Probed, Twin
+from .predictions import known_predictions
+from .records import Claim, Declaration, Finding, Token
 from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # read unless another number is asked for
 SHARE = 0.1  # of their windows the twin reads
-OF_WEIGHTS = {"tie", "qk_geometry", "symmetry"}  # whose nulls ask for the weights of the twin, not for what it read
-LARGE = 2**30  # bytes of matrices that are told beforehand
-ROOM, MOST = 2**34, 8  # bytes of a GPU for each 8192 tokens of a batch, and how many times these are enough
+
+Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
 
 
 class Measurement(NamedTuple):
@@ -75,10 +77,10 @@ def probe(
     name: str | None = None,
     tokens: int | None = TOKENS,
     length: int | None = None,
-    predictions: Sequence[str | Prediction] | None = None,
+    predictions: Wanted = None,
     twin: float = SHARE,
     seed: int = 0,
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Findings:
     """What a model says about the theory: every prediction, measured on a text, with nulls and intervals.
 
@@ -94,7 +96,7 @@ def probe(
         length: of a window of tokens at most.
         predictions: names of those to measure, or files of your own (docs/adding_a_prediction.md); all by default.
         twin: the part of the windows that a twin with random weights reads too, one of each group at least; 0 for none.
-        progress: show a bar on standard error.
+        progress: True for a bar on standard error, or a function of the tokens read and the tokens to read.
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
     """
@@ -119,10 +121,10 @@ def measure(
     facts: Mapping[str, Any] | None = None,
     tokens: int | None = TOKENS,
     length: int | None = None,
-    predictions: Sequence[str | Prediction] | None = None,
+    predictions: Wanted = None,
     twin: float = SHARE,
     seed: int = 0,
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Measurement:
     """One pass of a model over documents, or inputs without a tokenizer, and of its twin over a part of them.
 
@@ -137,60 +139,81 @@ def measure(
     if tokenizer is None or reads_images(tokenizer):
         reading = Inputs(texts)
     else:
-        reading = batches(texts, tokenizer, tokens=tokens, length=length, padded=_padded(model), seed=seed)
+        reading = batches(texts, tokenizer, tokens=tokens, length=length, padded=tokens_of_a_batch(model), seed=seed)
     first = next(reading)
-    layout = trace(model, _placed(first, model).inputs)
-    large = _check_memory(model, layout, wanted, twin)
-    weights = weights_of(model, layout, _placed(first, model).inputs)
-    probed = Probed(name or type(model).__name__, layout, weights, seed)
-    bar = _Bar(tokens if progress else None, progress)
-    bar.tell(large)
-    kept: list[Batch] = []
+    inputs = placed(first, model).inputs
+    architecture = discover(model, inputs)
+    large = check_memory(model, architecture, wanted, twin=twin > 0)
+    if progress is True and large:
+        sys.stderr.write(f"{large}\n")
+    probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
+    show = reporter(progress, "tokens")
+    of_twin: list[Batch] = []
     state: dict[str, Any] = {}
     standing: list[Standing] = []
     begun = time.perf_counter()
-    with _patient() as asked:
+    with interruptible() as interrupted:
         for batch in chain([first], reading):
-            found, others = passed(model, layout, _placed(batch, model), wanted)
-            state = merge(state, found)
+            added, others = statistics_of(model, architecture, placed(batch, model), wanted)
+            state = merge(state, added)
             standing = greatest([*standing, *others])
-            part = _part(batch, twin, met={each.group for each in kept})
+            part = _part(batch, twin, met={each.group for each in of_twin})
             if part is not None:
-                kept.append(part)
-            bar.show(reading.report.tokens)
-            if asked():
+                of_twin.append(part)
+            show(reading.report.tokens, tokens or 0)
+            if interrupted():
                 break
+        show(reading.report.tokens, reading.report.tokens)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        other = None if not kept or not twin else _twin(model, kept, wanted, probed, asked)
+        other = None if not of_twin or not twin else _twin(model, of_twin, wanted, probed, interrupted)
         seconds["twin"] = time.perf_counter() - begun
-    bar.close()
     said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
     if isinstance(other, str):
         said["without_twin"], other = other, None
     stood = [each.token(probed.name, tokenizer) for each in standing]
-    return Measurement(probed, said, state, other, reading.report, stood, seconds, not asked())
+    return Measurement(probed, said, state, other, reading.report, stood, seconds, not interrupted())
 
 
-def evaluate(measured: Measurement, *, predictions: Sequence[str | Prediction] | None = None) -> Findings:
+def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
     """The findings of a measurement, without the model."""
     rows: list[Finding] = []
     claims: list[Claim] = []
-    model = measured.probed.name
+    declarations: dict[str, Declaration] = {}
+    model, other = measured.probed.name, measured.twin
     for prediction in chosen(predictions):
-        key = name_of(prediction)
+        key = prediction.name
         if key not in measured.state:
             continue
-        state = measured.state[key]
-        values = prediction.evaluate(state, measured.probed)
-        other = measured.twin
-        nulls = prediction.null(state, measured.probed, other and other._replace(state=other.state.get(key, {})))
-        judged = prediction.verdict(_joined(model, key, values, nulls))
+        state, probed = measured.state[key], replace(measured.probed, computed=Computed())
+        values = prediction.evaluate(state, probed)
+        twin = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
+        judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, twin)))
         rows += judged.findings
         low, high = _ends(judged)
         number = (judged.quantity, judged.value, low, high, judged.null)
-        claims.append(Claim(model, key, prediction.claim, *number, judged.verdict, judged.words, judged.note))
-    return Findings({model: measured.facts}, rows, claims, measured.tokens)
+        claim = prediction.declaration.claim
+        claims.append(Claim(model, key, claim, *number, judged.verdict, judged.words, judged.note))
+        declarations[key] = prediction.declaration
+    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
+
+
+def chosen(wanted: Wanted) -> list[Prediction]:
+    """The predictions of these names, those that files define, or these themselves; all that there are if None."""
+    known = {p.name: p for p in known_predictions()}
+    if wanted is None:
+        return list(known.values())
+    found = []
+    for each in wanted:
+        if isinstance(each, str) and each not in known:
+            remedy = f"They are {', '.join(known)}."
+            raise InputValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
+        prediction = known[each] if isinstance(each, str) else getattr(each, "PREDICTION", each)
+        if not isinstance(prediction, Prediction):
+            fact, remedy = type(each).__name__, "A file of your own defines PREDICTION."
+            raise InputTypeError(sentence("probe", "predictions must be names, files or Predictions", fact, remedy))
+        found.append(prediction)
+    return found
 
 
 def _ends(judged: Judgement) -> tuple[float, float]:
@@ -204,128 +227,6 @@ def _ends(judged: Judgement) -> tuple[float, float]:
     of = sorted((f for f in of if not math.isnan(f.value)), key=lambda f: f.value)
     two = of[(len(of) - 1) // 2 : len(of) // 2 + 1]
     return (fmean(f.low for f in two), fmean(f.high for f in two)) if two else (math.nan, math.nan)
-
-
-def name_of(prediction: Prediction) -> str:
-    """The name of a prediction: that of its file."""
-    return prediction.__name__.rpartition(".")[2]
-
-
-def passed(
-    model: nn.Module, layout: Layout, batch: Batch, predictions: Sequence[Prediction]
-) -> tuple[dict[str, Any], list[Standing]]:
-    """What one batch adds to every prediction, and its tokens that stand out.
-
-    A batch that does not fit into memory is passed in halves.
-    """
-    found = _fitting(model, layout, batch, predictions)
-    if found is not None:
-        return found
-    rows = len(batch.keys)
-    if rows == 1:
-        fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
-        remedy = "Pass a smaller length=, or another device."
-        raise InputRuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
-    gc.collect()  # what the pass that failed has left may hold itself
-    if batch.keys.is_cuda:
-        torch.cuda.empty_cache()
-    halves = [_rows(batch, list(range(rows // 2))), _rows(batch, list(range(rows // 2, rows)))]
-    one, other = (passed(model, layout, half, predictions) for half in halves)
-    return merge(one[0], other[0]), [*one[1], *other[1]]
-
-
-def _fitting(
-    model: nn.Module, layout: Layout, batch: Batch, predictions: Sequence[Prediction]
-) -> tuple[dict[str, Any], list[Standing]] | None:
-    """The same of a batch as it is; None if it does not fit into memory, with nothing of it left there."""
-    state: dict[str, Any] = {name_of(p): {} for p in predictions}
-    memory: dict[str, dict[str, Any]] = {name_of(p): {} for p in predictions}
-    faults: dict[str, Tensor] = {}
-    standing: list[Candidates] = []
-
-    def tell(event: Event | Finished) -> None:
-        if isinstance(event, Attended):
-            rows = real(batch, event).unsqueeze(1)
-            bad = torch.isnan(event.attention.log_normalizer) | torch.isposinf(event.attention.log_normalizer)
-            faults[event.layer] = (bad & rows).any(-1).any(0)
-            standing.extend(candidates(event, batch))
-        for prediction in predictions:
-            key = name_of(prediction)
-            found = prediction.statistics(event, batch, memory[key])
-            if found:
-                state[key] = merge(state[key], found)
-
-    try:
-        with follow(model, layout, tell), torch.no_grad():
-            output = model(**batch.inputs, **without_cache(model))
-        with torch.no_grad():
-            tell(Finished(output, batch.inputs))
-    except torch.OutOfMemoryError:
-        return None
-    _check_numbers(faults)
-    return state, resolved(standing, batch)
-
-
-def _check_memory(model: nn.Module, layout: Layout, predictions: Sequence[Prediction], twin: float) -> str:
-    """The matrices of the stream will fit; a sentence about them if they are large."""
-    names = {name_of(p) for p in predictions}
-    size = bytes_of(layout, names) + (bytes_of(layout, names - OF_WEIGHTS) if twin else 0)
-    if size < LARGE:
-        return ""
-    whole, words = _memory(next(model.parameters()).device), f"{size / 2**30:.1f} GiB of matrices of the stream"
-    if whole is not None and size > whole:
-        fact, there = f"{words}, of width {layout.width}", f"There are {whole / 2**30:.1f}"
-        remedy = f"{there}: choose predictions without tie, qk_geometry and linearity, or twin=0, or another device."
-        raise InputValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
-    return f"{words} will be kept."
-
-
-def _padded(model: nn.Module) -> int:
-    """Tokens of a batch: as many more on a GPU as it has room for, since there a batch costs the host the same time."""
-    device = next(model.parameters()).device
-    room = (_memory(device) or 0) // ROOM if device.type == "cuda" else 1
-    return PADDED * min(max(room, 1), MOST)
-
-
-def _memory(device: torch.device) -> int | None:
-    """The bytes of memory of a device; None if it does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    known = device.type == "cpu" and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else None
-
-
-def _check_numbers(faults: dict[str, Tensor]) -> None:
-    """Every log normaliser was a number; asked once for a batch, since a GPU waits for the answer."""
-    if not faults or not bool(torch.stack([bad.any() for bad in faults.values()]).any()):
-        return
-    layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
-    head = int(faults[layer].nonzero()[0, 0])
-    remedy = "Look for NaN in the weights; in half precision, load the model in float32."
-    raise InputValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
-
-
-def _twin(
-    model: nn.Module,
-    kept: list[Batch],
-    predictions: Sequence[Prediction],
-    probed: Probed,
-    asked: Callable[[], bool],
-) -> Twin | str:
-    """The same tokens through random weights of the same architecture, or why the model cannot be made anew."""
-    predictions = [p for p in predictions if name_of(p) not in OF_WEIGHTS]
-    try:
-        other = random_twin(model, seed=probed.seed)
-    except ValueError as refusal:
-        return str(refusal)
-    layout = trace(other, _placed(kept[0], other).inputs)
-    state: dict[str, Any] = {}
-    for batch in kept:
-        state = merge(state, passed(other, layout, _placed(batch, other), predictions)[0])
-        if asked():
-            break
-    weights = weights_of(other, layout, _placed(kept[0], other).inputs)
-    return Twin(state, Probed(f"{probed.name} with random weights", layout, weights, probed.seed))
 
 
 def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Measured]) -> list[Finding]:
@@ -342,36 +243,28 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
     return rows
 
 
-def chosen(wanted: Sequence[str | Prediction] | None) -> list[Prediction]:
-    """The predictions of these names, or these themselves; all that there are if None."""
-    known = {name_of(p): p for p in PREDICTIONS}
-    found = []
-    for each in known if wanted is None else wanted:
-        if isinstance(each, str) and each not in known:
-            remedy = f"They are {', '.join(known)}."
-            raise InputValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
-        found.append(known[each] if isinstance(each, str) else each)
-    return found
-
-
-def _placed(batch: Batch, model: nn.Module) -> Batch:
-    """The batch where the model is; a decoder beside an encoder reads the same text, shifted by its start."""
-    device = next(model.parameters()).device
-    inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
-    config = getattr(model, "config", None)
-    asks = "decoder_input_ids" in inspect.signature(model.forward).parameters and "input_ids" in inputs
-    if asks and getattr(config, "is_encoder_decoder", False):
-        ids = inputs["input_ids"]
-        given = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
-        start = next((token for token in given if token is not None), 0)
-        inputs["decoder_input_ids"] = torch.cat((torch.full_like(ids[:, :1], start), ids[:, :-1]), 1)
-    return batch._replace(inputs=inputs, keys=batch.keys.to(device))
-
-
-def _rows(batch: Batch, rows: list[int]) -> Batch:
-    inputs = {name: t[rows] for name, t in batch.inputs.items()}
-    names = [batch.names[row] for row in rows]
-    return Batch(inputs, batch.keys[rows], batch.group, names, batch.starts[rows])
+def _twin(
+    model: nn.Module,
+    of_twin: list[Batch],
+    predictions: Sequence[Prediction],
+    probed: Probed,
+    interrupted: Callable[[], bool],
+) -> Twin | str:
+    """The same tokens through random weights of the same architecture, or why the model cannot be made anew."""
+    predictions = [p for p in predictions if p.baseline == "statistics"]
+    try:
+        other = random_twin(model, seed=probed.seed)
+    except ValueError as refusal:
+        return str(refusal)
+    inputs = placed(of_twin[0], other).inputs
+    architecture = discover(other, inputs)
+    state: dict[str, Any] = {}
+    for batch in of_twin:
+        state = merge(state, statistics_of(other, architecture, placed(batch, other), predictions)[0])
+        if interrupted():
+            break
+    weights = weights_of(other, architecture, inputs)
+    return Twin(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
 
 
 def _part(batch: Batch, share: float, met: set[int]) -> Batch | None:
@@ -380,55 +273,4 @@ def _part(batch: Batch, share: float, met: set[int]) -> Batch | None:
     rows = (hashes.double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
     if not rows and share > 0 and batch.group not in met:
         rows = [0]
-    return _rows(batch, rows) if rows else None
-
-
-@contextmanager
-def _patient() -> Iterator[Callable[[], bool]]:
-    """Within this context Ctrl-C is a question, asked by the function given; a second one interrupts as ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.getsignal(signal.SIGINT)
-    asked: list[bool] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        asked.append(True)
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("\nFinishing this batch; once more to stop at once.\n")
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """Progress on standard error: tokens, tokens per second, time left."""
-
-    def __init__(self, tokens: int | None, shown: bool) -> None:
-        self._tokens, self._shown, self._begun = tokens, shown, time.perf_counter()
-
-    def tell(self, words: str) -> None:
-        """Something to know before it begins."""
-        if self._shown and words:
-            sys.stderr.write(f"{words}\n")
-
-    def show(self, done: int) -> None:
-        """So many tokens are read."""
-        if not self._shown:
-            return
-        rate = done / max(time.perf_counter() - self._begun, 1e-9)
-        text = f"{done:,} tokens, {rate:,.0f} per second"
-        if self._tokens is not None:
-            filled = min(40 * done // self._tokens, 40)
-            left = max(self._tokens - done, 0) / max(rate, 1e-9)
-            text = f"{'█' * filled}{'·' * (40 - filled)} {text}, {left:,.0f} s left"
-        sys.stderr.write(f"\r{text:<100}")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        """The line ends."""
-        if self._shown:
-            sys.stderr.write("\n")
+    return batch.rows(rows) if rows else None

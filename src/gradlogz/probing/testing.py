@@ -9,7 +9,12 @@ model and for each of the two questions by itself. Where an interval came from i
 those of Student's law with the fewest degrees of freedom that an interval has, one less than there are groups. The
 model: supported if more than half of its heads that can be judged are, refuted likewise, else undecided.
 
-Read next: predictions/entropy.py.
+Values of matrices alone have nulls that need no other model, those of random rotations:
+
+    band       mean ± z_.975 sd
+    p          2 Phi(-|z|),   z = (value - null) / sd        of both: the value's is that of its interval, 0 for a point
+
+Read next: predictions/entropy.py, predictions/tie.py.
 """
 
 import math
@@ -21,9 +26,12 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Tensor
-from .findings import Finding
-from .prediction import Measured, Ruling
-from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap, student_p, student_quantile
+from ..special.distributions import student_p, student_quantile
+from .judgement import Measured, Ruling
+from .records import Finding
+from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
+
+NORMAL = 1.959963984540054  # quantile .975
 
 
 class Bounds(NamedTuple):
@@ -135,6 +143,23 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
     sd = values.double().std() if h > 1 else values.new_tensor(0.0).double()
     arm = _quantile(max(h - 1, 1)) * float(sd) * math.sqrt(1 + 1 / h)
     return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
+
+
+def band(expected: float, deviation: float) -> tuple[float, float, float]:
+    """A null with the ends of its band of 95 %, of a normal law."""
+    return expected, expected - NORMAL * deviation, expected + NORMAL * deviation
+
+
+def outside(findings: Sequence[Finding]) -> list[bool]:
+    """Which values stand apart from their nulls, by Benjamini and Hochberg at 5 %; the sides are not told apart."""
+    value, low, null, high = (
+        torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
+        for name in ("value", "low", "null", "null_high")
+    )
+    own = (value - low) / student_quantile(torch.tensor(GROUPS - 1.0))
+    z = (value - null) / (own.square() + ((high - null) / NORMAL).square()).sqrt()
+    found: list[bool] = benjamini_hochberg(torch.erfc(z.abs() / math.sqrt(2))).tolist()
+    return found
 
 
 def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float) -> Tensor:

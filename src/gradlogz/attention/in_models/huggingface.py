@@ -21,8 +21,7 @@ from torch import nn
 from ..._errors import InputTypeError, MissingPackageError, sentence
 from ..._typing import Tensor
 from .intercepted_calls import of_interface
-from .interception import attention_layers, names_of
-from .observation import LAYERS
+from .interception import LAYERS, attention_layers, names_of
 
 NAME = "gradlogz"
 

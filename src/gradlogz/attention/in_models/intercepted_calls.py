@@ -18,18 +18,14 @@ from torch import nn
 from ..._errors import InputTypeError, sentence
 from ..._typing import Float, Tensor
 from ..functional import attend
-from ..layers.multihead import MultiheadAttention
 from ..result import Attention
+from .hidden_keys import hidden, visible_by_logits, visible_by_masks
 
 # As few values as the kernels for a GPU take.
 WIDTH = 16
 
 # The names under which layers keep the number of their heads.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead")
-
-
-# Logits and masks below this are of keys that are not to be seen: -1e4, the least number of a dtype, and between.
-HIDDEN = -9e3
 
 
 class Call(NamedTuple):
@@ -74,7 +70,7 @@ class Logits(NamedTuple):
     def attend(self, statistics: str = "scalar") -> Attention:
         """The statistics of the rows; the layer multiplies the values itself, so that the output is None."""
         wide = torch.promote_types(self.logits.dtype, torch.float32)
-        s = self.logits.to(wide).masked_fill(_hidden(self.logits), -torch.inf)
+        s = self.logits.to(wide).masked_fill(hidden(self.logits), -torch.inf)
         highest = s.amax(-1)
         seen = highest != -torch.inf  # NaN is seen, and stays NaN
         G = torch.where(seen, s.logsumexp(-1), -torch.inf)
@@ -182,22 +178,6 @@ def of_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "s
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
 
 
-def of_multihead(
-    module: nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,  # noqa: ARG001
-    attn_mask: Tensor | None = None,
-    average_attn_weights: bool = True,  # noqa: ARG001
-    is_causal: bool = False,
-) -> Call:
-    """A call of torch.nn.MultiheadAttention, projected once more: torch computes the whole layer in one function."""
-    layer = module if isinstance(module, MultiheadAttention) else MultiheadAttention.from_torch(module)
-    return of_attend(**layer.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal))
-
-
 def of_softmax(module: nn.Module, logits: Tensor) -> Logits:
     """The logits of a layer, its heads in the dimension before the queries.
 
@@ -214,16 +194,11 @@ def of_softmax(module: nn.Module, logits: Tensor) -> Logits:
     return Logits(logits if logits.ndim == 4 else logits.reshape(-1, *logits.shape[-3:]))
 
 
-def _hidden(logits: Tensor) -> Tensor:
-    """Where a large negative number was written, or added, for a key that is not to be seen."""
-    return logits < HIDDEN
-
-
 def _shut(mask: Tensor | None) -> Tensor | None:
     """A mask in which no key that is not to be seen has a finite number: it would be one for rows that see none."""
     if mask is None or not mask.is_floating_point():
         return mask
-    return mask.masked_fill(_hidden(mask), -torch.inf)
+    return mask.masked_fill(hidden(mask), -torch.inf)
 
 
 def _window(size: int, causal: bool) -> tuple[int, int]:
@@ -252,13 +227,8 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
 def visible(call: Call | Logits) -> Tensor | None:
     """[b, n]: keys that some query of their sequence may see; None if no mask says so."""
     if isinstance(call, Logits):
-        return (~_hidden(call.logits)).any(-2).any(1)
-    seen = None
-    for mask in (call.options.get("attn_mask"), call.options.get("bias")):
-        if mask is not None and mask.ndim == call.query.ndim == 4:
-            each = (mask if mask.dtype == torch.bool else ~_hidden(mask)).any(-2).any(1)
-            seen = each if seen is None else seen & each
-    return None if seen is None else seen.expand(max(len(call.query), len(call.key)), call.key.shape[2])
+        return visible_by_logits(call.logits)
+    return visible_by_masks((call.options.get("attn_mask"), call.options.get("bias")), call.query, call.key)
 
 
 def padding(call: Call | Logits) -> Tensor | None:

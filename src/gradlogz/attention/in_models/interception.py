@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from types import FrameType, TracebackType
@@ -32,8 +32,10 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
-from .intercepted_calls import Call, Logits, of_attend, of_interface, of_multihead, of_sdpa, of_softmax
+from .intercepted_calls import Call, Logits, of_attend, of_interface, of_sdpa, of_softmax
 
+# Class names of attention layers.
+LAYERS = r"(?i)attention|attn"
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 # What wrappers put before the name of a module: distributed training, sharding, checkpointing, compilation.
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)(?=\.|$)")
@@ -194,7 +196,8 @@ class Interception:
         if _is_torchs(module):
             self.note()
             with not_intercepted():
-                met = InterceptedCall(of_multihead(module, *args, **kwargs), None, frame.crosses)  # type: ignore[arg-type]
+                call = _of_multihead(module, *args, **kwargs)  # type: ignore[arg-type]
+                met = InterceptedCall(call, None, frame.crosses)
                 self.receiver.receive(name, met, again=in_backward())
         elif id(module) in self._expected and not in_backward():
             self.note()  # what it is part of is not missed once more
@@ -418,6 +421,31 @@ def _from_interface(
         return InterceptedCall(call, lambda found: (found.output.transpose(1, 2).contiguous(), None))
 
     return _hand(module, meet, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
+
+
+def _of_multihead(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,  # noqa: ARG001
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,  # noqa: ARG001
+    is_causal: bool = False,
+) -> Call:
+    """A call of torch.nn.MultiheadAttention, projected once more: torch computes the whole layer in one function."""
+    layer = module if isinstance(module, MultiheadAttention) else MultiheadAttention.from_torch(module)
+    return of_attend(**layer.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal))
+
+
+def numbered(layer: str, names: Mapping[str, Any]) -> str:
+    """The name of this call: the layer's, numbered from the second on."""
+    name, count = layer, 1
+    while name in names:
+        count += 1
+        name = f"{layer}#{count}"
+    return name
 
 
 def names_of(layers: tuple[str, ...]) -> str:

@@ -27,8 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
 from .head_summaries import Alert, HeadSums, MonitorRow, Thresholds, heads_of, merged, sums_of
-from .interception import Hook, InterceptedCall, Interception, Receiver, names_of
-from .observation import LAYERS, numbered
+from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
 class Monitor(Receiver):

@@ -22,9 +22,7 @@ from torch import nn
 from ..._errors import InputTypeError, InputValueError, sentence
 from ..._typing import Tensor
 from ..result import Attention
-from .interception import InterceptedCall, Interception, Receiver, names_of
-
-LAYERS = r"(?i)attention|attn"
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -101,15 +99,6 @@ class Observation(Mapping[str, Attention], Receiver):
             condition = "every attention layer must make a call that can be seen"
             remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
             raise RuntimeError(sentence("observe", condition, f"none from {names_of(missed)}", remedy))
-
-
-def numbered(layer: str, names: Mapping[str, Any]) -> str:
-    """The name of this call: the layer's, numbered from the second on."""
-    name, count = layer, 1
-    while name in names:
-        count += 1
-        name = f"{layer}#{count}"
-    return name
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from ..._errors import InputValueError, MissingPackageError, sentence
 from ..._typing import Tensor
 from ..statistics.hashing import group_of, hash_of
-from .text import Batch, Report
+from .batching import Batch, Report
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TOGETHER = 16  # images of a batch, before it is told apart into groups
@@ -63,7 +63,7 @@ class Inputs(Iterator[Batch]):
     def __init__(self, given: Iterable[Any]) -> None:
         self._report = Report(0, 0, 0, 0, 0, 0, 0, 0, 0)
         self._groups: set[int] = set()
-        self._pass = self._told_apart(given)
+        self._pass = self._by_group(given)
 
     @property
     def report(self) -> Report:
@@ -73,7 +73,7 @@ class Inputs(Iterator[Batch]):
     def __next__(self) -> Batch:
         return next(self._pass)
 
-    def _told_apart(self, given: Iterable[Any]) -> Iterator[Batch]:
+    def _by_group(self, given: Iterable[Any]) -> Iterator[Batch]:
         for number, entry in enumerate(given, start=1):
             names, inputs = entry if isinstance(entry, tuple) else (None, entry)
             whole = isinstance(inputs, Mapping) and inputs and all(isinstance(t, Tensor) for t in inputs.values())

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from ..._typing import Float, Tensor
 
 
-class Place(NamedTuple):
+class SumSite(NamedTuple):
     """A sum inside a pass: the innermost module that runs, which call of it, and which of its sums of that width."""
 
     module: str
@@ -45,9 +45,9 @@ class Sublayer(NamedTuple):
     reads: Norm | None
     closes: Norm | None
     follows: Norm | None
-    sum: Place
+    sum: SumSite
     stream: int
-    update: tuple[Place, int]
+    update: tuple[SumSite, int]
     norm_of_stream: Norm | None
 
     @property
@@ -58,7 +58,7 @@ class Sublayer(NamedTuple):
         return "pre" if self.reads is not None else "post" if self.follows is not None else "none"
 
 
-class Layout(NamedTuple):
+class Architecture(NamedTuple):
     """The sublayers of a model in the order of computation, and the width of its stream.
 
     attention: the layers of attention in the order of computation, whether or not their branch was recognised.

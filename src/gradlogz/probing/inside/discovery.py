@@ -3,7 +3,7 @@
     y = x + u(N(x))      a sum is residual if x is an ancestor of u and matrices lie between them
     y = N(x + u(x))      the same with the norm behind it; also N(u), and sums of several u
 
-No table of architectures is asked. Every function of torch that is called makes a node, whose parents are its tensors;
+There is no table of architectures. Every function of torch that is called makes a node, whose parents are its tensors;
 a sublayer is what lies between the two operands of a residual sum: attention where a call of attention does,
 else feed-forward. A norm is a module of vectors alone whose output does not change when its input is made longer.
 
@@ -21,30 +21,30 @@ from torch.overrides import TorchFunctionMode
 from ..._errors import InputRuntimeError, sentence
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.interception import InterceptedCall, Interception, Receiver
-from ...attention.in_models.observation import LAYERS, numbered
+from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, numbered
 from ...attention.result import Attention
-from .architecture import Layout, Norm, Place, Sublayer
+from .architecture import Architecture, Norm, Sublayer, SumSite
+from .events import LayerCall
 from .hooks import Running, operands, settled, tensors, watched, without_cache, writes
 from .norms import norm_of
-from .reprojection import Ask, ask_of
+from .reprojection import layer_call_of, reproduces
 
 ROWS, TOKENS = 64, 3  # of the traced batch: rows enough to find a matrix in few passes, tokens enough for a mask
 
 
-def trace(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) -> Layout:
-    """The layout of a model, from one pass over a small batch that is cut from these inputs."""
+def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYERS) -> Architecture:
+    """The architecture of a model, from one pass over a small batch that is cut from these inputs."""
     small = cut(inputs)
     graph = _Graph()
     receiver = _Calls(graph)
     with torch.no_grad(), settled(model):
         with watched(model, graph), graph, Interception(model, receiver, layers=layers):
             model(**small, **without_cache(model))
-        parted = frozenset(name for name, asked in receiver.asked.items() if _parted(*asked, layers))
+        parted = frozenset(name for name, projected in receiver.projected.items() if _parted(*projected, layers))
     if not receiver.calls:
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise InputRuntimeError(sentence("trace", "the model must compute attention", "a pass without any", remedy))
-    return _layout(graph, receiver)._replace(parted=parted)
+        raise InputRuntimeError(sentence("discover", "the model must compute attention", "a pass without any", remedy))
+    return _architecture(graph, receiver)._replace(parted=parted)
 
 
 def cut(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,9 @@ class _Calls(Receiver):
         self.graph = graph
         self.calls: dict[str, set[int]] = {}
         self.outputs: dict[str, Tensor] = {}  # of the heads, side by side
-        self.asked: dict[str, tuple[Ask, Tensor]] = {}  # the layers with their arguments, and the queries they made
+        self.projected: dict[
+            str, tuple[LayerCall, Tensor]
+        ] = {}  # the layers with their arguments, and the queries they made
 
     def begin(self) -> bool:
         """Every pass is looked at."""
@@ -219,9 +221,10 @@ class _Calls(Receiver):
         if isinstance(met.call, Call):
             with torch._C.DisableTorchFunction():
                 self.outputs[name] = met.call.attend("none").output.transpose(1, 2).flatten(2)
-            ask = ask_of(*self.graph.arguments[layer], len(met.call.query)) if layer in self.graph.arguments else None
-            if ask is not None:
-                self.asked[name] = (ask, met.call.query)
+            given_to = self.graph.arguments.get(layer)
+            layer_call = None if given_to is None else layer_call_of(*given_to, len(met.call.query))
+            if layer_call is not None:
+                self.projected[name] = (layer_call, met.call.query)
         return None
 
     def finish(self, missed: tuple[str, ...]) -> None:
@@ -244,7 +247,7 @@ class _Branch(NamedTuple):
         return self.update[0].nodes[self.update[1]]
 
 
-def _layout(graph: _Graph, receiver: _Calls) -> Layout:
+def _architecture(graph: _Graph, receiver: _Calls) -> Architecture:
     for name, nodes in receiver.calls.items():
         module, _, call = name.partition("#")
         nodes.update(ran.result for ran in graph.ran if ran.name == module and ran.call == int(call or 1))
@@ -280,14 +283,14 @@ def _layout(graph: _Graph, receiver: _Calls) -> Layout:
         )
         found.append(sublayer)
     outputs = {layer: home for layer, o in receiver.outputs.items() if (home := _taker(graph, o, width)) is not None}
-    return Layout(tuple(found), width, tuple(receiver.calls), outputs, frozenset())
+    return Architecture(tuple(found), width, tuple(receiver.calls), outputs, frozenset())
 
 
-def _parted(ask: Ask, query: Tensor, layers: str) -> bool:
-    """Whether a layer can be asked about tokens alone: it makes the queries of two of each sequence, of any places."""
-    b, n = ask.given.shape[:2]
+def _parted(layer_call: LayerCall, query: Tensor, layers: str) -> bool:
+    """Whether a layer can be run on tokens alone: it makes the queries of two of each sequence, of any places."""
+    b, n = layer_call.given.shape[:2]
     index = (torch.arange(b, device=query.device).unsqueeze(-1) + torch.arange(2, device=query.device)) % n
-    return query.shape[2] == n and ask.answers(query, index, layers=layers)
+    return query.shape[2] == n and reproduces(layer_call, query, index, layers=layers)
 
 
 def _taker(graph: _Graph, heads: Tensor, width: int) -> str | None:
@@ -304,14 +307,14 @@ def _taker(graph: _Graph, heads: Tensor, width: int) -> str | None:
     return None
 
 
-def _places(graph: _Graph, width: int) -> dict[int, Place]:
+def _places(graph: _Graph, width: int) -> dict[int, SumSite]:
     """The place of each sum, counted among those of the width of the stream in its module."""
     counts: dict[tuple[str, int], int] = defaultdict(int)
     found = {}
     for sum_ in graph.sums:
         if graph.values[sum_.result].shape[-1] == width:
             counts[sum_.here] += 1
-            found[id(sum_)] = Place(*sum_.here, counts[sum_.here])
+            found[id(sum_)] = SumSite(*sum_.here, counts[sum_.here])
     return found
 
 

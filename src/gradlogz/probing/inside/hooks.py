@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..._typing import Tensor
-from .architecture import Place
+from .architecture import SumSite
 
 SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 
@@ -61,11 +61,11 @@ class Running:
             self.stack.pop()  # left by an error that was caught
         return self.stack.pop()
 
-    def summed(self) -> Place:
+    def summed(self) -> SumSite:
         """The place of the sum that is made now."""
         here = self.stack[-1] if self.stack else ("", 1)
         self.sums[here] += 1
-        return Place(*here, self.sums[here])
+        return SumSite(*here, self.sums[here])
 
 
 def operands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:

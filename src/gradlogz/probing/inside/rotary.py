@@ -15,55 +15,23 @@ Read next: ../predictions/observables/attention_distance.py (the weights w), wei
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from ..._typing import Float, Int, Tensor
-from .reprojection import Ask
+from .events import LayerCall
+from .head_weights import Turning
+from .reprojection import call_on
 
-OVER = ", over distances"  # behind the names of quantities of the average form
-STILL = "share that does not turn"
 DRAWS = 4  # tokens that a layer is asked about
 MOVED = 16.0  # units of rounding by which a coordinate must move to be one that turns
 OPPOSED = 0.9  # cosine of the gains in square of a pair, with the sign changed
 
 
-class Turning(NamedTuple):
-    """The coordinates first[i] and second[i] turn by distance * angle[i], from the first to the second; others stay."""
-
-    first: Int[Tensor, " k"]
-    second: Int[Tensor, " k"]
-    angle: Float[Tensor, " k"]
-    size: int
-
-    def matrix(self, cosine: Float[Tensor, "*b k"], sine: Float[Tensor, "*b k"]) -> Float[Tensor, "*b d d"]:
-        """The matrix on rows, [d, d], of turns with these cosines and sines, or of averages of them."""
-        R = torch.eye(self.size, dtype=cosine.dtype).repeat(*cosine.shape[:-1], 1, 1)
-        i, j = self.first, self.second
-        R[..., i, i] = R[..., j, j] = cosine
-        R[..., i, j] = sine
-        R[..., j, i] = -sine
-        return R
-
-    @property
-    def still(self) -> Int[Tensor, " s"]:
-        """The coordinates that stay, by rounding, as far as a window goes."""
-        turned = torch.zeros(self.size, dtype=torch.bool)
-        turned[self.first] = turned[self.second] = True
-        return (~turned).nonzero().squeeze(-1)
-
-    def error(self, found: Float[Tensor, "t p d"], places: Int[Tensor, " p"]) -> float:
-        """How far vectors at these places are from those at the first place, turned: over the longest of them."""
-        phase = (places - places[0]).unsqueeze(-1) * self.angle
-        expected = torch.einsum("td,pde->tpe", found[:, 0], self.matrix(phase.cos(), phase.sin()))
-        return float((expected - found).norm(dim=-1).max() / found.norm(dim=-1).max())
-
-
-def turning_of(ask: Ask, other: Ask, *, layers: str, rounding: float) -> Turning | str:
+def turning_of(layer_call: LayerCall, other: LayerCall, *, layers: str, rounding: float) -> Turning | str:
     """How a layer turns its queries and keys, asked in two windows of different lengths; or why that is not known."""
-    unit = torch.finfo(ask.given.dtype).eps
-    window, small = _answers(ask, layers), _answers(other, layers)
+    unit = torch.finfo(layer_call.given.dtype).eps
+    window, small = _answers(layer_call, layers), _answers(other, layers)
     if window is None or small is None:
         return "it computes its own logits"
     found, places = window
@@ -77,26 +45,14 @@ def turning_of(ask: Ask, other: Ask, *, layers: str, rounding: float) -> Turning
     return turning
 
 
-def still_share(
-    turning: Turning, query: Float[Tensor, "h D d"], key: Float[Tensor, "h D d"]
-) -> Float[Tensor, " h"] | None:
-    """|M_s|² / (|M_s|² + |M_t|²) of the parts of W_q W_kᵀ that stay and turn; None where all or none turns."""
-    still = turning.still
-    if len(still) in (0, turning.size):
-        return None
-    rest = torch.cat((turning.first, turning.second))
-    parts = [((query[..., c].mT @ query[..., c]) * (key[..., c].mT @ key[..., c])).sum((-2, -1)) for c in (still, rest)]
-    return parts[0] / (parts[0] + parts[1])
-
-
-def _answers(ask: Ask, layers: str) -> tuple[Tensor, Tensor] | None:
+def _answers(layer_call: LayerCall, layers: str) -> tuple[Tensor, Tensor] | None:
     """Queries and keys [t, p, d] of a few tokens, each at many places [p] of the window, the first among them."""
-    n, width = ask.given.shape[1:]
+    n, width = layer_call.given.shape[1:]
     places = torch.tensor(sorted({0, n - 1, *(2**k for k in range(max(n - 1, 1).bit_length()) if 2**k < n)}))
-    tokens = torch.randn(DRAWS, width, generator=torch.Generator().manual_seed(0)).to(ask.given)
+    tokens = torch.randn(DRAWS, width, generator=torch.Generator().manual_seed(0)).to(layer_call.given)
     found = []
     for token in tokens:
-        call = ask.call(token.expand_as(ask.given).contiguous(), layers=layers)
+        call = call_on(layer_call, token.expand_as(layer_call.given).contiguous(), layers=layers)
         if call is None:
             return None
         found += [t[0, :, places].double().cpu() for t in (call.query, call.key)]

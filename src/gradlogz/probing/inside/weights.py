@@ -15,149 +15,120 @@ the matrices.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..._typing import Float, Tensor
-from ...attention.in_models.intercepted_calls import Call, Logits
-from ...attention.in_models.observation import LAYERS
-from .architecture import Layout, Norm
-from .capturing import Attended, Event, capture, follow
+from ..._typing import Tensor
+from ...attention.in_models.intercepted_calls import Call
+from ...attention.in_models.interception import LAYERS
+from .architecture import Architecture
 from .discovery import cut
+from .events import Attended, AttentionArguments, Event, LayerCall
+from .following import follow
+from .head_weights import HeadWeights, Turning
 from .hooks import settled, without_cache
 from .norms import norm_of
-from .reprojection import Ask
-from .rotary import Turning, turning_of
+from .reprojection import call_on
+from .rotary import turning_of
 
 ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
 
 
-class HeadWeights(NamedTuple):
-    """The matrices of the heads of one layer, in float64 on the CPU; heads that share keys have them each.
-
-    norm: the norm whose output the layer reads, None if it reads the stream as it is.
-    rotary: whether queries and keys are turned by their positions.
-    normalized: whether they are divided by their lengths, so that the matrices give their directions alone.
-    turning: by which angles, if rotary, or the reason why there are none; None if not rotary.
-    """
-
-    query: Float[Tensor, "h D d"]
-    query_bias: Float[Tensor, "h d"]
-    key: Float[Tensor, "h D d"]
-    key_bias: Float[Tensor, "h d"]
-    value: Float[Tensor, "h D v"]
-    value_bias: Float[Tensor, "h v"]
-    output: Float[Tensor, "h v D"] | None
-    scale: float
-    norm: Norm | None
-    rotary: bool
-    normalized: bool
-    turning: Turning | str | None = None
-
-    @property
-    def folded(self) -> "HeadWeights":
-        """The same with the gain and the bias of the norm inside: they act on tokens that are only normalised."""
-        if self.norm is None:
-            return self
-        gain, shift = self.norm.gain.unsqueeze(-1), self.norm.bias
-
-        def bias(W: Tensor, b: Tensor) -> Tensor:
-            return b + torch.einsum("e,hed->hd", shift, W)
-
-        return self._replace(
-            query=gain * self.query, query_bias=bias(self.query, self.query_bias),
-            key=gain * self.key, key_bias=bias(self.key, self.key_bias),
-            value=gain * self.value, value_bias=bias(self.value, self.value_bias), norm=None,
-        )  # fmt: skip
-
-
 def weights_of(
-    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], *, layers: str = LAYERS
+    model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any], *, layers: str = LAYERS
 ) -> dict[str, HeadWeights | str]:
     """The matrices of every attention layer, or the reason why it has none."""
-    found = capture(model, cut(inputs), layout=layout, statistics="none", layers=layers)
+    found: dict[str, Attended] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Attended):
+            found[event.layer] = event
+
+    with follow(model, architecture, keep, statistics="none", layers=layers):
+        model(**cut(inputs), **without_cache(model))
     with torch.no_grad(), settled(model):
-        weights = {layer: _weights(model, layout, attended, layers) for layer, attended in found.attention.items()}
+        weights = {layer: _weights(model, architecture, attended, layers) for layer, attended in found.items()}
         turned = {
-            layer: attended.ask
-            for layer, attended in found.attention.items()
-            if isinstance(w := weights[layer], HeadWeights) and w.rotary and attended.ask is not None
+            layer: attended.layer_call
+            for layer, attended in found.items()
+            if isinstance(w := weights[layer], HeadWeights) and w.rotary and attended.layer_call is not None
         }
-        for layer, turning in _turnings(model, layout, inputs, turned, layers).items():
+        for layer, turning in _turnings(model, architecture, inputs, turned, layers).items():
             weights[layer] = weights[layer]._replace(turning=turning)  # type: ignore[union-attr]
     return weights
 
 
 def _turnings(
-    model: nn.Module, layout: Layout, inputs: Mapping[str, Any], small: Mapping[str, Ask], layers: str
+    model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any], small: Mapping[str, LayerCall], layers: str
 ) -> dict[str, Turning | str]:
-    """How layers turn queries and keys: asked in a window of the inputs, checked in the small one."""
-    asks: dict[str, Ask] = {}
+    """How layers turn queries and keys: found in a window of the inputs, checked in the small one."""
+    found: dict[str, LayerCall] = {}
 
     def keep(event: Event) -> None:
-        if isinstance(event, Attended) and event.layer in small and event.ask is not None:
-            asks[event.layer] = event.ask
+        if isinstance(event, Attended) and event.layer in small and event.layer_call is not None:
+            found[event.layer] = event.layer_call
 
     if small:
         row = {name: t[:1] if isinstance(t, Tensor) and t.ndim else t for name, t in inputs.items()}
-        with follow(model, layout, keep, statistics="none", layers=layers):
+        with follow(model, architecture, keep, statistics="none", layers=layers):
             model(**row, **without_cache(model))
-    return {layer: turning_of(ask, small[layer], layers=layers, rounding=_rounding(ask)) for layer, ask in asks.items()}
+    return {
+        layer: turning_of(call, small[layer], layers=layers, rounding=_rounding(call)) for layer, call in found.items()
+    }
 
 
-def _rounding(ask: Ask) -> float:
-    return max(ROUNDING, UNITS * torch.finfo(ask.given.dtype).eps)
+def _rounding(layer_call: LayerCall) -> float:
+    return max(ROUNDING, UNITS * torch.finfo(layer_call.given.dtype).eps)
 
 
-def _weights(model: nn.Module, layout: Layout, attended: Attended, layers: str) -> HeadWeights | str:
-    ask, call = attended.ask, attended.call
-    if isinstance(call, Logits):
+def _weights(model: nn.Module, architecture: Architecture, attended: Attended, layers: str) -> HeadWeights | str:
+    layer_call, call = attended.layer_call, attended.call
+    if not isinstance(call, AttentionArguments):
         return "it computes its own logits"
-    if ask is None:
+    if layer_call is None:
         return "what it reads was not found among its arguments"
 
     def answer(tokens: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values [rows, h, d] of tokens at the first position."""
-        new = [None if t is None else torch.zeros_like(t) for t in (ask.given, ask.source)]
+        new = [None if t is None else torch.zeros_like(t) for t in (layer_call.given, layer_call.source)]
         for t in new:
             if t is not None:
                 t[: len(tokens), 0] = tokens.to(t)
-        answered = ask.call(*new, layers=layers)  # type: ignore[arg-type]
+        answered = call_on(layer_call, *new, layers=layers)  # type: ignore[arg-type]
         return tuple(t[: len(tokens), :, 0].double().cpu() for t in answered[:3])  # type: ignore[index]
 
     with ExitStack() as stack:
-        width, rows = ask.given.shape[-1], len(ask.given)
-        rounding = _rounding(ask)
+        width, rows = layer_call.given.shape[-1], len(layer_call.given)
+        rounding = _rounding(layer_call)
         matrices = _affine(answer, width, rows, rounding)
         normalized = matrices is None
         if normalized:
-            for module in ask.module.modules():
-                if (hook := _gain(module, ask.given)) is not None:
+            for module in layer_call.module.modules():
+                if (hook := _gain(module, layer_call.given)) is not None:
                     stack.callback(module.register_forward_hook(hook).remove)
             matrices = _affine(answer, width, rows, rounding)
         if matrices is None:
             return "its queries or keys are not affine in what it reads"
         h = call.query.shape[1]
         (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
-        again = ask.call(ask.given, ask.source, layers=layers)
-    tokens = (ask.given, ask.given if ask.source is None else ask.source)
+        again = call_on(layer_call, layer_call.given, layer_call.source, layers=layers)
+    tokens = (layer_call.given, layer_call.given if layer_call.source is None else layer_call.source)
     rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk), rounding)
     if rotary is None:
         return "its logits are not those of its matrices"
     sublayer = attended.sublayer
     norm = None if sublayer is None else sublayer.reads or sublayer.norm_of_stream
-    scale = float(call.options.get("scale") or call.query.shape[-1] ** -0.5)
-    home = layout.outputs.get(attended.layer)
-    if home is None and isinstance(ask.module, nn.MultiheadAttention):
+    home = architecture.outputs.get(attended.layer)
+    if home is None and isinstance(layer_call.module, nn.MultiheadAttention):
         home = f"{attended.layer.partition('#')[0]}.out_proj"
     out = None
     if home is not None:
-        unit = torch.eye(h * Wv.shape[-1]).to(ask.given)
+        unit = torch.eye(h * Wv.shape[-1]).to(layer_call.given)
         module = model.get_submodule(home)
         out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
-    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, scale, norm, rotary, normalized)
+    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, call.scale, norm, rotary, normalized)
 
 
 def _affine(answer: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:

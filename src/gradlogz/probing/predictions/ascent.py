@@ -3,91 +3,135 @@
     G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens
 
-The sublayer is a step of ascent if its weights are tied (theory E7); a trained layer need not be one. A gain of 1 is as
-good as the gradient of the same length. G is convex in the query, so that its rising for most tokens says nothing; what
-counts is the gain beyond that of the update of another token of the same text (permuted). The reversed update and a
-random direction are told beside it. The log normaliser of rows that see one key is linear; they are kept.
-
-Measured on one token in sixteen, the same ones in every layer (observables/attention_rows.py), which see all their
-keys. A layer supports the claim if its gain lies above 0.05 and above that of permuted updates; it refutes it if it
-lies below 0 or below those.
-
 Read next: tie.py (the weights that would make it exact), ../inside/reprojection.py (how moved tokens are read).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.intercepted_calls import WIDTH
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event, Passed
-from ..inside.reprojection import Ask
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..statistics import bootstrap, sums_of
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
+from ..inside.reprojection import at_tokens, queries_of
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import Sums, bootstrap, sums_of
 from ..testing import Bounds, count, judge, measured
 from .observables.attention_rows import applies, at, chosen, log_weights_of
-
-claim = "An attention sublayer moves tokens up the log normaliser of its keys."
-formula = "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
-refutes = "A gain that is not above that of the update of another token, or is negative."
 
 PART = 16  # one token in so many
 LEAST = 0.05  # of the best gain: what is worth calling an ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
 
+GAIN, RISES = "gain", "share of tokens that rise"
+
+FORMULAS = """\
+    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
+    gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens"""
+
+DECLARATION = Declaration(
+    title="Ascent of the log normaliser",
+    claim="An attention sublayer moves tokens up the log normaliser of its keys.",
+    formula=(
+        "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
+    ),
+    refutes="A gain that is not above that of the update of another token, or is negative.",
+    method=(
+        FORMULAS,
+        "The sublayer is a step of ascent if its weights are tied (theory E7); a trained layer need not be one. A gain "
+        "of 1 is as good as the gradient of the same length. G is convex in the query, so that its rising for most "
+        "tokens says nothing; what counts is the gain beyond that of the update of another token of the same text "
+        "(permuted). The reversed update and a random direction are told beside it. The log normaliser of rows that "
+        "see one key is linear; they are kept.",
+        f"Measured on one token in {PART}, the same ones in every layer, which see all their keys.",
+    ),
+    decision_rule=(
+        f"A layer supports the claim if its gain lies above {LEAST:g} and above that of permuted updates; it refutes "
+        "it if it lies below 0 or below those."
+    ),
+    quantities={
+        GAIN: Quantity("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
+        "gain, permuted": Quantity("1", "ΔG(D of another token) / ΔG(|D| ∇G/|∇G|)"),
+        "gain, reversed": Quantity("1", "ΔG(−D) / ΔG(|D| ∇G/|∇G|)"),
+        "gain, random": Quantity("1", "ΔG(random, |D| long) / ΔG(|D| ∇G/|∇G|)"),
+        RISES: Quantity("share of tokens", "P(ΔG(D) > 0)"),
+    },
+)
+
 
 class _Layer(NamedTuple):
-    """A layer, and what it told of the chosen tokens."""
+    """A layer, and what it computed of the chosen tokens; of the arguments of its call what their queries meet.
 
-    ask: Ask
+    attn_mask: bias and mask of these tokens.
+    """
+
+    layer_call: LayerCall
     places: Int[Tensor, "b r"]
     valid: Bool[Tensor, "b r"]
     real: Bool[Tensor, "b n"]
     key: Float[Tensor, "b hk n d"]
-    options: dict[str, Any]
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+    enable_gqa: bool
+    attn_mask: Tensor | None
     log_normalizer: Float[Tensor, "b h r"]
     key_mean: Float[Tensor, "b h r d"] | None
 
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+class _Moved(NamedTuple):
+    """The stream and the update of the chosen tokens, and the updates of others."""
+
+    stream: Float[Tensor, "b r D"]
+    update: Float[Tensor, "b r D"]
+    other: Float[Tensor, "b r D"]
+
+
+@dataclass
+class _Memory:
+    layers: dict[str, _Layer] = field(default_factory=dict)
+    moved: dict[str, _Moved] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Sums] | None:
     """Changes of G, summed over the chosen tokens of each row."""
-    layers: dict[str, _Layer] = memory.setdefault("layers", {})
-    moved: dict[str, list[Tensor]] = memory.setdefault("moved", {})
+    memory = batch_pass.memory(_Memory)
     if isinstance(event, Attended):
-        if event.ask is not None and applies(event, batch) and not event.crosses:
-            layers[event.layer] = _layer(event, event.ask, *chosen(event, batch, memory, 1 / PART), real(batch, event))
-    elif isinstance(event, Passed) and event.sublayer.name in layers:
-        layer = layers[event.sublayer.name]
+        if event.layer_call is not None and applies(event, batch_pass) and not event.crosses:
+            memory.layers[event.layer] = _layer(event, event.layer_call, batch_pass)
+    elif isinstance(event, Passed) and event.sublayer.name in memory.layers:
+        layer = memory.layers[event.sublayer.name]
         if event.stream.shape[:2] == layer.real.shape:
             others = _others(layer.places, layer.real)
             pairs = ((event.stream, layer.places), (event.update, layer.places), (event.update, others))
-            moved[event.sublayer.name] = [_taken(t, places) for t, places in pairs]
-    elif isinstance(event, Finished):
-        found = {name: _changes(layers[name], *each) for name, each in moved.items()}
-        return {name: sums_of(columns, batch.keys) for name, columns in found.items() if columns is not None}
+            memory.moved[event.sublayer.name] = _Moved(*(_taken(t, places) for t, places in pairs))
+    elif isinstance(event, ForwardOutput):
+        found = {name: _changes(memory.layers[name], *each) for name, each in memory.moved.items()}
+        return {name: sums_of(columns, batch_pass.documents) for name, columns in found.items() if columns is not None}
     return None
 
 
-def _layer(event: Attended, ask: Ask, places: Tensor, valid: Tensor, known: Tensor) -> _Layer:
-    call, a = event._call(), event.attention
-    options: dict[str, Any] = {
-        name: call.options[name] for name in ("scale", "softcap", "sinks", "enable_gqa") if name in call.options
-    }
-    options["attn_mask"] = log_weights_of(event, places)
-    mean = None if options.get("softcap") is not None or a.key_mean is None else at(a.key_mean, places)
+def _layer(event: Attended, layer_call: LayerCall, batch_pass: BatchPass) -> _Layer:
+    call, a = event.arguments, event.attention
+    places, valid = chosen(event, batch_pass, 1 / PART)
+    mean = None if call.softcap is not None or a.key_mean is None else at(a.key_mean, places)
     G = at(a.log_normalizer.unsqueeze(-1), places).squeeze(-1)
-    return _Layer(ask.some(places), places, valid, known, call.key, options, G, mean)
+    return _Layer(
+        at_tokens(layer_call, places), places, valid, batch_pass.real(event), call.key, call.scale, call.softcap,
+        call.sinks, call.enable_gqa, log_weights_of(event, places), G, mean,
+    )  # fmt: skip
 
 
 def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor, "b k"] | None:
-    """The columns, summed over the chosen tokens of each row; None if the layer cannot be asked."""
+    """The columns, summed over the chosen tokens of each row; None if the layer computes its own logits."""
     g = _gradient(layer, x)
     if g is None:
         return None
@@ -101,9 +145,9 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
             "reversed": -D,
             "random": random * (length / random.norm(dim=-1, keepdim=True)),
         }
-        # All steps are asked for at once, as further tokens of the same places.
-        q = layer.ask.queries(x + torch.stack(list(steps.values())))
-        G = layer.log_normalizer.masked_fill(layer.log_normalizer == -torch.inf, 0.0).sum(1) / _scale(layer)
+        # All steps are computed at once, as further tokens of the same places.
+        q = queries_of(layer.layer_call, x + torch.stack(list(steps.values())))
+        G = layer.log_normalizer.masked_fill(layer.log_normalizer == -torch.inf, 0.0).sum(1) / layer.scale
         change = dict(zip(steps, (_log_normalizers(layer, q, len(steps)) - G).double(), strict=True))  # type: ignore[arg-type]
         change["rises"] = (change["own"] > 0).double()
         change["tokens"] = torch.ones_like(change["own"])
@@ -114,7 +158,7 @@ def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"
     """Of G in the stream: that in a query is the attended mean of the keys, but for a soft cap."""
     with torch.enable_grad():
         moved = x.detach().requires_grad_()
-        q = layer.ask.queries(moved.unsqueeze(0))
+        q = queries_of(layer.layer_call, moved.unsqueeze(0))
         if q is None:
             return None
         if layer.key_mean is None:
@@ -132,17 +176,20 @@ def _random(shape: torch.Size, device: torch.device) -> Tensor:
 
 def _log_normalizers(layer: _Layer, query: Float[Tensor, "b h kr d"], versions: int) -> Float[Tensor, "k b r"]:
     """sum_h G_h / beta of every version of the chosen tokens."""
-    options = dict(layer.options)
-    mask = options["attn_mask"]
-    options["attn_mask"] = None if mask is None else mask.repeat(1, 1, versions, 1)
-    value = layer.key[..., :WIDTH]  # only the log normaliser is wanted
-    G = attend(query, layer.key, value, statistics="none", **options).log_normalizer
-    G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / _scale(layer)
+    mask = layer.attn_mask
+    G = attend(
+        query,
+        layer.key,
+        layer.key[..., :WIDTH],  # only the log normaliser is wanted
+        attn_mask=None if mask is None else mask.repeat(1, 1, versions, 1),
+        scale=layer.scale,
+        softcap=layer.softcap,
+        sinks=layer.sinks,
+        enable_gqa=layer.enable_gqa,
+        statistics="none",
+    ).log_normalizer
+    G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / layer.scale
     return G.unflatten(1, (versions, -1)).transpose(0, 1)
-
-
-def _scale(layer: _Layer) -> float:
-    return float(layer.options.get("scale") or layer.key.shape[-1] ** -0.5)
 
 
 def _taken(t: Float[Tensor, "b n D"], places: Int[Tensor, "b r"]) -> Float[Tensor, "b r D"]:
@@ -156,49 +203,51 @@ def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tenso
     return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:  # noqa: ARG001
     """The gain of every layer, its controls, and the share of tokens for which G rises."""
     return [
         row
         for layer, sums in state.items()
-        for quantity, of in QUANTITIES.items()
+        for quantity, of in RATIOS.items()
         for row in measured(layer, quantity, bootstrap(of, sums), sums.totals[0, 0])
     ]
 
 
-def _over(name: str, whole: str) -> Any:
+def _over(name: str, whole: str) -> Callable[[Tensor], Tensor]:
     return lambda totals: totals[..., COLUMNS.index(name)] / totals[..., COLUMNS.index(whole)]
 
 
-QUANTITIES: dict[str, Any] = {
-    "gain": _over("own", "best"),
+RATIOS = {
+    GAIN: _over("own", "best"),
     **{f"gain, {name}": _over(name, "best") for name in CONTROLS},
-    "share of tokens that rise": _over("rises", "tokens"),
+    RISES: _over("rises", "tokens"),
 }
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, Sums], model: Probed, twin: Twin[dict[str, Sums]] | None) -> list[Measured]:  # noqa: ARG001
     """The gain of permuted updates; the share of tokens that rise in the random twin."""
-    rises = "share of tokens that rise"
     found = [
         row
         for layer, sums in state.items()
-        for row in measured(layer, "gain", bootstrap(QUANTITIES["gain, permuted"], sums), 0)
+        for row in measured(layer, GAIN, bootstrap(RATIOS["gain, permuted"], sums), 0)
     ]
     others = {} if twin is None else twin.state
     return found + [
-        row for layer, sums in others.items() for row in measured(layer, rises, bootstrap(QUANTITIES[rises], sums), 0)
+        row for layer, sums in others.items() for row in measured(layer, RISES, bootstrap(RATIOS[RISES], sums), 0)
     ]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Layer by layer, and the model by the majority of its layers."""
-    judged = judge(findings, "gain", lambda f: Bounds(max(LEAST, f.null_high), max(0.0, f.null_low)))
-    c = count(judged, "gain")
+    judged = judge(findings, GAIN, lambda f: Bounds(max(LEAST, f.null_high), max(0.0, f.null_low)))
+    c = count(judged, GAIN)
     words = "Nothing was measured: no layer lets its queries be asked for, or the text is too short."
     if c.judged:
         words = (
             f"The update of the middle layer gains {c.value:z.2f} of the best step of its length, that of another "
             f"token {c.null:z.2f}; {c.supported} of {c.judged} layers climb, {c.refuted} do not."
         )
-    return Judgement(judged, c.verdict, words, c.value, null=c.null, quantity="gain", note=c.note)
+    return Judgement(judged, c.verdict, words, c.value, null=c.null, quantity=GAIN, note=c.note)
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

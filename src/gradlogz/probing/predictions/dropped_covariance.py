@@ -1,75 +1,119 @@
 """Does what attention throws away tell where a model is unsure?
 
     message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
-    spread       log sum_h tr P_i                                per token and layer, of the values of all heads
-    loss         -log p(next token)                              the model's own, at the token whose spread it is
-    correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that the token sees
-
-The trace is that of values, before the output matrix: through that matrix it would need the covariance itself. It is
-at least FLOOR of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size comparable. Only rows that see
-two keys or more and have a next token count. Early tokens see few keys and are hard to predict, which alone makes a
-correlation: the partial one is judged. Of a model with a masked head the loss of tokens that it sees is told as
-"correlation with pseudo-loss" and not judged: it mostly copies them. Without a head there is no loss.
-
-Null: the same with the spread of the token half a text away.
-
-Verdict, of the average over layers: supported if the interval of the partial correlation lies above LEAST and above the
-null, refuted if it lies below LEAST. Layers are told each by itself.
+    correlation  of log sum_h tr P_i and the loss of the next token, given log n
 
 Read next: ../extreme_tokens.py (the tokens of largest covariance), ../../attention/layers (attention that keeps it).
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from ..._typing import Bool, Float, Tensor
-from ...attention.in_models.intercepted_calls import HIDDEN, Call
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
+from ...attention.in_models.hidden_keys import HIDDEN
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sums, sums_of
 from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.attention_rows import keys_seen
 
-claim = "The covariance that attention drops is large where the model is unsure."
-formula = "partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n"
-refutes = "A correlation below 0.05."
-
 PARTIAL, PLAIN, PSEUDO = "partial correlation", "correlation", "correlation with pseudo-loss"
 LEAST, FLOOR = 0.05, 1e-6
 
+FORMULAS = """\
+    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
+    spread       log sum_h tr P_i                                per token and layer, of the values of all heads
+    loss         -log p(next token)                              the model's own, at the token whose spread it is
+    correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that a token sees"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+DECLARATION = Declaration(
+    title="Dropped covariance and loss",
+    claim="The covariance that attention drops is large where the model is unsure.",
+    formula="partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n",
+    refutes=f"A correlation below {LEAST:g}.",
+    method=(
+        FORMULAS,
+        "The trace is that of values, before the output matrix: through that matrix it would need the covariance "
+        f"itself. It is at least {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
+        "comparable. Only rows that see two keys or more and have a next token count. Early tokens see few keys and "
+        "are hard to predict, which alone makes a correlation: the partial one is judged. Of a model with a masked "
+        f'head the loss of tokens that it sees is told as "{PSEUDO}" and not judged: it mostly copies them. Without a '
+        "head there is no loss.",
+        "Null: the same with the spread of the token half a text away.",
+    ),
+    decision_rule=(
+        "By the average over layers: supported if the interval of the partial correlation lies above "
+        f"{LEAST:g} and above the null, refuted if it lies below {LEAST:g}. Layers are told each by itself."
+    ),
+    quantities={
+        PARTIAL: Quantity("1", "corr(log Σ_h tr P, loss | log n)"),
+        PLAIN: Quantity("1", "corr(log Σ_h tr P, loss)"),
+        PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of seen tokens)"),
+    },
+)
+
+
+class State(NamedTuple):
+    """Products of spread, log n and loss over tokens, of every layer and of their average.
+
+    head: what the model predicts: the next token, masked ones, or nothing; None where nothing was read.
+    layers: their names, one a line.
+    """
+
+    head: Literal["causal", "masked", "none"] | None = None
+    layers: str | None = None
+    products: Sums | None = None
+
+
+class _Rows(NamedTuple):
+    """What the rows of all layers share: which count, how many keys they see, and whether none sees one behind it."""
+
+    valid: Bool[Tensor, "b n"]
+    log_n: Float[Tensor, "b n"]
+    causal: bool
+
+
+@dataclass
+class _Memory:
+    rows: _Rows | None = None
+    spread: dict[str, Tensor] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
     """Spreads are kept until the loss is known; then products of spread, log n and loss, summed over tokens."""
+    memory = batch_pass.memory(_Memory)
     if isinstance(event, Attended):
-        _keep(event, batch, memory)
+        _keep(event, batch_pass, memory)
         return None
-    if not isinstance(event, Finished) or "spread" not in memory:
+    rows = memory.rows
+    if not isinstance(event, ForwardOutput) or rows is None:
         return None
-    loss = _loss(event, causal=memory["causal"])
+    loss = _loss(event, causal=rows.causal)
     if loss is None:
-        return {"head": "none"}
-    valid = memory["valid"] & _scored(memory["valid"], causal=memory["causal"])
-    x = torch.stack(list(memory["spread"].values()), 1).double()
+        return State("none")
+    valid = rows.valid & _scored(rows.valid, causal=rows.causal)
+    x = torch.stack(list(memory.spread.values()), 1).double()
     x = torch.cat((x, x.mean(1, keepdim=True)), 1)
     half = x.shape[-1] // 2
-    other = valid & memory["valid"].roll(half, -1)
-    parts = [_products(a, memory["log n"], loss, b) for a, b in ((x, valid), (x.roll(half, -1), other))]
-    kind = "causal" if memory["causal"] else "masked"
-    names = "\n".join(memory["spread"])
-    return {"head": kind, "layers": names, "products": sums_of(torch.cat(parts, -1), batch.keys)}
+    other = valid & rows.valid.roll(half, -1)
+    parts = [_products(a, rows.log_n, loss, b) for a, b in ((x, valid), (x.roll(half, -1), other))]
+    sums = sums_of(torch.cat(parts, -1), batch_pass.documents)
+    return State("causal" if rows.causal else "masked", "\n".join(memory.spread), sums)
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     """Correlations of every layer, and of the average over layers as that of the whole model."""
-    if "products" not in state:
-        return [Measured("", None, PARTIAL, math.nan)] if state else []
-    if state["head"] != "causal":
+    if state.products is None:
+        return [Measured("", None, PARTIAL, math.nan)] if state.head else []
+    if state.head != "causal":
         return [Measured("", None, PARTIAL, math.nan), *_rows(state, PSEUDO, _correlation, slice(0, 10))]
     plain, partial = (
         _rows(state, name, function, slice(0, 10)) for name, function in ((PLAIN, _correlation), (PARTIAL, _partial))
@@ -77,16 +121,16 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa
     return plain + partial
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:  # noqa: ARG001
     """The spread of another token of the same text."""
-    if "products" not in state:
+    if state.products is None:
         return []
-    pairs = ((PLAIN, _correlation), (PARTIAL, _partial)) if state["head"] == "causal" else ((PSEUDO, _correlation),)
+    pairs = ((PLAIN, _correlation), (PARTIAL, _partial)) if state.head == "causal" else ((PSEUDO, _correlation),)
     return [m for name, function in pairs for m in _rows(state, name, function, slice(10, 20))]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """As the module says."""
+    """By the decision rule."""
     whole = [f for f in findings if not f.layer and f.quantity == PARTIAL]
 
     def bounds(f: Finding) -> Bounds:
@@ -107,40 +151,37 @@ def verdict(findings: list[Finding]) -> Judgement:
     return Judgement(ruled + rest, c.verdict, words, f.value, f.low, f.high, f.null, PARTIAL)
 
 
-def _keep(event: Attended, batch: Batch, memory: dict[str, Any]) -> None:
+def _keep(event: Attended, batch_pass: BatchPass, memory: _Memory) -> None:
     """The spreads of a layer, if its queries are the tokens of the input."""
-    ids, variance = batch.inputs.get("input_ids"), event.attention.value_variance
+    ids, variance = batch_pass.batch.inputs.get("input_ids"), event.attention.value_variance
     b, _, m = event.attention.log_normalizer.shape
     if variance is None or ids is None or event.crosses or (b, m) != tuple(ids.shape):
         return
-    if "spread" not in memory:
-        n = keys_seen(event, memory).amin(1)
-        memory["spread"] = {}
-        memory["valid"] = real(batch, event) & (n > 1)
-        memory["log n"] = n.clamp(min=1).log().double().expand(b, m)
-        memory["causal"] = _causal(event)
+    if memory.rows is None:
+        n = keys_seen(event, batch_pass).amin(1)
+        log_n = n.clamp(min=1).log().double().expand(b, m)
+        memory.rows = _Rows(batch_pass.real(event) & (n > 1), log_n, _causal(event))
     trace = variance.sum((1, 3))
     whole = trace + event.attention.output.to(trace.dtype).square().sum((1, 3))
     least = FLOOR * whole + torch.finfo(trace.dtype).tiny
-    memory["spread"][event.layer] = torch.maximum(trace, least).log()
+    memory.spread[event.layer] = torch.maximum(trace, least).log()
 
 
 def _causal(event: Attended) -> bool:
     """Whether no query sees a key behind it; asked once for a batch, since a GPU waits for the answer."""
     call = event.call
-    if isinstance(call, Call):
-        if call.options.get("is_causal"):
+    if isinstance(call, AttentionArguments):
+        if call.is_causal:
             return True
-        mask = call.options.get("attn_mask")
-        if mask is None:
+        if call.attn_mask is None:
             return False
-        seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+        seen = call.attn_mask if call.attn_mask.dtype == torch.bool else call.attn_mask > HIDDEN
     else:
-        seen = call.logits > HIDDEN
+        seen = call > HIDDEN
     return seen.shape[-2] > 1 and not bool(seen.triu(1).any())
 
 
-def _loss(event: Finished, *, causal: bool) -> Float[Tensor, "b n"] | None:
+def _loss(event: ForwardOutput, *, causal: bool) -> Float[Tensor, "b n"] | None:
     """-log p of the next token, or of the token itself; None if the model gives no logits for words."""
     logits, ids = getattr(event.output, "logits", None), event.inputs.get("input_ids")
     if logits is None or ids is None or logits.ndim != 3 or logits.shape[:2] != ids.shape:
@@ -188,12 +229,17 @@ def _partial(t: Tensor) -> Tensor:
     return torch.where(zz > 0, found, _correlation(t))
 
 
-def _rows(state: Mapping[str, Any], name: str, function: Callable[[Tensor], Tensor], part: slice) -> list[Measured]:
+def _rows(state: State, name: str, function: Callable[[Tensor], Tensor], part: slice) -> list[Measured]:
     """A correlation of every layer; the last is that of the average, of the model."""
-    sums = Sums(state["products"].totals[..., part])
+    if state.products is None or state.layers is None:
+        return []
+    sums = Sums(state.products.totals[..., part])
     (estimate,) = bootstrapped({"": sums}, function).values()
-    layers = [*state["layers"].split("\n"), ""]
+    layers = [*state.layers.split("\n"), ""]
     found = []
     for i, layer in enumerate(layers):
         found += measured(layer, name, Estimate(*(t[i] for t in estimate)), sums.totals[0, i, 0])
     return found
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120)

@@ -1,47 +1,27 @@
 """Does attention spread the cloud of tokens, and do norms gather it?
 
     x'        = x + u                                         u: what a sublayer adds to the stream x
-    growth    = log tr Cov(x') - log tr Cov(x)
-    by chance = log(1 + r²),   r² = tr Cov(u) / tr Cov(x)     if u has nothing to do with x
-    excess    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
-    volume    = (log det Cov(x') - log det Cov(x)) / k        by chance  (log det(Cov(x) + Cov(u)) - log det Cov(x)) / k
-
-A step up a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so that
-tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same keys [theory 5.1, E15]. Growth itself
-says little, since adding anything spreads a cloud. Traces are those of single tokens and coordinates where these are
-massive: they are taken with and without the first token of each row, and volumes, in which every direction counts the
-same, are those of k = 32 random directions, or of the whole stream if it is not wider. Norms have growth and volume.
-Measured on one token in four, the same ones in every layer (observables/attention_rows.py).
-
-Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess also holds what
-updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) sqrt(n)) for n tokens.
-
-Verdict: an attention sublayer is judged by the excess without first tokens: supported above 0.01 and above its null,
-refuted below -0.01.
+    excess    = log tr Cov(x') - log(tr Cov(x) + tr Cov(u))   0 if u has nothing to do with x
 
 Read next: linearity.py, ../../dynamics/contraction.py (what norms do to clouds).
 """
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Event, Normed, Passed
-from ..nulls import band
-from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..statistics import GROUPS, Comoments, Estimate, Moments, comoments_of, jackknife
-from ..testing import Bounds, absent, count, judge, measured, middle
+from ..batch_pass import BatchPass
+from ..inside.events import Event, ForwardOutput, Normed, Passed
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
+from ..testing import Bounds, absent, band, count, judge, measured, middle
 from .observables.attention_rows import at, chosen
-
-claim = "Attention spreads the cloud of tokens more than the addition of an unrelated vector would."
-formula = "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"
-refutes = "Attention sublayers whose updates draw tokens together: a negative excess."
 
 GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "excess of log det"
 EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log trace of the feed-forward"}
@@ -50,33 +30,92 @@ BOUND = 0.01
 DIRECTIONS = 32
 PART = 4  # one token in so many
 
+FORMULAS = """\
+    x'        = x + u                                         u: what a sublayer adds to the stream x
+    growth    = log tr Cov(x') - log tr Cov(x)
+    by chance = log(1 + r²),   r² = tr Cov(u) / tr Cov(x)     if u has nothing to do with x
+    excess    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
+    volume    = (log det Cov(x') - log det Cov(x)) / k     by chance (log det(Cov(x) + Cov(u)) - log det Cov(x)) / k"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+_OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
+
+DECLARATION = Declaration(
+    title="Expansion by attention",
+    claim="Attention spreads the cloud of tokens more than the addition of an unrelated vector would.",
+    formula=(
+        "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"
+    ),
+    refutes="Attention sublayers whose updates draw tokens together: a negative excess.",
+    method=(
+        FORMULAS,
+        "A step up a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so that "
+        "tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same keys [theory 5.1, E15]. "
+        "Growth itself says little, since adding anything spreads a cloud. Traces are those of single tokens and "
+        "coordinates where these are massive: they are taken with and without the first token of each row, and "
+        f"volumes, in which every direction counts the same, are those of k = {DIRECTIONS} random directions, or of "
+        f"the whole stream if it is not wider. Norms have growth and volume. Measured on one token in {PART}, the "
+        "same ones in every layer.",
+        "Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess "
+        "also holds what updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) "
+        "sqrt(n)) for n tokens.",
+    ),
+    decision_rule=(
+        "An attention sublayer is judged by the excess without first tokens: supported above "
+        f"{BOUND:g} and above its null, refuted below {-BOUND:g}."
+    ),
+    quantities={
+        GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
+        **dict.fromkeys((*EXCESS.values(), *REST.values()), _OF_TRACE),
+        VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
+        VOLUME_EXCESS: Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k"),
+    },
+)
+
+
+class StackState(NamedTuple):
+    """Of the layers and norms of a stack, in the order of their names, one a line.
+
+    spread, rest: traces of the covariances of x, u and x + u, with and without first tokens.
+    volume: covariances of x and u along some directions.
+    """
+
+    names: str
+    volume: Comoments
+    spread: Comoments
+    rest: Comoments
+
+
+@dataclass
+class _Memory:
+    stacks: "dict[str, _Seen]" = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, StackState] | None:
     """Traces of the covariances of x, u and x + u, and the covariances of x and u along some directions.
 
     Little is computed at each event; the layers of a stack, which have the same tokens, are summed up together.
     """
-    if isinstance(event, Finished):
-        return {stack: seen.summed(batch.group) for stack, seen in memory.get("stacks", {}).items()}
+    stacks = batch_pass.memory(_Memory).stacks
+    if isinstance(event, ForwardOutput):
+        return {stack: seen.summed(batch_pass.batch.group) for stack, seen in stacks.items()}
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
         name, x, u = _of_norm(event.norm.name, event.norm.call), event.given, event.result
     else:
         return None
-    stacks: dict[str, _Seen] = memory.setdefault("stacks", {})
     stack = _stack(name)
     if stack not in stacks:
-        stacks[stack] = _Seen(*chosen(event, batch, memory, 1 / PART))
+        stacks[stack] = _Seen(*chosen(event, batch_pass, 1 / PART))
     stacks[stack].add(name, x, u)
     return None
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
     """Growth and excess of each sublayer and norm."""
     found = _estimates(state)
     rows = []
-    for sublayer in model.layout.sublayers:
+    for sublayer in model.architecture.sublayers:
         if sublayer.name not in found:
             rows += [absent(sublayer.name, REST["attention"])] if sublayer.kind == "attention" else []
             continue
@@ -96,13 +135,13 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, StackState], model: Probed, twin: Twin[dict[str, StackState]] | None) -> list[Measured]:
     """Additions by chance, exchanged updates, random weights."""
     found = _estimates(state)
     others = [] if twin is None else evaluate(twin.state, twin.model)
     random = {(m.layer, m.quantity): m for m in others if m.tokens}
     rows = []
-    for sublayer in model.layout.sublayers:
+    for sublayer in model.architecture.sublayers:
         if sublayer.name not in found:
             continue
         own = found[sublayer.name]
@@ -171,7 +210,7 @@ class _Seen:
             x, u = x @ directions, u @ directions
         self._along += [x, u]
 
-    def summed(self, group: int) -> dict[str, Any]:
+    def summed(self, group: int) -> StackState:
         """The statistics of all layers at once, in the order of their names."""
         L = len(self._names)
         w = self._masks.double()
@@ -179,11 +218,9 @@ class _Seen:
         sums = torch.stack(self._means).unflatten(0, (L, 2)).double()  # [L, x and u, masks, D]
         products = torch.stack(self._products).unflatten(0, (L, 3)).double() @ w.mT  # [L, xx uu xu, masks]
         along = torch.stack(self._along).unflatten(0, (L, 2)).transpose(1, 2).flatten(2)
-        found: dict[str, Any] = {
-            "names": "\n".join(self._names),
-            "volume": comoments_of(along, group=group, weights=self._masks[0]),
-        }
-        for k, part in enumerate(("spread", "rest")):
+        volume = comoments_of(along, group=group, weights=self._masks[0])
+        traces_of = []
+        for k in range(2):  # with and without first tokens
             mean = sums[:, :, k] / n[k].clamp(min=1.0)
             clouds = torch.cat((mean, mean.sum(1, keepdim=True)), 1)
             xx, uu, xu = products[..., k].unbind(1)
@@ -191,19 +228,19 @@ class _Seen:
             nothing = clouds.new_zeros(L, 3, 1)
             traces = squares - n[k] * clouds.square().sum(-1)
             empty = nothing.unsqueeze(-1), clouds, nothing.unsqueeze(-1) * clouds.unsqueeze(-2)
-            each = Moments(n[k], nothing, *empty, traces)
-            found[part] = Comoments(tuple(each if g == group else None for g in range(GROUPS)))
-        return found
+            each = GroupMoments(n[k], nothing, *empty, traces)
+            traces_of.append(Comoments(tuple(each if g == group else None for g in range(GROUPS))))
+        return StackState("\n".join(self._names), volume, *traces_of)
 
 
-def _estimates(state: Mapping[str, Any]) -> dict[str, dict[str, tuple[Estimate, float]]]:
+def _estimates(state: dict[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
     """Every estimate of every layer, with its number of tokens."""
     found: dict[str, dict[str, tuple[Estimate, float]]] = {}
     for stack in state.values():
-        tokens = float(stack["spread"].tokens.sum())
+        tokens = float(stack.spread.tokens.sum())
         for key, (function, part) in _ESTIMATES.items():
-            estimate = jackknife(function, stack[part])
-            for i, name in enumerate(stack["names"].split("\n")):
+            estimate = jackknife(function, getattr(stack, part))
+            for i, name in enumerate(stack.names.split("\n")):
                 found.setdefault(name, {})[key] = (Estimate(*(t[i] for t in estimate)), tokens)
     return found
 
@@ -215,28 +252,28 @@ def _directions(width: int, device: torch.device, dtype: torch.dtype) -> Float[T
     return torch.linalg.qr(gaussian).Q.to(device, dtype)
 
 
-def _traces(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def _traces(m: GroupMoments) -> tuple[Tensor, Tensor, Tensor]:
     x, u, after = m.divided(m.yy).unbind(-1)
     return x, u, after
 
 
-def _growth(m: Moments) -> Tensor:
+def _growth(m: GroupMoments) -> Tensor:
     x, _, after = _traces(m)
     return after.log() - x.log()
 
 
-def _excess(m: Moments) -> Tensor:
+def _excess(m: GroupMoments) -> Tensor:
     x, u, after = _traces(m)
     return after.log() - (x + u).log()
 
 
-def _change(m: Moments) -> Tensor:
+def _change(m: GroupMoments) -> Tensor:
     """Of a norm: from its input to its output."""
     x, result, _ = _traces(m)
     return result.log() - x.log()
 
 
-def _volumes(m: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _volumes(m: GroupMoments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log determinants over k of Cov(x), Cov(u), Cov(x + u) and Cov(x) + Cov(u); NaN of singular ones."""
     C = m.covariance
     k = C.shape[-1] // 2
@@ -246,22 +283,22 @@ def _volumes(m: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return each[0], each[1], each[2], each[3]
 
 
-def _volume_growth(m: Moments) -> Tensor:
+def _volume_growth(m: GroupMoments) -> Tensor:
     x, _, after, _ = _volumes(m)
     return after - x
 
 
-def _volume_excess(m: Moments) -> Tensor:
+def _volume_excess(m: GroupMoments) -> Tensor:
     _, _, after, unrelated = _volumes(m)
     return after - unrelated
 
 
-def _volume_change(m: Moments) -> Tensor:
+def _volume_change(m: GroupMoments) -> Tensor:
     x, result, _, _ = _volumes(m)
     return result - x
 
 
-def _deviation(m: Moments) -> Tensor:
+def _deviation(m: GroupMoments) -> Tensor:
     """Of the excess, at most, if updates are exchanged between tokens."""
     x, u, _ = _traces(m)
     r = (u / x).sqrt()
@@ -299,5 +336,8 @@ def _of_norm(name: str, call: int) -> str:
 
 def _norms(model: Probed) -> list[str]:
     """The norms of the stream, each once, in the order of computation."""
-    every = [n for s in model.layout.sublayers for n in (s.norm_of_stream, s.reads, s.closes, s.follows)]
+    every = [n for s in model.architecture.sublayers for n in (s.norm_of_stream, s.reads, s.closes, s.follows)]
     return list(dict.fromkeys(_of_norm(n.name, n.call) for n in every if n is not None))
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=70)

@@ -1,27 +1,6 @@
 """Do keys look Gaussian to their queries?
 
     h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
-    mu, Sigma           of the keys that the row sees; q scaled. In logits u_j = <q, k_j>, without a matrix:
-                        <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
-    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²          m: the attended mean, over rows; 1 is exact
-    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, over rows together: the direction alone
-    log normalizer explained, R², correlation      of G against log n + <mu, q>, against a constant, with the formula
-    information         log n - H, in nats; frozen: the share of rows with Var u > 2 log n, in which the largest of n
-                        Gaussian logits outweighs all others and no finite sample obeys the formula      [theory 10.3]
-
-All of this of the rows with small hashes that see 8 keys or more; biases are log weights of the keys. Every measure
-obeys the formula to first order: where logits hardly vary it says nothing about the keys, and a random twin obeys it.
-
-    pooled              the same with mu, Sigma of the keys of all texts, from moments of a part of the tokens
-    within position     with Sigma of keys around the mean at their position in the sequence, as rotations leave it
-    position share      1 - tr Sigma within position / tr Sigma pooled
-
-Null of what is explained: Sigma of the next head's keys. Of all else: a random twin.
-
-Verdict: a head supports the claim if the interval of "mean explained" lies above BAR and above the null, that of "log
-normalizer explained" above BAR too, and it has at least INFORMED nats of information (with less, any keys would do); it
-refutes it if one of the intervals lies below BAR. Both are needed: a single key that takes all weight draws the mean
-along Sigma q by chance, and then the log normaliser tells.
 
 Read next: observables/attention_rows.py (the rows), entropy.py (on which it depends), ../../measures/gaussian.py (the
 measure).
@@ -29,73 +8,137 @@ measure).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
-from ..._typing import Bool, Float, Tensor
-from ...attention.in_models.intercepted_calls import visible
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..statistics import Comoments, Moments, Sums, comoments_of, jackknifed, sums_of
+from ..._typing import Float, Tensor
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
 from ..testing import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
-claim = "Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q."
-formula = "1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the keys a row sees"
-refutes = "Less than 80 % of the way from mu to the attended mean, or from log n + <mu, q> to G, is explained."
-
-EXPLAINED = "mean explained"
+EXPLAINED, NORMALIZER, INFORMATION = "mean explained", "log normalizer explained", "information"
+POOLED, WITHIN = "pooled", "within position"
 BAR = 0.8  # a sink, which no Gaussian has, reaches 0.6 to 0.8 by chance; 128 Gaussian keys 0.9 at Var u = 1
 INFORMED, FEWEST = 0.1, 8
 STEP = 4  # between the positions that are looked at
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
+FORMULAS = """\
+    h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
+    mu, Sigma           of the keys that the row sees; q scaled. In logits u_j = <q, k_j>, without a matrix:
+                        <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
+    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²          m: the attended mean, over rows; 1 is exact
+    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, over rows together: the direction alone
+    log normalizer explained, R², correlation      of G against log n + <mu, q>, against a constant, with the formula
+    information         log n - H, in nats; frozen: the share of rows with Var u > 2 log n, in which the largest of n
+                        Gaussian logits outweighs all others and no finite sample obeys the formula      [theory 10.3]
+    pooled              the same with mu, Sigma of the keys of all texts, from moments of a part of the tokens
+    within position     with Sigma of keys around the mean at their position in the sequence, as rotations leave it
+    position share      1 - tr Sigma within position / tr Sigma pooled"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+DECLARATION = Declaration(
+    title="Gaussian keys",
+    claim="Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q.",
+    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the keys a row sees",
+    refutes=(
+        f"Less than {100 * BAR:g} % of the way from mu to the attended mean, or from log n + <mu, q> to G, is "
+        "explained."
+    ),
+    method=(
+        FORMULAS,
+        f"All of this of the rows with small hashes that see {FEWEST} keys or more; biases are log weights of the "
+        "keys. Every measure obeys the formula to first order: where logits hardly vary it says nothing about the "
+        "keys, and a random twin obeys it.",
+        "Null of what is explained: Sigma of the next head's keys. Of all else: a random twin.",
+    ),
+    decision_rule=(
+        f'A head supports the claim if the interval of "{EXPLAINED}" lies above {BAR:g} and above the null, that of '
+        f'"{NORMALIZER}" above {BAR:g} too, and it has at least {INFORMED:g} nats of information (with less, any keys '
+        f"would do); it refutes it if one of the intervals lies below {BAR:g}. Both are needed: a single key that "
+        "takes all weight draws the mean along Sigma q by chance, and then the log normaliser tells."
+    ),
+    quantities={
+        EXPLAINED: Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
+        "mean cosine": Quantity("1", "⟨m − μ, Σq⟩ / |m − μ| |Σq|"),
+        NORMALIZER: Quantity("1", "1 − Σ(g − ⟨q, Σq⟩/2)² / Σg²,  g = G − log n − ⟨μ, q⟩"),
+        "log normalizer R²": Quantity("1", "1 − Σ(g − ⟨q, Σq⟩/2)² / Σ(y − ȳ)²,  y = G − log n"),
+        "log normalizer correlation": Quantity("1", "corr(G − log n, ⟨μ, q⟩ + ⟨q, Σq⟩/2)"),
+        INFORMATION: Quantity("nats", "log n − H"),
+        "frozen": Quantity("share of rows", "P(Var u > 2 log n)"),
+        **{f"{EXPLAINED}, entropy {name}": Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²") for name in BINS},
+        f"{POOLED} mean explained": Quantity("1", "1 − E|m − μ − Σq|² / E|m − μ|²,  all texts"),
+        f"{WITHIN} mean explained": Quantity("1", "1 − E|m − μ − Σq|² / E|m − μ|²,  Σ within positions"),
+        "position share": Quantity("1", "1 − tr Σ within / tr Σ pooled"),
+    },
+    references=("shim22",),
+)
+
+
+class LayerState(NamedTuple):
+    """Of a layer: sums over rows by range of entropy, and moments; all None where its logits are no products.
+
+    key_heads: how many heads its keys have.
+    queries: of scaled queries with attended means; positions: of keys around their mean at each position.
+    """
+
+    key_heads: int | None = None
+    rows: Sums | None = None
+    queries: Comoments | None = None
+    keys: Comoments | None = None
+    positions: Comoments | None = None
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """Sums over the chosen rows, apart for four ranges of entropy; moments of queries, attended means and keys."""
     if not isinstance(event, Attended):
         return None
-    if not applies(event, batch) or event._call().options.get("softcap") is not None:
-        return {event.layer: {"rows": None}}
-    found: dict[str, Any] = {"key heads": event.key.shape[1]}
-    if (rows := rows_of(event, batch, memory)) is not None:
-        found["rows"] = sums_of(_columns(rows), batch.keys)
-    if event._call().options.get("sinks") is None:
-        found |= _moments(event, batch, memory)
+    if not applies(event, batch_pass) or event.arguments.softcap is not None:
+        return {event.layer: LayerState()}
+    rows = rows_of(event, batch_pass)
+    found = LayerState(event.key.shape[1], None if rows is None else sums_of(_columns(rows), batch_pass.documents))
+    mean = event.attention.key_mean
+    if event.arguments.sinks is None and mean is not None:
+        found = found._replace(
+            queries=moments_of_queries(event, batch_pass),
+            keys=moments_of_keys(event, batch_pass),
+            positions=_positions(event, mean.dtype, batch_pass) if len(event.key) > 1 else None,
+        )
     return {event.layer: found}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
     """Shares over rows with the bootstrap, of all of them and by their entropy; pooled ones with the jackknife."""
-    found = [absent(layer, EXPLAINED) for layer, kept in state.items() if "rows" in kept and kept["rows"] is None]
+    found = [absent(layer, EXPLAINED) for layer, kept in state.items() if kept.key_heads is None]
     sums = _sums(state)
     every = {layer: Sums(s.totals.sum(2)) for layer, s in sums.items()}
-    for name, function in QUANTITIES.items():
+    for name, function in SHARES.items():
         for layer, estimate in bootstrapped(every, function).items():
             found += measured(layer, name, estimate, every[layer].totals[0, :, 0])
     for i, name in enumerate(BINS):
         of_bin = {layer: Sums(s.totals[:, :, i]) for layer, s in sums.items()}
-        for layer, estimate in bootstrapped(of_bin, QUANTITIES[EXPLAINED]).items():
+        for layer, estimate in bootstrapped(of_bin, SHARES[EXPLAINED]).items():
             found += measured(layer, f"{EXPLAINED}, entropy {name}", estimate, of_bin[layer].totals[0, :, 0])
     for layer, kept in state.items():
-        if "queries" in kept:
-            found += _pooled(layer, kept["queries"], kept["keys"], kept.get("positions"), turn=0)
+        found += _pooled(layer, kept, turn=0)
     return found
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """The covariance of the next head's keys; of what no covariance enters, a random twin."""
     found = []
-    every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if state[layer]["key heads"] > 1}
+    every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if _several(state[layer])}
     for layer, estimate in bootstrapped(every, lambda t: 1 - t[..., 5] / t[..., 1]).items():
         found += measured(layer, EXPLAINED, estimate, every[layer].totals[0, :, 0])
     for layer, kept in state.items():
-        if "queries" in kept and kept["key heads"] > 1:
-            found += _pooled(layer, kept["queries"], kept["keys"], kept.get("positions"), turn=1)
+        if _several(kept):
+            found += _pooled(layer, kept, turn=1)
     known = {(m.layer, m.quantity) for m in found}
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
     for m in [] if twin is None else evaluate(twin.state, twin.model):
@@ -107,8 +150,8 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """As the module says."""
-    informed = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == "information"}
+    """By the decision rule."""
+    informed = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == INFORMATION}
 
     def bounds(f: Finding) -> Bounds:
         known = informed.get((f.layer, f.call, f.head), 0.0) >= INFORMED
@@ -116,8 +159,8 @@ def verdict(findings: list[Finding]) -> Judgement:
         return Bounds(beyond if known else math.nan, BAR)
 
     ruled = judge(findings, EXPLAINED, bounds)
-    ruled = judge(ruled, "log normalizer explained", lambda f: Bounds(bounds(f._replace(null_high=math.nan))[0], BAR))
-    beside = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == "log normalizer explained"}
+    ruled = judge(ruled, NORMALIZER, lambda f: Bounds(bounds(f._replace(null_high=math.nan))[0], BAR))
+    beside = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == NORMALIZER}
     ruled = [
         f._replace(verdict=_both(f.verdict, beside.get((f.layer, f.call, f.head), f.verdict)))
         if f.quantity == EXPLAINED
@@ -151,13 +194,13 @@ def _correlation(t: Tensor) -> Tensor:
     return (xy - x * y) / ((xx - x.square()) * (yy - y.square())).clamp(min=0.0).sqrt()
 
 
-QUANTITIES = {
+SHARES = {
     EXPLAINED: lambda t: 1 - t[..., 2] / t[..., 1],
     "mean cosine": lambda t: t[..., 3] / (t[..., 1] * t[..., 4]).sqrt(),
-    "log normalizer explained": lambda t: 1 - t[..., 7] / t[..., 6],
+    NORMALIZER: lambda t: 1 - t[..., 7] / t[..., 6],
     "log normalizer R²": lambda t: 1 - t[..., 7] / (t[..., 12] - t[..., 10].square() / t[..., 0]),
     "log normalizer correlation": _correlation,
-    "information": lambda t: t[..., 13] / t[..., 0],
+    INFORMATION: lambda t: t[..., 13] / t[..., 0],
     "frozen": lambda t: t[..., 14] / t[..., 0],
 }
 
@@ -201,48 +244,41 @@ def _square(t: Tensor) -> Tensor:
     return t.square().sum(-1)
 
 
-def _moments(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str, Any]:
-    """Of scaled queries with attended means, of keys, and of keys around their mean at each position."""
-    call, mean = event._call(), event.attention.key_mean
-    if mean is None:
-        return {}
-    found = {
-        "queries": moments_of_queries(event, batch, memory),
-        "keys": moments_of_keys(event, batch, memory),
-    }
-    if len(call.key) > 1:
-        found["positions"] = _positions(call.key[:, :, ::STEP].to(mean.dtype), visible(call), batch.group)
-    return found
-
-
-def _positions(k: Tensor, seen: Bool[Tensor, "b n"] | None, group: int) -> Comoments:
+def _positions(event: Attended, dtype: torch.dtype, batch_pass: BatchPass) -> Comoments:
     """Moments of keys around the mean of all sequences of the batch at the same position, of one degree less each."""
+    k, seen = event.key[:, :, ::STEP].to(dtype), event.visible_keys()
     keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if seen is None else seen[:, ::STEP]
     weight = keys[:, None, :, None].to(k.dtype)
     several = weight.sum(0)
     mean = (weight * k).sum(0) / several.clamp(min=1)
     within = (k - mean) * (several / (several - 1).clamp(min=1)).sqrt()
     tokens = within.transpose(0, 1).flatten(1, 2)
-    return comoments_of(tokens, group=group, weights=(keys & (several[0, :, 0] > 1)).flatten())
+    weights = (keys & (several[0, :, 0] > 1)).flatten()
+    return comoments_of(tokens, group=batch_pass.batch.group, weights=weights)
 
 
-def _sums(state: Mapping[str, Any]) -> dict[str, Sums]:
-    return {layer: kept["rows"] for layer, kept in state.items() if kept.get("rows") is not None}
+def _sums(state: dict[str, LayerState]) -> dict[str, Sums]:
+    return {layer: kept.rows for layer, kept in state.items() if kept.rows is not None}
 
 
-def _pooled(
-    layer: str, queries: Comoments, keys: Comoments, positions: Comoments | None, *, turn: int
-) -> list[Measured]:
+def _several(kept: LayerState) -> bool:
+    """Whether there is a next head with other keys."""
+    return kept.key_heads is not None and kept.key_heads > 1
+
+
+def _pooled(layer: str, kept: LayerState, *, turn: int) -> list[Measured]:
     """What mu + Sigma q explains with moments over all texts; of the heads `turn` further, as the null."""
-    q, k = queries.versions(), keys.versions()
+    if kept.queries is None or kept.keys is None:
+        return []
+    q, k = kept.queries.versions(), kept.keys.versions()
     if len(q.tokens) != len(k.tokens):
         return []  # a group whose keys are all hidden
     tokens = q.tokens[0] - q.tokens[1:]
     found = []
-    for name, Sigma, varied in _covariances(k, positions):
+    for name, Sigma, varied in _covariances(k, kept.positions):
         share = _explained(q, k.mean_x, Sigma.roll(turn, 1))
         shares = {f"{name} mean explained": share}
-        if name == "within position" and not turn:
+        if name == WITHIN and not turn:
             spread, whole = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
             shares["position share"] = (1 - spread / whole).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
         for quantity, each in shares.items():
@@ -254,17 +290,17 @@ def _pooled(
     return found
 
 
-def _covariances(k: Moments, positions: Comoments | None) -> Iterator[tuple[str, Tensor, bool]]:
+def _covariances(k: GroupMoments, positions: Comoments | None) -> Iterator[tuple[str, Tensor, bool]]:
     """Sigma of each kind, with and without each group; and whether it was met in all groups, so that it varies."""
-    yield "pooled", k.covariance, True
+    yield POOLED, k.covariance, True
     if positions is not None:
         within = positions.versions()
         second = within.covariance + within.mean_x.unsqueeze(-1) * within.mean_x.unsqueeze(-2)
         varied = len(second) == len(k.tokens)
-        yield "within position", second if varied else second[:1].expand(len(k.tokens), -1, -1, -1), varied
+        yield WITHIN, second if varied else second[:1].expand(len(k.tokens), -1, -1, -1), varied
 
 
-def _explained(q: Moments, mu: Tensor, Sigma: Tensor) -> Tensor:
+def _explained(q: GroupMoments, mu: Tensor, Sigma: Tensor) -> Tensor:
     """1 - E|m - mu - Sigma q|² / E|m - mu|² from the moments of (q, m), [v, h]."""
     each = q.xx.shape[1] // Sigma.shape[1]
     mu, Sigma = mu.repeat_interleave(each, 1), Sigma.repeat_interleave(each, 1)
@@ -276,3 +312,6 @@ def _explained(q: Moments, mu: Tensor, Sigma: Tensor) -> Tensor:
 
 def _number(value: float) -> str:
     return "none" if math.isnan(value) else f"{value:z.2f}"
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=60)

@@ -1,67 +1,60 @@
 """Is the stream a Gaussian cloud?
 
-    z         tokens on their 8 leading principal axes, whitened
-    W²        squared distance of z along a direction, in order, to the quantiles of N(0, 1)
-    sliced    = sqrt(mean W²) over 16 random directions; also over the axes, and over 8 projections of all coordinates
-    largest   = sqrt(max W²) over the axes and the directions
+    W²        squared distance of whitened tokens along a direction, in order, to the quantiles of N(0, 1)
     excess    = max W² - what Gaussian clouds of these documents show on average
-    and       skewness and kurtosis of Mardia [mardia74], A²/n of Anderson and Darling [anderson54], and how much more
-              likely the best logistic law makes a token than the best normal law
-
-The source expects the fixed point of attention and normalisation to be Gaussian. It is an equilibrium, and an unstable
-one, and clouds that look Gaussian are often frozen or far from 0 [theory 10.1]: self weight and mean fraction,
-|E x|² / E|x|², are told beside it. Measured before every attention sublayer and at the end, on the tokens of least
-hash, the same at every depth, kept in the precision of the stream; self weights on few (observables/attention_rows.py).
-
-Three things fake other shapes: first tokens; massive activations, |a| > 100 and at least 1000 times the median [sun24];
-and means of positions. Each is removed by itself, and all of them together: "cleaned". Positions share a mean with
-their neighbours until 8 tokens have it, and k tokens without their mean are stretched by 1 / sqrt(1 - 1/k), so that a
-Gaussian stays the one it was.
-
-Null: 39 Gaussian clouds of the same documents, with the covariances between and within documents that the sample has,
-cleaned likewise. They know that tokens of a text are alike, not that words come again. The null of the excess is that
-of the random twin; its interval is of the jackknife over groups, with the axes held and the null scaled to the tokens.
-
-Verdict: a depth supports the claim if the interval of its cleaned excess lies below BOUND, and refutes it if above. In
-W² a logistic law is 0.008 from the normal one, a Laplace or uniform law 0.04, an exponential one 0.19. The largest is
-taken because of a Gaussian all projections are: clusters in a plane are seen on two axes and hardly in the mean.
 
 Read next: observables/gaussianity_tests.py (the numbers), pair_energy.py (the cloud over depth).
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._typing import Bool, Float, Int, Tensor
 from ...dynamics.intervals import band_of_draws
 from ...dynamics.observables import OBSERVABLES
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..statistics import SAMPLE, Estimate, bootstrap, chosen, jackknifed, ratio, sample_of, sums_of, token_hashes
+from ..batch_pass import BatchPass
+from ..computed import Computed
+from ..inside.events import Attended, Event, ForwardOutput
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import (
+    SAMPLE,
+    Estimate,
+    Sample,
+    Sums,
+    bootstrap,
+    chosen,
+    jackknifed,
+    ratio,
+    sample_of,
+    sums_of,
+    token_hashes,
+)
 from ..testing import Bounds, count, judge, measured, middle
 from .observables.attention_rows import applies, rows_of
 from .observables.gaussianity_tests import (
     AXES,
+    COMPONENTS,
+    DARLING,
+    DIRECTIONS,
     LARGEST,
+    LOGISTIC,
     PROJECTIONS,
+    RANDOM,
+    SHARED,
     SLICED,
-    Cloud,
-    cloud_of,
+    ProjectedTokens,
     gaussian_clouds,
     largest_square,
+    project,
     shape,
 )
 from .observables.residual_stream import Depth, depth_of
-
-claim = "The stream of tokens is a Gaussian cloud at every depth."
-formula = "largest W² of the whitened leading components to N(0, 1) over directions, less that of a Gaussian cloud"
-refutes = "A cleaned excess above 0.01, more than the distance of a logistic law to the normal one."
 
 DRAWS = 39  # the fewest of which the extremes make a band of 95 %
 BOUND = 0.01
@@ -76,32 +69,111 @@ JUDGED = (ALL, CLEANED)  # of which all is told
 EXCESS, OWN, MEAN, SHARE = "excess", "self weight", "mean fraction", "tokens with massive activations"
 ABOUT = ("document", "position", "group")  # kept of a token beside the streams
 
+FORMULAS = f"""\
+    z         tokens on their {COMPONENTS} leading principal axes, whitened
+    W²        squared distance of z along a direction, in order, to the quantiles of N(0, 1)
+    sliced    = sqrt(mean W²) over {DIRECTIONS} random directions; also over the axes, and over {RANDOM}
+              projections of all coordinates
+    largest   = sqrt(max W²) over the axes and the directions
+    excess    = max W² - what Gaussian clouds of these documents show on average
+    and       skewness and kurtosis of Mardia [mardia74], A²/n of Anderson and Darling [anderson54], and how much more
+              likely the best logistic law makes a token than the best normal law"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+_SHAPES = {
+    LARGEST: Quantity("standard deviations", "√max W²(z·u, N(0,1))"),
+    SLICED: Quantity("standard deviations", "√E_u W²(z·u, N(0,1))"),
+    AXES: Quantity("standard deviations", "√E_i W²(zᵢ, N(0,1))"),
+    PROJECTIONS: Quantity("standard deviations", "√E_p W²(x·p, N(0,1))"),
+    DARLING: Quantity("1", "A² / n"),
+    LOGISTIC: Quantity("nats per token", "(log L_logistic − log L_normal) / n"),
+    "skewness": Quantity("1", "E (zᵢ·zⱼ)³"),
+    "kurtosis": Quantity("1", "E|z|⁴ − d(d + 2)"),
+    EXCESS: Quantity("variance of z", "max W² − that of Gaussian clouds"),
+}
+
+DECLARATION = Declaration(
+    title="Gaussian residual stream",
+    claim="The stream of tokens is a Gaussian cloud at every depth.",
+    formula="largest W² of the whitened leading components to N(0, 1) over directions, less that of a Gaussian cloud",
+    refutes=f"A cleaned excess above {BOUND:g}, more than the distance of a logistic law to the normal one.",
+    method=(
+        FORMULAS,
+        "The source expects the fixed point of attention and normalisation to be Gaussian. It is an equilibrium, and "
+        "an unstable one, and clouds that look Gaussian are often frozen or far from 0 [theory 10.1]: self weight and "
+        "mean fraction, |E x|² / E|x|², are told beside it. Measured before every attention sublayer and at the end, "
+        "on the tokens of least hash, the same at every depth, kept in the precision of the stream; self weights on "
+        "few rows.",
+        f"Three things fake other shapes: first tokens; massive activations, |a| > {LARGE:g} and at least {TIMES:g} "
+        "times the median [sun24]; and means of positions. Each is removed by itself, and all of them together: "
+        f'"{CLEANED}". Positions share a mean with their neighbours until {SHARED} tokens have it, and k tokens '
+        "without their mean are stretched by 1 / sqrt(1 - 1/k), so that a Gaussian stays the one it was.",
+        f"Null: {DRAWS} Gaussian clouds of the same documents, with the covariances between and within documents that "
+        "the sample has, cleaned likewise. They know that tokens of a text are alike, not that words come again. The "
+        "null of the excess is that of the random twin; its interval is of the jackknife over groups, with the axes "
+        "held and the null scaled to the tokens.",
+    ),
+    decision_rule=(
+        f"A depth supports the claim if the interval of its cleaned excess lies below {BOUND:g}, and refutes it if "
+        "above. In W² a logistic law is 0.008 from the normal one, a Laplace or uniform law 0.04, an exponential one "
+        "0.19. The largest is taken because of a Gaussian all projections are: clusters in a plane are seen on two "
+        "axes and hardly in the mean."
+    ),
+    quantities={
+        MEAN: Quantity("1", "|E x|² / E|x|²"),
+        SHARE: Quantity("share of tokens", f"P(|a| > {LARGE:g} and > {TIMES:g} × median)"),
+        OWN: Quantity("weight", "aᵢᵢ"),
+        **{f"{name}, {which}": quantity for which in JUDGED for name, quantity in _SHAPES.items()},
+        **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
+    },
+    references=("sun24", "anderson54", "mardia74"),
+)
+
+
+class State(NamedTuple):
+    """Tokens of the sample at every depth, by stack; weights of tokens on themselves, by layer."""
+
+    samples: Mapping[str, Sample] = {}
+    own: Mapping[str, Sums] = {}
+
+
+class _Chosen(NamedTuple):
+    """The tokens of a stack that enter the sample, and the streams taken of them so far."""
+
+    hashes: Int[Tensor, " m"]
+    rows: Int[Tensor, " m"]
+    taken: dict[str, Tensor]
+    size: int
+
+
+@dataclass
+class _Memory:
+    samples: dict[str, _Chosen] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
     """The tokens of the sample at every depth, and what tokens give themselves."""
     if isinstance(event, Attended):
-        return _own_weight(event, batch, memory)
-    depth = depth_of(event, batch, memory)
-    if depth is not None and (depth.attention or isinstance(event, Finished)):
-        _take(depth, batch, memory)
-    if isinstance(event, Finished) and "samples" in memory:
-        kept = memory["samples"].items()
-        return {"samples": {stack: sample_of(taken, hashes, size=size) for stack, (hashes, _, taken, size) in kept}}
-    return None
+        return _own_weight(event, batch_pass)
+    depth, samples = depth_of(event, batch_pass), batch_pass.memory(_Memory).samples
+    if depth is not None and (depth.attention or isinstance(event, ForwardOutput)):
+        _take(depth, batch_pass, samples)
+    if not isinstance(event, ForwardOutput) or not samples:
+        return None
+    return State({stack: sample_of(of.taken, of.hashes, size=of.size) for stack, of in samples.items()})
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: State, model: Probed) -> list[Measured]:
     """Shapes and mean fractions with the jackknife over groups, self weights with the bootstrap."""
     found = []
     for layer, tokens in _layers(state):
         found += _beside(layer, tokens, state)
         for which in REMOVED:
-            cloud = tokens.cloud(which)
+            cloud = tokens.without(which, model.computed)
             if cloud is None:
                 found.append(Measured(layer, None, f"{LARGEST}, {which}", math.nan))
             elif which in JUDGED:
                 found += _shapes(layer, which, cloud)
-                estimate = excess(cloud, _gaussian(cloud, model.seed)[LARGEST])
+                estimate = excess(cloud, _gaussian(cloud, model)[LARGEST])
                 found += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
             else:
                 value = float(largest_square(cloud.features, cloud.axes).sqrt())
@@ -109,20 +181,21 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     return found
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
     """What Gaussian clouds show; of the excess and of what is beside it, what the random twin does."""
     found = []
     for layer, tokens in _layers(state):
         for which in JUDGED:
-            cloud = tokens.cloud(which)
-            for name, draws in {} if cloud is None else _gaussian(cloud, model.seed).items():
-                band = band_of_draws(_told(name, draws), level=0.95)
+            cloud = tokens.without(which, model.computed)
+            for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
+                band = band_of_draws(_unsquared(name, draws), level=0.95)
                 low, usual, high = (float(end) for end in band)
                 found.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
-    for layer, tokens in _layers({} if twin is None else twin.state):
-        found += _beside(layer, tokens, twin.state)  # type: ignore[union-attr]
+    of_twin = State() if twin is None else twin.state
+    for layer, tokens in _layers(of_twin):
+        found += _beside(layer, tokens, of_twin)
         for which in JUDGED:
-            cloud = tokens.cloud(which)
+            cloud = tokens.without(which, model.computed)
             if cloud is not None:
                 draws = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
                 estimate = excess(cloud, largest_square(draws, cloud.axes))
@@ -150,11 +223,11 @@ def verdict(findings: list[Finding]) -> Judgement:
 # In a batch ----------------------------------------------------------------------------------------------------------
 
 
-def _take(depth: Depth, batch: Batch, memory: dict[str, Any]) -> None:
+def _take(depth: Depth, batch_pass: BatchPass, samples: dict[str, _Chosen]) -> None:
     """The tokens of least hash of a stream; all depths of a stack have the same ones, chosen once, on the CPU."""
-    samples = memory.setdefault("samples", {})
     if depth.stack not in samples:
         n, width = depth.stream.shape[1:]
+        batch = batch_pass.batch
         mask, keys = depth.mask.cpu(), batch.keys.cpu()
         size = min(SAMPLE, NUMBERS // width)
         hashes = token_hashes(keys, batch.starts.cpu().unsqueeze(-1) + torch.arange(n)).flatten()
@@ -162,23 +235,23 @@ def _take(depth: Depth, batch: Batch, memory: dict[str, Any]) -> None:
         positions = (mask.cumsum(1) - 1).flatten()[rows]
         about = (keys.repeat_interleave(n)[rows], positions, torch.full_like(rows, batch.group))
         taken = dict(zip(ABOUT, about, strict=True))
-        samples[depth.stack] = (hashes[rows], rows.to(depth.stream.device, non_blocking=True), taken, size)
-    _, rows, taken, _ = samples[depth.stack]
-    taken[depth.layer] = depth.stream.flatten(0, 1)[rows]
+        samples[depth.stack] = _Chosen(hashes[rows], rows.to(depth.stream.device, non_blocking=True), taken, size)
+    of = samples[depth.stack]
+    of.taken[depth.layer] = depth.stream.flatten(0, 1)[of.rows]
 
 
-def _own_weight(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+def _own_weight(event: Attended, batch_pass: BatchPass) -> State | None:
     """Weights of tokens on themselves, mean over heads: sums and counts of each row."""
-    if event.crosses or not applies(event, batch) or event.query.shape[2] != event.key.shape[2]:
+    if event.crosses or not applies(event, batch_pass) or event.query.shape[2] != event.key.shape[2]:
         return None
-    rows = rows_of(event, batch, memory)
+    rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     at = rows.places[:, None, :, None].expand(-1, event.query.shape[1], -1, 1)
     own = (rows.logits.gather(-1, at).squeeze(-1) - rows.of(event.attention.log_normalizer)).exp().mean(1)
     count = rows.valid.to(own.dtype).sum(1)
     values = torch.stack((count, own.masked_fill(~rows.valid, 0.0).sum(1), count), -1)
-    return {"own": {event.layer: sums_of(values.double(), batch.keys)}}
+    return State(own={event.layer: sums_of(values.double(), batch_pass.documents)})
 
 
 # Of the merged sample ------------------------------------------------------------------------------------------------
@@ -193,8 +266,8 @@ class _Tokens(NamedTuple):
     groups: Int[Tensor, " n"]
     massive: Bool[Tensor, " n"]
 
-    def cloud(self, which: str) -> Cloud | None:
-        """The cloud of the tokens that are left, None of too few."""
+    def without(self, which: str, computed: Computed) -> ProjectedTokens | None:
+        """The tokens that are left without what is removed, projected; None of too few."""
         any_massive = bool(self.massive.any())
         removed = tuple(each for each in REMOVED[which] if each != MASSIVE or any_massive)
         keep = torch.ones_like(self.massive)
@@ -204,21 +277,16 @@ class _Tokens(NamedTuple):
             keep = keep & ~self.massive
         if int(keep.sum()) < FEWEST:
             return None
-        known = _clouds.setdefault(self.x, {})
-        if removed not in known:
+
+        def compute() -> ProjectedTokens:
             positions = self.positions[keep] if POSITIONS in removed else None
-            known[removed] = cloud_of(self.x[keep], self.documents[keep], self.groups[keep], positions)
-        found: Cloud = known[removed]
-        return found
+            return project(self.x[keep], self.documents[keep], self.groups[keep], positions)
+
+        return computed.once(self.x, removed, compute)  # values and nulls want the same
 
 
-# Values and nulls ask for the same clouds and draws, which follow from the sample alone.
-_clouds: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_draws: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-def _layers(state: Mapping[str, Any]) -> Iterator[tuple[str, _Tokens]]:
-    for sample in state.get("samples", {}).values():
+def _layers(state: State) -> Iterator[tuple[str, _Tokens]]:
+    for sample in state.samples.values():
         for layer, x in sample.vectors.items():
             if layer not in ABOUT and len(x) > 1:
                 documents, positions, groups = (sample.vectors[name].to(x.device) for name in ABOUT)
@@ -227,27 +295,28 @@ def _layers(state: Mapping[str, Any]) -> Iterator[tuple[str, _Tokens]]:
                 yield layer, _Tokens(x, documents, positions, groups, massive)
 
 
-def _gaussian(cloud: Cloud, seed: int) -> dict[str, Tensor]:
+def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
     """The numbers of Gaussian clouds, drawn once."""
-    if cloud.features not in _draws:
-        drawn = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(seed))
-        _draws[cloud.features] = shape(drawn, cloud.axes)
-    found: dict[str, Tensor] = _draws[cloud.features]
-    return found
+
+    def compute() -> dict[str, Tensor]:
+        drawn = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
+        return shape(drawn, cloud.axes)
+
+    return model.computed.once(cloud.features, "Gaussian clouds", compute)
 
 
-def _shapes(layer: str, which: str, cloud: Cloud) -> list[Measured]:
+def _shapes(layer: str, which: str, cloud: ProjectedTokens) -> list[Measured]:
     """All numbers of a cloud."""
     counts, kept = _without_groups(cloud.groups)
     parts = [shape(cloud.features[keep], cloud.axes) for keep in kept]
     found = []
     for name in parts[0]:
-        values = torch.stack([_told(name, part[name]) for part in parts])
+        values = torch.stack([_unsquared(name, part[name]) for part in parts])
         found += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
     return found
 
 
-def excess(cloud: Cloud, draws: Float[Tensor, " m"]) -> Estimate:
+def excess(cloud: ProjectedTokens, draws: Float[Tensor, " m"]) -> Estimate:
     """The largest W² beyond the mean of Gaussian clouds; without a group these are farther from their law too."""
     counts, kept = _without_groups(cloud.groups)
     squares = torch.stack([largest_square(cloud.features[keep], cloud.axes) for keep in kept])
@@ -256,19 +325,19 @@ def excess(cloud: Cloud, draws: Float[Tensor, " m"]) -> Estimate:
     return jackknifed(less[0], less[1:], counts)
 
 
-def _told(name: str, value: Tensor) -> Tensor:
-    """Distances are told as such, not squared."""
+def _unsquared(name: str, value: Tensor) -> Tensor:
+    """Distances themselves, not their squares; other numbers as they are."""
     return value.sqrt() if name in (LARGEST, SLICED, AXES, PROJECTIONS) else value
 
 
-def _beside(layer: str, tokens: _Tokens, state: Mapping[str, Any]) -> list[Measured]:
+def _beside(layer: str, tokens: _Tokens, state: State) -> list[Measured]:
     """Mean fraction, massive activations and self weight."""
     counts, kept = _without_groups(tokens.groups)
     n, x = len(tokens.x), tokens.x.double()
     values = torch.stack([OBSERVABLES["mean_fraction"](x[keep], None, None) for keep in kept])
     found = measured(layer, MEAN, jackknifed(values[0], values[1:], counts), n)
     found.append(Measured(layer, None, SHARE, float(tokens.massive.double().mean()), tokens=n))
-    own = state.get("own", {}).get(layer)
+    own = state.own.get(layer)
     return found if own is None else found + measured(layer, OWN, bootstrap(ratio, own), own.totals[0, 2])
 
 
@@ -277,3 +346,6 @@ def _without_groups(groups: Int[Tensor, " n"]) -> tuple[Int[Tensor, " g"], list[
     present, counts = groups.unique(return_counts=True)
     every = torch.ones_like(groups, dtype=torch.bool)
     return counts, [every, *(groups != g for g in present if len(present) > 1)]
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=80)

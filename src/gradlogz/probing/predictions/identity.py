@@ -2,49 +2,74 @@
 
     G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
     output   = ∇G(0)                                     exactly, for any weights
-    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in units of rounding
-
-The right side is differentiated by torch from logits that are written out, for the rows with small hashes; the left is
-what the model went on with. A layer that is not exact was not captured as it computes, and nothing said of it holds.
 
 Read next: gaussian_measure.py (what the same rows say of their keys), observables/attention_rows.py (which rows).
 """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..statistics import histogram_of
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import Histogram, histogram_of
 from ..testing import absent
 from .observables.attention_rows import applies, rows_of
 
-claim = "The output of attention is the gradient of its log normaliser."
-formula = "error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)"
-refutes = "An error above 64 units of rounding: the capture is at fault, and nothing else it says of the layer holds."
-
 PART = 1 / 4  # of the chosen rows: a layer that is wrong is wrong in most
 LIMIT = 64.0  # sums of a few thousand terms, each rounded
+ERROR = "error"
 EDGES = torch.tensor([2.0**power for power in range(-8, 33)], dtype=torch.float64)
 
+FORMULAS = """\
+    G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
+    output   = ∇G(0)                                     exactly, for any weights
+    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in units of rounding"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+DECLARATION = Declaration(
+    title="Attention as a gradient",
+    claim="The output of attention is the gradient of its log normaliser.",
+    formula="error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)",
+    refutes=(
+        f"An error above {LIMIT:g} units of rounding: the capture is at fault, and nothing else it says of the layer "
+        "holds."
+    ),
+    method=(
+        FORMULAS,
+        "The right side is differentiated by torch from logits that are written out, for the rows with small hashes; "
+        "the left is what the model went on with. A layer that is not exact was not captured as it computes, and "
+        "nothing said of it holds.",
+    ),
+    decision_rule=(
+        f"A head is exact if the greatest error of its rows is at most {LIMIT:g} units of rounding; the model if all "
+        "heads are."
+    ),
+    quantities={ERROR: Quantity("units of rounding", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
+)
+
+
+class LayerState(NamedTuple):
+    """The errors of each head, [h]; None of a layer that hands on no queries, or drops weights at random."""
+
+    errors: Histogram | None
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """The errors of the chosen rows, counted between powers of 2."""
     if not isinstance(event, Attended):
         return None
-    if not applies(event, batch) or event._call().options.get("dropout_p"):
-        return {event.layer: {"errors": None}}
-    rows = rows_of(event, batch, memory, part=PART)
+    if not applies(event, batch_pass) or event.arguments.dropout_p:
+        return {event.layer: LayerState(None)}
+    rows = rows_of(event, batch_pass, part=PART)
     if rows is None:
         return None
     wide = rows.query.dtype
     v = event.value.to(wide)
-    gradient = _gradient(rows.logits, v, event._call().options.get("sinks"))
+    gradient = _gradient(rows.logits, v, event.arguments.sinks)
     b, h, r, width = gradient.shape
     output = event.attention.output.gather(2, rows.places[:, None, :, None].expand(b, h, r, width)).to(wide)
     size = 1 + rows.logits.masked_fill(rows.log_weights == -torch.inf, 0.0).abs().amax(-1)
@@ -53,25 +78,25 @@ def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) ->
     error = (output - gradient).norm(dim=-1) / unit.clamp(min=torch.finfo(wide).tiny)
     valid = rows.valid.unsqueeze(1).expand_as(error)
     errors = error.transpose(0, 1).flatten(1)
-    return {event.layer: {"errors": histogram_of(errors, EDGES, valid=valid.transpose(0, 1).flatten(1))}}
+    return {event.layer: LayerState(histogram_of(errors, EDGES, valid=valid.transpose(0, 1).flatten(1)))}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
     """The greatest error of each head, rounded up to a power of 2; infinite where one is no number."""
     found = []
     for layer, kept in state.items():
-        if kept["errors"] is None:
-            found.append(absent(layer, "error"))
+        if kept.errors is None:
+            found.append(absent(layer, ERROR))
             continue
-        counts = kept["errors"].counts.cpu()
+        counts = kept.errors.counts.cpu()
         ends = torch.cat((EDGES, EDGES.new_tensor([torch.inf, torch.inf])))
         for head, bins in enumerate(counts):
             last = int(bins.nonzero().max()) if int(bins.sum()) else 0
-            found.append(Measured(layer, head, "error", float(ends[last]), tokens=int(bins.sum())))
+            found.append(Measured(layer, head, ERROR, float(ends[last]), tokens=int(bins.sum())))
     return found
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """None: the statement holds for every model."""
     return []
 
@@ -92,9 +117,9 @@ def verdict(findings: list[Finding]) -> Judgement:
         words = (
             f"Not exact in {len(wrong)} of {len(checked)} heads, first in {layers[0]}: what is said of them is void."
         )
-        return Judgement(ruled, "refuted", words, worst, quantity="error")
+        return Judgement(ruled, "refuted", words, worst, quantity=ERROR)
     words = f"Exact in {len(checked)} heads, to {worst:.3g} unit{'s' * (worst != 1)} of rounding."
-    return Judgement(ruled, "supported", words, worst, quantity="error")
+    return Judgement(ruled, "supported", words, worst, quantity=ERROR)
 
 
 def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
@@ -111,3 +136,6 @@ def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         G = torch.where(alive, tilted, 0.0).logsumexp(-1)
         (gradient,) = torch.autograd.grad(G.sum(), omega)
     return gradient
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=10)

@@ -2,64 +2,104 @@
 
     u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
     held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
-    score     = 1 - min_A |X̃A - X̃'|²          X̃, X̃': x and x' centred, of norm 1; all tokens at once     [razzhigaev24]
-    distance  = |B - I|_C / |I|_C              B: the best affine map from x to x';  |A|²_C = tr Aᵀ C A, C = Cov(x)
-    identity  = 1 - tr Cov(u) / tr Cov(x')     what remains if the sublayer is left out: a score near 1 may be this
-
-The score is in sample and with the residual. Both flatter: p coordinates explain p / n of anything by n tokens, and the
-stream explains itself. A score near 1 can also be that of one principal component, whose share of the variance
-(anisotropy) stands beside it, and of few large coordinates: the middle coordinate is told apart.
-
-Nulls: the random twin; of the score without residual in sample, tokens that are shuffled, p / (n - 1). A twin is no
-bound: its activation functions see small numbers only and are almost linear there. Where it passes the bound as well,
-the claim holds without training, and the sentence says so.
-
-Verdict: supported where the held-out share is above 0.9; refuted where it is below 0.5 and so is the one in sample,
-which too few tokens cannot make smaller.
 
 Read next: ../statistics/regression.py (the fits), expansion.py (what sublayers do to the cloud).
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Event, Passed
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..statistics import Comoments, Moments, affine_fit, jackknife
+from ..batch_pass import BatchPass
+from ..inside.architecture import Architecture
+from ..inside.events import Event, ForwardOutput, Passed
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
 from ..testing import Bounds, absent, also_random, count, judge, measured, middle
-from .observables.batch_moments import cloud
-
-claim = "The feed-forward sublayers are nearly affine maps of what they read."
-formula = "held-out R² of the best affine map from what a feed-forward sublayer reads to what it adds to the stream"
-refutes = "An affine map that leaves more than half of the variance, in sample and held out."
+from .observables.batch_moments import bytes_of_moments, token_moments
 
 HELD_OUT, IN_SAMPLE, MIDDLE = "held-out R²", "in-sample R²", "in-sample R² of the middle coordinate"
 WITH_RESIDUAL, SCORE, IDENTITY = "held-out R² with residual", "linearity score", "R² of the identity"
 DISTANCE, ANISOTROPY = "distance to the identity", "anisotropy"
 SUPPORTS, REFUTES = 0.9, 0.5
 
+FORMULAS = """\
+    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
+    score     = 1 - min_A |X̃A - X̃'|²          X̃, X̃': x and x' centred, of norm 1; all tokens at once     [razzhigaev24]
+    distance  = |B - I|_C / |I|_C              B: the best affine map from x to x';  |A|²_C = tr Aᵀ C A, C = Cov(x)
+    identity  = 1 - tr Cov(u) / tr Cov(x')     what remains if the sublayer is left out: a score near 1 may be this"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG001
+DECLARATION = Declaration(
+    title="Linearity of feed-forward maps",
+    claim="The feed-forward sublayers are nearly affine maps of what they read.",
+    formula="held-out R² of the best affine map from what a feed-forward sublayer reads to what it adds to the stream",
+    refutes="An affine map that leaves more than half of the variance, in sample and held out.",
+    method=(
+        FORMULAS,
+        "The score is in sample and with the residual. Both flatter: p coordinates explain p / n of anything by n "
+        "tokens, and the stream explains itself. A score near 1 can also be that of one principal component, whose "
+        "share of the variance (anisotropy) stands beside it, and of few large coordinates: the middle coordinate is "
+        "told apart.",
+        "Nulls: the random twin; of the score without residual in sample, tokens that are shuffled, p / (n - 1). A "
+        "twin is no bound: its activation functions see small numbers only and are almost linear there. Where it "
+        "passes the bound as well, the claim holds without training, and the sentence says so.",
+    ),
+    decision_rule=(
+        f"Supported where the held-out share is above {SUPPORTS:g}; refuted where it is below {REFUTES:g} and so is "
+        "the one in sample, which too few tokens cannot make smaller."
+    ),
+    quantities={
+        HELD_OUT: Quantity("1", "1 − |u − Az − b|² / |u − ū|²,  held out"),
+        WITH_RESIDUAL: Quantity("1", "1 − |x′ − Ax − b|² / |x′ − x̄′|²,  held out"),
+        IDENTITY: Quantity("1", "1 − tr Cov(u) / tr Cov(x + u)"),
+        IN_SAMPLE: Quantity("1", "1 − |u − Az − b|² / |u − ū|²"),
+        SCORE: Quantity("1", "1 − min_A |X̃A − X̃′|²"),
+        MIDDLE: Quantity("1", "1 − |uᵢ − (Az + b)ᵢ|² / |uᵢ − ūᵢ|²"),
+        DISTANCE: Quantity("1", "|B − I|_C / |I|_C"),
+        ANISOTROPY: Quantity("1", "λ₁ / Σ λ,  λ of Cov(x)"),
+    },
+    references=("razzhigaev24",),
+)
+
+
+class LayerState(NamedTuple):
+    """Moments of what a sublayer reads, and of the stream where that is another, with what it adds."""
+
+    given: Comoments
+    stream: Comoments | None = None
+
+
+def matrices(architecture: Architecture) -> dict[str, int]:
+    """Products of what each feed-forward sublayer reads, and of the stream if that is another, with its update."""
+    D, found = architecture.width, {}
+    for sublayer in architecture.sublayers:
+        if sublayer.kind == "feed_forward":
+            for tokens in ("input",) if sublayer.reads is None else ("input", "stream"):
+                found[f"{tokens} and update of {sublayer.name}"] = bytes_of_moments(D, D)
+    return found
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """Products of what each feed-forward sublayer reads, and of the stream, with what it adds."""
     if not isinstance(event, Passed) or event.sublayer.kind != "feed_forward":
         return None
-    mask = real(batch, event)
-    found = {"given": cloud(event.given, event.update, batch=batch, mask=mask, yy="diagonal")}
-    if event.given is not event.stream:
-        found["stream"] = cloud(event.stream, event.update, batch=batch, mask=mask, yy="diagonal")
-    return {event.sublayer.name: found}
+    mask = batch_pass.real(event)
+    given = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
+    if event.given is event.stream:
+        return {event.sublayer.name: LayerState(given)}
+    stream = token_moments(event.stream, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
+    return {event.sublayer.name: LayerState(given, stream)}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """The shares of variance that affine maps explain, and what belongs beside them."""
     rows = []
-    for sublayer in model.layout.sublayers:
+    for sublayer in model.architecture.sublayers:
         if sublayer.kind != "feed_forward":
             continue
         found = state.get(sublayer.name)
@@ -67,13 +107,13 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
     """The same of the random twin, and of shuffled tokens."""
     rows = [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens and m.quantity != IN_SAMPLE]
-    for sublayer in model.layout.sublayers:
+    for sublayer in model.architecture.sublayers:
         found = state.get(sublayer.name)
         if sublayer.kind == "feed_forward" and found is not None:
-            n, p = float(found["given"].tokens.sum()), found["given"].total().mean_x.shape[-1]
+            n, p = float(found.given.tokens.sum()), found.given.total().mean_x.shape[-1]
             rows.append(Measured(sublayer.name, None, IN_SAMPLE, min(p / (n - 1), 1.0)))
     return rows
 
@@ -101,9 +141,9 @@ def verdict(findings: list[Finding]) -> Judgement:
     )  # fmt: skip
 
 
-def _measured(name: str, found: Mapping[str, Comoments]) -> list[Measured]:
-    given = found["given"]
-    stream = found.get("stream", given)
+def _measured(name: str, found: LayerState) -> list[Measured]:
+    given = found.given
+    stream = given if found.stream is None else found.stream
     tokens = given.tokens.sum()
     fit, whole = affine_fit(given), affine_fit(with_residual(stream))
     rows = measured(name, HELD_OUT, fit.held_out, tokens)
@@ -124,7 +164,7 @@ def with_residual(comoments: Comoments) -> Comoments:
     return Comoments(tuple(None if m is None else _added(m) for m in comoments.groups))
 
 
-def _added(m: Moments) -> Moments:
+def _added(m: GroupMoments) -> GroupMoments:
     m = m.whole
     diagonal = m.yy + 2 * _diagonal(m.xy) + _diagonal(m.xx)
     return m._replace(mean_y=m.mean_x + m.mean_y, xy=m.xx + m.xy, yy=diagonal)
@@ -134,21 +174,24 @@ def _diagonal(products: Tensor) -> Tensor:
     return products.diagonal(dim1=-2, dim2=-1)
 
 
-def _middle(m: Moments, B: Tensor) -> Tensor:
+def _middle(m: GroupMoments, B: Tensor) -> Tensor:
     """The share explained of each coordinate of the update that varies, the middle one."""
     varies = m.yy > 0
     return torch.where(varies, (B * m.xy).sum(-2) / m.yy, torch.nan).nanmedian(-1).values
 
 
-def _distance(m: Moments, B: Tensor) -> Tensor:
+def _distance(m: GroupMoments, B: Tensor) -> Tensor:
     change = B - torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
     return ((change * (m.xx @ change)).sum((-2, -1)) / _diagonal(m.xx).sum(-1)).sqrt()
 
 
-def _identity(m: Moments) -> Tensor:
+def _identity(m: GroupMoments) -> Tensor:
     return 1 - m.spread_y / _added(m).yy.sum(-1)
 
 
-def _anisotropy(m: Moments) -> Tensor:
+def _anisotropy(m: GroupMoments) -> Tensor:
     """The share of the first principal component."""
     return torch.linalg.eigvalsh(m.xx)[..., -1] / _diagonal(m.xx).sum(-1)
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=90, matrices=matrices)

@@ -2,25 +2,6 @@
 
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
     change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
-    log normalizer, log pair energy of logits      sum_i G_i / n and log sum_i exp(G_i) - 2 log n of the model's own
-                                                   logits, mean over heads and sequences
-
-Attention whose values are its keys never lets E fall, with or without the sphere, if all layers share one symmetric
-positive form and nothing is masked [theory 5.3]. Tied layers come nearest to that; elsewhere, and through feed-forward
-maps, falls are to be expected. Tokens are put on the sphere since streams grow with depth. beta is 1; sqrt(D), that of
-tokens of radius sqrt(D) and logits over sqrt(D), is told beside it, where tokens see little but themselves. Of a
-sequence of n tokens the m = 64 of least hash are compared: sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).
-
-Beside it over depth, on 16 sequences: mean fraction, effective rank, rank-one residual and clusters of their tokens.
-
-Nulls: changes have those of the random twin, in which attention without any form lets tokens meet as well. The share
-of steps that rise has a random order of depths: of L + 1 numbers in random order, the number that rise has Euler's
-distribution, L/2 on average.
-
-Verdict: a step supports the claim if the interval of its change lies above LEAST and above that of the same step with
-random weights, where tokens meet as well, and refutes it if below -LEAST. The model: refuted if any step is; supported
-if none is and as many steps support it as a random order has rises at most in 5 %; else undecided, as with fewer than
-three layers.
 
 Read next: observables/residual_stream.py (where the stream is looked at), ../../dynamics/observables.py.
 """
@@ -28,25 +9,24 @@ Read next: observables/residual_stream.py (where the stream is looked at), ../..
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ...dynamics.intervals import band_of_mean
 from ...dynamics.observables import OBSERVABLES
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..prediction import Finished, Judgement, Measured, Probed, Ruling, Twin, real
+from ..batch_pass import BatchPass
+from ..corpus.batching import Batch
+from ..inside.events import Attended, Event, ForwardOutput
+from ..judgement import Judgement, Measured, Ruling
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.residual_stream import Depth, depth_of, stack_of
-
-claim = "The pair energy of the tokens of a text does not fall from layer to layer."
-formula = "change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence"
-refutes = "A step whose change is clearly negative."
 
 TOKENS = 64  # of a sequence that are compared
 SEQUENCES = 16  # kept for what has no sums
@@ -60,59 +40,139 @@ OBSERVED = {"mean_fraction": "mean fraction", "rank_one_residual": "rank-one res
 RANK = "effective rank"
 COUNT = "tokens"
 
+FORMULAS = """\
+    E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
+    change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
+    log normalizer, log pair energy of logits      sum_i G_i / n and log sum_i exp(G_i) - 2 log n of the model's own
+                                                   logits, mean over heads and sequences"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+DECLARATION = Declaration(
+    title="Pair energy over depth",
+    claim="The pair energy of the tokens of a text does not fall from layer to layer.",
+    formula="change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence",
+    refutes="A step whose change is clearly negative.",
+    method=(
+        FORMULAS,
+        "Attention whose values are its keys never lets E fall, with or without the sphere, if all layers share one "
+        "symmetric positive form and nothing is masked [theory 5.3]. Tied layers come nearest to that; elsewhere, and "
+        "through feed-forward maps, falls are to be expected. Tokens are put on the sphere since streams grow with "
+        "depth. beta is 1; sqrt(D), that of tokens of radius sqrt(D) and logits over sqrt(D), is told beside it, where "
+        f"tokens see little but themselves. Of a sequence of n tokens the m = {TOKENS} of least hash are compared: "
+        "sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).",
+        f"Beside it over depth, on {SEQUENCES} sequences: mean fraction, effective rank, rank-one residual and "
+        "clusters of their tokens.",
+        "Nulls: changes have those of the random twin, in which attention without any form lets tokens meet as well. "
+        "The share of steps that rise has a random order of depths: of L + 1 numbers in random order, the number that "
+        "rise has Euler's distribution, L/2 on average.",
+    ),
+    decision_rule=(
+        f"A step supports the claim if the interval of its change lies above {LEAST:g} and above that of the same "
+        f"step with random weights, where tokens meet as well, and refutes it if below {-LEAST:g}. The model: refuted "
+        "if any step is; supported if none is and as many steps support it as a random order has rises at most in "
+        f"{100 * LEVEL:g} %; else undecided, as with fewer than three layers."
+    ),
+    quantities={
+        ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
+        SHARPER: Quantity("nats", "log Σᵢⱼ exp(√D ⟨uᵢ, uⱼ⟩),  u = x / |x|"),
+        OF_LOGITS: Quantity("nats", "log Σᵢ exp Gᵢ − 2 log n"),
+        CHANGE: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over a block"),
+        BY_ATTENTION: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over attention"),
+        TOTAL: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over all blocks"),
+        RISES: Quantity("share of sequences", "P(Δ log E > 0)"),
+        SHARE: Quantity("share of steps", "P(Δ log E > 0)"),
+        TWIN: Quantity("share of steps", "P(Δ log E > 0)"),
+        NORMALIZER: Quantity("nats", "Σᵢ Gᵢ / n"),
+        OBSERVED["mean_fraction"]: Quantity("1", "|E x|² / E|x|²"),
+        OBSERVED["rank_one_residual"]: Quantity("1", "|X − 1 x̄ᵀ| / |X|"),
+        OBSERVED["clusters"]: Quantity("count", "linked at 5 % of √E|x|²"),
+        RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
+    },
+)
+
+
+class State(NamedTuple):
+    """Sums over sequences by layer, and some sequences themselves by stack.
+
+    energies: log pair energies at every depth; steps, attention: their changes over a block and over attention;
+    logits: the log normalisers.
+    """
+
+    energies: Mapping[str, Sums] = {}
+    steps: Mapping[str, Sums] = {}
+    attention: Mapping[str, Sums] = {}
+    logits: Mapping[str, Sums] = {}
+    samples: Mapping[str, Sample] = {}
+
+
+class _Before(NamedTuple):
+    layer: str
+    stack: str
+    energies: Float[Tensor, "b 2"]
+
+
+@dataclass
+class _Memory:
+    """Columns of each kind and layer; the last block; the chosen tokens, and those of some sequences, by stack."""
+
+    columns: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    before: _Before | None = None
+    chosen: "dict[str, _Chosen]" = field(default_factory=dict)
+    sequences: dict[str, tuple[Tensor, dict[str, Tensor]]] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
     """Energies of every depth and their changes, summed over sequences; some sequences themselves."""
-    columns: dict[tuple[str, str], Tensor] = memory.setdefault("columns", {})
+    memory = batch_pass.memory(_Memory)
+    columns = memory.columns
     if isinstance(event, Attended):
-        _of_logits(event, batch, columns)
+        _of_logits(event, batch_pass, columns)
         return None
-    depth = depth_of(event, batch, memory)
+    depth = depth_of(event, batch_pass)
     if depth is not None:
-        taken = _taken(depth, batch, memory)
-        block = depth.attention or isinstance(event, Finished)
+        taken = _taken(depth, batch_pass, memory)
+        block = depth.attention or isinstance(event, ForwardOutput)
         log_E = energies(taken)
         columns["energies", depth.layer] = _columns(log_E, taken)
-        before = memory.get("before")
+        before = memory.before
         if before is not None and before.stack == depth.stack:
             change = log_E[:, :1] - before.energies[:, :1]
             columns["steps" if block else "attention", before.layer] = _columns(
                 torch.cat((change, (change > 0).to(change)), 1), taken
             )
         if depth.attention:
-            memory["before"] = _Before(depth.layer, depth.stack, log_E)
+            memory.before = _Before(depth.layer, depth.stack, log_E)
         if block:
             _keep(depth, taken, memory)
-    if not isinstance(event, Finished) or not columns:
+    if not isinstance(event, ForwardOutput) or not columns:
         return None
     # One sum for all: it costs as much as that of a single layer.
-    totals = sums_of(torch.stack(list(columns.values()), 1), batch.keys).totals.unbind(1)
-    found: dict[str, Any] = {}
+    totals = sums_of(torch.stack(list(columns.values()), 1), batch_pass.documents).totals.unbind(1)
+    found: dict[str, dict[str, Sums]] = {}
     for (name, layer), each in zip(columns, totals, strict=True):
         found.setdefault(name, {})[layer] = Sums(each)
-    kept = memory.get("sequences", {}).items()
-    found["samples"] = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
-    return found
+    kept = memory.sequences.items()
+    samples = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
+    return State(samples=samples, **found)
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     """Energies and changes with the bootstrap; what sequences show, with Student's interval of their mean."""
     found = []
     columns = (
-        ("energies", {ENERGY: 1, SHARPER: 2}),
-        ("steps", {CHANGE: 1, RISES: 2}),
-        ("attention", {BY_ATTENTION: 1}),
-        ("logits", {NORMALIZER: 1, OF_LOGITS: 2}),
+        (state.energies, {ENERGY: 1, SHARPER: 2}),
+        (state.steps, {CHANGE: 1, RISES: 2}),
+        (state.attention, {BY_ATTENTION: 1}),
+        (state.logits, {NORMALIZER: 1, OF_LOGITS: 2}),
     )
-    for name, quantities in columns:
-        sums = {layer: Sums(each.totals.unsqueeze(1)) for layer, each in state.get(name, {}).items()}
+    for of_layers, quantities in columns:
+        sums = {layer: Sums(each.totals.unsqueeze(1)) for layer, each in of_layers.items()}
         for quantity, column in quantities.items():
             for layer, estimate in bootstrapped(sums, partial(mean, column=column)).items():
                 one = Estimate(*(t.squeeze(0) for t in estimate))
                 found += measured(layer, quantity, one, sums[layer].totals[0, 0, 3])
-    for sample in state.get("samples", {}).values():
+    for sample in state.samples.values():
         found += _observed(sample)
-    steps = list(state.get("steps", {}).values())
+    steps = list(state.steps.values())
     if steps:
         tokens = int(steps[0].totals[0, 3])
         rising = [float(mean(sums.totals[0])) > 0 for sums in steps]
@@ -123,11 +183,11 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:  # noqa
     return found
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
     """What the random twin shows, and of the share of steps that rise what a random order of depths does."""
     found = []
-    if steps := len(state.get("steps", {})):
-        chance = torch.tensor(_ascents_of(state["steps"]), dtype=torch.float64)
+    if steps := len(state.steps):
+        chance = torch.tensor(_ascents_of(state.steps), dtype=torch.float64)
         low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
         found.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
     others = [] if twin is None else evaluate(twin.state, model)
@@ -135,7 +195,7 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Step by step, and the model as the module says."""
+    """Step by step, and the model by the decision rule."""
 
     def bounds(f: Finding) -> Bounds:
         return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), -LEAST)
@@ -215,18 +275,11 @@ class _Chosen(NamedTuple):
     hashes: Int[Tensor, " s"]
 
 
-class _Before(NamedTuple):
-    layer: str
-    stack: str
-    energies: Float[Tensor, "b 2"]
-
-
-def _taken(depth: Depth, batch: Batch, memory: dict[str, Any]) -> Taken:
+def _taken(depth: Depth, batch_pass: BatchPass, memory: _Memory) -> Taken:
     """The tokens of least hash of each sequence, chosen once for a stack, on the CPU."""
-    held = memory.setdefault("chosen tokens", {})
-    if depth.stack not in held:
-        held[depth.stack] = _choose(depth, batch)
-    chosen: _Chosen = held[depth.stack]
+    if depth.stack not in memory.chosen:
+        memory.chosen[depth.stack] = _choose(depth, batch_pass.batch)
+    chosen = memory.chosen[depth.stack]
     x = depth.stream.gather(1, chosen.places.unsqueeze(-1).expand(-1, -1, depth.stream.shape[2]))
     x = (x if x.dtype == torch.float64 else x.float()).masked_fill(~chosen.valid.unsqueeze(-1), 0.0)
     return Taken(x, chosen.valid, chosen.tokens)
@@ -245,10 +298,9 @@ def _choose(depth: Depth, batch: Batch) -> _Chosen:
     return _Chosen(places, valid, tokens, sequences, least)
 
 
-def _keep(depth: Depth, taken: Taken, memory: dict[str, Any]) -> None:
+def _keep(depth: Depth, taken: Taken, memory: _Memory) -> None:
     """The tokens of the sequences of least hash, in the precision of the stream, as many for each."""
-    chosen: _Chosen = memory["chosen tokens"][depth.stack]
-    held = memory.setdefault("sequences", {})
+    chosen, held = memory.chosen[depth.stack], memory.sequences
     if depth.stack not in held:
         held[depth.stack] = (chosen.hashes, {COUNT: chosen.valid[chosen.sequences].sum(1)})
     x = taken.x[chosen.sequences].to(depth.stream.dtype)
@@ -265,12 +317,12 @@ def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]
     return columns.masked_fill(~several, 0.0)
 
 
-def _of_logits(event: Attended, batch: Batch, columns: dict[tuple[str, str], Tensor]) -> None:
+def _of_logits(event: Attended, batch_pass: BatchPass, columns: dict[tuple[str, str], Tensor]) -> None:
     """The log normalisers of each sequence, and the energy of its logits."""
     G = event.attention.log_normalizer
-    if event.crosses or len(G) != len(batch.keys):
+    if event.crosses or len(G) != len(batch_pass.batch.keys):
         return
-    seen = real(batch, event).unsqueeze(1) & event.attention.seen
+    seen = batch_pass.real(event).unsqueeze(1) & event.attention.seen
     n = seen.sum(-1).to(G.dtype)
     total = G.masked_fill(~seen, 0.0).sum(-1) / n.clamp(min=1.0)
     energy = G.masked_fill(~seen, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
@@ -302,3 +354,6 @@ def _observed(sample: Sample) -> Iterator[Measured]:
 def _turned(x: Float[Tensor, "m D"]) -> Float[Tensor, "m k"]:
     """The tokens in coordinates of their own span, with the same eigenvalues: m tokens need no D x D matrix."""
     return torch.linalg.qr(x.mT).R.mT if len(x) < x.shape[1] else x
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=110)

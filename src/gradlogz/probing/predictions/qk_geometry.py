@@ -4,55 +4,30 @@
     B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
     B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
 
-Both make B symmetric and positive semidefinite. Gains of the norm are inside W_q and W_k, so that B acts on tokens that
-are only normalised, and what a centring norm cannot see is left out. Everything is computed from factors of d columns.
-
-    positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2      cosine of B with the nearest such form
-    symmetric share   |B_s|² / |B|²
-    positive share    sum of positive eigenvalues of B_s over sum of all their sizes
-    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold 90 % of
-                                                    their variance, at least d: Cov⁻¹ is all in the smallest ones
-    whitened          of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹, and where tokens are many it counts more
-    Fisher            T = mean of Cov_a(k) over the queries with a small hash, against W_kᵀ B_s W_k: in the space of the
-                      head, on which alone B can match it; not with rotary embeddings, where keys turn
-
-Nulls: random rotations between queries and keys for what B is by itself, the first three and the cosines with I, whose
-deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which tell alignment from size:
-mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), B_0 and T_0 without trace,
-since symmetric matrices of trace 0 are an irreducible space of rotations. With rotary embeddings B is the form of a
-token with itself, and "over distances" W_q R̄ W_kᵀ, turned as on the average over the keys that the head attends to;
-where a part of the coordinates stays, its share of the squared norm is told. Where queries and keys are normalised B is
-that of their directions.
-
-Verdict: by the positive cosine, which the weights fix. Supported above 0.9, refuted below sqrt(1/2), where less than
-half of the form is symmetric and positive. The cosines are told beside their nulls.
+Everything is computed from factors of d columns.
 
 Read next: symmetry.py (the scores of others), tie.py.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event, Passed
-from ..inside.rotary import OVER, STILL, Turning, still_share
-from ..inside.weights import HeadWeights
-from ..nulls import band, centred, outside
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..statistics import GROUPS, Comoments, Moments, jackknife, jackknifed, student_quantile
-from ..testing import Bounds, absent, count, judge, measured, middle
-from .observables.attention_distance import kept, mean_rotations, told_over
+from ...special.distributions import student_quantile
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput, Passed
+from ..inside.head_weights import HeadWeights, Turning, centred, still_share
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
+from ..testing import Bounds, absent, band, count, judge, measured, middle, outside
+from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
 from .observables.attention_rows import applies, rows_of
-from .observables.batch_moments import cloud, on_cpu
-
-claim = "The logit form of each head is symmetric and positive, as a Fisher information is."
-formula = "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
-refutes = "Less than half of the squared norm of a form in its positive symmetric part."
+from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
 POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
@@ -62,52 +37,125 @@ VARIANCE = 0.9  # held by the leading components
 DRAWS = 20  # of random rotations
 DEFECT = 1e-12  # of the squared length, by which products of columns are kept positive where columns depend
 
+FORMULAS = f"""\
+    logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
+    B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
+    B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+    positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2      cosine of B with the nearest such form
+    symmetric share   |B_s|² / |B|²
+    positive share    sum of positive eigenvalues of B_s over sum of all their sizes
+    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold
+                                                    {VARIANCE:.0%} of their variance, at least d: Cov⁻¹ is all in the
+                                                    smallest ones
+    whitened          of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹, and where tokens are many it counts more
+    Fisher            T = mean of Cov_a(k) over the queries with a small hash, against W_kᵀ B_s W_k: in the space of the
+                      head, on which alone B can match it; not with rotary embeddings, where keys turn"""
+
+_OF_FORMS = {
+    POSITIVE: Quantity("1", "|B₊| / |B|,  B = β W_q W_kᵀ"),
+    SYMMETRIC: Quantity("1", "|B + Bᵀ|² / 4|B|²"),
+    SHARE: Quantity("1", "Σ λ₊ / Σ |λ|,  λ of (B + Bᵀ)/2"),
+    WITH_I: Quantity("1", "cos((B + Bᵀ)/2, I)"),
+    WITH_C: Quantity("1", "cos((B + Bᵀ)/2, C)"),
+    WITH_INVERSE: Quantity("1", "cos((B + Bᵀ)/2, C⁻¹)"),
+    WHITENED: Quantity("1", "cos(C^½ (B + Bᵀ)/2 C^½, I)"),
+}
+
+DECLARATION = Declaration(
+    title="Geometry of QK matrices",
+    claim="The logit form of each head is symmetric and positive, as a Fisher information is.",
+    formula=(
+        "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
+    ),
+    refutes="Less than half of the squared norm of a form in its positive symmetric part.",
+    method=(
+        FORMULAS,
+        "Both conjectures make B symmetric and positive semidefinite. Gains of the norm are inside W_q and W_k, so "
+        "that B acts on tokens that are only normalised, and what a centring norm cannot see is left out.",
+        "Nulls: random rotations between queries and keys for what B is by itself, the first three and the cosines "
+        "with I, whose deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which "
+        "tell alignment from size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) "
+        "|B_s|² |T|²), B_0 and T_0 without trace, since symmetric matrices of trace 0 are an irreducible space of "
+        'rotations. With rotary embeddings B is the form of a token with itself, and "over distances" W_q R̄ W_kᵀ, '
+        "turned as on the average over the keys that the head attends to; where a part of the coordinates stays, its "
+        "share of the squared norm is told. Where queries and keys are normalised B is that of their directions.",
+    ),
+    decision_rule=(
+        f"A head is judged by the positive cosine, which the weights fix: supported above {SUPPORTS:g}, refuted below "
+        "sqrt(1/2), where less than half of the form is symmetric and positive. The other cosines are told beside "
+        "their nulls."
+    ),
+    quantities={
+        **_OF_FORMS,
+        FISHER: Quantity("1", "cos(W_kᵀ (B + Bᵀ)/2 W_k, E Cov_a(k))"),
+        **{name + OVER: quantity for name, quantity in _OF_FORMS.items()},
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+    },
+)
+
+
+class LayerState(NamedTuple):
+    """Of a layer of self-attention: moments of what it reads and of attended keys; how far its heads look, by group."""
+
+    read: Comoments | None = None
+    fisher: Comoments | None = None
+    distances: dict[int, Sums] | None = None
+
+
+@dataclass
+class _Memory:
+    crosses: dict[str, bool] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """The covariance of what each layer of self-attention reads, that of attended keys, and how far heads look."""
+    crosses = batch_pass.memory(_Memory).crosses
     if isinstance(event, Attended):
-        memory[event.layer] = event.crosses
-        fisher = None if event.crosses or not applies(event, batch) else _fisher(event, batch, memory)
-        far = kept(event, batch, memory)
-        return far if fisher is None else {event.layer: {"fisher": fisher}, **far}
-    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or memory.get(event.sublayer.name):
+        crosses[event.layer] = event.crosses
+        fisher = None if event.crosses or not applies(event, batch_pass) else _fisher(event, batch_pass)
+        return {event.layer: LayerState(fisher=fisher, distances=distances(event, batch_pass))}
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or crosses.get(event.sublayer.name):
         return None
-    return {event.sublayer.name: {"read": cloud(event.given, batch=batch, mask=real(batch, event))}}
+    read = token_moments(event.given, batch_pass=batch_pass, mask=batch_pass.real(event))
+    return {event.sublayer.name: LayerState(read=read)}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """The values of each head; those of matrices alone have no sampling error."""
     rows = []
-    for layer in model.layout.attention:
-        weights, found = model.weights.get(layer), _found(state, layer)
-        if not isinstance(weights, HeadWeights) or "read" not in found:
+    for layer in model.architecture.attention:
+        weights, kept = model.weights.get(layer), state.get(layer, LayerState())
+        read, fisher = on_cpu(kept.read), on_cpu(kept.fisher)
+        if not isinstance(weights, HeadWeights) or read is None:
             rows.append(absent(layer, POSITIVE))
             continue
         U, V = forms(weights)
-        tokens = int(found["read"].tokens.sum())
+        tokens = int(read.tokens.sum())
         for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
             rows += [Measured(layer, h, quantity, v, v, v, tokens) for h, v in enumerate(values.tolist())]
-        E = _components(found["read"], weights)
-        R = mean_rotations(state, layer, weights, found["read"].present()) if weights.rotary else None
-        rows += _compared(layer, weights, found["read"], E, R)
-        if "fisher" in found and not weights.rotary:
+        E = _components(read, weights)
+        R = mean_rotations(kept.distances, weights, read.present()) if weights.rotary else None
+        rows += _compared(layer, weights, read, E, R)
+        if fisher is not None and not weights.rotary:
             form = _symmetric(V.mT @ U, V.mT @ V)
-            estimate = jackknife(lambda m: _cosine(form, m.covariance), found["fisher"])  # noqa: B023
-            rows += measured(layer, FISHER, estimate, found["fisher"].tokens.sum())
+            estimate = jackknife(lambda m: _cosine(form, m.covariance), fisher)  # noqa: B023
+            rows += measured(layer, FISHER, estimate, fisher.tokens.sum())
     return rows
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """Under random rotations."""
     rows = []
-    for number, layer in enumerate(model.layout.attention):
-        weights, found = model.weights.get(layer), _found(state, layer)
-        if not isinstance(weights, HeadWeights) or "read" not in found:
+    for number, layer in enumerate(model.architecture.attention):
+        weights, kept = model.weights.get(layer), state.get(layer, LayerState())
+        read, fisher = on_cpu(kept.read), on_cpu(kept.fisher)
+        if not isinstance(weights, HeadWeights) or read is None:
             continue
         U, V = forms(weights)
-        E = _components(found["read"], weights)
-        C = _covariance(found["read"].total(), weights, E)
-        R = mean_rotations(state, layer, weights)
+        E = _components(read, weights)
+        C = _covariance(read.total(), weights, E)
+        R = mean_rotations(kept.distances, weights)
         for name, form in (("", U), *(() if R is None else ((OVER, U @ R[0]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
             gram = _gram(form, V)
@@ -125,8 +173,8 @@ def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Mea
                 else:
                     pairs = _turned(*function(M, C))
                 rows += [Measured(layer, h, quantity + name, *band(*each)) for h, each in enumerate(pairs)]
-        if "fisher" in found and not weights.rotary:
-            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), found["fisher"].total().covariance)
+        if fisher is not None and not weights.rotary:
+            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), fisher.total().covariance)
             rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
     return rows
 
@@ -147,15 +195,10 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = (
         f"The middle cosine with a positive form is {found.value:z.2f} ({found.null:z.2f} if keys are rotated). Middle "
         f"cosines, and how many heads are above rotations: {', '.join(told)}."
-    ) + told_over(findings, POSITIVE + OVER, "the middle cosine with a positive form")
+    ) + over_distances(findings, POSITIVE + OVER, "the middle cosine with a positive form")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
     )  # fmt: skip
-
-
-def _found(state: Mapping[str, Any], layer: str) -> dict[str, Comoments]:
-    parts = {name: on_cpu(part) for name, part in state.get(layer, {}).items()}
-    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
@@ -255,7 +298,7 @@ def _symmetric(U: Tensor, V: Tensor) -> Tensor:
 # Targets -------------------------------------------------------------------------------------------------------------
 
 
-def _covariance(m: Moments, weights: HeadWeights, E: Tensor | None = None) -> Tensor:
+def _covariance(m: GroupMoments, weights: HeadWeights, E: Tensor | None = None) -> Tensor:
     """Of normalised tokens, from that of what the layer reads: (gain x + bias); on the components E if given."""
     C = m.covariance
     if weights.norm is not None:
@@ -314,9 +357,9 @@ def _rows(layer: str, quantity: str, values: Tensor, arms: Tensor) -> list[Measu
     return [Measured(layer, h, quantity, v, v - arm, v + arm) for h, (v, arm) in enumerate(pairs)]
 
 
-def _fisher(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments | None:
+def _fisher(event: Attended, batch_pass: BatchPass) -> Comoments | None:
     """The sum over the chosen queries of Cov_a(k), [h, d, d], kept as the products of vectors of mean 0."""
-    rows = rows_of(event, batch, memory)
+    rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     h = rows.query.shape[1]
@@ -326,5 +369,18 @@ def _fisher(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments 
     received, mean = p.sum(-2).unsqueeze(-1), p @ k
     products = torch.einsum("bhnd,bhne->hde", received * k, k) - torch.einsum("bhrd,bhre->hde", mean, mean)
     products = (products + products.mT).double() / 2
-    found = Moments(rows.valid.sum().double(), products.new_zeros(h, k.shape[-1]), products)
-    return Comoments(tuple(found if g == batch.group else None for g in range(GROUPS)))
+    found = GroupMoments(rows.valid.sum().double(), products.new_zeros(h, k.shape[-1]), products)
+    return Comoments(tuple(found if g == batch_pass.batch.group else None for g in range(GROUPS)))
+
+
+PREDICTION = Prediction(
+    __name__,
+    DECLARATION,
+    statistics,
+    evaluate,
+    null,
+    verdict,
+    order=40,
+    baseline="weights",
+    matrices=matrices_of_attention_inputs,
+)

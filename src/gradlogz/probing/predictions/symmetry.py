@@ -3,47 +3,25 @@
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
     symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
     directionality  = (r - c) / (r + c)                                                    negative: columns stand out
-    r               = sum over rows of how far their norm exceeds mean + 2 standard deviations;  c likewise of columns
-
-As in the published tables the matrices are those of the checkpoint: without gains of norms and without rotations.
-"Over distances" they are W_q R̄ W_kᵀ, with the rotations of rotary embeddings averaged over the keys that each head
-attends to; where a part of the coordinates stays, its share of the squared norm is told. Shared heads are counted with
-each of their queries.
-Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72
-albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, .00
-llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, decoders
-directional.
-
-Nulls: of symmetry, random rotations of the stream between queries and keys: mean 1 / D, deviation sqrt(2) / D; of
-directionality, the norms of a coordinate's row and column exchanged at random, as if queries and keys were alike.
-
-Verdict: the conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports that above 1/2,
-where three quarters of |M|² are symmetric, and above its null; it refutes it below 1/2. Matrices are known exactly.
 
 Read next: qk_geometry.py (the same forms as tokens meet them).
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Float, Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event
-from ..inside.rotary import OVER, STILL, Turning, still_share
-from ..inside.weights import HeadWeights
-from ..nulls import band, outside
-from ..prediction import Finished, Judgement, Measured, Probed, Twin
-from ..statistics import GROUPS, jackknifed
-from ..testing import absent, count, measured, middle
-from .observables.attention_distance import kept, looked, mean_rotations, told_over
-
-claim = "The logit form of each layer is symmetric: queries and keys play the same part."
-formula = "tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns"
-refutes = "A symmetry score below 1/2."
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput
+from ..inside.head_weights import HeadWeights, Turning, still_share
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import GROUPS, Sums, jackknifed
+from ..testing import absent, band, count, measured, middle, outside
+from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, over_distances
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
 OF_HEAD = "symmetry of the head"
@@ -51,16 +29,69 @@ BOUND = 0.5
 DEVIATIONS = 2.0  # above the mean, for a row to stand out
 DRAWS = 200
 
+FORMULAS = f"""\
+    M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
+    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
+    r               = sum over rows of how far their norm exceeds mean + {DEVIATIONS:g} standard deviations;
+    c                 likewise of columns"""
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+_SCORES = {
+    SYMMETRY: Quantity("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
+    DIRECTIONALITY: Quantity("1", "(r − c) / (r + c),  rows and columns of M"),
+    OF_HEAD: Quantity("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
+}
+
+DECLARATION = Declaration(
+    title="Symmetry of QK matrices",
+    claim="The logit form of each layer is symmetric: queries and keys play the same part.",
+    formula="tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns",
+    refutes="A symmetry score below 1/2.",
+    method=(
+        FORMULAS,
+        "As in the published tables the matrices are those of the checkpoint: without gains of norms and without "
+        'rotations. "Over distances" they are W_q R̄ W_kᵀ, with the rotations of rotary embeddings averaged over the '
+        "keys that each head attends to; where a part of the coordinates stays, its share of the squared norm is told. "
+        "Shared heads are counted with each of their queries.",
+        "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
+        "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
+        ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, "
+        "decoders directional.",
+        "Nulls: of symmetry, random rotations of the stream between queries and keys: mean 1 / D, deviation "
+        "sqrt(2) / D; of directionality, the norms of a coordinate's row and column exchanged at random, as if queries "
+        "and keys were alike.",
+    ),
+    decision_rule=(
+        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports that above "
+        f"{BOUND:g}, where three quarters of |M|² are symmetric, and above its null; it refutes it below {BOUND:g}. "
+        "Matrices are known exactly."
+    ),
+    quantities={
+        **_SCORES,
+        **{name + OVER: quantity for name, quantity in _SCORES.items()},
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+    },
+    references=("saponati25",),
+)
+
+
+class LayerState(NamedTuple):
+    """How far the heads of a layer look, by group."""
+
+    distances: dict[int, Sums] | None = None
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """How far heads look, for the average over rotations; all else is of weights."""
-    return kept(event, batch, memory) if isinstance(event, Attended) else None
+    if not isinstance(event, Attended):
+        return None
+    return {event.layer: LayerState(distances(event, batch_pass))}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """The scores of each layer, and of each head alone."""
     rows = []
-    for layer in model.layout.attention:
+    for layer in model.architecture.attention:
         weights = model.weights.get(layer)
         if not isinstance(weights, HeadWeights) or weights.query.shape[1] != weights.key.shape[1]:
             rows.append(absent(layer, SYMMETRY))
@@ -70,14 +101,14 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         rows += [Measured(layer, None, SYMMETRY, s, s, s), Measured(layer, None, DIRECTIONALITY, d, d, d)]
         each = symmetry(weights.query, weights.key).tolist()
         rows += [Measured(layer, h, OF_HEAD, v, v, v) for h, v in enumerate(each)]
-        rows += _over_distances(state, layer, weights) if weights.rotary else []
+        rows += _over_distances(layer, state.get(layer, LayerState()), weights) if weights.rotary else []
     return rows
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:  # noqa: ARG001
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
     """Rotations, and exchanges of rows and columns."""
     rows = []
-    for number, layer in enumerate(model.layout.attention):
+    for number, layer in enumerate(model.architecture.attention):
         weights = model.weights.get(layer)
         if not isinstance(weights, HeadWeights) or weights.query.shape[1] != weights.key.shape[1]:
             continue
@@ -118,7 +149,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     words = (
         f"The middle symmetry of {found.judged} layers is {found.value:z.2f}, directionality {direction:z.2f}; "
         "published are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
-    ) + told_over(findings, SYMMETRY + OVER, "the middle symmetry")
+    ) + over_distances(findings, SYMMETRY + OVER, "the middle symmetry")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
     )  # fmt: skip
@@ -161,12 +192,12 @@ def _norms(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     return ((U @ (V.mT @ V)) * U).sum(-1).sqrt(), ((V @ (U.mT @ U)) * V).sum(-1).sqrt()
 
 
-def _over_distances(state: Mapping[str, Any], layer: str, weights: HeadWeights) -> list[Measured]:
+def _over_distances(layer: str, kept: LayerState, weights: HeadWeights) -> list[Measured]:
     """The scores of forms with the average rotation between queries and keys."""
-    found = looked(state, layer)
+    found = by_group(kept.distances)
     rows_of_groups = torch.zeros(GROUPS) if found is None else found[:, 0, 0]
     groups = rows_of_groups.nonzero().squeeze(-1).tolist()
-    R = mean_rotations(state, layer, weights, groups)
+    R = mean_rotations(kept.distances, weights, groups)
     if R is None or not isinstance(weights.turning, Turning):
         return [absent(layer, SYMMETRY + OVER)]
     left = rows_of_groups[groups if len(groups) > 1 else []]
@@ -190,3 +221,6 @@ def _sides(weights: HeadWeights) -> tuple[Tensor, Tensor]:
 
 def _side(W: Float[Tensor, "*v h D d"]) -> Float[Tensor, "*v D hd"]:
     return W.transpose(-3, -2).flatten(-2)
+
+
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=50, baseline="weights")

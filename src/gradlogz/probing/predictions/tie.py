@@ -1,52 +1,75 @@
 """Does the value map follow the gradient of the log normaliser?
 
-    G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token in the stream, keys frozen
     ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
     update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
-    cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices, 1 where they are tied
-    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of what the layer reads
 
-Tokens enter through the norm that makes them, whose gain is part of W_k and W_v; the gradient leaves through the norm
-that the layer reads, whose gain is part of W_q, and the update through the one that closes the sublayer. What a norm
-that centres cannot see is left out on both sides [theory E13]. No matrix of D x D is made of weights: inner products
-are those of the d x d products of their factors. With rotary embeddings these are the products without rotation, those
-of a token with itself; "over distances" W_q is W_q R̄, turned as on the average over the keys that the head attends to,
-and where a part of the coordinates stays, its share of the squared norm is told.
-
-Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance
-|AᵀB|² / (D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.
-
-Verdict: a head is judged by the weighted cosine against 1/2, half way between no tie and an exact one: supported above
-it and above the other heads, refuted below it.
+No matrix of D x D is made of weights: inner products are those of the d x d products of their factors.
 
 Read next: qk_geometry.py (the matrices themselves), ascent.py (the same claim, token by token).
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ..._typing import Float, Tensor
-from ..corpus.text import Batch
-from ..findings import Finding
-from ..inside.capturing import Attended, Event, Passed
-from ..inside.rotary import OVER, STILL, Turning, still_share
-from ..inside.weights import HeadWeights
-from ..nulls import band, centred, outside
-from ..prediction import Finished, Judgement, Measured, Probed, Twin, real
-from ..statistics import Comoments, jackknifed
-from ..testing import Bounds, absent, count, judge, measured
-from .observables.attention_distance import kept, mean_rotations, told_over
-from .observables.batch_moments import cloud, on_cpu
-
-claim = "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
-formula = "cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens"
-refutes = "A cosine below 1/2: most of the update then lies across the gradient."
+from ..batch_pass import BatchPass
+from ..inside.events import Attended, Event, ForwardOutput, Passed
+from ..inside.head_weights import HeadWeights, Turning, centred, still_share
+from ..judgement import Judgement, Measured
+from ..prediction import Prediction, Probed, Twin
+from ..records import Declaration, Finding, Quantity
+from ..statistics import Comoments, Sums, jackknifed
+from ..testing import Bounds, absent, band, count, judge, measured, outside
+from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
+from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
 BOUND = 0.5
+
+FORMULAS = """\
+    G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token in the stream, keys frozen
+    ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
+    update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
+    cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices, 1 where they are tied
+    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of what the layer reads"""
+
+_COSINES = {
+    COSINE: Quantity("1", "cos(W_v W_o, W_k W_qᵀ)"),
+    WEIGHTED: Quantity("1", "cos(W_v W_o, W_k W_qᵀ), weighted by Cov(x)"),
+}
+
+DECLARATION = Declaration(
+    title="Tied QK and OV matrices",
+    claim=(
+        "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
+    ),
+    formula="cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens",
+    refutes="A cosine below 1/2: most of the update then lies across the gradient.",
+    method=(
+        FORMULAS,
+        "Tokens enter through the norm that makes them, whose gain is part of W_k and W_v; the gradient leaves "
+        "through the norm that the layer reads, whose gain is part of W_q, and the update through the one that closes "
+        "the sublayer. What a norm that centres cannot see is left out on both sides [theory E13]. With rotary "
+        'embeddings these are the products without rotation, those of a token with itself; "over distances" W_q is '
+        "W_q R̄, turned as on the average over the keys that the head attends to, and where a part of the coordinates "
+        "stays, its share of the squared norm is told.",
+        "Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance |AᵀB|² / "
+        "(D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.",
+    ),
+    decision_rule=(
+        f"A head is judged by the weighted cosine against {BOUND:g}, half way between no tie and an exact one: "
+        "supported above it and above the other heads, refuted below it."
+    ),
+    quantities={
+        **_COSINES,
+        LAYER: Quantity("1", "cos(W_v W_o, W_k W_qᵀ), all heads"),
+        **{name + OVER: quantity for name, quantity in _COSINES.items()},
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+    },
+)
 
 
 class Factors(NamedTuple):
@@ -62,21 +85,36 @@ class Factors(NamedTuple):
     width: int
 
 
-def statistics(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> dict[str, Any] | None:
+class LayerState(NamedTuple):
+    """Of a layer of self-attention: moments of what it reads, and how far its heads look, by group."""
+
+    read: Comoments | None = None
+    distances: dict[int, Sums] | None = None
+
+
+@dataclass
+class _Memory:
+    crosses: dict[str, bool] = field(default_factory=dict)
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """The covariance of what each layer of self-attention reads, and how far its heads look."""
+    crosses = batch_pass.memory(_Memory).crosses
     if isinstance(event, Attended):
-        memory[event.layer] = event.crosses
-        return kept(event, batch, memory)
-    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or memory.get(event.sublayer.name):
+        crosses[event.layer] = event.crosses
+        return {event.layer: LayerState(distances=distances(event, batch_pass))}
+    if not isinstance(event, Passed) or event.sublayer.kind != "attention" or crosses.get(event.sublayer.name):
         return None
-    return {event.sublayer.name: cloud(event.given, batch=batch, mask=real(batch, event))}
+    read = token_moments(event.given, batch_pass=batch_pass, mask=batch_pass.real(event))
+    return {event.sublayer.name: LayerState(read=read)}
 
 
-def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """The cosines of each head, and of all heads of a layer side by side."""
     rows = []
-    for layer in model.layout.attention:
-        factors, read = _factors(model, layer), on_cpu(state.get(layer))
+    for layer in model.architecture.attention:
+        factors, kept = _factors(model, layer), state.get(layer, LayerState())
+        read = on_cpu(kept.read)
         if factors is None or read is None:
             rows.append(absent(layer, WEIGHTED))
             continue
@@ -87,7 +125,7 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
         whole = float(_layer_cosine(*products))
         rows.append(Measured(layer, None, LAYER, whole, whole, whole))
         weights, groups = model.weights[layer], read.present()
-        R = mean_rotations(state, layer, weights, groups)  # type: ignore[arg-type]
+        R = mean_rotations(kept.distances, weights, groups)  # type: ignore[arg-type]
         on_tokens = _on_tokens(factors, read.versions().covariance)
         values = {WEIGHTED: _cosine(*_products(factors, on_tokens))}
         if R is not None:
@@ -100,17 +138,18 @@ def evaluate(state: Mapping[str, Any], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: Mapping[str, Any], model: Probed, twin: Twin | None) -> list[Measured]:
+def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
     """Rotations, other heads, random weights."""
     rows = []
-    for layer in model.layout.attention:
-        factors, read = _factors(model, layer), on_cpu(state.get(layer))
+    for layer in model.architecture.attention:
+        factors, kept = _factors(model, layer), state.get(layer, LayerState())
+        read = on_cpu(kept.read)
         if factors is None or read is None:
             continue
         spread = _rotated(_folded(factors, model, layer))
         rows += [Measured(layer, h, COSINE, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
         rows += [Measured(layer, h, WEIGHTED, *each) for h, each in enumerate(_permuted(factors, read))]
-        R = mean_rotations(state, layer, model.weights[layer])  # type: ignore[arg-type]
+        R = mean_rotations(kept.distances, model.weights[layer])  # type: ignore[arg-type]
         if R is not None:
             spread = _rotated(_folded(factors, model, layer), R[0])
             rows += [Measured(layer, h, COSINE + OVER, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
@@ -138,7 +177,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         f"The middle cosine is {found.value:z.2f} ({found.null:z.2f} with the value maps of other heads). More than "
         f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
         "from it."
-    ) + told_over(findings, WEIGHTED + OVER, "the middle cosine")
+    ) + over_distances(findings, WEIGHTED + OVER, "the middle cosine")
     return Judgement(
         findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
     )  # fmt: skip
@@ -154,7 +193,7 @@ def _bounds(finding: Finding) -> Bounds:
 
 def _factors(model: Probed, layer: str) -> Factors | None:
     """The factors of both maps of a layer on what it reads; None if it has none."""
-    weights, sublayer = model.weights.get(layer), model.layout.of(layer)
+    weights, sublayer = model.weights.get(layer), model.architecture.of(layer)
     # Where queries and keys are divided by their lengths the gradient is no linear map of the tokens.
     if not isinstance(weights, HeadWeights) or weights.output is None or weights.normalized or sublayer is None:
         return None
@@ -166,7 +205,7 @@ def _factors(model: Probed, layer: str) -> Factors | None:
     seen = sublayer.reads or sublayer.follows  # the norm through which the layer, or the next one, sees the update
     if seen is not None and seen.centres:
         query, output = centred(query, -2), centred(output, -1)
-    width = model.layout.width - (seen is not None and seen.centres)
+    width = model.architecture.width - (seen is not None and seen.centres)
     return Factors(weights.value, weights.key, output, query, width)
 
 
@@ -243,3 +282,16 @@ def _permuted(f: Factors, read: Comoments, turned: Tensor | None = None) -> list
     cosines = M.sum((-2, -1)) / (own.unsqueeze(1) * gradient).sqrt()
     others = cosines.mT[~torch.eye(h, dtype=torch.bool)].reshape(h, h - 1)
     return [band(*pair) for pair in zip(others.mean(1).tolist(), others.std(1).tolist(), strict=True)]
+
+
+PREDICTION = Prediction(
+    __name__,
+    DECLARATION,
+    statistics,
+    evaluate,
+    null,
+    verdict,
+    order=30,
+    baseline="weights",
+    matrices=matrices_of_attention_inputs,
+)

@@ -2,22 +2,32 @@
 
 hash_of         names to numbers: group_of, token_hashes, bootstrap_weights
 Sums            scalars under the bootstrap over documents; mean, ratio, variance, correlation
-Comoments       matrices in eight groups of documents; Moments, jackknife, affine_fit
+Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit
 Histogram       with fixed edges; quantiles
 Sample          the tokens of least hash
-Estimate        a value with its interval; p_value, permutation_p, benjamini_hochberg
-merge           two states into that of both; to_tensors and from_tensors for files
+Estimate        a value with its interval; benjamini_hochberg
+merge           two states into that of both
 """
 
-from ...special.distributions import student_p, student_quantile
-from .comoments import Comoments, Moments, comoments_of, jackknife, jackknifed
-from .estimates import Estimate, benjamini_hochberg, p_value, permutation_p
+from .comoments import Comoments, GroupMoments, comoments_of, jackknife, jackknifed
+from .estimates import Estimate, benjamini_hochberg
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
+from .merging import merge
 from .regression import Fit, affine_fit, solve
 from .sample import SAMPLE, Sample, chosen, sample_of
-from .storage import from_tensors, merge, to_tensors
-from .sums import Sums, bootstrap, correlation, documents, mean, moment_columns, ratio, sums_of, variance
+from .sums import (
+    DocumentWeights,
+    Sums,
+    bootstrap,
+    correlation,
+    documents,
+    mean,
+    moment_columns,
+    ratio,
+    sums_of,
+    variance,
+)
 
 __all__ = [
     "GROUPS",
@@ -27,6 +37,7 @@ __all__ = [
     "token_hashes",
     "bootstrap_weights",
     "Sums",
+    "DocumentWeights",
     "sums_of",
     "moment_columns",
     "bootstrap",
@@ -36,7 +47,7 @@ __all__ = [
     "variance",
     "correlation",
     "Comoments",
-    "Moments",
+    "GroupMoments",
     "comoments_of",
     "jackknife",
     "jackknifed",
@@ -51,12 +62,6 @@ __all__ = [
     "chosen",
     "sample_of",
     "Estimate",
-    "p_value",
-    "student_p",
-    "student_quantile",
-    "permutation_p",
     "benjamini_hochberg",
     "merge",
-    "to_tensors",
-    "from_tensors",
 ]

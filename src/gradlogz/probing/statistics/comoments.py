@@ -30,7 +30,7 @@ from .validation import check_alike, double, whole_products
 BLOCKS, NARROW = 8, 64  # rows of blocks of a wide matrix, and how many of its rows each has at least
 
 
-class Moments(NamedTuple):
+class GroupMoments(NamedTuple):
     """Count, means and products of deviations of one set of tokens, or of v sets at once with a leading dimension.
 
     yy is [q, q], its diagonal [q] or its trace []; without y all that concerns it is None. In the groups of `Comoments`
@@ -49,7 +49,7 @@ class Moments(NamedTuple):
         return products / self.tokens.reshape(*self.tokens.shape, *(1,) * (products.ndim - self.tokens.ndim))
 
     @property
-    def whole(self) -> "Moments":
+    def whole(self) -> "GroupMoments":
         """The same with xx as a matrix."""
         p = self.mean_x.shape[-1]
         return self if self.xx.ndim > self.mean_x.ndim else self._replace(xx=_unpacked(self.xx, p))
@@ -59,17 +59,17 @@ class Moments(NamedTuple):
         """Of x, xx / n."""
         return self.divided(self.whole.xx)
 
-    def merge(self, other: "Moments") -> "Moments":
+    def merge(self, other: "GroupMoments") -> "GroupMoments":
         """The moments of both sets; a set of no tokens is neutral."""
         if self.xx.ndim != other.xx.ndim:
             return self.whole.merge(other.whole)
-        check_alike("Moments.merge", self, other)
+        check_alike("GroupMoments.merge", self, other)
         n = self.tokens + other.tokens
         part = torch.where(n > 0, other.tokens / n, 0.0)
         both = self.tokens * part
         dx = other.mean_x - self.mean_x
         between = _outer(dx, dx) if self.xx.ndim > dx.ndim else _packed(dx.unsqueeze(-2))
-        found = Moments(n, self.mean_x + part * dx, (self.xx + other.xx).add_(between.mul_(both)))
+        found = GroupMoments(n, self.mean_x + part * dx, (self.xx + other.xx).add_(between.mul_(both)))
         if self.mean_y is None:
             return found
         dy = other.mean_y - self.mean_y
@@ -86,14 +86,14 @@ class Moments(NamedTuple):
         kept = self.yy.ndim - self.mean_y.ndim
         return self.yy.diagonal(dim1=-2, dim2=-1).sum(-1) if kept == 1 else self.yy.sum(-1) if kept == 0 else self.yy
 
-    def _of(self, version: int) -> "Moments":
-        return Moments(*(None if field is None else field[version] for field in self))  # type: ignore[arg-type]
+    def _of(self, version: int) -> "GroupMoments":
+        return GroupMoments(*(None if field is None else field[version] for field in self))  # type: ignore[arg-type]
 
 
 class Comoments(NamedTuple):
     """The moments of each of the eight groups; None for a group that was never met."""
 
-    groups: tuple[Moments | None, ...]
+    groups: tuple[GroupMoments | None, ...]
 
     def merge(self, other: "Comoments") -> "Comoments":
         """Group by group."""
@@ -106,17 +106,17 @@ class Comoments(NamedTuple):
         zero = torch.zeros_like(next(group.tokens for group in self.groups if group is not None))
         return torch.stack([zero if group is None else group.tokens for group in self.groups])
 
-    def only(self, group: int) -> Moments:
+    def only(self, group: int) -> GroupMoments:
         """The moments of one group, of no tokens if it was never met."""
         _check_group("Comoments.only", group)
         return self._joined([[g == group for g in range(GROUPS)]])._of(0)
 
-    def without(self, group: int) -> Moments:
+    def without(self, group: int) -> GroupMoments:
         """The moments of all groups but one."""
         _check_group("Comoments.without", group)
         return self._joined([[g != group for g in range(GROUPS)]])._of(0)
 
-    def total(self) -> Moments:
+    def total(self) -> GroupMoments:
         """The moments of all groups together."""
         return self._joined([[True] * GROUPS])._of(0)
 
@@ -124,13 +124,13 @@ class Comoments(NamedTuple):
         """The groups that have tokens."""
         return [g for g, tokens in enumerate(self.tokens.tolist()) if tokens > 0]
 
-    def versions(self) -> Moments:
+    def versions(self) -> GroupMoments:
         """The moments of all groups, [0], and of all but one, [1:], for each that has tokens, if there are several."""
         present = self.present()
         several = present if len(present) > 1 else []  # without its only group nothing is left to take moments of
         return self._joined([[True] * GROUPS, *([g != left for g in range(GROUPS)] for left in several)])
 
-    def _joined(self, kept: list[list[bool]]) -> Moments:
+    def _joined(self, kept: list[list[bool]]) -> GroupMoments:
         """The moments of v unions of groups at once: xx = sum_g xx_g + sum_g n_g (mean_g - mean)(mean_g - mean)ᵀ."""
         met = [g for g, group in enumerate(self.groups) if group is not None]
         fields = zip(*(group for group in self.groups if group is not None), strict=True)
@@ -145,7 +145,7 @@ class Comoments(NamedTuple):
         r = (root * between_x).movedim(1, -2)  # [v, *h, g, p]
         joined = torch.tensordot(keep, xx, 1)
         joined = joined if xx.ndim > x.ndim else _unpacked(joined, x.shape[-1])
-        found = Moments(count, mean_x, _symmetric(joined + r.mT @ r))
+        found = GroupMoments(count, mean_x, _symmetric(joined + r.mT @ r))
         if y is None:
             return found
         mean_y, between_y = _centred(share, whole, y)
@@ -178,9 +178,9 @@ def comoments_of(
         seen = None if weights is None else w > 0
         mean_x, r, left_x = _deviations(x.to(precision), w, seen)
         if len(_edges(x.shape[-1])) > 2:
-            found = Moments(count, mean_x, double(_packed(r)) - count * _packed(left_x.unsqueeze(-2)))
+            found = GroupMoments(count, mean_x, double(_packed(r)) - count * _packed(left_x.unsqueeze(-2)))
         else:
-            found = Moments(count, mean_x, _symmetric(_products(r, r, left_x, left_x, count)))
+            found = GroupMoments(count, mean_x, _symmetric(_products(r, r, left_x, left_x, count)))
         if y is not None:
             mean_y, s, left_y = _deviations(y.to(precision), w, seen)
             kept = ("trace", "diagonal", "full").index(yy) - 1
@@ -189,7 +189,7 @@ def comoments_of(
     return Comoments(tuple(found if g == group else None for g in range(GROUPS)))
 
 
-def jackknife(function: Callable[[Moments], Tensor], comoments: Comoments) -> Estimate:
+def jackknife(function: Callable[[GroupMoments], Tensor], comoments: Comoments) -> Estimate:
     """function(moments) with the interval of the jackknife over groups, NaN with fewer than two of them.
 
     The function is called once, on the moments of all groups and of all but one: [1 + G, ...] to [1 + G, *e].

@@ -17,7 +17,7 @@ import torch
 
 from ..._errors import InputValueError, sentence
 from ..._typing import Float, Tensor
-from .comoments import Comoments, Moments, jackknifed
+from .comoments import Comoments, GroupMoments, jackknifed
 from .estimates import Estimate
 
 RIDGES = (0.0, 1e-8, 1e-6, 1e-4)  # relative to the variance of each coordinate
@@ -49,9 +49,9 @@ def affine_fit(comoments: Comoments) -> Fit:
     if len(present) < 2:
         nothing = torch.full_like(in_sample, torch.nan)
         return Fit(whole, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
-    others = Moments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
+    others = GroupMoments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
     alone = [group.whole for group in comoments.groups if group is not None and bool(group.tokens > 0)]
-    own = Moments(*(torch.stack(field) for field in zip(*alone, strict=True)))
+    own = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
     B = solve(others.xx, others.xy)
     dx, dy = own.mean_x - others.mean_x, own.mean_y - others.mean_y
     missed = dy - (dx.unsqueeze(-2) @ B).squeeze(-2)
@@ -85,6 +85,6 @@ def solve(xx: Float[Tensor, "*h p p"], xy: Float[Tensor, "*h p q"]) -> Float[Ten
     return torch.cholesky_solve(xy / scale, factor) / scale
 
 
-def _error(moments: Moments, B: Tensor) -> Tensor:
+def _error(moments: GroupMoments, B: Tensor) -> Tensor:
     """The squared error of the map B around the means: tr yy - 2 <B, xy> + <B, xx B>."""
     return moments.spread_y + (B * (moments.xx @ B - 2 * moments.xy)).sum((-2, -1))

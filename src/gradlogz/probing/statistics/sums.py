@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Int, Tensor
@@ -28,7 +27,20 @@ from .estimates import LEVEL, Estimate
 from .hashing import bootstrap_weights
 from .validation import check_alike, double
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key, the documents of a batch
+
+class DocumentWeights:
+    """The weights of the documents of a batch in each bootstrap sample, computed once for the many sums of a batch."""
+
+    def __init__(self, keys: Int[Tensor, " b"]) -> None:
+        self.keys = keys
+        self._on: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Float[Tensor, "b r"]:
+        """1 and the weights of each replicate, on a device."""
+        if device not in self._on:
+            weights = bootstrap_weights(self.keys.to(device, non_blocking=True))
+            self._on[device] = torch.cat((torch.ones_like(weights[:, :1]), weights), 1)
+        return self._on[device]
 
 
 class Sums(NamedTuple):
@@ -42,26 +54,21 @@ class Sums(NamedTuple):
         return Sums(self.totals + other.totals)
 
 
-def sums_of(values: Float[Tensor, "b *s k"], keys: Int[Tensor, " b"]) -> Sums:
+def sums_of(values: Float[Tensor, "b *s k"], documents: Int[Tensor, " b"] | DocumentWeights) -> Sums:
     """The sums of rows of documents, each already summed over its tokens; several rows may be of one document.
 
     The first column is the weight of the row, such as its count of tokens.
+
+    Args:
+        documents: the key of the document of each row, or their weights where several sums share them.
     """
-    if values.ndim < 2 or values.shape[:1] != keys.shape:
-        fact = f"shapes {shape_of(values)} and {shape_of(keys)}"
+    weights = documents if isinstance(documents, DocumentWeights) else DocumentWeights(documents)
+    if values.ndim < 2 or values.shape[:1] != weights.keys.shape:
+        fact = f"shapes {shape_of(values)} and {shape_of(weights.keys)}"
         remedy = "Sum over tokens first and pass the key of the document of each row."
         raise InputValueError(sentence("sums_of", "values must be [b, *s, k] beside keys [b]", fact, remedy))
     values = double(values)
-    return Sums((_weights(keys, values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
-
-
-def _weights(keys: Tensor, device: torch.device) -> Float[Tensor, "b r"]:
-    """1 and the weights of each replicate, found once for the many sums of a batch."""
-    known: dict[torch.device, Tensor] = _known.setdefault(keys, {})
-    if device not in known:
-        weights = bootstrap_weights(keys.to(device, non_blocking=True))
-        known[device] = torch.cat((torch.ones_like(weights[:, :1]), weights), 1)
-    return known[device]
+    return Sums((weights.on(values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
 
 
 def bootstrap(function: Callable[[Tensor], Tensor], sums: Sums) -> Estimate:

@@ -4,8 +4,8 @@
     sum_d w(d) (cos, sin)(d t)                                     what a turn by d t becomes on the average
 
 Of the rows with small hashes. Distances are counted one by one up to FINE, then by bins of which an octave has EIGHTH:
-within one, all distances are taken to have the same weight. Predictions see the same event, and several want this: it
-is remembered as long as the event's statistics live.
+within one, all distances are taken to have the same weight. Several predictions want this of one event: it is computed
+once.
 
 Read next: ../../inside/rotary.py, ../tie.py.
 """
@@ -13,65 +13,53 @@ Read next: ../../inside/rotary.py, ../tie.py.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...._typing import Float, Tensor
-from ...corpus.text import Batch
-from ...findings import Finding
-from ...inside.capturing import Attended
-from ...inside.rotary import Turning
-from ...inside.weights import HeadWeights
+from ...batch_pass import BatchPass
+from ...inside.events import Attended
+from ...inside.head_weights import HeadWeights, Turning
+from ...records import Finding
 from ...statistics import GROUPS, Sums
 from ...testing import middle
 from .attention_rows import applies, rows_of
 
 FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
-DISTANCES = "distances"
+OVER = ", over distances"  # behind the names of quantities of the average form
+STILL = "share that does not turn"
 NAMED = 3  # layers of which nothing is known
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
 
-
-def distances(event: Attended, batch: Batch, memory: dict[str, Any]) -> Sums | None:
+def distances(event: Attended, batch_pass: BatchPass) -> dict[int, Sums] | None:
     """The weights of every head [h, 1 + 2 * bins] summed over rows: how many, then on keys up to the query and behind.
 
-    None of a layer without queries and keys, whose keys are other tokens, or of whose rows none is chosen.
+    By the group of the batch, so that the jackknife can leave one out. None of a layer without queries and keys, whose
+    keys are other tokens, or of whose rows none is chosen.
     """
-    if event.crosses or not applies(event, batch) or event.key.shape[2] != event.query.shape[2]:
+    if event.crosses or not applies(event, batch_pass) or event.key.shape[2] != event.query.shape[2]:
         return None
-    if event.attention.log_normalizer not in _known:
-        _known[event.attention.log_normalizer] = _weights(event, batch, memory)
-    found: Sums | None = _known[event.attention.log_normalizer]
-    return found
+    found = batch_pass.once(event.attention.log_normalizer, "distances", lambda: _weights(event, batch_pass))
+    return None if found is None else {batch_pass.batch.group: found}
 
 
-def kept(event: Attended, batch: Batch, memory: dict[str, Any]) -> dict[str, Any]:
-    """The same as a part of the state of a prediction, under one name for all layers."""
-    found = distances(event, batch, memory)
-    return {} if found is None else {DISTANCES: {event.layer: {str(batch.group): found}}}
-
-
-def looked(state: Mapping[str, Any], layer: str) -> Float[Tensor, "g h k"] | None:
-    """What a prediction has kept of the distances of a layer, group by group; None if nothing was counted."""
-    found = state.get(DISTANCES, {}).get(layer)
-    if found is None:
+def by_group(counted: Mapping[int, Sums] | None) -> Float[Tensor, "g h k"] | None:
+    """The merged distances of a layer, group by group; None if nothing was counted."""
+    if counted is None:
         return None
-    sums = {int(group): each.totals[0].cpu() for group, each in found.items()}
+    sums = {group: each.totals[0].cpu() for group, each in counted.items()}
     nothing = torch.zeros_like(next(iter(sums.values())))
     return torch.stack([sums.get(g, nothing) for g in range(GROUPS)])
 
 
 def mean_rotations(
-    state: Mapping[str, Any], layer: str, weights: HeadWeights, groups: Sequence[int] = ()
+    counted: Mapping[int, Sums] | None, weights: HeadWeights, groups: Sequence[int] = ()
 ) -> Float[Tensor, "v h d d"] | None:
     """R̄ of every head, over all rows, [0], and without each of these groups, as the jackknife wants them.
 
     None where the layer turns by no known angles, or nothing was counted.
     """
-    found = looked(state, layer)
+    found = by_group(counted)
     if found is None or not isinstance(weights.turning, Turning):
         return None
     whole = found.sum(0)
@@ -79,7 +67,7 @@ def mean_rotations(
     return averaged(weights.turning, torch.cat((whole.unsqueeze(0), whole - found[left]))[..., 1:])
 
 
-def told_over(findings: Sequence[Finding], quantity: str, named: str) -> str:
+def over_distances(findings: Sequence[Finding], quantity: str, named: str) -> str:
     """A sentence on what a quantity is over distances, and in which layers it is not known; empty of other models."""
     of = [f for f in findings if f.quantity == quantity]
     known, missed = middle(f.value for f in of), sorted({f.layer for f in of if math.isnan(f.value)})
@@ -105,8 +93,8 @@ def averaged(turning: Turning, weights: Float[Tensor, "*b h bins"]) -> Float[Ten
     return turning.matrix(w @ torch.cat((cosine, cosine), -1).mT, w @ torch.cat((sine, -sine), -1).mT)
 
 
-def _weights(event: Attended, batch: Batch, memory: dict[str, Any]) -> Sums | None:
-    rows = rows_of(event, batch, memory)
+def _weights(event: Attended, batch_pass: BatchPass) -> Sums | None:
+    rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     s = rows.logits

@@ -5,29 +5,42 @@
 Statistics of every row come with the call. What needs all logits of a row is computed for one token of each 1 / SHARE
 that follow each other in a sequence, and moments of queries and keys for one of each 1 / OF_MOMENTS. Which one of them
 is said by a hash, so that a token is chosen with the same probability wherever it is, and is the same in every layer
-and however the corpus is cut; sequences of one length have as many. What layers share is looked at once: `memory` lasts
-for a batch, and predictions that ask for the same rows get the same ones.
+and however the corpus is cut; sequences of one length have as many. What layers share is looked at once for a batch,
+and predictions that want the same rows get the same ones.
 
 Read next: ../identity.py, ../gaussian_measure.py and ../hopfield.py, which use them.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...._typing import Bool, Float, Int, Tensor
 from ....attention import masks
-from ....attention.in_models.intercepted_calls import HIDDEN, Call, visible
+from ....attention.in_models.hidden_keys import HIDDEN
 from ....kernels.attention.scoring import Scoring, Sight, grouped, logits
-from ...corpus.text import Batch
-from ...inside.capturing import Attended, Normed, Passed
-from ...prediction import real
+from ...batch_pass import BatchPass
+from ...inside.events import Attended, AttentionArguments, Normed, Passed
 from ...statistics import Comoments, comoments_of, token_hashes
 
 SHARE, OF_MOMENTS = 1 / 32, 1 / 4
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key, the queries of a call
+
+class _Counted(NamedTuple):
+    """How many keys the queries of a call see, and the masks and sizes that say so."""
+
+    sight: Sight
+    sizes: tuple[int | None, int | None, int, int]
+    seen: Float[Tensor, "#b #h #m"]
+
+
+@dataclass
+class _Shared:
+    """What the layers of a model share in one batch."""
+
+    chosen: dict[tuple[int, int, int], tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]] = field(default_factory=dict)
+    counted: list[_Counted] = field(default_factory=list)
 
 
 class Rows(NamedTuple):
@@ -70,45 +83,47 @@ class Rows(NamedTuple):
         return (grouped(weights, vectors.shape[1]) @ vectors).reshape(b, h, r, vectors.shape[-1])
 
 
-def applies(event: Attended, batch: Batch) -> bool:
+def applies(event: Attended, batch_pass: BatchPass) -> bool:
     """Whether a call has queries and keys, and rows that are those of the batch."""
-    return isinstance(event.call, Call) and event.query.ndim == 4 and len(event.query) == len(batch.keys)
+    has = isinstance(event.call, AttentionArguments)
+    return has and event.query.ndim == 4 and len(event.query) == len(batch_pass.batch.keys)
 
 
-def rows_of(event: Attended, batch: Batch, memory: dict[str, Any], *, part: float = 1.0) -> Rows | None:
+def rows_of(event: Attended, batch_pass: BatchPass, *, part: float = 1.0) -> Rows | None:
     """The chosen rows of a call to which this `applies`, or a part of them; None of a call without queries."""
-    call, share = event._call(), part * SHARE
-    found: dict[Any, Any] = _known.setdefault(call.query, {})
-    if share not in found:
-        index, valid = chosen(event, batch, memory, share)
+    call, share = event.arguments, part * SHARE
+
+    def compute() -> Rows:
+        index, valid = chosen(event, batch_pass, share)
         sight, scoring = _sight(call)
         wide = event.attention.log_normalizer.dtype
         q = at(call.query, index).to(wide)
         k = call.key.to(wide)
         w = _log_weights(call, sight, scoring, index).to(wide).expand(len(q), -1, -1, -1)
-        found[share] = Rows(index, valid, q * scoring.scale, k, logits(q, k, None, None, scoring), w)
-    rows: Rows = found[share]
+        return Rows(index, valid, q * scoring.scale, k, logits(q, k, None, None, scoring), w)
+
+    rows = batch_pass.once(call.query, ("rows", share), compute)
     return rows if rows.places.shape[1] else None
 
 
 def chosen(
-    event: Attended | Passed | Normed, batch: Batch, memory: dict[str, Any], share: float
+    event: Attended | Passed | Normed, batch_pass: BatchPass, share: float
 ) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
     """One token of each 1 / share that follow each other, and whether it is one: padding and the end are not.
 
     Computed where the batch is; nothing waits for a GPU, since as many are chosen whatever the hashes are.
     """
-    known = real(batch, event)
-    m, every = known.shape[1], max(round(1 / share), 1)
-    held: dict[tuple[int, int], tuple[Tensor, Tensor]] = memory.setdefault("chosen", {})
-    if (m, every) not in held:
+    known, batch = batch_pass.real(event), batch_pass.batch
+    (b, m), every = known.shape, max(round(1 / share), 1)
+    held = batch_pass.memory(_Shared).chosen
+    if (b, m, every) not in held:
         first = torch.arange(0, m, every, device=known.device)
         starts = batch.starts.to(known.device, non_blocking=True).unsqueeze(-1)
         place = first + token_hashes(batch.keys.to(known.device), starts + first) % every
         valid = (place < m) & known.gather(1, place.clamp(max=m - 1))
         # What stands in for tokens that are none is one, so that it sees keys.
-        held[m, every] = torch.where(valid, place, known.int().argmax(-1, keepdim=True)), valid
-    return held[m, every]
+        held[b, m, every] = torch.where(valid, place, known.int().argmax(-1, keepdim=True)), valid
+    return held[b, m, every]
 
 
 def at(t: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"]) -> Float[Tensor, "b h r d"]:
@@ -125,51 +140,49 @@ def at(t: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"]) -> Float[Tensor, 
 
 
 def some(
-    event: Attended, batch: Batch, memory: dict[str, Any], *tensors: Float[Tensor, "b _ n _"]
+    event: Attended, batch_pass: BatchPass, *tensors: Float[Tensor, "b _ n _"]
 ) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "_ t _"]]]:
     """Queries, or what else there is for each token of a call, of the tokens chosen for moments; and which count."""
-    index, valid = chosen(event, batch, memory, OF_MOMENTS)
+    index, valid = chosen(event, batch_pass, OF_MOMENTS)
     return valid.flatten(), [at(t, index).transpose(0, 1).flatten(1, 2) for t in tensors]
 
 
-def some_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def some_keys(event: Attended, batch_pass: BatchPass) -> tuple[Tensor, Tensor]:
     """Keys [hk, t, d] of the chosen tokens, all keys where they are of other tokens than the queries; which count."""
-    call = event._call()
-    seen = visible(call)
+    call = event.arguments
+    seen = event.visible_keys()
     seen = torch.ones_like(call.key[:, 0, :, 0], dtype=torch.bool) if seen is None else seen
     if event.crosses or call.key.shape[2] != call.query.shape[2]:
         return seen.flatten(), call.key.transpose(0, 1).flatten(1, 2)
-    valid, (keys, shown) = some(event, batch, memory, call.key, seen[:, None, :, None].to(call.key.dtype))
+    valid, (keys, shown) = some(event, batch_pass, call.key, seen[:, None, :, None].to(call.key.dtype))
     return valid & (shown.flatten() > 0), keys
 
 
-def moments_of_queries(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments:
-    """Of scaled queries, beside the attended means of keys where they are known, [h, d]: once for all who ask."""
-    call, mean = event._call(), event.attention.key_mean
-    found: dict[Any, Any] = _known.setdefault(call.query, {})
-    if "queries" not in found:
-        scale = call.options.get("scale")
-        tokens, taken = some(event, batch, memory, *(t for t in (call.query, mean) if t is not None))
-        q = taken[0].to(event.attention.log_normalizer.dtype)
-        q = q * (q.shape[-1] ** -0.5 if scale is None else float(scale))
-        found["queries"] = comoments_of(q, *taken[1:], group=batch.group, weights=tokens, yy="trace")
-    moments: Comoments = found["queries"]
-    return moments
+def moments_of_queries(event: Attended, batch_pass: BatchPass) -> Comoments:
+    """Of scaled queries, beside the attended means of keys where they are known, [h, d]: once for all predictions."""
+    call, mean = event.arguments, event.attention.key_mean
+
+    def compute() -> Comoments:
+        tokens, taken = some(event, batch_pass, *(t for t in (call.query, mean) if t is not None))
+        q = taken[0].to(event.attention.log_normalizer.dtype) * call.scale
+        return comoments_of(q, *taken[1:], group=batch_pass.batch.group, weights=tokens, yy="trace")
+
+    return batch_pass.once(call.query, "moments of queries", compute)
 
 
-def moments_of_keys(event: Attended, batch: Batch, memory: dict[str, Any]) -> Comoments:
-    """Of keys, [hk, d]: once for all who ask."""
-    found: dict[Any, Any] = _known.setdefault(event._call().query, {})
-    if "keys" not in found:
-        seen, k = some_keys(event, batch, memory)
-        found["keys"] = comoments_of(k, group=batch.group, weights=seen)
-    moments: Comoments = found["keys"]
-    return moments
+def moments_of_keys(event: Attended, batch_pass: BatchPass) -> Comoments:
+    """Of keys, [hk, d]: once for all predictions."""
+
+    def compute() -> Comoments:
+        seen, k = some_keys(event, batch_pass)
+        return comoments_of(k, group=batch_pass.batch.group, weights=seen)
+
+    return batch_pass.once(event.query, "moments of keys", compute)
 
 
 def log_weights_of(event: Attended, index: Int[Tensor, "b r"]) -> Tensor | None:
     """Bias and mask of some rows of a call [b, #h, r, n], bool if there is no bias; None if they see all keys alike."""
-    call = event._call()
+    call = event.arguments
     sight, scoring = _sight(call)
     if all(each is None for each in (*sight, scoring.left, scoring.right)):
         return None
@@ -177,38 +190,38 @@ def log_weights_of(event: Attended, index: Int[Tensor, "b r"]) -> Tensor | None:
     return w > -torch.inf if sight.bias is None else w
 
 
-def keys_seen(event: Attended, memory: dict[str, Any]) -> Float[Tensor, "#b #h #m"]:
+def keys_seen(event: Attended, batch_pass: BatchPass) -> Float[Tensor, "#b #h #m"]:
     """How many keys every query sees."""
     call = event.call
-    if not isinstance(call, Call):
-        return (call.logits > HIDDEN).sum(-1).to(event.attention.log_normalizer.dtype)
+    if not isinstance(call, AttentionArguments):
+        return (call > HIDDEN).sum(-1).to(event.attention.log_normalizer.dtype)
     sight, scoring = _sight(call)
-    about = (scoring.left, scoring.right, call.query.shape[2], call.key.shape[2])
-    held: list[Any] = memory.setdefault("keys seen", [])
-    for one, other, count in held:
+    sizes = (scoring.left, scoring.right, call.query.shape[2], call.key.shape[2])
+    held = batch_pass.memory(_Shared).counted
+    for known in held:
         # Layers share masks, each its own view of the same numbers.
-        if other == about and all(_same(a, b) for a, b in zip(one, sight, strict=True)):
-            return count
+        if known.sizes == sizes and all(_same(a, b) for a, b in zip(known.sight, sight, strict=True)):
+            return known.seen
     w = _log_weights(call, sight, scoring, None)
     count = (w > -torch.inf).sum(-1).to(event.attention.log_normalizer.dtype)
-    held.append((sight, about, count))
+    held.append(_Counted(sight, sizes, count))
     return count
 
 
 def weight_of_first(event: Attended) -> Float[Tensor, "b h m"]:
     """The weight of every row on the first key of its sequence that is no padding: what a sink takes."""
     call, G = event.call, event.attention.log_normalizer
-    seen = visible(call)
+    seen = event.visible_keys()
     b = len(G)
     first = torch.zeros(b, dtype=torch.int64, device=G.device) if seen is None else seen.int().argmax(-1)
     at = first[:, None, None, None]
-    if isinstance(call, Call):
+    if isinstance(call, AttentionArguments):
         sight, scoring = _sight(call)
         key = call.key.gather(2, at.expand(b, call.key.shape[1], 1, call.key.shape[3])).to(G.dtype)
         s = logits(call.query.to(G.dtype), key, None, None, scoring)
         s = s + _log_weights(call, sight, scoring, None, first)
     else:
-        s = call.logits.gather(-1, at.expand(*call.logits.shape[:3], 1))
+        s = call.gather(-1, at.expand(*call.shape[:3], 1))
     return torch.where(event.attention.seen, (s.squeeze(-1).to(G.dtype) - G).exp(), 0.0)
 
 
@@ -218,17 +231,18 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _sight(call: Call) -> tuple[Sight, Scoring]:
+def _sight(call: AttentionArguments) -> tuple[Sight, Scoring]:
     """Masks and numbers of a call as the kernels take them."""
-    b, h, m, d = call.query.shape
-    given = [call.options.get(name) for name in ("attn_mask", "bias", "segments")]
-    sight = masks.sight(*given, lead=torch.Size((b,)), size=(h, m, call.key.shape[2]), like=call.query)  # type: ignore[arg-type]
-    left, right = masks.band(bool(call.options.get("is_causal")), call.options.get("window"))
-    scale = call.options.get("scale")
-    return sight, Scoring(d**-0.5 if scale is None else float(scale), call.options.get("softcap"), left, right)
+    b, h, m, _ = call.query.shape
+    size = (h, m, call.key.shape[2])
+    sight = masks.sight(call.attn_mask, call.bias, call.segments, lead=torch.Size((b,)), size=size, like=call.query)
+    left, right = masks.band(bool(call.is_causal), call.window)
+    return sight, Scoring(call.scale, call.softcap, left, right)
 
 
-def _log_weights(call: Call, sight: Sight, scoring: Scoring, rows: Tensor | None, key: Tensor | None = None) -> Tensor:
+def _log_weights(
+    call: AttentionArguments, sight: Sight, scoring: Scoring, rows: Tensor | None, key: Tensor | None = None
+) -> Tensor:
     """[#b, #h, m, n], bias or 0, and -inf for hidden keys; of some rows [b, r]; of one key [b] of each sequence."""
     m, n, device = call.query.shape[2], call.key.shape[2], call.query.device
     row = (torch.arange(m, device=device).unsqueeze(0) if rows is None else rows)[:, None, :, None]

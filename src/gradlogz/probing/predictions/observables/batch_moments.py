@@ -1,58 +1,48 @@
 """The moments of the tokens of a batch, taken once for all predictions that want them.
 
-    cloud(x)       count, mean and products of the real tokens of one tensor [b, n, D]
-    cloud(x, y)    those of two tensors and their products with each other
+    token_moments(x)       count, mean and products of the real tokens of one tensor [b, n, D]
+    token_moments(x, y)    those of two tensors and their products with each other
 
-Predictions see the same event, and several need the products of the same tensors: they are remembered as long as the
-tensor lives. Products of a wide stream are what takes the memory of a probe, and `bytes_of` says how much beforehand.
+Products of a wide stream are what takes the memory of a probe; predictions declare beforehand how many bytes.
 
 Read next: ../../statistics/comoments.py.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from ...._typing import Bool, Float, Tensor
-from ...corpus.text import Batch
-from ...inside.architecture import Layout
-from ...statistics import GROUPS, Comoments, Moments, comoments_of
+from ...batch_pass import BatchPass
+from ...inside.architecture import Architecture
+from ...statistics import GROUPS, Comoments, GroupMoments, comoments_of
 from ...statistics.comoments import numbers_of
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is here follows from its key alone
+DOUBLE = 8  # bytes of a number of float64
 
 
-def cloud(
+def token_moments(
     x: Float[Tensor, "b n D"],
     y: Float[Tensor, "b n E"] | None = None,
     *,
-    batch: Batch,
+    batch_pass: BatchPass,
     mask: Bool[Tensor, "b n"],
     yy: Literal["full", "diagonal", "trace"] = "trace",
 ) -> Comoments:
-    """The moments of the tokens under a mask, of the group of the batch."""
+    """The moments of the tokens under a mask, of the group of the batch; of one tensor once for all predictions."""
+    group, weights = batch_pass.batch.group, mask.flatten()
     if y is not None:
-        return comoments_of(x.flatten(0, 1), y.flatten(0, 1), group=batch.group, weights=mask.flatten(), yy=yy)
-    if x not in _known:
-        _known[x] = comoments_of(x.flatten(0, 1), group=batch.group, weights=mask.flatten())
-    return _known[x]
+        return comoments_of(x.flatten(0, 1), y.flatten(0, 1), group=group, weights=weights, yy=yy)
+    return batch_pass.once(x, "moments", lambda: comoments_of(x.flatten(0, 1), group=group, weights=weights))
 
 
-def bytes_of(layout: Layout, names: Iterable[str]) -> int:
-    """What the products of the stream take, once all groups were met, for the predictions of these names.
+def bytes_of_moments(width: int, other: int = 0) -> int:
+    """What the products of tokens of this width, and with vectors of another one, take for all groups in float64."""
+    return DOUBLE * GROUPS * (numbers_of(width) + width * other)
 
-    In float64 for eight groups: of what each attention sublayer reads for tie and qk_geometry, which share it; of what
-    each feed-forward sublayer reads and of its stream, with its update, for linearity.
-    """
-    wanted, D = set(names), layout.width
-    own, numbers = numbers_of(D), 0
-    for sublayer in layout.sublayers:
-        if sublayer.kind == "attention" and wanted & {"tie", "qk_geometry"}:
-            numbers += own
-        if sublayer.kind == "feed_forward" and "linearity" in wanted:
-            numbers += (own + D * D) * (1 if sublayer.reads is None else 2)
-    return 8 * GROUPS * numbers
+
+def matrices_of_attention_inputs(architecture: Architecture) -> dict[str, int]:
+    """The bytes of the products of what each attention sublayer reads."""
+    size = bytes_of_moments(architecture.width)
+    return {f"input of {s.name}": size for s in architecture.sublayers if s.kind == "attention"}
 
 
 def on_cpu(comoments: Comoments | None) -> Comoments | None:
@@ -60,4 +50,4 @@ def on_cpu(comoments: Comoments | None) -> Comoments | None:
     if comoments is None:
         return None
     groups = ((None if g is None else [None if t is None else t.cpu() for t in g]) for g in comoments.groups)
-    return Comoments(tuple(None if g is None else Moments(*g) for g in groups))  # type: ignore[arg-type]
+    return Comoments(tuple(None if g is None else GroupMoments(*g) for g in groups))  # type: ignore[arg-type]

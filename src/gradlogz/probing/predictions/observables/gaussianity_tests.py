@@ -32,7 +32,7 @@ AXES, PROJECTIONS = "Wasserstein of principal axes", "Wasserstein of random proj
 DARLING, LOGISTIC = "Anderson-Darling", "logistic against normal"
 
 
-class Cloud(NamedTuple):
+class ProjectedTokens(NamedTuple):
     """Tokens as they are compared with a Gaussian: on `axes` leading axes, whitened, then on random directions of all
     coordinates, standardised; the document and the group of each token, and the places whose mean is removed.
     """
@@ -44,13 +44,13 @@ class Cloud(NamedTuple):
     places: Int[Tensor, " n"] | None
 
 
-def cloud_of(
+def project(
     x: Float[Tensor, "n D"],
     documents: Int[Tensor, " n"],
     groups: Int[Tensor, " n"],
     positions: Int[Tensor, " n"] | None = None,
-) -> Cloud:
-    """A cloud from its tokens, without the means of their positions if these are given."""
+) -> ProjectedTokens:
+    """Tokens as they are compared with a Gaussian, without the means of their positions if these are given."""
     x = x.double()
     places = None if positions is None else places_of(positions)
     x = x - x.mean(0) if places is None else without_means(x, places)
@@ -62,7 +62,7 @@ def cloud_of(
     z = x @ axes[:, extends] / spread[extends].sqrt()
     p = x @ directions
     p = p / p.square().mean(0).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
-    return Cloud(torch.cat((z, p), 1), z.shape[1], documents, groups, places)
+    return ProjectedTokens(torch.cat((z, p), 1), z.shape[1], documents, groups, places)
 
 
 def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tensor, "*b"]]:
@@ -91,7 +91,7 @@ def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor
     return _wasserstein(torch.cat((z @ _directions(z), z), -1).mT.contiguous().sort(-1).values).amax(-1)
 
 
-def gaussian_clouds(cloud: Cloud, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
+def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
     """Gaussian clouds of the same documents, with the covariances between and within them, in float32."""
     f = cloud.features
     kinds, index = cloud.documents.unique(return_inverse=True)

@@ -5,18 +5,19 @@
 A stack is a run of sublayers whose streams have the same tokens: a decoder is another one than its encoder. The end is
 that of the last stack, and of a pre-norm model before its last norm.
 
-Read next: ../../inside/capturing.py (the events), ../gaussianity.py and ../pair_energy.py.
+Read next: ../../inside/events.py, ../gaussianity.py and ../pair_energy.py.
 """
 
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ...._typing import Bool, Float, Tensor
-from ...corpus.text import Batch
-from ...inside.capturing import Event, Normed, Passed
-from ...prediction import Finished, real
+from ...batch_pass import BatchPass
+from ...inside.architecture import Norm
+from ...inside.events import Event, ForwardOutput, Normed, Passed
 
 END = "end"
 
@@ -34,41 +35,58 @@ class Depth(NamedTuple):
     mask: Bool[Tensor, "b n"]
 
 
-def depth_of(event: Event | Finished, batch: Batch, memory: dict[str, Any]) -> Depth | None:
-    """The depth at which the model has arrived with this event, if it is one; `memory` lasts for one batch.
+@dataclass
+class _Progress:
+    """How far the model has come with a batch: the last stream, what follows it, and the stack that it belongs to."""
+
+    before: Tensor | None = None
+    follows: Norm | None = None
+    end: Tensor | None = None
+    stack: str | None = None
+    shape: torch.Size | None = None
+    mask: Tensor | None = None
+
+
+def depth_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
+    """The depth at which the model has arrived with this event, if it is one.
 
     A feed-forward map beside an attention sublayer reads the same stream and is no depth of its own.
     """
-    here: dict[str, Any] = memory.setdefault("depths", {})
+    return batch_pass.once(event, "depth", lambda: _depth(event, batch_pass))
+
+
+def _depth(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
+    here = batch_pass.memory(_Progress)
     if isinstance(event, Passed):
-        before, here["before"] = here.get("before"), event.stream
-        here["follows"], here[END] = event.sublayer.follows, event.after
+        before, here.before = here.before, event.stream
+        here.follows, here.end = event.sublayer.follows, event.after
         attention, shape = event.sublayer.kind == "attention", event.stream.shape
-        if attention and len(shape) == 3 and shape[0] == len(batch.keys):
+        if attention and len(shape) == 3 and shape[0] == len(batch_pass.batch.keys):
             stack = f"{stack_of(event.sublayer.name)} {shape[2]}"
-            if (stack, shape) != (here.get("stack"), here.get("shape")):
-                here.update(stack=stack, shape=shape, mask=real(batch, event))
-        stream = _shaped(event.stream, here.get("shape"))
-        if stream is None or before is event.stream:
+            if (stack, shape) != (here.stack, here.shape):
+                here.stack, here.shape, here.mask = stack, shape, batch_pass.real(event)
+        if before is event.stream:
             return None
-        return Depth(event.sublayer.name, attention, here["stack"], stream, here["mask"])
+        return _arrived(event.sublayer.name, attention, event.stream, here)
     if isinstance(event, Normed):
-        follows = here.get("follows")
+        follows = here.follows
         if follows is not None and (follows.name, follows.call) == (event.norm.name, event.norm.call):
-            here[END] = event.result
-    elif isinstance(event, Finished) and END in here:
-        stream = _shaped(here[END], here.get("shape"))
-        return None if stream is None else Depth(END, False, here["stack"], stream, here["mask"])
+            here.end = event.result
+    elif isinstance(event, ForwardOutput) and here.end is not None:
+        return _arrived(END, False, here.end, here)
     return None
+
+
+def _arrived(layer: str, attention: bool, stream: Tensor, here: _Progress) -> Depth | None:
+    """The stream as [b, n, D], which some models flatten to [b n, D]; None if it is of other tokens."""
+    shape = here.shape
+    if here.stack is None or here.mask is None or shape is None:
+        return None
+    if stream.shape not in (shape, (shape[0] * shape[1], shape[2])):
+        return None
+    return Depth(layer, attention, here.stack, stream.reshape(shape), here.mask)
 
 
 def stack_of(layer: str) -> str:
     """What the names of the sublayers of one stack have in common: all before the first number."""
     return re.split(r"[.]?[0-9]", layer)[0]
-
-
-def _shaped(stream: Tensor, shape: torch.Size | None) -> Tensor | None:
-    """The stream as [b, n, D], which some models flatten to [b n, D]; None if it is of other tokens."""
-    if shape is None or stream.shape not in (shape, (shape[0] * shape[1], shape[2])):
-        return None
-    return stream.reshape(shape)

@@ -1,0 +1,25 @@
+"""A batch where the model is, with all inputs that the model wants.
+
+Read next: corpus/batching.py (batches), batch_statistics.py (what happens to them).
+"""
+
+import inspect
+
+import torch
+from torch import nn
+
+from .corpus.batching import Batch
+
+
+def placed(batch: Batch, model: nn.Module) -> Batch:
+    """The batch on the device of a model; a decoder beside an encoder reads the same text, shifted by its start."""
+    device = next(model.parameters()).device
+    inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
+    config = getattr(model, "config", None)
+    decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters and "input_ids" in inputs
+    if decodes and getattr(config, "is_encoder_decoder", False):
+        ids = inputs["input_ids"]
+        known = (getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
+        start = next((token for token in known if token is not None), 0)
+        inputs["decoder_input_ids"] = torch.cat((torch.full_like(ids[:, :1], start), ids[:, :-1]), 1)
+    return batch._replace(inputs=inputs, keys=batch.keys.to(device))
