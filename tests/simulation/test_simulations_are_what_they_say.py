@@ -11,7 +11,8 @@ from gradlogz.reporting.simulation_page import page_of
 from gradlogz.reporting.simulation_wording import agreement, verdict_sentence
 from gradlogz.simulation import theory_curves as curves
 from gradlogz.simulation.grid import grid_text, parse_grid, ranges_of
-from gradlogz.simulation.settings import SimulationSettings, ascent_of, starts
+from gradlogz.simulation.initial_clouds import SAMPLERS, ascent_of, starts
+from gradlogz.simulation.settings import INITIAL, SimulationSettings
 from gradlogz.simulation.theory_boundaries import boundaries, overshoot
 from support.scales import close
 
@@ -251,3 +252,7 @@ def test_the_sentence_says_what_happened():
     assert verdict_sentence(found) == "After 600 steps all 2 clouds are made of clusters (3 of them)."
     assert agreement(found)[0] == "silent", "other tokens than the preset's"
     assert "gradlogz simulate" in page_of(found).reproduce["command"]
+
+
+def test_every_initial_distribution_has_a_sampler():
+    assert tuple(SAMPLERS) == INITIAL

@@ -66,7 +66,7 @@ def command(
     from ..reporting import report
     from ..reporting.tracks_page import data_of
     from ..reporting.tracks_terminal import tracks_summary
-    from ..tracking import track
+    from ..tracking.run_tracking import track
     from ..tracking.table import check_table, write_table
 
     console = terminal(json)

@@ -23,6 +23,7 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
 from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_add, log_sum_exp, pairs
 from ..measures import Empirical
+from ..special import log_domain
 from .validation import (
     check_alike,
     check_indices,
@@ -185,7 +186,7 @@ class Likelihood:
         log_weights = None if self.log_weights is None else self.log_weights.detach()
 
         def draw(s: Tensor, _: Tensor) -> Tensor:
-            return reference.draw(s, (*shape,), generator).movedim(-1, 0)
+            return log_domain.draw(s, (*shape,), generator).movedim(-1, 0)
 
         return pairs(draw, eta, x, log_weights, seen).movedim(0, -1)
 
@@ -250,7 +251,7 @@ class Likelihood:
         eta, x, seen = self.eta, self.candidates - center, self._seen()
         if seen.plain and seen.itself and not self._outside:
             return Empirical(x, self.log_weights, validate=False).mean(eta)
-        mean = pairs(lambda s, k: reference.softmax(s) @ k, eta, x, self.log_weights, seen)
+        mean = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, seen)
         if not self._outside:
             return mean
         share, positive = self._share(eta, center)
@@ -266,11 +267,11 @@ class Likelihood:
         eta, x = self.eta, self.candidates - center
 
         def matrix(s: Tensor, k: Tensor) -> Tensor:
-            p = reference.softmax(s)
+            p = log_domain.softmax(s)
             return reference.covariance(p, p @ k, k)
 
         def product(s: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            p = reference.softmax(s)
+            p = log_domain.softmax(s)
             along = v @ k.mT
             signed = p * (along - (p * along).sum(-1, keepdim=True))
             return (signed - p * signed.sum(-1, keepdim=True)) @ k  # they sum to 0 but for rounding
@@ -281,7 +282,7 @@ class Likelihood:
             return found
         # Two measures, merged: what is within each, and what is between them.   [theory 3.8]
         share, positive = self._share(eta, center)
-        apart = pairs(lambda s, k: reference.softmax(s) @ k, eta, x, self.log_weights, self._seen()) - positive
+        apart = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, self._seen()) - positive
         between = share * (1 - share)
         if vector is not None:
             return (1 - share) * found + between * apart * (apart * vector).sum(-1, keepdim=True)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from .._typing import Bool, Float, Tensor
-from ..kernels.attention.reference import log_sum_exp
 from ..measures.gating import gated_mean, gated_spread
+from ..special.log_domain import log_sum_exp
 
 
 class Weighed(NamedTuple):

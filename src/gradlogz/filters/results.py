@@ -7,14 +7,12 @@
 Read next: switching.py (where these come from), consistency.py (whether they are what they claim).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from .._typing import Bool, Float, Int, Tensor
-from .models.nonlinear_model import NonlinearParameters
-from .models.switching_model import Parameters
-from .moment_matching import collapse, to_one
+from .moment_matching import GaussianMoments, collapse, to_one
 
 
 class FilterState(NamedTuple):
@@ -95,9 +93,24 @@ class Moved(NamedTuple):
         return cls(*(torch.stack(parts, first) for parts in zip(*moved, strict=True)))
 
 
+@runtime_checkable
+class Observing(Protocol):
+    """What reporting needs of the parameters of a step, whether matrices or functions (models/)."""
+
+    @property
+    def has(self) -> Bool[Tensor, "k s"] | None:
+        """Which components of the state each mode has."""
+
+    def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
+        """The distribution of the next observation, mode by mode."""
+
+    def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
+        """left - right, wrapped where observations are angles."""
+
+
 def combined(
     moved: Moved,
-    parameters: Parameters | NonlinearParameters,
+    parameters: Observing,
     observation: Float[Tensor, "*b o"],
     seen: Bool[Tensor, "*b o"] | None,
     log_likelihood: Float[Tensor, "*c"],

@@ -16,7 +16,7 @@ import torch
 
 from .._errors import InputValueError, check_finite, check_floats, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.attention import reference
+from ..special import log_domain
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
 from .measure import Measure, check_measures, mass_or_zero, measure
 from .validation import check_domain, common_batch
@@ -139,7 +139,7 @@ class Sum(Measure):
         return self.parts[0].dim
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        return reference.log_sum_exp(self._G(eta))
+        return log_domain.log_sum_exp(self._G(eta))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         return gated_mean(gate(self._G(eta)), self._means(eta))
@@ -166,7 +166,7 @@ class Sum(Measure):
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: Generator = None
     ) -> Float[Tensor, "*s m d"]:
         """A part by its gate, then a draw from it. Cost: one draw of every part."""
-        winner = reference.draw(self._G(eta), shape, generator)[..., None, None]
+        winner = log_domain.draw(self._G(eta), shape, generator)[..., None, None]
         draws = torch.stack([h.sample(eta, shape, generator=generator) for h in self.parts], -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
 

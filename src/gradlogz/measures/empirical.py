@@ -34,6 +34,7 @@ from .._typing import Bool, Float, Tensor
 from ..kernels.attention import reference
 from ..kernels.attention.operator import attention, directional
 from ..kernels.attention.scoring import Scoring, Sight
+from ..special import log_domain
 from .measure import Measure, measure
 from .validation import common_batch
 
@@ -131,7 +132,7 @@ class Empirical(Measure):
         if self._many(eta):
             G = self._attended(eta, self.points[..., :16]).log_normalizer
         else:
-            G = reference.log_sum_exp(self._logits(eta), maskable=self.log_weights is not None)
+            G = log_domain.log_sum_exp(self._logits(eta), maskable=self.log_weights is not None)
         return G + torch.where(G.detach() == -torch.inf, 0.0, (eta @ self._centre().mT).squeeze(-1))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
@@ -166,7 +167,7 @@ class Empirical(Measure):
         """-sum_n p_n log p_n, Shannon's: between 0 and log n.   [theory 3.5]"""
         if self._many(eta):
             return self._attended(eta, self.points[..., :16]).entropy
-        return reference.entropy(self._logits(eta))
+        return log_domain.entropy(self._logits(eta))
 
     def probabilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
         """p_n = w_n exp(<x_n, eta> - G(eta)): the attention weights, for those who need them all."""
@@ -182,7 +183,7 @@ class Empirical(Measure):
     ) -> Float[Tensor, "*s m d"]:
         """Keys drawn with the attention weights; the zero vector where no key has mass."""
         s = self._logits(eta)
-        index = reference.draw(s, shape, generator).unsqueeze(-1)
+        index = log_domain.draw(s, shape, generator).unsqueeze(-1)
         points = self.points.detach().unsqueeze(-3).expand(*index.shape[:-1], *self.points.shape[-2:])
         drawn = points.take_along_dim(index.unsqueeze(-1), -2).squeeze(-2)
         return drawn.masked_fill((s.amax(-1) == -torch.inf).unsqueeze(-1), 0.0)
@@ -215,7 +216,7 @@ class Empirical(Measure):
 
     def _p(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
         """The attention weights."""
-        return reference.softmax(self._logits(eta), maskable=self.log_weights is not None)
+        return log_domain.softmax(self._logits(eta), maskable=self.log_weights is not None)
 
     def _centre(self) -> Float[Tensor, "*b 1 d"]:
         """The plain average of the points that have mass: subtracted first, because an offset would cost digits."""

@@ -31,7 +31,7 @@ from .._errors import (
     shape_of,
 )
 from .._typing import Bool, Float, Tensor
-from ..kernels.attention import reference
+from ..special import log_domain
 from .measure import Measure, measure
 from .validation import common_batch
 
@@ -281,13 +281,13 @@ class OneHot(Measure):
         return self.log_probabilities.shape[-1]
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        return reference.log_sum_exp(self._logits(eta))
+        return log_domain.log_sum_exp(self._logits(eta))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        return reference.softmax(self._logits(eta))
+        return log_domain.softmax(self._logits(eta))
 
     def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
-        p = reference.softmax(self._logits(eta))
+        p = log_domain.softmax(self._logits(eta))
         others = 1 - torch.eye(self.dim, dtype=p.dtype, device=p.device)
         outer = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # p_i p_j off the diagonal, whose rows sum to p_i (1 - p_i)
         return torch.diag_embed(outer.sum(-1)) - outer
@@ -295,7 +295,7 @@ class OneHot(Measure):
     def covariance_product(
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b m d"]:
-        p = reference.softmax(self._logits(eta))
+        p = log_domain.softmax(self._logits(eta))
         signed = p * (vector - (p * vector).sum(-1, keepdim=True))
         return signed - p * signed.sum(-1, keepdim=True)  # the sum is rounding error, larger than a saturated row
 
@@ -305,12 +305,12 @@ class OneHot(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        index = reference.draw(self._logits(eta), shape, generator)
+        index = log_domain.draw(self._logits(eta), shape, generator)
         return torch.nn.functional.one_hot(index, self.dim).to(eta.dtype)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
         identity = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
-        return identity.expand(*eta.shape[:-2], -1, -1), reference.softmax(self._logits(eta))
+        return identity.expand(*eta.shape[:-2], -1, -1), log_domain.softmax(self._logits(eta))
 
     def _logits(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         return self.log_probabilities.unsqueeze(-2) + eta

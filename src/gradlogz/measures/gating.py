@@ -17,7 +17,7 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
 from .._typing import Float, Tensor
-from ..kernels.attention import reference
+from ..special import log_domain
 
 
 @runtime_checkable
@@ -107,12 +107,12 @@ def _merged(partials: PartialStatistics) -> PartialStatistics:
     r = gate(G)
     mean = gated_mean(r, means)
     covariance = None if covariances is None else gated_covariance(r, means, mean, covariances)
-    return PartialStatistics(reference.log_sum_exp(G), mean, covariance)
+    return PartialStatistics(log_domain.log_sum_exp(G), mean, covariance)
 
 
 def gate(G: Float[Tensor, "*bm k"]) -> Float[Tensor, "*bm k"]:
     """r_k = softmax_k G_k."""
-    return reference.softmax(G)
+    return log_domain.softmax(G)
 
 
 def gated_mean(r: Float[Tensor, "*bm k"], means: Float[Tensor, "*bm k d"]) -> Float[Tensor, "*bm d"]:

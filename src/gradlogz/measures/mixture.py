@@ -26,7 +26,7 @@ import torch
 
 from .._errors import InputValueError, check_floats, check_logarithms, check_normalized, present, sentence, shape_of
 from .._typing import Bool, Float, Tensor
-from ..kernels.attention import reference
+from ..special import log_domain
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
 from .measure import Measure, check_measures, measure
 from .validation import arrange, common_batch
@@ -88,7 +88,7 @@ class Mixture(Measure):
         return self.components.dim
 
     def log_normalizer(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        return reference.log_sum_exp(self._log_joint(eta))
+        return log_domain.log_sum_exp(self._log_joint(eta))
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         return gated_mean(gate(self._log_joint(eta)), self._each(self.components.mean, eta))
@@ -126,7 +126,7 @@ class Mixture(Measure):
             check_normalized(call, "exp(log_gates)", log_q.logsumexp(-1))
         log_q = log_q if self._per_query() else log_q.unsqueeze(-2)
         s = self._log_joint(eta)
-        q, log_r = log_q.exp(), s - reference.log_sum_exp(s).unsqueeze(-1)
+        q, log_r = log_q.exp(), s - log_domain.log_sum_exp(s).unsqueeze(-1)
 
         def averaged(values: Tensor) -> Tensor:  # sum_k q_k values_k, gates of 0 leaving -inf out
             return (q * values.masked_fill(q == 0, 0.0)).sum(-1)
@@ -142,7 +142,7 @@ class Mixture(Measure):
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
         """A component by its responsibility, then a draw from it. Cost: one draw of every component."""
-        winner = reference.draw(self._log_joint(eta), shape, generator)[..., None, None]
+        winner = log_domain.draw(self._log_joint(eta), shape, generator)[..., None, None]
         draws = self.components.sample(eta.unsqueeze(-3), shape, generator=generator).movedim(-3, -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
 

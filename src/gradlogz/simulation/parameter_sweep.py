@@ -24,9 +24,10 @@ from .._progress import Progress, reporter
 from .._settings import changed
 from ..dynamics.evolution import evolve
 from .grid import Grid, Range, ranges_of
+from .initial_clouds import ascent_of, starts
 from .records import GridPoint, Phases, base_of
 from .run_simulation import placement_of
-from .settings import SimulationSettings, ascent_of, check, starts
+from .settings import SimulationSettings, check
 
 BATCH = 1 << 21  # numbers of clouds that are evolved in one call
 

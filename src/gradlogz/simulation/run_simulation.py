@@ -17,9 +17,10 @@ from .._typing import Float, Tensor
 from ..dynamics.evolution import Placement, Trajectory, evolve
 from ..dynamics.growth import fastest_degree
 from ..dynamics.mode_amplitudes import harmonic_mode
+from .initial_clouds import ascent_of, starts
 from .presets import DEFAULT, Preset, preset_of
 from .records import Simulation
-from .settings import OWN, SimulationSettings, ascent_of, check, starts
+from .settings import OWN, SimulationSettings, check
 
 OBSERVED = (
     "radius", "mean_fraction", "effective_rank", "log_pair_energy", "entropy", "self_weight", "displacement",

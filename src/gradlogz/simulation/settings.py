@@ -1,27 +1,17 @@
-"""What is simulated: the numbers of a run, and the clouds that it starts from.
+"""The settings of a simulation: sizes, temperature, step size, contraction, initial distribution.
 
-    gaussian     N(0, 1)                    in each coordinate
-    uniform      on [-sqrt 3, sqrt 3]       likewise: mean 0, variance 1
-    laplace      of variance 1              likewise: heavy tails
-    exponential  of variance 1, less 1      likewise: skewed
-    sphere       uniform directions         of length 1 under the contraction `sphere`, else sqrt(d)
-    circle       uniform on the unit circle of the first two coordinates
-
-Read next: presets.py (settings with names), run_simulation.py.
+Read next: initial_clouds.py (the clouds that they describe), presets.py (settings with names), run_simulation.py.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-
-import torch
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .._errors import InputValueError, sentence
-from .._typing import Float, Tensor
 from ..dynamics.contraction import NAMES, Given
-from ..dynamics.evolution import Ascent
 
 CONTRACTIONS = (*NAMES, "resolvent")
+INITIAL = ("gaussian", "uniform", "laplace", "exponential", "sphere", "circle")  # drawn by initial_clouds.py
 PLACEMENTS = ("post", "pre", "peri")
 OWN = "given"  # the start of a cloud of the user's own, whose law is not known
 
@@ -96,7 +86,7 @@ def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
          "A negative tau descends."),
         (bool(unknown), "contraction must be known", f"{(unknown or parts)[0]!r}",
          f"It is one of {', '.join(CONTRACTIONS)}, or several joined by +."),
-        (s.initial not in LAWS, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(LAWS)}."),
+        (s.initial not in INITIAL, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(INITIAL)}."),
         (s.placement not in PLACEMENTS, "placement must be known", f"{s.placement!r}",
          f"It is one of {', '.join(PLACEMENTS)}."),
         (s.dim % s.heads != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
@@ -111,61 +101,3 @@ def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
 
 def _is_finite(value: float) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-Law = Callable[[int, int, torch.Generator], Tensor]
-
-
-def _uniform(n: int, d: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(n, d, generator=generator, dtype=torch.float64)
-
-
-def _gaussian(n: int, d: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, d, generator=generator, dtype=torch.float64)
-
-
-def _waits(n: int, d: int, generator: torch.Generator) -> Tensor:
-    return -torch.log1p(-_uniform(n, d, generator))
-
-
-def _laplace(n: int, d: int, generator: torch.Generator) -> Tensor:
-    return _waits(n, d, generator) * (2 * torch.randint(0, 2, (n, d), generator=generator) - 1) / math.sqrt(2)
-
-
-def _circle(n: int, d: int, generator: torch.Generator) -> Tensor:
-    angle = 2 * math.pi * _uniform(n, 1, generator)
-    return torch.cat((angle.cos(), angle.sin(), torch.zeros(n, d - 2, dtype=torch.float64)), -1)
-
-
-LAWS: dict[str, Law] = {
-    "gaussian": _gaussian,
-    "uniform": lambda n, d, generator: math.sqrt(3) * (2 * _uniform(n, d, generator) - 1),
-    "laplace": _laplace,
-    "exponential": lambda n, d, generator: _waits(n, d, generator) - 1,
-    "sphere": lambda n, d, generator: torch.nn.functional.normalize(_gaussian(n, d, generator), dim=-1),
-    "circle": _circle,
-}
-
-
-def starts(settings: SimulationSettings) -> Float[Tensor, "b n d"]:
-    """The clouds at the start, one for each seed."""
-    return torch.stack([_drawn(settings, settings.tokens, settings.seed + i) for i in range(settings.seeds)])
-
-
-def ascent_of(settings: SimulationSettings) -> Ascent:
-    """The step of attention of these settings; frozen keys are those of the seed before the first."""
-    s, B, W, keys = settings, None, None, None
-    if s.heads > 1:
-        blocks = torch.eye(s.heads, dtype=torch.float64).repeat_interleave(s.dim // s.heads, 1)
-        B = torch.diag_embed(blocks)
-        W = s.heads * B  # heads are averaged; together they give back every coordinate
-    if s.keys:
-        law = s.initial if s.initial in ("sphere", "circle") else "gaussian"
-        keys = _drawn(replace(s, initial=law), s.keys, s.seed - 1)
-    return Ascent(tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual)
-
-
-def _drawn(settings: SimulationSettings, n: int, seed: int) -> Tensor:
-    cloud = LAWS[settings.initial](n, settings.dim, torch.Generator().manual_seed(seed % 2**63))
-    unit = settings.initial != "sphere" or settings.contraction.split("+")[-1] == "sphere"
-    return cloud if unit else math.sqrt(settings.dim) * cloud

@@ -17,8 +17,9 @@ import torch
 
 from ..dynamics.growth import critical_beta
 from .grid import Range
+from .initial_clouds import ascent_of
 from .records import Phases
-from .settings import SimulationSettings, ascent_of
+from .settings import SimulationSettings
 
 ORDERS = {  # of the first mode that a contraction leaves
     **dict.fromkeys(("sphere", "rms_norm", "layer_norm"), 1),

@@ -21,8 +21,9 @@ from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
 from ..dynamics.intervals import ConfidenceBand
+from .initial_clouds import ascent_of
 from .records import Simulation
-from .settings import SimulationSettings, ascent_of
+from .settings import SimulationSettings
 
 ROUND = ("sphere", "circle")
 OF_TOKENS = ("sphere", "rms_norm", "layer_norm")

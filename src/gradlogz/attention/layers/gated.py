@@ -20,7 +20,7 @@ from torch import nn
 
 from ..._errors import InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...kernels.attention import reference
+from ...special import log_domain
 from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, check_tokens, join, split
@@ -124,10 +124,10 @@ class GatedHeads(nn.Module):
         found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         log_pi = self.log_weights.log_softmax(0)
         s = (found.log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)  # [*b, m, h]
-        r = reference.softmax(s).movedim(-1, -2)
+        r = log_domain.softmax(s).movedim(-1, -2)
         if gates is not None:
             r = self._held(gates, r)
-        gated = Gated(found, r, reference.log_sum_exp(s), coherence(found.log_normalizer, log_pi, log_pi.exp()))
+        gated = Gated(found, r, log_domain.log_sum_exp(s), coherence(found.log_normalizer, log_pi, log_pi.exp()))
         heard = join((r.unsqueeze(-1) * found.output).to(found.output.dtype))
         if self.tied:
             return heard @ self.q_proj.weight.to(heard.dtype), gated

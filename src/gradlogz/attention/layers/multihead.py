@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, linear, pad
 
 from ..._errors import InputTypeError, InputValueError, sentence, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...kernels.attention import reference
+from ...special import log_domain
 from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, join, split
@@ -124,7 +124,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask, bias, _ = self._sight(key_padding_mask, attn_mask, is_causal, q, k, hint=False)
         s = (q * q.shape[-1] ** -0.5) @ k.mT
         s = s if bias is None else s + bias
-        p = reference.softmax(s if mask is None else s.masked_fill(~mask, -torch.inf))
+        p = log_domain.softmax(s if mask is None else s.masked_fill(~mask, -torch.inf))
         p = dropout(p, self.dropout, self.training)
         weights = p.mean(1) if average_attn_weights else p
         return self._output(p.to(v.dtype) @ v, query.ndim == 2), weights.squeeze(0) if query.ndim == 2 else weights

@@ -23,9 +23,9 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, check_floats, has_values, present, sentence, shape_of
 from ..._typing import Float, Tensor
-from ...kernels.attention.reference import log_sum_exp
 from ...measures import Empirical, Gaussian, Mixture
 from ...measures.measure import Measure
+from ...special.log_domain import log_sum_exp
 from ..gaussian.switching import SwitchingFilter
 from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric

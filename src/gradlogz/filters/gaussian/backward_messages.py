@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Tensor
-from ...kernels.attention.reference import log_sum_exp
 from ...measures.gating import gated_mean, gated_spread
+from ...special.log_domain import log_sum_exp
 from ..kalman import LinearizedObservation, Motion, correct
 from ..models.nonlinear_model import NonlinearParameters
 from ..models.switching_model import Parameters

@@ -15,7 +15,7 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
-from ...kernels.attention.reference import log_sum_exp
+from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
 from ..models.switching_model import Parameters, SwitchingModel
 from ..moment_matching import collapse, likelihood_of_modes, weigh

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from ...kernels.attention.reference import log_sum_exp
+from ...special.log_domain import log_sum_exp
 from ..moment_matching import GaussianMoments, collapse, symmetric, weigh
 from .backward_messages import FilteredModes, ModePairs, SmoothingStep
 

@@ -18,8 +18,8 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, sentence
 from ..._typing import Bool, Float, Int, Tensor
-from ...kernels.attention.reference import log_sum_exp
 from ...measures.annealing import effective_sample_size, resample_ancestors
+from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel
 from ..models.switching_model import SwitchingModel
 from ..prior_and_series import Prior, Series, as_series

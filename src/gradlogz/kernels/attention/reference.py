@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..._typing import Float, Int, Tensor
+from ..._typing import Float, Tensor
+from ...special.log_domain import has_mass
 from .scoring import grouped
 
 # Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
@@ -49,7 +50,7 @@ def statistics(
         nothing = s.sum(-1)
         output = nothing.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
         return Statistics(output, nothing - torch.inf, nothing, nothing, nothing - torch.inf)
-    alive = _alive(s)
+    alive = has_mass(s)
     top = s.amax(-1)
     below = s.masked_fill(~alive, 0.0)
     below = below - below.detach().amax(-1, keepdim=True)
@@ -77,42 +78,6 @@ def logits(
     return s if log_weights is None else s + log_weights
 
 
-def log_sum_exp(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm"]:
-    """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
-    if not maskable:  # no row can be empty
-        return s.logsumexp(-1)
-    alive = _alive(s)
-    return torch.where(alive.squeeze(-1), s.masked_fill(~alive, 0.0).logsumexp(-1), -torch.inf)
-
-
-def softmax(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm n"]:
-    """p_mn = exp(s_mn - G_m), which is 0 with zero gradients where a row has no mass."""
-    if not maskable:
-        return s.softmax(-1)
-    alive = _alive(s)
-    return s.masked_fill(~alive, 0.0).softmax(-1) * alive
-
-
-def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
-    """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
-    alive = _alive(s)
-    below = s.masked_fill(~alive, 0.0)
-    below = below - below.detach().amax(-1, keepdim=True)
-    mass = below.exp()
-    total = mass.sum(-1)
-    mean_below = (mass * below.masked_fill(below == -torch.inf, 0.0)).sum(-1) / total
-    return (total.log() - mean_below) * alive.squeeze(-1)
-
-
-def draw(s: Float[Tensor, "*bm n"], shape: tuple[int, ...], generator: torch.Generator | None) -> Int[Tensor, "*sbm"]:
-    """Indices [*shape, *b, m] with probabilities softmax(s), by inversion: memory for the rows and the draws alone."""
-    total = softmax(s.detach().double()).cumsum(-1)
-    u = torch.rand(*total.shape[:-1], math.prod(shape), dtype=total.dtype, device=s.device, generator=generator)
-    # The first index whose cumulative mass exceeds u: points without mass are never it.
-    index = torch.searchsorted(total, u * total[..., -1:], right=True).clamp(max=s.shape[-1] - 1)
-    return index.movedim(-1, 0).reshape(*shape, *s.shape[:-1])
-
-
 def covariance(
     p: Float[Tensor, "*#b m n"], mean: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"]
 ) -> Float[Tensor, "*#b m d d"]:
@@ -124,8 +89,3 @@ def covariance(
         x = points.unsqueeze(-3) - mean_.unsqueeze(-2)
         blocks.append((p_.unsqueeze(-1) * x).mT @ x)
     return torch.cat(blocks, -3)
-
-
-def _alive(s: Tensor) -> Tensor:
-    """Whether a row has mass, [*b, m, 1]."""
-    return s.detach().amax(-1, keepdim=True) != -torch.inf

@@ -21,6 +21,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..._typing import Bool, Float, Int, Tensor
+from ...special import log_domain
 from ..attention import dispatch, reference
 from ..attention.operator import attention, is_traced, under_transform
 from ..attention.scoring import Scoring, Sight
@@ -68,7 +69,7 @@ def log_sum_exp(
     In a half precision queries meet keys rounded to it, sums stay in float32; pairs that are compared are not rounded.
     """
     if not seen.plain:
-        return pairs(lambda s, _: reference.log_sum_exp(s), query, key, bias, seen)
+        return pairs(lambda s, _: log_domain.log_sum_exp(s), query, key, bias, seen)
     if seen.itself:
         return _fused(query, key, bias, Scoring(1.0), precision)
     more = key.shape[0] - query.shape[0]  # the kernels count positions from the last key
