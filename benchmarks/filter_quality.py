@@ -54,7 +54,7 @@ class Scenario(NamedTuple):
 
     name: str
     model: SwitchingModel
-    start: dict[str, torch.Tensor]
+    start: Prior
     modes: torch.Tensor  # [t]
     position: tuple[int, int]
     velocity: tuple[int, int]
@@ -261,7 +261,7 @@ def picture(path: Path) -> None:
     scenario = turning()
     modes = scenario.modes.expand(RUNS, -1)
     x, y = (part[:1] for part in drawn(scenario, modes, torch.Generator().manual_seed(0)))
-    back = smooth(scenario.model, y, **scenario.start, method="gpb2")
+    back = smooth(scenario.model, y, scenario.start, method="gpb2")
     forward = back.filtered
     colours = {"filter": "#c8781e", "smoother": "#2b5d9b"}
     figure, (plane, steps) = pyplot.subplots(

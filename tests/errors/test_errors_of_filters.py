@@ -241,7 +241,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "Series: inputs must be (4,) or (4,) and then u, one for each observation; got shape (3, 2).",
+        "Series: inputs must be (4,) or (4,), one for each observation; got shape (3,).",
         series(inputs=torch.zeros(3, 2, dtype=F64)),
     ),
     (

@@ -8,6 +8,7 @@ import scipy.special
 import scipy.stats
 import torch
 from torch.autograd import gradcheck
+from torch.utils._pytree import tree_map
 
 from gradlogz import (
     Filtered,
@@ -263,7 +264,7 @@ def _turned(m, order):
 def test_covariances_are_covariances_and_targets_do_not_see_each_other(method, fill):
     model = SwitchingModel.of(models(), transition=chain(3), components=COMPONENTS, fill=fill)
     starts = [beginning()[1] for _ in range(3)]
-    start = {name: torch.stack([one[name] for one in starts]) for name in starts[0]}
+    start = tree_map(lambda *parts: torch.stack(parts), *starts)
     y = observed(model, 12, 3)
     y[0, 3], y[1, 2, 0] = torch.nan, torch.nan
     found = run(model, method, y, start)

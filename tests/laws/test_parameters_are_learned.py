@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from gradlogz import Generator, Prior, Series, SwitchingFilter, SwitchingModel, enumerate_modes, fit
+from gradlogz.filters.fitting.learning import _in_order
+from gradlogz.filters.fitting.parametrization import FitPlan
 from support.scales import close
 from support.switching_oracles import chain, positive
 
@@ -281,6 +283,22 @@ def test_modes_come_back_in_the_order_given_and_the_best_start_is_kept():
         close(found.model.transition.sum(-1), torch.ones(2, dtype=F64))
 
 
+def test_a_generator_and_what_changes_in_time_come_back_in_the_order_given():
+    """Rows and columns of rates change places, and modes of fields that begin with time do."""
+    rate = number([[-0.1, 0.1], [0.4, -0.4]])
+    one = torch.ones(2, 1, 1, dtype=F64)
+    Q = one * number([1.0, 9.0])[:, None, None]
+    given = SwitchingModel(Generator(rate), F=0 * one, Q=Q, H=one.expand(3, 2, 1, 1), R=one)
+    swapped = dataclasses.replace(given, transition=Generator(rate.flip(0, 1)), Q=Q.flip(0))
+    prior = Prior(*(number([[2.0], [1.0]]), number([[[2.0]], [[1.0]]]), number([0.4, 0.6]).log()))
+    plan = FitPlan(("Q", "R"), {"Q": "scale", "R": "scale"}, ("R",))
+    found, initial = _in_order(given, swapped, prior, plan)
+    close(found.transition.rate, rate)
+    close(found.Q, Q)
+    assert found.H.shape == (3, 2, 1, 1)
+    close(initial.mean, number([[1.0], [2.0]]))
+
+
 def test_progress_is_told():
     values, done = [], []
     model = system(1)
@@ -330,6 +348,6 @@ def test_series_that_never_move_are_told_without_end_and_stop_somewhere(method):
 
 def test_a_gradient_ends_with_the_likeliest_model_seen():
     y = drawn(walks(), 4, 15, start=WALK)
-    found = fit(walks(), y, **WALK, method="gradient", max_iterations=2)
+    found = fit(walks(), y, WALK, method="gradient", max_iterations=2)
     assert found.log_likelihood >= found.history.max() - 1e-9 * found.history.abs().max()
-    close(found.log_likelihood, gpb2_likelihood(found.model, y, **WALK).sum(), found.log_likelihood.abs())
+    close(found.log_likelihood, gpb2_likelihood(found.model, y, WALK).sum(), found.log_likelihood.abs())

@@ -54,7 +54,7 @@ def test_targets_do_not_see_each_other(method):
     assert found.initial_log_mode_probability.shape == (2, 3, k)
     for i, j in ((0, 0), (1, 2)):
         alone = Prior(start.mean[i, j], start.covariance[i, 0], start.log_mode_probability[0, j])
-        alike(at(found, (i, j)), smooth(model, y[i, j], method=method, **alone))
+        alike(at(found, (i, j)), smooth(model, y[i, j], alone, method=method))
 
 
 @pytest.mark.parametrize("method", [*METHODS, "enumerate"])

@@ -51,7 +51,7 @@ def test_targets_do_not_see_each_other(method):
     assert found.log_likelihood.shape == (4, 5)
     for i, j in ((0, 0), (1, 3), (3, 4)):
         alone = Prior(start.mean[i, j], start.covariance[i, 0], start.log_mode_probability[0, j])
-        same(at(found, (i, j)), filter_of(model, method).filter(y[i, j], **alone))
+        same(at(found, (i, j)), filter_of(model, method).filter(y[i, j], alone))
 
 
 @each
@@ -91,7 +91,7 @@ def test_the_order_of_modes_does_not_matter(method):
     fields = {f: getattr(model, f)[order] for f in ("F", "Q", "H", "R", "b", "d")}
     turned = SwitchingModel(model.transition[order][:, order], **fields)
     other = tree_map(lambda value: value[order], start)
-    found, expected = filter_of(turned, method).filter(y, **other), filter_of(model, method).filter(y, start)
+    found, expected = filter_of(turned, method).filter(y, other), filter_of(model, method).filter(y, start)
     of_modes = {f for f in Filtered._fields if "mode_" in f}
     same(found, Filtered(**{f: v[:, order] if f in of_modes else v for f, v in expected._asdict().items()}), 10.0)
 
@@ -104,8 +104,9 @@ def test_a_mode_that_is_there_twice_is_one_mode(method):
     T = model.transition[twice][:, twice] * torch.tensor([1.0, 0.3, 0.7], dtype=F64)
     copied = SwitchingModel(T, **{f: getattr(model, f)[twice] for f in ("F", "Q", "H", "R", "b", "d")})
     other = tree_map(lambda value: value[twice], start)
-    other["log_mode_probability"] = other["log_mode_probability"] + torch.tensor([1.0, 0.5, 0.5], dtype=F64).log()
-    found, expected = filter_of(copied, method).filter(y, **other), filter_of(model, method).filter(y, start)
+    halved = other.log_mode_probability + torch.tensor([1.0, 0.5, 0.5], dtype=F64).log()
+    other = replace(other, log_mode_probability=halved)
+    found, expected = filter_of(copied, method).filter(y, other), filter_of(model, method).filter(y, start)
     for name in ("mean", "covariance", "innovation", "innovation_covariance", "step_log_likelihood", "log_likelihood"):
         e = getattr(expected, name)
         close(getattr(found, name), e, 10 * (1 + e.abs().amax()))
@@ -258,7 +259,7 @@ def test_long_runs_stay_symmetric_and_positive(filter, steps):
     names = ("covariance", "mode_covariance", "predicted_covariance", "innovation_covariance")
     carried = ("mean", "covariance") if filter is gpb1 else ("mode_mean", "mode_covariance")
     for part in y.split(100_000):  # what a filter knows after a series is what it begins the next one with
-        found = filter(model, part, **state, fields=(*names, *carried, "log_mode_probability"))
+        found = filter(model, part, state, fields=(*names, *carried, "log_mode_probability"))
         for P in (getattr(found, name) for name in names):
             assert torch.equal(P, P.mT)
             assert not torch.linalg.cholesky_ex(P).info.any()
@@ -301,8 +302,8 @@ def test_a_first_step_that_moves_nothing_is_bayes_rule(method):
     close(found.mode_mean[0], m + (K @ (y[0] - expected).unsqueeze(-1)).squeeze(-1), 100.0)
     # And from there on it is the filter that begins with what is known then.
     if method[0] == "imm":
-        then = {f: getattr(found, f"mode_{f}")[0] for f in ("mean", "covariance")}
-        rest = imm(model, Series(y[1:], inputs=u[1:]), **then, log_mode_probability=found.log_mode_probability[0])
+        then = Prior(found.mode_mean[0], found.mode_covariance[0], found.log_mode_probability[0])
+        rest = imm(model, Series(y[1:], inputs=u[1:]), then)
         close(found.mean[1:], rest.mean, 100.0)
         close(found.covariance[1:], rest.covariance, 100.0)
 

@@ -8,6 +8,7 @@ import pytest
 import scipy.linalg
 import torch
 from torch.autograd import gradcheck
+from torch.utils._pytree import tree_map
 
 from gradlogz import (
     Filtered,
@@ -326,13 +327,13 @@ def test_beliefs_of_the_first_observations_time_have_a_first_step_of_length_zero
 def test_rates_drifts_densities_and_times_have_gradients(method):
     model, start = flowing(2, 2, 1, u=1, validate=False), beginning(2)
     y, u = observed(model, 3), torch.randn(3, 1, dtype=F64)
-    names = ("rate", "F", "Q", "b", "B")
+    names = ("F", "Q", "b", "B")
     times = torch.tensor([0.3, 0.9, 2.0], dtype=F64, requires_grad=True)
-    leaves = [getattr(model, n).clone().requires_grad_() for n in names]
+    leaves = [t.clone().requires_grad_() for t in (model.transition.rate, *(getattr(model, n) for n in names))]
     fixed = {n: getattr(model, n) for n in ("H", "R", "d", "D")}
 
-    def likelihood(times, *fields):
-        changed = SwitchingModel(**dict(zip(names, fields, strict=True)), **fixed, validate=False)
+    def likelihood(times, rate, *fields):
+        changed = SwitchingModel(Generator(rate), **dict(zip(names, fields, strict=True)), **fixed, validate=False)
         return run(changed, method, y, start, times=times, inputs=u).log_likelihood
 
     assert gradcheck(likelihood, (times, *leaves), fast_mode=True)
@@ -341,9 +342,8 @@ def test_rates_drifts_densities_and_times_have_gradients(method):
 def test_vmap_over_models_of_continuous_time_is_a_loop():
     models, start = [flowing(2) for _ in range(3)], beginning(2)
     y, times = observed(models[0], 4), torch.tensor([0.1, 0.5, 0.5, 3.0], dtype=F64)
-    names = ("rate", "F", "Q", "H", "R", "b", "d")
-    stacked = {n: torch.stack([getattr(m, n) for m in models]) for n in names}
-    mapped = torch.func.vmap(lambda f: imm(SwitchingModel(**f), Series(y, times=times), start).log_likelihood)(stacked)
+    stacked = tree_map(lambda *parts: torch.stack(parts), *models)
+    mapped = torch.func.vmap(lambda model: imm(model, Series(y, times=times), start).log_likelihood)(stacked)
     close(mapped, torch.stack([imm(m, Series(y, times=times), start).log_likelihood for m in models]), 100.0)
 
 

@@ -100,7 +100,7 @@ def test_linear_flows_are_systems_of_matrices(way):
 def test_flows_of_fewer_components_are_systems_of_matrices(way):
     """Velocities and accelerations, whose exponentials are polynomials; and long steps of them."""
     modes = [constant_velocity(1, **NOISE), constant_acceleration(1, **NOISE)]
-    options = {"rate": RATE, "components": [(0, 1), (0, 1, 2)]}
+    options = {"transition": Generator(RATE), "components": [(0, 1), (0, 1, 2)]}
     linear, model = SwitchingModel.of(modes, **options), NonlinearModel.of(modes, method=way, **options)
     y, start = torch.randn(4, 1, dtype=F64), beginning(2, 3)
     times = torch.tensor([0.1, 0.9, 21.0, 21.5], dtype=F64)

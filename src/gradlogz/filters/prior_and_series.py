@@ -76,19 +76,14 @@ class Series:
             condition = "observations must be [*b, t, o] with one step or more"
             remedy = "One series of numbers is [t, 1]; targets come first."
             raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
-        batch, steps = y.shape[:-2], y.shape[-2]
         if self.mask is not None:
             check_mask(call, self.mask, y)
         if self.lengths is not None:
             _check_lengths(call, self.lengths, y)
-        if self.times is not None and self.times.shape not in ((*batch, steps), (steps,)):
-            condition = f"times must be {(*batch, steps)} or {(steps,)}, one for each observation"
-            fact = f"shape {shape_of(self.times)}"
-            raise InputValueError(sentence(call, condition, fact, "They count from the prior, at time 0."))
-        if self.inputs is not None and self.inputs.shape[:-1] not in ((*batch, steps), (steps,)):
-            condition = f"inputs must be {(*batch, steps)} or {(steps,)} and then u, one for each observation"
-            remedy = "Pass one input for each observation."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(self.inputs)}", remedy))
+        if self.times is not None:
+            _check_steps(call, "times", self.times.shape, y)
+        if self.inputs is not None:
+            _check_steps(call, "inputs", self.inputs.shape[:-1], y)
 
 
 def as_series(observations: Float[Tensor, "*b t o"] | Series) -> Series:
@@ -134,3 +129,12 @@ def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
     if given.device != y.device:
         fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
         raise InputValueError(sentence(call, "tensors must be on one device", fact, remedy))
+
+
+def _check_steps(call: str, name: str, shape: torch.Size, y: Tensor) -> None:
+    """Times and inputs are for the steps of all targets, or for those of each."""
+    each, steps = tuple(y.shape[:-1]), (y.shape[-2],)
+    if shape not in (each, steps):
+        condition = f"{name} must be {each} or {steps}, one for each observation"
+        remedy = "Times count from the prior, at time 0; inputs end in their size u."
+        raise InputValueError(sentence(call, condition, f"shape {tuple(shape)}", remedy))

@@ -185,7 +185,7 @@ class GammaPoisson(_Independent):
         if self.exposure is None:
             return
         if isinstance(self.exposure, (int, float)):  # in all digits, whatever the observations are
-            object.__setattr__(self, "exposure", torch.tensor(float(self.exposure), dtype=torch.float64))
+            object.__setattr__(self, "exposure", torch.tensor(float(self.exposure), dtype=torch.float64, device="cpu"))
         e = self.exposure
         assert isinstance(e, Tensor)
         check_floats("GammaPoisson", exposure=e)
@@ -234,8 +234,10 @@ class GammaPoisson(_Independent):
 
     def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
-        e = torch.as_tensor(1.0 if self.exposure is None else self.exposure)
-        e = e.to(y).reshape(1) if e.ndim == 0 else e.unsqueeze(-1) if e.ndim == 1 else e
+        e = y.new_ones(()) if self.exposure is None else self.exposure
+        assert isinstance(e, Tensor)  # a number was made one
+        e = e.to(y) if e.ndim == 0 else e
+        e = e.unsqueeze(-1) if e.ndim < 2 else e
         # Without exposure there is no event, and no derivative of what is impossible.
         log_e = torch.where((e > 0) | (y == 0), y * torch.where(e > 0, e, 1.0).log(), -torch.inf)
         log_base = (log_e - log_gamma(y + 1)).masked_fill(~seen, 0.0)

@@ -18,7 +18,7 @@ from ..._errors import InputTypeError, InputValueError, check_floats, sentence, 
 from ..._progress import Progress, reporter
 from ..._typing import Float, Tensor
 from ..gaussian.smoother import Method
-from ..models.switching_model import ENDS, SwitchingModel
+from ..models.switching_model import ENDS, SwitchingModel, as_arguments
 from ..prior_and_series import Prior, Series, as_series, check_prior
 from ..validation import prepared
 from .em import maximised
@@ -300,9 +300,10 @@ def _in_order(
         for i in rows:
             taken.append(min((j for j in rows if j not in taken), key=lambda j, i=i: float(cost[i, j])))  # type: ignore[misc]
         order = tuple(taken)
-    places = list(order)
-    fields: dict[str, Any] = {
-        name: field[places][:, places] if name == "transition" else field[places]
-        for name, field in found.fields().items()
-    }
-    return dataclasses.replace(found, **fields), Prior(**{n: t[places] for n, t in prior_fields(prior).items()})
+    places = torch.tensor(order, device=given.R.device)
+    fields = {}
+    for name, field in found.fields().items():
+        field = field.index_select(-len(ENDS[name]), places)
+        fields[name] = field.index_select(-1, places) if name in ("transition", "rate") else field
+    initial = {name: t[places] for name, t in prior_fields(prior).items()}
+    return dataclasses.replace(found, **as_arguments(fields)), Prior(**initial)

@@ -417,15 +417,21 @@ def tensors_of(model: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
     return fields
 
 
+def as_arguments(fields: dict[str, Tensor]) -> dict[str, Any]:
+    """Fields by name as the arguments of their model: a rate is that of a Generator."""
+    arguments: dict[str, Any] = dict(fields)
+    if "rate" in arguments:
+        arguments["transition"] = Generator(arguments.pop("rate"))
+    return arguments
+
+
 def narrowed(fields: dict[str, Tensor], time: int) -> dict[str, Any]:
     """One step of fields that may change in time, as a series of one; as arguments of their model."""
-    step: dict[str, Any] = {}
+    step = {}
     for name, field in fields.items():
         at = -len(ENDS[name]) - 1
         step[name] = field.narrow(at, time, 1) if field.ndim >= -at and field.shape[at] > 1 else field
-    if "rate" in step:
-        step["transition"] = Generator(step.pop("rate"))
-    return step
+    return as_arguments(step)
 
 
 def still_first(fields: dict[str, Tensor], steps: int, ones: set[str], zeros: set[str]) -> dict[str, Tensor]:
