@@ -29,19 +29,14 @@ import numpy as np
 import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
-from gradlogz import (
-    Prior,
-    SwitchingModel,
+from gradlogz import Prior, SwitchingModel, gpb1, gpb2, imm, smooth
+from gradlogz.filters import (
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
     gpb,
-    gpb1,
-    gpb2,
-    imm,
     rao_blackwell_filter,
-    smooth,
 )
 
 ROOT = Path(__file__).parents[1]

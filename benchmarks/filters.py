@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
-from gradlogz import Prior, SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
+from gradlogz import Prior, SwitchingFilter, SwitchingModel
+from gradlogz.filters import constant_velocity, coordinated_turn
 from gradlogz.kernels.filters import dispatch
 from timing import compare
 

@@ -22,7 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from gradlogz import Prior, SwitchingFilter, SwitchingModel, constant_velocity, coordinated_turn
+from gradlogz import Prior, SwitchingFilter, SwitchingModel
+from gradlogz.filters import constant_velocity, coordinated_turn
 from gradlogz.kernels.filters import dispatch
 
 TARGETS, STEPS, ROUNDS = 1 << 20, 3, 5

@@ -57,7 +57,7 @@ def minilm() -> list[dict[str, object]]:
                 )
             ratios = {name: round(t / seconds["sdpa"], 3) for name, t in seconds.items() if name != "sdpa"}
             found.append({"model": "MiniLM forward", "shape": [b, n], "padded": padded, "ms": _ms(seconds), **ratios})
-    gradlogz.unregister()
+    gradlogz.attention.unregister()
     return found
 
 
@@ -76,7 +76,7 @@ def training() -> list[dict[str, object]]:
             optimizer.zero_grad()
 
         def monitored(step=step) -> None:
-            with gradlogz.monitor(model, every=1, thresholds=gradlogz.Thresholds(None, None, None)):
+            with gradlogz.monitor(model, every=1, thresholds=gradlogz.attention.Thresholds(None, None, None)):
                 step()
 
         seconds = compare({"plain": step, "looked at": monitored}, rounds=3)

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import gradlogz
 
 BATCH, TOKENS, STEPS = 16, 1024, 20
-QUIET = gradlogz.Thresholds(None, None, None)
+QUIET = gradlogz.attention.Thresholds(None, None, None)
 
 
 def milliseconds(step, steps: int = STEPS) -> list[float]:

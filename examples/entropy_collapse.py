@@ -63,7 +63,9 @@ def rate(step: int) -> float:
     return RATE * min(1.0, (step + 1) / WARMUP) * GROWTH**step
 
 
-def trained(steps: int = STEPS) -> tuple[list[float], list[gradlogz.MonitorRow], list[gradlogz.Alert]]:
+def trained(
+    steps: int = STEPS,
+) -> tuple[list[float], list[gradlogz.attention.MonitorRow], list[gradlogz.attention.Alert]]:
     """The losses of all steps, and the rows and alerts of the monitor."""
     torch.manual_seed(0)
     text = inspect.getsource(argparse)
@@ -72,10 +74,10 @@ def trained(steps: int = STEPS) -> tuple[list[float], list[gradlogz.MonitorRow],
     model = GPT(len(letters))
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.0)
     losses: list[float] = []
-    rows: list[gradlogz.MonitorRow] = []
-    alerts: list[gradlogz.Alert] = []
+    rows: list[gradlogz.attention.MonitorRow] = []
+    alerts: list[gradlogz.attention.Alert] = []
 
-    def alarmed(alert: gradlogz.Alert) -> None:
+    def alarmed(alert: gradlogz.attention.Alert) -> None:
         alerts.append(alert)
         print(f"loss {losses[-1]:.2f}   {alert}")
 
@@ -103,7 +105,7 @@ def noticed(losses: list[float], span: int = 20, worse: float = 0.05) -> int | N
     return None
 
 
-def first(alerts: list[gradlogz.Alert], kind: str) -> int | None:
+def first(alerts: list[gradlogz.attention.Alert], kind: str) -> int | None:
     return next((alert.step for alert in alerts if alert.kind == kind), None)
 
 

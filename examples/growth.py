@@ -45,7 +45,7 @@ def hermite_measured(order: int, beta: float) -> float:
     for eps in (EPS, -EPS):
         cloud = quantiles(torch.special.ndtr(x) - eps * polynomial(order - 1, x) * density, x).unsqueeze(-1)
         after = gz.evolve(cloud, gz.Ascent(tau=TAU, beta=beta), contraction="zca", steps=1).cloud
-        start, end = gz.hermite_mode(cloud, order) - start, gz.hermite_mode(after, order) - end
+        start, end = gz.dynamics.hermite_mode(cloud, order) - start, gz.dynamics.hermite_mode(after, order) - end
     return float(end / start)
 
 
@@ -55,7 +55,7 @@ def circle_measured(degree: int, beta: float) -> float:
     angle = quantiles((even + EPS / degree * (degree * even).sin()) / (2 * math.pi), even)
     cloud = torch.stack((angle.cos(), angle.sin()), -1)
     after = gz.evolve(cloud, gz.Ascent(tau=TAU, beta=beta), contraction="sphere", steps=1).cloud
-    return float(gz.harmonic_mode(after, degree) / gz.harmonic_mode(cloud, degree))
+    return float(gz.dynamics.harmonic_mode(after, degree) / gz.dynamics.harmonic_mode(cloud, degree))
 
 
 def measured() -> dict:
@@ -65,15 +65,15 @@ def measured() -> dict:
         cloud, gz.Ascent(tau=TAU, beta=BETA), contraction="zca", steps=STEPS, observe=["skewness"], every=2
     )
     band = clouds.band("skewness", level=0.9, of="cloud")
-    null = gz.null_band("skewness", cloud[0], level=0.9, generator=torch.Generator().manual_seed(1))
+    null = gz.dynamics.null_band("skewness", cloud[0], level=0.9, generator=torch.Generator().manual_seed(1))
     return {
         "hermite": {order: [hermite_measured(order, beta) for beta in BETAS] for order in ORDERS},
         "circle": {beta: [circle_measured(degree, beta) for degree in DEGREES] for beta in CIRCLES},
-        "fastest": {beta: gz.fastest_degree(dim=2, beta=beta) for beta in CIRCLES},
+        "fastest": {beta: gz.dynamics.fastest_degree(dim=2, beta=beta) for beta in CIRCLES},
         "times": clouds.times.tolist(),
         "skewness": {name: getattr(band, name).tolist() for name in band._fields},
         "null": [float(null.low), float(null.high)],
-        "escape": gz.escape_time(CLOUD, beta=BETA, tau=TAU),
+        "escape": gz.dynamics.escape_time(CLOUD, beta=BETA, tau=TAU),
     }
 
 
@@ -89,14 +89,14 @@ def draw(found: dict, path: Path) -> None:
     colours = ["#1b6ca8", "#e07a1f", "#3f8f4f"]
     betas = torch.linspace(0.01, 0.6, 60).tolist()
     for colour, (order, values) in zip(colours, found["hermite"].items(), strict=True):
-        (theory,) = gz.hermite_curves([order], betas, tau=TAU).tolist()
+        (theory,) = gz.dynamics.hermite_curves([order], betas, tau=TAU).tolist()
         panels[0].plot(betas, theory, color=colour, linewidth=1.2)
         panels[0].plot(BETAS, values, "o", color=colour, markersize=4)
         panels[0].annotate(f"order {order}", (betas[-1], theory[-1]), (4, -3), textcoords="offset points", color=colour)
     panels[0].set(xlabel="beta", ylabel="factor per step", xlim=(0, 0.66))
     panels[0].set_title("Hermite modes of a whitened cloud", loc="left", fontsize=9)
     for colour, (beta, values) in zip(colours, found["circle"].items(), strict=True):
-        theory = gz.sphere_curves(DEGREES, [beta], dim=2, tau=TAU)[:, 0].tolist()
+        theory = gz.dynamics.sphere_curves(DEGREES, [beta], dim=2, tau=TAU)[:, 0].tolist()
         panels[1].plot(DEGREES, theory, color=colour, linewidth=1.2)
         panels[1].plot(DEGREES, values, "o", color=colour, markersize=4)
         fastest = found["fastest"][beta]
@@ -133,11 +133,11 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "growth.json").write_text(json.dumps(found) + "\n")
     for beta, values in found["circle"].items():
-        theory = [gz.sphere_growth(degree, dim=2, beta=beta, tau=TAU) for degree in DEGREES]
+        theory = [gz.dynamics.sphere_growth(degree, dim=2, beta=beta, tau=TAU) for degree in DEGREES]
         worst = max(abs(a - b) for a, b in zip(values, theory, strict=True))
         print(f"circle, beta {beta:g}: fastest degree {found['fastest'][beta]}, tokens off by {worst:.1e} at most")
     for order, values in found["hermite"].items():
-        theory = [gz.hermite_growth(order, variance=1.0, beta=beta, tau=TAU) for beta in BETAS]
+        theory = [gz.dynamics.hermite_growth(order, variance=1.0, beta=beta, tau=TAU) for beta in BETAS]
         worst = max(abs(a - b) / (b - 1) for a, b in zip(values, theory, strict=True))
         print(f"order {order}: tokens off by {100 * worst:.0f} % of the growth at most")
     try:

@@ -4,258 +4,35 @@
     query      the natural parameter eta         ∇G(eta)                              attention
     residual   convolution with the Dirac at x   ∇²G(eta)                             Fisher information
 
-Names are imported on first use, so that the command line answers at once; the list below is in reading order.
+The names of first use are here; everything else is public in its chapter: gradlogz.filters.singer. The list of names is
+__init__.pyi, which type checkers read too; each is imported on first use, so that the command line answers at once.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .attention import *  # noqa: F403
-    from .contrastive import *  # noqa: F403
-    from .dynamics import *  # noqa: F403
-    from .filters import *  # noqa: F403
-    from .measures import *  # noqa: F403
-    from .measures.measure import measure as measure
-    from .probing import *  # noqa: F403
-    from .reporting import *  # noqa: F403
-    from .simulation import *  # noqa: F403
-    from .tracking import *  # noqa: F403
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-_CHAPTERS = {
-    "measures": (
-        "Measure",
-        "Empirical",
-        "Gaussian",
-        "Mixture",
-        "Sphere",
-        "Gamma",
-        "InverseGaussian",
-        "Poisson",
-        "Spins",
-        "OneHot",
-        "Wishart",
-        "Statistic",
-        "ConjugatePrior",
-        "tilt",
-        "convolve",
-        "add",
-        "product",
-        "pushforward",
-        "reweight",
-        "PartialStatistics",
-        "merge",
-        "dual",
-        "mean_to_natural",
-        "bregman",
-        "moment_project",
-        "maximum_entropy",
-        "from_distribution",
-        "to_distribution",
-        "margin_measure",
-        "boost",
-        "Gibbs",
-        "GibbsChain",
-        "GibbsMeanField",
-        "draw_particles",
-        "anneal",
-        "Annealed",
-        "resample_ancestors",
-        "effective_sample_size",
-        "gibbs_move",
-        "metropolis_move",
-        "random_walk_move",
-        "svec",
-        "smat",
-        "Differentiated",
-        "Separable",
-        "static_field",
-    ),
-    "measures.measure": ("measure",),
-    "attention": (
-        "attend",
-        "Attention",
-        "observe",
-        "Observation",
-        "monitor",
-        "Monitor",
-        "MonitorRow",
-        "Alert",
-        "Thresholds",
-        "register",
-        "unregister",
-        "MultiheadAttention",
-        "MomentAttention",
-        "MixtureAttention",
-        "GatedHeads",
-        "LinkAttention",
-    ),
-    "dynamics": (
-        "evolve",
-        "Ascent",
-        "Trajectory",
-        "CloudVerdict",
-        "ConfidenceBand",
-        "null_band",
-        "mardia_band",
-        "bootstrap_clouds",
-        "plateaus",
-        "Plateau",
-        "renyi_centers",
-        "Contraction",
-        "GaussianCloud",
-        "hermite_growth",
-        "sphere_growth",
-        "hermite_curves",
-        "sphere_curves",
-        "fastest_degree",
-        "escape_time",
-        "hermite_mode",
-        "harmonic_mode",
-        "self_weight",
-        "critical_beta",
-        "equilibrium",
-        "Equilibrium",
-        "spectral_radius",
-        "jacobian_penalty",
-        "EquilibriumAttention",
-        "secular_equilibrium",
-        "hopfield_energy",
-        "retrieve",
-        "Retrieval",
-        "pattern_separation",
-        "retrieval_bound",
-        "capacity_constant",
-        "HopfieldRetrieval",
-        "Ising",
-        "hebbian",
-        "gaussian_machine",
-        "boltzmann_machine",
-        "visible_law",
-        "spin_corners",
-    ),
-    "filters": (
-        "SwitchingModel",
-        "KalmanModel",
-        "Generator",
-        "random_walk",
-        "constant_velocity",
-        "constant_acceleration",
-        "singer",
-        "coordinated_turn",
-        "discretize",
-        "discretize_chain",
-        "NonlinearModel",
-        "NonlinearMode",
-        "unknown_turn",
-        "follow_drift",
-        "range_bearing",
-        "range_bearing_elevation",
-        "wrap_angles",
-        "Prior",
-        "Series",
-        "gpb1",
-        "gpb2",
-        "imm",
-        "gpb",
-        "SwitchingFilter",
-        "Filtered",
-        "FilterState",
-        "enumerate_modes",
-        "Enumerated",
-        "smooth",
-        "Smoothed",
-        "rao_blackwell_filter",
-        "Sampled",
-        "fit",
-        "Fitted",
-        "ConjugateFilter",
-        "ConjugateFiltered",
-        "ConjugateState",
-        "ConjugateFamily",
-        "GammaPoisson",
-        "GammaExponential",
-        "BetaBinomial",
-        "DirichletMultinomial",
-        "InverseWishartNormal",
-        "LinearGaussian",
-        "Discount",
-        "Reset",
-        "LinearMotion",
-        "is_closed_under",
-        "Closure",
-        "AttentionFilter",
-        "Slots",
-        "Collapsed",
-        "Coupling",
-        "attentive_imm",
-        "linear_link",
-        "LinearLink",
-        "normalized_innovation",
-        "nees",
-        "in_gate",
-        "Consistency",
-    ),
-    "contrastive": (
-        "Likelihood",
-        "info_nce",
-        "n_pair",
-        "clip_loss",
-        "nt_xent",
-        "supervised_contrastive",
-        "nca",
-        "skip_gram",
-        "nce",
-        "ranking_nce",
-        "siglip",
-        "proxy_loss",
-        "triplet_loss",
-        "alignment_loss",
-        "uniformity_loss",
-        "Contrastive",
-        "Queue",
-        "gather_candidates",
-        "Gathered",
-        "ring_info_nce",
-    ),
-    "probing": (
-        "probe",
-        "Findings",
-        "Finding",
-        "Claim",
-        "Token",
-        "capture",
-        "Captured",
-        "Attended",
-        "Passed",
-        "Normed",
-    ),
-    "reporting": ("report", "compare"),
-    "simulation": ("simulate", "Simulation", "sweep", "Phases"),
-    "tracking": ("track", "Tracks"),
-}
-_HOME = {name: chapter for chapter, names in _CHAPTERS.items() for name in names}
+_CHAPTERS = (
+    "measures", "attention", "dynamics", "filters", "contrastive", "probing", "simulation", "tracking", "verification",
+    "reporting",
+)  # fmt: skip
+
+
+def _homes() -> dict[str, str]:
+    """The chapter of each name at the root, as __init__.pyi imports it."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return {a.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for a in node.names}
+
+
+_HOME = _homes()
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "measures",
-        "attention",
-        "dynamics",
-        "filters",
-        "contrastive",
-        "probing",
-        "kernels",
-        "reporting",
-        "simulation",
-        "tracking",
-        "verification",
-        "cli",
-        "page",
-    ):
+    if name in _CHAPTERS:
         return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'gradlogz' has no attribute {name!r}")
@@ -265,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_CHAPTERS, "__version__"])

@@ -11,7 +11,7 @@ from sklearn.datasets import make_classification
 from sklearn.ensemble import AdaBoostClassifier
 from sklearn.tree import DecisionTreeClassifier
 
-from gradlogz import boost, margin_measure
+from gradlogz.measures import boost, margin_measure
 from support.measure_registry import Source
 from support.scales import close
 

@@ -148,16 +148,18 @@ def test_the_wishart_measure_tilts_to_wishart_laws():
     s = Source(5)
     df, V = column(5.5)[0], s.covariance(3)
     h, T = gz.Wishart(df, V), -s.covariance(3) / 2
-    eta, x = gz.svec(T), s.covariance(4, 3)
+    eta, x = gz.measures.svec(T), s.covariance(4, 3)
     S = np.linalg.inv(np.linalg.inv(V.numpy()) - 2 * T.numpy())
     law, tilted = stats.wishart(5.5, V.numpy()), stats.wishart(5.5, (S + S.T) / 2)
     expected = [tilted.logpdf(m) - law.logpdf(m) for m in x.numpy()]
-    np.testing.assert_allclose(h.log_density(gz.svec(x), eta.expand(4, 6)), expected, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(gz.smat(h.mean(eta)), tilted.mean(), rtol=0, atol=1e-12 * np.abs(tilted.mean()).max())
+    np.testing.assert_allclose(h.log_density(gz.measures.svec(x), eta.expand(4, 6)), expected, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(
+        gz.measures.smat(h.mean(eta)), tilted.mean(), rtol=0, atol=1e-12 * np.abs(tilted.mean()).max()
+    )
     sign, logdet = np.linalg.slogdet(np.eye(3) - 2 * V.numpy() @ T.numpy())
     assert sign == 1
     assert float(h.log_normalizer(eta)) == pytest.approx(-5.5 / 2 * logdet, rel=1e-12)
-    off_diagonal = gz.svec(1 - torch.eye(3, dtype=torch.float64)) > 0  # svec scales those by sqrt 2
+    off_diagonal = gz.measures.svec(1 - torch.eye(3, dtype=torch.float64)) > 0  # svec scales those by sqrt 2
     entries = torch.from_numpy(tilted.var())[*torch.triu_indices(3, 3)]
     np.testing.assert_allclose(h.covariance(eta).diagonal(), entries * (1 + off_diagonal.double()), rtol=1e-11)
 

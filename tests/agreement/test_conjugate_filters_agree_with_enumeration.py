@@ -9,9 +9,9 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gradlogz import (
+from gradlogz import ConjugateFilter, Series, gpb1, gpb2, imm
+from gradlogz.filters import (
     BetaBinomial,
-    ConjugateFilter,
     DirichletMultinomial,
     Discount,
     GammaExponential,
@@ -20,13 +20,9 @@ from gradlogz import (
     LinearGaussian,
     LinearMotion,
     Reset,
-    Series,
     gpb,
-    gpb1,
-    gpb2,
-    imm,
-    smat,
 )
+from gradlogz.measures import smat
 from support.scales import close
 from support.switching_oracles import beginning, chain, observed, system
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradlogz import Prior, Series, enumerate_modes
+from gradlogz import Prior, Series
+from gradlogz.filters import enumerate_modes
 from support.switching_oracles import F64, beginning, by_definition, chain, observed, same, system
 
 

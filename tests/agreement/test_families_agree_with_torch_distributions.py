@@ -94,7 +94,7 @@ def two_members(name, batch):
     """Members p and q, the measure of p, and the eta that tilts p into q."""
     known, s = KNOWN[name], Source(len(name))
     p, q = known.member(s, batch), known.member(s, batch)
-    return p, q, gz.from_distribution(p), known.theta(q) - known.theta(p), known
+    return p, q, gz.measures.from_distribution(p), known.theta(q) - known.theta(p), known
 
 
 @families
@@ -138,7 +138,7 @@ def test_the_way_there_and_back_is_the_identity(name, batch):
     # Laws of x and not of y: a vector of one coordinate, a one-hot vector.
     seen = known.statistic(p)(y) if name in ("exponential", "poisson", "categorical") else y
     for member, at in ((p, torch.zeros_like(eta)), (q, eta)):
-        back, expected = gz.to_distribution(h, at), member.log_prob(y)
+        back, expected = gz.measures.to_distribution(h, at), member.log_prob(y)
         assert back.batch_shape == torch.Size(batch)
         close(back.log_prob(seen), expected, 10 * (1 + expected.abs().max() + eta.abs().max()))
 
@@ -157,7 +157,7 @@ def test_queries_beside_a_batch_of_members():
     s = Source(0)
     p = D.Normal(s.normal(2), s.positive(2))
     eta = torch.stack((s.normal(2, 3), -s.positive(2, 3)), -1)
-    q = gz.to_distribution(gz.from_distribution(p), eta)
+    q = gz.measures.to_distribution(gz.measures.from_distribution(p), eta)
     assert q.batch_shape == (2, 3)
     precision = p.scale[:, None] ** -2 - 2 * eta[..., 1]
     close(q.scale**-2, precision, precision.max())
@@ -179,11 +179,11 @@ def test_measures_by_name_become_the_law_of_x(name):
     h = BY_NAME[name](s)
     eta = -s.positive(2, 4, 3)
     if name == "wishart":
-        eta = gz.svec(-s.covariance(2, 4, 2))
-    law, tilted = gz.to_distribution(h, torch.zeros_like(eta)), gz.to_distribution(h, eta)
+        eta = gz.measures.svec(-s.covariance(2, 4, 2))
+    law, tilted = gz.measures.to_distribution(h, torch.zeros_like(eta)), gz.measures.to_distribution(h, eta)
     assert tilted.batch_shape == (2, 4)
     y = s.covariance(2, 4, 2) if name == "wishart" else law.sample()
-    x = gz.svec(y) if name == "wishart" else y
+    x = gz.measures.svec(y) if name == "wishart" else y
     scale = 1 + law.log_prob(y).abs().max() + tilted.log_prob(y).abs().max()
     close(h.log_density(x, eta), tilted.log_prob(y) - law.log_prob(y), 10 * scale)
 
@@ -205,10 +205,10 @@ def test_measures_by_name_become_the_law_of_x(name):
 )
 def test_other_distributions_are_refused(p):
     with pytest.raises(TypeError, match=f"^from_distribution: p must be a .*; got {type(p).__name__}"):
-        gz.from_distribution(p)
+        gz.measures.from_distribution(p)
 
 
 @pytest.mark.parametrize("h", [gz.Sphere(3), gz.Empirical(torch.zeros(2, 3)), gz.Spins(torch.zeros(3))], ids=type)
 def test_laws_that_torch_does_not_have_are_refused(h):
     with pytest.raises(TypeError, match=f"^to_distribution: .* must .*; got {type(h).__name__}"):
-        gz.to_distribution(h, torch.zeros(3))
+        gz.measures.to_distribution(h, torch.zeros(3))

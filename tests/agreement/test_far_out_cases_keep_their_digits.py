@@ -23,7 +23,7 @@ def test_von_mises_fisher_draws_are_right_at_every_concentration(dtype, k):
 @pytest.mark.parametrize("k", [1e-3, 0.02, 0.5])
 def test_statistics_of_small_gamma_laws_are_drawn_without_underflow(k):
     p = torch.distributions.Gamma(torch.tensor(k, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))
-    h = gz.from_distribution(p)
+    h = gz.measures.from_distribution(p)
     zero = torch.zeros(2, dtype=torch.float64)
     draws = h.sample(zero, (20_000,), generator=torch.Generator().manual_seed(0))
     spread = h.covariance(zero).diagonal().sqrt()
@@ -31,8 +31,8 @@ def test_statistics_of_small_gamma_laws_are_drawn_without_underflow(k):
 
 
 def test_a_nearly_perfect_learner_gets_a_finite_weight():
-    h = gz.margin_measure(torch.ones(3), torch.tensor([[1.0], [1.0], [-1.0]]), torch.tensor([0.0, 0.0, 50.0]))
-    close(gz.boost(h, 0).weight, torch.tensor((math.log(2) + 50) / 2), 25.0)
+    h = gz.measures.margin_measure(torch.ones(3), torch.tensor([[1.0], [1.0], [-1.0]]), torch.tensor([0.0, 0.0, 50.0]))
+    close(gz.measures.boost(h, 0).weight, torch.tensor((math.log(2) + 50) / 2), 25.0)
 
 
 def test_the_dual_knows_a_direction_that_hardly_has_mass():

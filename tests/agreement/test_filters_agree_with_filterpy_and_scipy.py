@@ -9,18 +9,13 @@ import torch
 from filterpy.common import Q_continuous_white_noise
 from filterpy.kalman import IMMEstimator, KalmanFilter
 
-from gradlogz import (
-    KalmanModel,
-    Prior,
-    SwitchingModel,
+from gradlogz import KalmanModel, Prior, SwitchingModel, gpb1, gpb2, imm
+from gradlogz.filters import (
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     discretize,
     gpb,
-    gpb1,
-    gpb2,
-    imm,
     random_walk,
     singer,
 )

@@ -22,7 +22,7 @@ PADDINGS = (None, "right", "left")
 def registered():
     gradlogz.register()
     yield
-    gradlogz.unregister()
+    gradlogz.attention.unregister()
 
 
 def paddings(architecture):

@@ -9,18 +9,13 @@ import torch
 from filterpy.kalman import ExtendedKalmanFilter, IMMEstimator, MerweScaledSigmaPoints, UnscentedKalmanFilter
 from torch.func import jacrev
 
-from gradlogz import (
-    KalmanModel,
+from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import (
     NonlinearMode,
     NonlinearModel,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
-    imm,
     range_bearing,
     range_bearing_elevation,
     unknown_turn,

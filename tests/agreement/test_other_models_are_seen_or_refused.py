@@ -121,7 +121,7 @@ def test_the_statistics_are_those_of_the_weights(name):
             torch.testing.assert_close(
                 (found.max_logit - found.log_normalizer)[s], p.amax(-1).log()[s], rtol=1e-4, atol=1e-5
             )
-    with gradlogz.monitor(model, every=1, thresholds=gradlogz.Thresholds(None, None, None)) as m:
+    with gradlogz.monitor(model, every=1, thresholds=gradlogz.attention.Thresholds(None, None, None)) as m:
         model(**inputs)
         m.step()
     assert {heads.rows for heads in m.row().layers.values()} == {rows}

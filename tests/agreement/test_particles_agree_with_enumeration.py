@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradlogz import Prior, SwitchingModel, enumerate_modes, rao_blackwell_filter
+from gradlogz import Prior, SwitchingModel
+from gradlogz.filters import enumerate_modes, rao_blackwell_filter
 from support.switching_oracles import F64, beginning, chain, observed, same, system
 
 RUNS = 400

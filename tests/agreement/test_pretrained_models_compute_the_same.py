@@ -29,9 +29,9 @@ def test_a_pretrained_model_computes_the_same(name):
 
     gradlogz.register(model)
     torch.testing.assert_close(model(**inputs)[output][rows], expected[rows], **allowed)
-    gradlogz.unregister(model)
+    gradlogz.attention.unregister(model)
     assert torch.equal(model(**inputs)[output], expected), "as it was before"
-    gradlogz.unregister()
+    gradlogz.attention.unregister()
 
 
 @torch.no_grad()

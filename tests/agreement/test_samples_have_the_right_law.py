@@ -121,19 +121,19 @@ def continuous_cases():
         ),
         "untilted sphere": (sphere, 0 * along[3], lambda x: x[..., 1] / 2, lambda t: (1 + np.clip(t, -1, 1)) / 2),
         "normal statistic": (
-            gz.from_distribution(torch.distributions.Normal(numbers(1.0)[0], numbers(2.0)[0])),
+            gz.measures.from_distribution(torch.distributions.Normal(numbers(1.0)[0], numbers(2.0)[0])),
             numbers(0.5, -0.375),
             first,
             stats.norm(0.75, 1.0).cdf,  # precision 1/4 + 3/4, natural mean 1/4 + 1/2
         ),
         "gamma statistic": (
-            gz.from_distribution(torch.distributions.Gamma(numbers(1.0)[0], numbers(2.0)[0])),
+            gz.measures.from_distribution(torch.distributions.Gamma(numbers(1.0)[0], numbers(2.0)[0])),
             numbers(0.5, -1.0),
             lambda x: x[..., 1],
             stats.gamma(1.5, scale=1 / 3).cdf,
         ),
         "beta statistic": (
-            gz.from_distribution(torch.distributions.Beta(numbers(1.0)[0], numbers(2.0)[0])),
+            gz.measures.from_distribution(torch.distributions.Beta(numbers(1.0)[0], numbers(2.0)[0])),
             numbers(0.5, -1.0),
             lambda x: x[..., 0].exp(),
             stats.beta(1.5, 1.0).cdf,
@@ -197,7 +197,7 @@ DISCRETE = {
         special.softmax([0, 1.3, -np.inf, 0.4]),
     ),
     "bernoulli statistic": (
-        gz.from_distribution(torch.distributions.Bernoulli(logits=numbers(0.4)[0])),
+        gz.measures.from_distribution(torch.distributions.Bernoulli(logits=numbers(0.4)[0])),
         numbers(-1.0),
         lambda x: x[..., 0],
         special.softmax([0.6, 0.0]),

@@ -5,18 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz import (
-    Prior,
-    Series,
-    Smoothed,
-    SwitchingModel,
-    constant_acceleration,
-    constant_velocity,
-    enumerate_modes,
-    gpb2,
-    imm,
-    smooth,
-)
+from gradlogz import Prior, Series, SwitchingModel, gpb2, imm, smooth
+from gradlogz.filters import Smoothed, constant_acceleration, constant_velocity, enumerate_modes
 from support.scales import close
 from support.smoother_oracles import near, smoothed_by_definition
 from support.switching_oracles import F64, beginning, chain, observed, positive, same, system

@@ -12,17 +12,8 @@ from filterpy.kalman import MerweScaledSigmaPoints, UnscentedKalmanFilter
 from torch.func import jacrev
 from torch.utils._pytree import tree_leaves
 
-from gradlogz import (
-    KalmanModel,
-    NonlinearModel,
-    Prior,
-    Series,
-    Smoothed,
-    range_bearing,
-    smooth,
-    unknown_turn,
-    wrap_angles,
-)
+from gradlogz import KalmanModel, Prior, Series, smooth
+from gradlogz.filters import NonlinearModel, Smoothed, range_bearing, unknown_turn, wrap_angles
 from support.smoother_oracles import near, smoothed_by_definition
 from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
 

@@ -11,7 +11,8 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gradlogz import Filtered, Prior, Series, SwitchingModel, enumerate_modes, gpb, gpb1, gpb2, imm
+from gradlogz import Prior, Series, SwitchingModel, gpb1, gpb2, imm
+from gradlogz.filters import Filtered, enumerate_modes, gpb
 from gradlogz.kernels.filters import dispatch
 from support.switching_oracles import F64, beginning, by_definition, observed, positive, same, system
 

@@ -164,7 +164,7 @@ def test_maximum_entropy_is_the_solution_of_the_primal_problem(seed):
         ],
         options={"ftol": 1e-15, "maxiter": 500},
     )
-    law, eta, value = gz.maximum_entropy(h, u)
+    law, eta, value = gz.measures.maximum_entropy(h, u)
     assert float(value) == pytest.approx(found.fun, abs=1e-8)
     np.testing.assert_allclose(h.probabilities(eta), found.x, rtol=0, atol=1e-6)  # minimiser: half the digits
     close(law.mean(torch.zeros_like(eta)), u, tolerance=1e-8)
@@ -176,7 +176,7 @@ def test_any_other_law_with_that_mean_is_farther_by_its_divergence_from_the_near
     points, log_weights = s.normal(7, 2), s.normal(7)
     h = gz.Empirical(points, log_weights)
     u = h.mean(s.normal(2))
-    eta = gz.maximum_entropy(h, u).eta
+    eta = gz.measures.maximum_entropy(h, u).eta
     p = h.probabilities(eta)
     along = torch.linalg.svd(torch.cat((points.T, torch.ones(1, 7, dtype=torch.float64))))[2][3]  # keeps mean and mass
     q = p + 0.5 * along * (p / along.abs()).min()
@@ -188,9 +188,9 @@ def test_any_other_law_with_that_mean_is_farther_by_its_divergence_from_the_near
 def test_projection_on_the_normal_family_minimises_the_divergence(seed):
     s = Source(seed)
     source, eta = gz.Empirical(s.normal(8, 1), s.normal(8)), s.normal(1)
-    family = gz.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
-    found = gz.to_distribution(
-        family, gz.moment_project(family, source, eta, statistic=lambda y: torch.cat((y, y * y), -1))
+    family = gz.measures.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
+    found = gz.measures.to_distribution(
+        family, gz.measures.moment_project(family, source, eta, statistic=lambda y: torch.cat((y, y * y), -1))
     )
     y, p = source.points.squeeze(-1).numpy(), source.probabilities(eta).numpy()
 
@@ -211,14 +211,14 @@ def test_projection_without_a_statistic_matches_the_mean():
     u = (torch.softmax(source.points @ eta, -1) @ source.points).numpy()
     b = family.bias.numpy()
     found = minimise(lambda e: (np.logaddexp(b + e, -b - e).sum() - e @ u, np.tanh(b + e) - u), np.zeros(2))
-    np.testing.assert_allclose(gz.moment_project(family, source, eta), found.x, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(gz.measures.moment_project(family, source, eta), found.x, rtol=0, atol=1e-8)
 
 
 def test_projection_by_draws_matches_their_average():
     s = Source(5)
     source, eta = gz.Gaussian(s.normal(1), s.covariance(1)), s.normal(1)
-    family = gz.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
-    member = gz.moment_project(
+    family = gz.measures.from_distribution(torch.distributions.Normal(s.normal(), s.positive()))
+    member = gz.measures.moment_project(
         family,
         source,
         eta,
@@ -226,7 +226,7 @@ def test_projection_by_draws_matches_their_average():
         samples=20000,
         generator=torch.Generator().manual_seed(0),
     )
-    found, law = gz.to_distribution(family, member), gz.to_distribution(source, eta)
+    found, law = gz.measures.to_distribution(family, member), gz.measures.to_distribution(source, eta)
     standard_error = float(law.variance.sqrt()) / np.sqrt(20000)
     assert abs(float(found.mean) - float(law.mean)) < 6 * standard_error
     assert abs(float(found.stddev) - float(law.variance.sqrt())) < 6 * standard_error  # sd of s is sd / sqrt(2n)

@@ -14,7 +14,7 @@ LOSSES = {
     "clip": lambda a, b, t: gz.clip_loss(a, b, temperature=t),
     "nt_xent": lambda a, b, t: gz.nt_xent(a, b, temperature=t, normalize=True),
     "supervised": lambda a, b, t: gz.supervised_contrastive(a + b, LABELS, temperature=t),
-    "nca": lambda a, b, t: gz.nca(a + b, LABELS, temperature=t),
+    "nca": lambda a, b, t: gz.contrastive.nca(a + b, LABELS, temperature=t),
     "bernoulli": lambda a, b, t: gz.siglip(a, b, temperature=t, offset=-1.0),
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradlogz import EquilibriumAttention
+from gradlogz.dynamics import EquilibriumAttention
 from support.scales import close
 
 

@@ -43,7 +43,9 @@ BUILT = {
     "mixture": lambda x, s: gz.Mixture(torch.log_softmax(x[:, 0], 0), gz.Gaussian(x, torch.diag_embed(s.expand(5, 3)))),
     "masked": lambda x, s: gz.Empirical(x, x[:, 0] < 1),
     "weighted": lambda x, s: gz.Empirical.weighted(x, x[:, 0].abs()),
-    "distribution": lambda x, s: gz.from_distribution(torch.distributions.Dirichlet(s + 2, validate_args=False)),
+    "distribution": lambda x, s: gz.measures.from_distribution(
+        torch.distributions.Dirichlet(s + 2, validate_args=False)
+    ),
 }
 
 

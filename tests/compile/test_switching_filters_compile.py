@@ -3,17 +3,8 @@
 import pytest
 import torch
 
-from gradlogz import (
-    Filtered,
-    Generator,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
-    constant_acceleration,
-    constant_velocity,
-    imm,
-)
+from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import Filtered, Generator, constant_acceleration, constant_velocity
 from support.switching_oracles import F64, beginning, observed, same, system
 
 METHODS = {"gpb2": ("gpb", 2), "imm": ("imm", 2)}

@@ -36,11 +36,11 @@ LOSSES = {
         lambda a, b, T: contrasts.supervised_contrastive(a + b, LABELS, T),
     ),
     "nca": (
-        lambda a, b, T: gz.nca(a + b, LABELS.to(a.device), temperature=T),
+        lambda a, b, T: gz.contrastive.nca(a + b, LABELS.to(a.device), temperature=T),
         lambda a, b, T: contrasts.nca(a + b, LABELS, T),
     ),
     "uniformity": (
-        lambda a, b, T: gz.uniformity_loss(a + b, sharpness=1 / T),
+        lambda a, b, T: gz.contrastive.uniformity_loss(a + b, sharpness=1 / T),
         lambda a, b, T: contrasts.uniformity(a + b, 1 / T),
     ),
     "bernoulli": (
@@ -110,7 +110,7 @@ def test_memory_is_linear(name):
 def test_nothing_waits_for_the_device():
     """A call that waited would raise in this mode."""
     a, b = (torch.randn(64, 32, device="cuda", requires_grad=True) for _ in range(2))
-    module = gz.Contrastive("clip_loss", temperature=0.1, learn_temperature=True).cuda()
+    module = gz.contrastive.Contrastive("clip_loss", temperature=0.1, learn_temperature=True).cuda()
     module(a, b).backward()  # compiled once
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -133,7 +133,7 @@ def test_devices_are_not_mixed():
 
 
 def test_a_queue_moves_with_its_model():
-    queue = gz.Queue(6, 16).cuda()
+    queue = gz.contrastive.Queue(6, 16).cuda()
     queue.put(torch.randn(8, 16, device="cuda"))
     a, key = torch.randn(4, 16, device="cuda"), torch.randn(4, 16, device="cuda")
     logits = torch.cat([(a * key).sum(-1, keepdim=True), a @ queue.candidates.mT], -1)

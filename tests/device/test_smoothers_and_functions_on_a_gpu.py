@@ -12,21 +12,16 @@ import gradlogz
 from gradlogz import (
     AttentionFilter,
     ConjugateFilter,
-    Discount,
-    Generator,
     Prior,
-    Reset,
     Series,
     SwitchingFilter,
     SwitchingModel,
-    attentive_imm,
-    enumerate_modes,
     fit,
     gpb2,
     imm,
-    rao_blackwell_filter,
     smooth,
 )
+from gradlogz.filters import Discount, Generator, Reset, attentive_imm, enumerate_modes, rao_blackwell_filter
 from support.filter_calls import (
     CALLS,
     FAMILIES,

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, SwitchingFilter, SwitchingModel, enumerate_modes, normalized_innovation
+from gradlogz import SwitchingFilter, SwitchingModel
+from gradlogz.filters import Filtered, enumerate_modes, normalized_innovation
 from support.switching_oracles import F64, beginning, observed, same, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

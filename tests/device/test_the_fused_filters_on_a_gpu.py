@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz import Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import Filtered
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
 from support.switching_oracles import F64, beginning, observed, same, system

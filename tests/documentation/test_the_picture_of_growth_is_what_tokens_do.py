@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradlogz import hermite_growth, sphere_growth
+from gradlogz.dynamics import hermite_growth, sphere_growth
 
 ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "docs" / "pictures" / "growth.json").read_text())

@@ -2,19 +2,8 @@
 
 import torch
 
-from gradlogz import (
-    Empirical,
-    Gamma,
-    Gaussian,
-    PartialStatistics,
-    add,
-    convolve,
-    merge,
-    product,
-    pushforward,
-    reweight,
-    tilt,
-)
+from gradlogz import Empirical, Gamma, Gaussian, add, convolve, merge, product, pushforward, reweight, tilt
+from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
 h = Gaussian.diagonal(torch.zeros(3), torch.ones(3))

@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import Empirical, Gaussian, anneal, draw_particles, resample_ancestors
+from gradlogz import Empirical, Gaussian
+from gradlogz.measures import anneal, draw_particles, resample_ancestors
 from support.error_form import each_of, refused
 
 F64 = torch.float64

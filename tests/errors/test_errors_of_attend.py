@@ -2,7 +2,9 @@
 
 import torch
 
-from gradlogz import Attention, PartialStatistics, attend, merge
+from gradlogz import attend, merge
+from gradlogz.attention import Attention
+from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
 q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 3)

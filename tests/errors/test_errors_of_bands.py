@@ -2,11 +2,10 @@
 
 import torch
 
-from gradlogz import (
-    Ascent,
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import (
     bootstrap_clouds,
     escape_time,
-    evolve,
     harmonic_mode,
     hermite_mode,
     mardia_band,

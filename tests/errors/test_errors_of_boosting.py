@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import Gaussian, boost, margin_measure
+from gradlogz import Gaussian
+from gradlogz.measures import boost, margin_measure
 from support.error_form import each_of, refused
 
 labels, predictions = torch.ones(4), torch.ones(4, 2)

@@ -2,24 +2,19 @@
 
 import torch
 
-from gradlogz import (
-    AttentionFilter,
+from gradlogz import AttentionFilter, ConjugateFilter, Gaussian, Prior, Series, SwitchingModel
+from gradlogz.filters import (
     BetaBinomial,
-    ConjugateFilter,
     DirichletMultinomial,
     Discount,
     GammaExponential,
     GammaPoisson,
-    Gaussian,
     Generator,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
-    Prior,
     Reset,
-    Series,
     Slots,
-    SwitchingModel,
     attentive_imm,
     is_closed_under,
     linear_link,

@@ -42,18 +42,26 @@ ERRORS = [
         lambda: gz.info_nce(a, b[:3]),
     ),
     (ValueError, "nt_xent: b must have 4 rows, as a; got shape (3, 3).", lambda: gz.nt_xent(a, b[:3])),
-    (ValueError, "alignment_loss: b must have 4 rows, as a; got shape (3, 3).", lambda: gz.alignment_loss(a, b[:3])),
+    (
+        ValueError,
+        "alignment_loss: b must have 4 rows, as a; got shape (3, 3).",
+        lambda: gz.contrastive.alignment_loss(a, b[:3]),
+    ),
     (
         ValueError,
         "triplet_loss: negative must have 4 rows, as anchor; got shape (3, 3).",
-        lambda: gz.triplet_loss(a, b, b[:3]),
+        lambda: gz.contrastive.triplet_loss(a, b, b[:3]),
     ),
     (
         ValueError,
         "info_nce: positive must have 4 rows, as anchor; got shape (3, 3).",
         lambda: gz.info_nce(a, b, positive=b[:3]),
     ),
-    (ValueError, "uniformity_loss: vectors must be at least two; got shape (1, 3).", lambda: gz.uniformity_loss(a[:1])),
+    (
+        ValueError,
+        "uniformity_loss: vectors must be at least two; got shape (1, 3).",
+        lambda: gz.contrastive.uniformity_loss(a[:1]),
+    ),
     (
         ValueError,
         "Likelihood: vector must have 4 rows, as anchor; got shape (2, 3).",
@@ -75,7 +83,7 @@ ERRORS = [
         "supervised_contrastive: labels must have shape (4,); got shape (3,).",
         lambda: gz.supervised_contrastive(a, y[:3]),
     ),
-    (ValueError, "nca: labels must have shape (4,); got shape (2, 2).", lambda: gz.nca(a, y.view(2, 2))),
+    (ValueError, "nca: labels must have shape (4,); got shape (2, 2).", lambda: gz.contrastive.nca(a, y.view(2, 2))),
     (
         ValueError,
         "info_nce: labels must have shape (4,); got shape (3,).",
@@ -94,22 +102,22 @@ ERRORS = [
     (
         ValueError,
         "proxy_loss: labels must have shape (4,); got shape (2,).",
-        lambda: gz.proxy_loss(a, b, y[:2]),
+        lambda: gz.contrastive.proxy_loss(a, b, y[:2]),
     ),
     (
         ValueError,
         "nce: negatives must be indices of the 4 candidates; got indices from -1 to -1.",
-        lambda: gz.nce(a, b, positive=y, negatives=-torch.ones(2, dtype=torch.long), noise=torch.zeros(4)),
+        lambda: gz.contrastive.nce(a, b, positive=y, negatives=-torch.ones(2, dtype=torch.long), noise=torch.zeros(4)),
     ),
     (
         ValueError,
         "skip_gram: negatives must be [4, k] or [k] with k > 0; got shape (0,).",
-        lambda: gz.skip_gram(a, b, positive=y, negatives=y[:0]),
+        lambda: gz.contrastive.skip_gram(a, b, positive=y, negatives=y[:0]),
     ),
     (
         ValueError,
         "ranking_nce: noise must have shape (4,); got float.",
-        lambda: gz.ranking_nce(a, b, noise=0.25, **sampled),
+        lambda: gz.contrastive.ranking_nce(a, b, noise=0.25, **sampled),
     ),
     # weights and masks
     (
@@ -136,7 +144,7 @@ ERRORS = [
     (
         ValueError,
         "triplet_loss: temperature must be above 0 and finite; got 0.0.",
-        lambda: gz.triplet_loss(a, b, b, temperature=0.0),
+        lambda: gz.contrastive.triplet_loss(a, b, b, temperature=0.0),
     ),
     (
         ValueError,
@@ -151,7 +159,7 @@ ERRORS = [
     (
         ValueError,
         "Contrastive: temperature must be above 0 and finite; got 0.",
-        lambda: gz.Contrastive("clip_loss", temperature=0),
+        lambda: gz.contrastive.Contrastive("clip_loss", temperature=0),
     ),
     (
         ValueError,
@@ -173,27 +181,27 @@ ERRORS = [
     (
         ValueError,
         "Queue: size and dim must be at least 1; got size=0, dim=3.",
-        lambda: gz.Queue(0, 3),
+        lambda: gz.contrastive.Queue(0, 3),
     ),
     (
         ValueError,
         "Queue.put: vectors must be [m, 3]; got shape (4, 2).",
-        lambda: gz.Queue(8, 3).put(a[:, :2]),
+        lambda: gz.contrastive.Queue(8, 3).put(a[:, :2]),
     ),
     (
         ValueError,
         "Queue.put: labels must have shape (4,); got shape (2,).",
-        lambda: gz.Queue(8, 3).put(a, y[:2]),
+        lambda: gz.contrastive.Queue(8, 3).put(a, y[:2]),
     ),
     (
         RuntimeError,
         "ring_info_nce: processes must have been joined; got no process group.",
-        lambda: gz.ring_info_nce(a, b),
+        lambda: gz.contrastive.ring_info_nce(a, b),
     ),
     (
         RuntimeError,
         "gather_candidates: processes must have been joined; got no process group.",
-        lambda: gz.gather_candidates(a),
+        lambda: gz.contrastive.gather_candidates(a),
     ),
     # nothing to compare
     (
@@ -214,7 +222,7 @@ ERRORS = [
     (
         ValueError,
         "nca: labels must name at least one pair; got a label for each vector alone.",
-        lambda: gz.nca(a, torch.arange(4)),
+        lambda: gz.contrastive.nca(a, torch.arange(4)),
     ),
 ]
 
@@ -229,6 +237,6 @@ def test_an_unknown_loss_is_refused_with_the_names_of_all():
         ValueError,
         "Contrastive: loss must be one of info_nce, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, "
         "ranking_nce, siglip, proxy_loss, triplet_loss; got 'hinge'.",
-        lambda: gz.Contrastive("hinge"),
+        lambda: gz.contrastive.Contrastive("hinge"),
     )
     refused((kind, says, call))

@@ -3,7 +3,8 @@
 import torch
 from torch import distributions as D
 
-from gradlogz import Empirical, Gamma, Sphere, from_distribution, to_distribution
+from gradlogz import Empirical, Gamma, Sphere
+from gradlogz.measures import from_distribution, to_distribution
 from support.error_form import each_of, refused
 
 known = "p must be a Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson; got"

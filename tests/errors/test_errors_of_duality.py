@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import Empirical, Gaussian, bregman, dual, maximum_entropy, mean_to_natural, moment_project
+from gradlogz import Empirical, Gaussian, bregman, dual
+from gradlogz.measures import maximum_entropy, mean_to_natural, moment_project
 from support.error_form import each_of, refused
 
 square = Empirical(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double())

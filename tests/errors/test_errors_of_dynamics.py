@@ -2,18 +2,14 @@
 
 import torch
 
-from gradlogz import (
-    Ascent,
+from gradlogz import Ascent, GaussianCloud, equilibrium, evolve, retrieve
+from gradlogz.dynamics import (
     EquilibriumAttention,
-    GaussianCloud,
     capacity_constant,
     critical_beta,
-    equilibrium,
-    evolve,
     hermite_growth,
     hopfield_energy,
     pattern_separation,
-    retrieve,
     secular_equilibrium,
     sphere_growth,
 )

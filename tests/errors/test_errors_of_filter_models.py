@@ -3,19 +3,14 @@
 import pytest
 import torch
 
-from gradlogz import (
+from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import (
     Generator,
-    KalmanModel,
     NonlinearModel,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
     constant_acceleration,
     constant_velocity,
     enumerate_modes,
     follow_drift,
-    imm,
     range_bearing,
     unknown_turn,
 )

@@ -6,21 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradlogz import (
-    ConjugateFilter,
+from gradlogz import ConjugateFilter, KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import (
     Discount,
     FilterState,
     GammaPoisson,
-    KalmanModel,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
     gpb,
-    imm,
     in_gate,
     nees,
     normalized_innovation,

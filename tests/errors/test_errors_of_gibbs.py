@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import Empirical, Gaussian, Gibbs
+from gradlogz import Empirical, Gaussian
+from gradlogz.measures import Gibbs
 from support.error_form import each_of, refused
 
 two, three = torch.eye(2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)

@@ -2,7 +2,9 @@
 
 import torch
 
-from gradlogz import Empirical, Gibbs, Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
+from gradlogz import Empirical
+from gradlogz.dynamics import Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
+from gradlogz.measures import Gibbs
 from support.error_form import each_of, refused
 
 F64 = torch.float64

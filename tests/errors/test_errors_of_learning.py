@@ -4,7 +4,8 @@ import dataclasses
 
 import torch
 
-from gradlogz import NonlinearModel, Prior, SwitchingModel, fit
+from gradlogz import Prior, SwitchingModel, fit
+from gradlogz.filters import NonlinearModel
 from support.error_form import each_of, refused
 
 F64 = torch.float64

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from gradlogz import Finding, Findings, compare, report
+from gradlogz import compare, report
+from gradlogz.probing import Finding, Findings
 from gradlogz.reporting.citations import parse
 from support.error_form import each_of, refused
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import KalmanModel, Prior, SwitchingModel, enumerate_modes, rao_blackwell_filter, smooth
+from gradlogz import KalmanModel, Prior, SwitchingModel, smooth
+from gradlogz.filters import enumerate_modes, rao_blackwell_filter
 from support.error_form import each_of, refused
 
 F64 = torch.float64

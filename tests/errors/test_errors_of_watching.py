@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradlogz import monitor, observe, register, unregister
+from gradlogz import monitor, observe, register
+from gradlogz.attention import unregister
 from gradlogz.attention.in_models.intercepted_calls import of_interface
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused

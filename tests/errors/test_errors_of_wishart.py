@@ -2,7 +2,8 @@
 
 import torch
 
-from gradlogz import Wishart, smat, svec
+from gradlogz import Wishart
+from gradlogz.measures import smat, svec
 from support.error_form import each_of, refused
 
 df, V = torch.tensor(5.0), torch.eye(2)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, Series, SwitchingFilter, SwitchingModel, gpb, imm
+from gradlogz import Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import Filtered, gpb
 from gradlogz.kernels.filters import dispatch
 from support.switching_oracles import F64, beginning, by_definition, observed, positive, same, system
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from gradlogz import Filtered, Prior, Series, SwitchingFilter, SwitchingModel
+from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel
+from gradlogz.filters import Filtered
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
 from support.switching_oracles import F64, beginning, by_definition, observed, same, system

@@ -15,7 +15,7 @@ from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
 
-QUIET = gradlogz.Thresholds(None, None, None)
+QUIET = gradlogz.attention.Thresholds(None, None, None)
 MODELS = {
     "a script": lambda: GPT(),
     "checkpoints": lambda: GPT(checkpointed=False),
@@ -270,7 +270,7 @@ def test_not_a_number_is_reported(written, masked):
 
 def test_a_step_without_numbers_does_not_hide_a_collapse():
     model, alerts = made("a script"), []
-    thresholds = gradlogz.Thresholds(logit=None, sink=None)
+    thresholds = gradlogz.attention.Thresholds(logit=None, sink=None)
     with gradlogz.monitor(model, every=1, thresholds=thresholds, on_alert=alerts.append) as m:
         for factor in (1.0, torch.nan, 100.0):
             other = copy.deepcopy(model.state_dict())
@@ -480,7 +480,7 @@ def test_an_alert_is_a_warning_by_default():
     model = made("a script")
     with torch.no_grad():
         model.blocks[0].attention.qkv.weight.mul_(100.0)
-    context = gradlogz.monitor(model, every=1, thresholds=gradlogz.Thresholds(entropy=None, sink=None))
+    context = gradlogz.monitor(model, every=1, thresholds=gradlogz.attention.Thresholds(entropy=None, sink=None))
     warned = pytest.warns(UserWarning, match="logit explosion in blocks.0.attention at step 0: .* above 100")
     with warned, context:
         train(model, batches(1))

@@ -10,7 +10,7 @@ from support.scales import close
 
 @given(size=st.integers(1, 7), batches=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_it_holds_the_last_ones(size, batches):
-    queue, everything = gz.Queue(size, 2, dtype=torch.float64), torch.empty(0, 2, dtype=torch.float64)
+    queue, everything = gz.contrastive.Queue(size, 2, dtype=torch.float64), torch.empty(0, 2, dtype=torch.float64)
     for count in batches:
         vectors = torch.randn(count, 2, dtype=torch.float64)
         queue.put(vectors, torch.arange(count))
@@ -22,7 +22,7 @@ def test_it_holds_the_last_ones(size, batches):
 
 
 def test_its_loss_is_that_of_the_positive_and_the_queue():
-    queue = gz.Queue(5, 3, dtype=torch.float64)
+    queue = gz.contrastive.Queue(5, 3, dtype=torch.float64)
     queue.put(torch.randn(8, 3, dtype=torch.float64))
     a, key = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     logits = torch.cat([(a * key).sum(-1, keepdim=True), a @ queue.vectors.mT], -1) / 0.07
@@ -31,7 +31,7 @@ def test_its_loss_is_that_of_the_positive_and_the_queue():
 
 
 def test_labels_hide_candidates_of_the_same_label():
-    queue = gz.Queue(5, 3, dtype=torch.float64)
+    queue = gz.contrastive.Queue(5, 3, dtype=torch.float64)
     queue.put(torch.randn(2, 3, dtype=torch.float64))
     queue.put(torch.randn(3, 3, dtype=torch.float64), torch.tensor([0, 1, 0]))
     assert queue.labels.tolist() == [-1, -1, 0, 1, 0]
@@ -44,7 +44,7 @@ def test_labels_hide_candidates_of_the_same_label():
 
 
 def test_the_backward_pass_is_not_changed_by_what_comes_next():
-    queue = gz.Queue(4, 3)
+    queue = gz.contrastive.Queue(4, 3)
     queue.put(torch.randn(4, 3))
     a = torch.randn(4, 3, requires_grad=True)
     loss = gz.info_nce(a, queue.candidates, positive=torch.randn(4, 3))
@@ -55,7 +55,7 @@ def test_the_backward_pass_is_not_changed_by_what_comes_next():
 
 
 def test_it_is_saved_and_restored():
-    queue, other = gz.Queue(4, 3), gz.Queue(4, 3)
+    queue, other = gz.contrastive.Queue(4, 3), gz.contrastive.Queue(4, 3)
     queue.put(torch.randn(6, 3))
     queue.put(torch.randn(1, 3))
     other.load_state_dict(queue.state_dict())

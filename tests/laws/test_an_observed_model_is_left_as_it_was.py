@@ -79,15 +79,15 @@ def test_every_part_of_a_model_is_set_and_set_back():
     gradlogz.register(model)  # again is the same
     assert set(implementations(model)) == {"gradlogz"}
     torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-5, atol=1e-4)
-    gradlogz.unregister(model)
+    gradlogz.attention.unregister(model)
     assert implementations(model) == before
     assert torch.equal(model(**inputs).logits, expected)
     gradlogz.register(model)
-    gradlogz.unregister()
+    gradlogz.attention.unregister()
     assert implementations(model) == before
     assert "gradlogz" not in AttentionInterface._global_mapping
     assert "gradlogz" not in AttentionMaskInterface._global_mapping
-    gradlogz.unregister()  # again is the same
+    gradlogz.attention.unregister()  # again is the same
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -7,18 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlogz import (
-    AttentionFilter,
-    Empirical,
-    Gaussian,
-    Prior,
-    Series,
-    Slots,
-    SwitchingModel,
-    attentive_imm,
-    imm,
-    linear_link,
-)
+from gradlogz import AttentionFilter, Empirical, Gaussian, Prior, Series, SwitchingModel, imm
+from gradlogz.filters import Slots, attentive_imm, linear_link
 from support.scales import close
 from support.switching_oracles import beginning, chain, observed, positive, system
 

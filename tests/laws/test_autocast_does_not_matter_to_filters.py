@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from gradlogz import InverseWishartNormal, KalmanModel, LinearGaussian, Prior, SwitchingFilter, SwitchingModel
+from gradlogz import KalmanModel, Prior, SwitchingFilter, SwitchingModel
+from gradlogz.filters import InverseWishartNormal, LinearGaussian
 from support.filter_calls import CALLS, Place
 
 

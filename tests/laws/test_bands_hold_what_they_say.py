@@ -6,7 +6,8 @@ import pytest
 import scipy.stats
 import torch
 
-from gradlogz import Ascent, GaussianCloud, bootstrap_clouds, evolve, mardia_band, null_band, self_weight
+from gradlogz import Ascent, GaussianCloud, evolve
+from gradlogz.dynamics import bootstrap_clouds, mardia_band, null_band, self_weight
 from gradlogz.dynamics.gaussian_null import GIVEN_RADIUS, OF_A_STEP, gaussian_clouds
 from gradlogz.dynamics.intervals import band_of_draws, band_of_mean
 from gradlogz.dynamics.observables import OBSERVABLES

@@ -3,28 +3,18 @@
 import pytest
 import torch
 
-from gradlogz import (
+from gradlogz import Empirical, Gamma, Gaussian, InverseGaussian, OneHot, Poisson, Sphere, Spins, Wishart
+from gradlogz.filters import (
     BetaBinomial,
     DirichletMultinomial,
-    Empirical,
-    Gamma,
     GammaExponential,
     GammaPoisson,
-    Gaussian,
-    InverseGaussian,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
-    OneHot,
-    Poisson,
-    Sphere,
-    Spins,
-    Wishart,
     is_closed_under,
-    mean_to_natural,
-    smat,
-    svec,
 )
+from gradlogz.measures import mean_to_natural, smat, svec
 from support.scales import close
 
 F64 = torch.float64

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gradlogz import Ascent, critical_beta, evolve, self_weight
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import critical_beta, self_weight
 from gradlogz.dynamics.contraction import NAMES
 from support.scales import close
 

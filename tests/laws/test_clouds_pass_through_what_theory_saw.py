@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gradlogz import Ascent, Empirical, evolve, null_band
+from gradlogz import Ascent, Empirical, evolve
+from gradlogz.dynamics import null_band
 
 F64 = torch.float64
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradlogz import Ascent, Plateau, evolve, plateaus
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import Plateau, plateaus
 
 F64 = torch.float64
 

@@ -11,9 +11,9 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gradlogz import (
+from gradlogz import ConjugateFilter, Series
+from gradlogz.filters import (
     BetaBinomial,
-    ConjugateFilter,
     DirichletMultinomial,
     Discount,
     GammaExponential,
@@ -22,10 +22,8 @@ from gradlogz import (
     LinearGaussian,
     LinearMotion,
     Reset,
-    Series,
-    smat,
-    svec,
 )
+from gradlogz.measures import smat, svec
 from gradlogz.special.digamma import (
     concentration,
     digamma_gap,

@@ -7,18 +7,15 @@ import pytest
 import scipy.stats
 import torch
 
-from gradlogz import (
+from gradlogz import Prior, SwitchingModel, imm, smooth
+from gradlogz.filters import (
     Consistency,
-    Prior,
-    SwitchingModel,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
-    imm,
     in_gate,
     nees,
     normalized_innovation,
-    smooth,
 )
 from support.scales import close
 from support.switching_oracles import F64, beginning, system

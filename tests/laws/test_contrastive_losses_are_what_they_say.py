@@ -19,7 +19,7 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3])
 # name: ours and the definition, of two batches of vectors and a temperature.
 LOSSES = {
     "info_nce": (lambda a, b, T: gz.info_nce(a, b, temperature=T), contrasts.info_nce),
-    "n_pair": (lambda a, b, T: gz.n_pair(a / T, b), contrasts.info_nce),
+    "n_pair": (lambda a, b, T: gz.contrastive.n_pair(a / T, b), contrasts.info_nce),
     "clip": (lambda a, b, T: gz.clip_loss(a, b, temperature=T), contrasts.clip),
     "nt_xent": (lambda a, b, T: gz.nt_xent(a, b, temperature=T), contrasts.nt_xent),
     "decoupled": (
@@ -43,11 +43,11 @@ LOSSES = {
         lambda a, b, T: contrasts.supervised_contrastive(a + b, LABELS, T, pair=True),
     ),
     "nca": (
-        lambda a, b, T: gz.nca(a + b, LABELS, temperature=T),
+        lambda a, b, T: gz.contrastive.nca(a + b, LABELS, temperature=T),
         lambda a, b, T: contrasts.nca(a + b, LABELS, T),
     ),
     "uniformity": (
-        lambda a, b, T: gz.uniformity_loss(a + b, sharpness=1 / T),
+        lambda a, b, T: gz.contrastive.uniformity_loss(a + b, sharpness=1 / T),
         lambda a, b, T: contrasts.uniformity(a + b, 1 / T),
     ),
     "bernoulli": (
@@ -183,16 +183,16 @@ def test_sampled_losses_are_their_definitions(shared, seed, T):
         ranked.append(corrected.logsumexp(0) - corrected[0])
     options = {"positive": positive, "negatives": negatives, "temperature": T, "reduction": "none"}
     scale = 10 * (1 + most)
-    close(gz.skip_gram(a, x, **options), torch.stack(sampled), scale)
-    close(gz.nce(a, x, noise=noise, log_normalizer=constant, **options), torch.stack(contrasted), scale)
-    close(gz.ranking_nce(a, x, noise=noise, **options), torch.stack(ranked), scale)
+    close(gz.contrastive.skip_gram(a, x, **options), torch.stack(sampled), scale)
+    close(gz.contrastive.nce(a, x, noise=noise, log_normalizer=constant, **options), torch.stack(contrasted), scale)
+    close(gz.contrastive.ranking_nce(a, x, noise=noise, **options), torch.stack(ranked), scale)
 
 
 def test_skip_gram_without_negatives_is_the_full_softmax():
     s = Source(1)
     center, contexts, positive = s.normal(4, 3), s.normal(9, 3), torch.tensor([8, 0, 0, 3])
     expected = torch.nn.functional.cross_entropy(center @ contexts.mT, positive)
-    close(gz.skip_gram(center, contexts, positive=positive), expected, 10.0)
+    close(gz.contrastive.skip_gram(center, contexts, positive=positive), expected, 10.0)
 
 
 def test_negative_sampling_is_nce_with_a_noise_of_density_one_over_k():
@@ -200,7 +200,11 @@ def test_negative_sampling_is_nce_with_a_noise_of_density_one_over_k():
     center, contexts, positive = s.normal(4, 3), s.normal(9, 3), torch.tensor([8, 0, 0, 3])
     options = {"positive": positive, "negatives": torch.tensor([1, 2, 4, 7, 7])}
     noise = torch.full((9,), -math.log(5), dtype=torch.float64)
-    close(gz.skip_gram(center, contexts, **options), gz.nce(center, contexts, noise=noise, **options), 10.0)
+    close(
+        gz.contrastive.skip_gram(center, contexts, **options),
+        gz.contrastive.nce(center, contexts, noise=noise, **options),
+        10.0,
+    )
 
 
 def test_nce_learns_the_log_normalizer():
@@ -214,7 +218,7 @@ def test_nce_learns_the_log_normalizer():
         """Over the law of the data, with the six negatives in their proportions."""
         options = {"negatives": torch.arange(6), "noise": noise, "log_normalizer": c, "reduction": "none"}
         anchors = a.expand(6, 3)
-        return (p * gz.nce(anchors, x, positive=torch.arange(6), **options)).sum()
+        return (p * gz.contrastive.nce(anchors, x, positive=torch.arange(6), **options)).sum()
 
     slope = torch.func.grad(expected_loss)
     close(slope(G), torch.zeros((), dtype=torch.float64), 10.0)
@@ -230,10 +234,10 @@ def test_triplets_are_the_limit_of_two_candidates(seed):
     s = Source(seed)
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     behind = 0.2 + (a * y).sum(-1) - (a * x).sum(-1)
-    hard = gz.triplet_loss(a, x, y, margin=0.2, reduction="none")
+    hard = gz.contrastive.triplet_loss(a, x, y, margin=0.2, reduction="none")
     close(hard, behind.clamp(min=0), 10.0)
     for T in (1.0, 0.1, 1e-3):
-        soft = gz.triplet_loss(a, x, y, margin=0.2, temperature=T, reduction="none")
+        soft = gz.contrastive.triplet_loss(a, x, y, margin=0.2, temperature=T, reduction="none")
         # The positive and one negative, whose log weight is the margin.
         weights = torch.tensor([0.0, 0.2 / T], dtype=torch.float64)
         for i in range(6):
@@ -252,7 +256,7 @@ def test_triplets_on_the_sphere_are_half_of_those_of_squared_distances(seed):
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     u, v, w = (t / t.norm(dim=-1, keepdim=True) for t in (a, x, y))
     expected = ((u - v).square().sum(-1) - (u - w).square().sum(-1) + 0.4).clamp(min=0).mean()
-    close(2 * gz.triplet_loss(a, x, y, margin=0.2, normalize=True), expected)
+    close(2 * gz.contrastive.triplet_loss(a, x, y, margin=0.2, normalize=True), expected)
 
 
 @given(seed=seeds, T=temperatures)
@@ -261,25 +265,27 @@ def test_proxies_are_the_limit_of_classes_that_are_one_point(seed, T):
     a, p, y = s.normal(5, 3), s.normal(4, 3), torch.tensor([0, 3, 1, 1, 2])
     scale = 1 + float((a @ p.mT).abs().max()) / T
     logits = a @ p.mT / T
-    close(gz.proxy_loss(a, p, y, temperature=T), torch.nn.functional.cross_entropy(logits, y), scale)
+    close(gz.contrastive.proxy_loss(a, p, y, temperature=T), torch.nn.functional.cross_entropy(logits, y), scale)
     # With k copies of every proxy the mass of the class is the probability of its proxy.
     copies, labels = p.repeat(3, 1), torch.arange(4).repeat(3)
     own = (labels == y.unsqueeze(-1)).double().log()
     s_ = a @ copies.mT / T
-    close(gz.proxy_loss(a, p, y, temperature=T), (s_.logsumexp(-1) - (s_ + own).logsumexp(-1)).mean(), scale)
+    close(
+        gz.contrastive.proxy_loss(a, p, y, temperature=T), (s_.logsumexp(-1) - (s_ + own).logsumexp(-1)).mean(), scale
+    )
     others = logits.masked_fill(torch.nn.functional.one_hot(y, 4).bool(), -torch.inf)
     first_paper = (others.logsumexp(-1) - logits[torch.arange(5), y]).mean()
-    close(gz.proxy_loss(a, p, y, temperature=T, decoupled=True), first_paper, scale)
+    close(gz.contrastive.proxy_loss(a, p, y, temperature=T, decoupled=True), first_paper, scale)
 
 
 @given(seed=seeds)
 def test_alignment(seed):
     s = Source(seed)
     a, b = s.normal(6, 3), s.normal(6, 3)
-    close(gz.alignment_loss(a, b), (a - b).norm(dim=-1).square().mean(), 10.0)
-    close(gz.alignment_loss(a, b, exponent=1.0), (a - b).norm(dim=-1).mean(), 10.0)
+    close(gz.contrastive.alignment_loss(a, b), (a - b).norm(dim=-1).square().mean(), 10.0)
+    close(gz.contrastive.alignment_loss(a, b, exponent=1.0), (a - b).norm(dim=-1).mean(), 10.0)
     u, v = a / a.norm(dim=-1, keepdim=True), b / b.norm(dim=-1, keepdim=True)
-    close(gz.alignment_loss(a, b, normalize=True), (2 - 2 * (u * v).sum(-1)).mean(), 10.0)
+    close(gz.contrastive.alignment_loss(a, b, normalize=True), (2 - 2 * (u * v).sum(-1)).mean(), 10.0)
 
 
 def test_info_nce_with_many_negatives_is_alignment_and_uniformity():
@@ -291,7 +297,7 @@ def test_info_nce_with_many_negatives_is_alignment_and_uniformity():
     y = y / y.norm(dim=-1, keepdim=True)
     loss = gz.info_nce(x, y, temperature=0.5)
     log_mean = ((x @ y.mT - 1) / 0.5).exp().mean(-1).log().mean()
-    close(loss - math.log(4000), gz.alignment_loss(x, y) / (2 * 0.5) + log_mean, 10.0)
+    close(loss - math.log(4000), gz.contrastive.alignment_loss(x, y) / (2 * 0.5) + log_mean, 10.0)
 
 
 def test_nca_is_minus_the_expected_accuracy_if_asked():
@@ -300,7 +306,7 @@ def test_nca_is_minus_the_expected_accuracy_if_asked():
     p = torch.exp(-(x.unsqueeze(1) - x).square().sum(-1)).fill_diagonal_(0.0)
     p = p / p.sum(-1, keepdim=True)
     own = (p * (LABELS.unsqueeze(-1) == LABELS)).sum(-1)
-    close(gz.nca(x, LABELS, expected_accuracy=True, reduction="sum"), -own.sum(), 10.0)
+    close(gz.contrastive.nca(x, LABELS, expected_accuracy=True, reduction="sum"), -own.sum(), 10.0)
 
 
 # Unusual vectors -----------------------------------------------------------------------------------------------------
@@ -346,7 +352,7 @@ def test_one_pair_alone_and_nothing_but_the_positive_have_loss_zero_and_no_gradi
 def test_vectors_without_a_partner_are_left_out():
     s = Source(9)
     z, y = s.normal(5, 3), torch.tensor([0, 0, 1, 2, 3])
-    for loss in (gz.supervised_contrastive, gz.nca):
+    for loss in (gz.supervised_contrastive, gz.contrastive.nca):
         losses = loss(z, y, reduction="none")
         assert bool((losses[2:] == 0).all())
         close(loss(z, y), losses[:2].mean(), 10.0)
@@ -386,17 +392,19 @@ def test_vectors_may_meet_in_half_precision(name):
 def test_the_module_learns_its_temperature():
     s = Source(11, torch.float32)
     a, b = s.normal(6, 8), s.normal(6, 8)
-    module = gz.Contrastive("info_nce", temperature=0.5, learn_temperature=True)
+    module = gz.contrastive.Contrastive("info_nce", temperature=0.5, learn_temperature=True)
     close(module(a, b).detach(), contrasts.info_nce(a, b, 0.5), 20.0)
     module(a, b).backward()
     t = torch.tensor(0.5, requires_grad=True)
     (slope,) = torch.autograd.grad(contrasts.info_nce(a, b, t), t)
     close(module.log_temperature.grad, 0.5 * slope, 100.0)
-    assert list(gz.Contrastive("nt_xent", temperature=0.5).parameters()) == []
-    again = gz.Contrastive("info_nce", learn_temperature=True)
+    assert list(gz.contrastive.Contrastive("nt_xent", temperature=0.5).parameters()) == []
+    again = gz.contrastive.Contrastive("info_nce", learn_temperature=True)
     again.load_state_dict(module.state_dict())
     assert again.temperature.item() == pytest.approx(0.5)
-    assert gz.Contrastive("clip_loss", temperature=1e-3, minimum=0.01).temperature.item() == pytest.approx(0.01)
+    assert gz.contrastive.Contrastive("clip_loss", temperature=1e-3, minimum=0.01).temperature.item() == pytest.approx(
+        0.01
+    )
     assert repr(module) == "Contrastive(info_nce, learn_temperature=True)"
-    own = gz.Contrastive(lambda a, b, temperature: (a - b).sum() * temperature, temperature=2.0)
+    own = gz.contrastive.Contrastive(lambda a, b, temperature: (a - b).sum() * temperature, temperature=2.0)
     close(own(a, b), 2 * (a - b).sum(), 100.0)

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from gradlogz import Gaussian, equilibrium, jacobian_penalty, retrieve, secular_equilibrium, spectral_radius
+from gradlogz import Gaussian, equilibrium, retrieve
+from gradlogz.dynamics import jacobian_penalty, secular_equilibrium, spectral_radius
 from support.scales import close
 
 F64 = torch.float64

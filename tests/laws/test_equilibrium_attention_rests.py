@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradlogz import EquilibriumAttention, jacobian_penalty
+from gradlogz.dynamics import EquilibriumAttention, jacobian_penalty
 from support.scales import close
 
 F64 = torch.float64

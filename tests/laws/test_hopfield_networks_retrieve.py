@@ -7,14 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradlogz import (
-    HopfieldRetrieval,
-    capacity_constant,
-    hopfield_energy,
-    pattern_separation,
-    retrieval_bound,
-    retrieve,
-)
+from gradlogz import retrieve
+from gradlogz.dynamics import HopfieldRetrieval, capacity_constant, hopfield_energy, pattern_separation, retrieval_bound
 from support.scales import close
 
 F64 = torch.float64

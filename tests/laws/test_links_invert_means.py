@@ -44,7 +44,7 @@ def test_the_link_is_the_inverse_of_the_mean(family, size):
     scale = 1 + eta.abs().max()
     close(MEASURES[family]().mean(eta).flatten(-2), u, scale * (1 + u.abs().max()))
     if size <= 1:  # beyond, a family is saturated and Newton's method in eta loses the digits
-        close(eta, gz.mean_to_natural(MEASURES[family](), u.unflatten(-1, (H, D))), scale, tolerance=1e-8)
+        close(eta, gz.measures.mean_to_natural(MEASURES[family](), u.unflatten(-1, (H, D))), scale, tolerance=1e-8)
 
 
 @pytest.mark.parametrize("d", [2, 3, 16, 64])
@@ -75,7 +75,7 @@ def test_it_is_attention_with_linked_queries(family):
     u, y = tokens(family), tokens(family, seed=1)
     for project in (True, False):
         layer = layer_of(family, project=project)
-        eta = gz.mean_to_natural(MEASURES[family](), u.unflatten(-1, (H, D))).flatten(-2)
+        eta = gz.measures.mean_to_natural(MEASURES[family](), u.unflatten(-1, (H, D))).flatten(-2)
         q, k = (layer.q_proj(eta), layer.k_proj(y)) if project else (eta, y)
         q, k, v = (t.reshape(B, N, H, D).transpose(1, 2) for t in (q, k, layer.v_proj(y)))
         p = (q @ k.mT / D**0.5).softmax(-1)
@@ -98,7 +98,7 @@ def test_with_the_gaussian_family_it_is_ordinary_attention():
 def test_members_of_a_family_differ_by_a_translation():
     """Another base measure moves eta by a constant: Spins(b) has the link atanh u - b.   [shim22, Prop. 1b]"""
     u, b = tokens("spins").unflatten(-1, (H, D)), Source(3).normal(D)
-    moved = gz.mean_to_natural(gz.Spins(b), u).flatten(-2)
+    moved = gz.measures.mean_to_natural(gz.Spins(b), u).flatten(-2)
     close(moved, layer_of("spins").link(u.flatten(-2)) - b.repeat(H), 100.0, tolerance=1e-9)
 
 

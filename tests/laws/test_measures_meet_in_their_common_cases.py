@@ -54,7 +54,7 @@ def pairs(s):
             gz.Empirical(corners(3), corners(3) @ bias - (2 * bias.cosh()).log().sum()),
         ),
         "coin, zero and one": (
-            gz.from_distribution(torch.distributions.Bernoulli(logits=logit.squeeze())),
+            gz.measures.from_distribution(torch.distributions.Bernoulli(logits=logit.squeeze())),
             gz.Empirical(tensor([[0.0], [1.0]]), torch.log_softmax(torch.stack((0 * logit[0], logit[0])), 0)),
         ),
         "wishart of one dimension, gamma": (
@@ -62,12 +62,12 @@ def pairs(s):
             gz.Gamma(df.reshape(1) / 2, 1 / (2 * v.reshape(1))),
         ),
         "exponential, gamma of shape one": (
-            gz.from_distribution(torch.distributions.Exponential(rate.squeeze())),
+            gz.measures.from_distribution(torch.distributions.Exponential(rate.squeeze())),
             gz.Gamma(tensor([1.0]), rate),
         ),
         "beta, dirichlet of two": (
-            gz.from_distribution(torch.distributions.Beta(xi[0], xi[1])),
-            gz.from_distribution(torch.distributions.Dirichlet(xi[:2])),
+            gz.measures.from_distribution(torch.distributions.Beta(xi[0], xi[1])),
+            gz.measures.from_distribution(torch.distributions.Dirichlet(xi[:2])),
         ),
         "poisson, counts up to 200": (gz.Poisson(rate), gz.Empirical(counts[:, None], log_pmf)),
         "circle, 64 points on it": (

@@ -31,12 +31,12 @@ def test_adding_blocks_of_keys_is_attention_over_all_keys(seed, magnitude):
 
 
 def partial(h, eta):
-    return gz.PartialStatistics(h.log_normalizer(eta), h.mean(eta), h.covariance(eta))
+    return gz.measures.PartialStatistics(h.log_normalizer(eta), h.mean(eta), h.covariance(eta))
 
 
 def joined(*parts):
     """Partials of the same queries, merged."""
-    return gz.merge(gz.PartialStatistics(*(torch.stack(field, 1) for field in zip(*parts, strict=True))))
+    return gz.merge(gz.measures.PartialStatistics(*(torch.stack(field, 1) for field in zip(*parts, strict=True))))
 
 
 def same(actual, expected, h, eta):
@@ -56,7 +56,7 @@ def test_merging_partial_attentions_is_associative(seed, magnitude):
     ring = functools.reduce(joined, [partial(gz.Empirical(x[i : i + 1], log_w[i : i + 1]), eta) for i in range(9)])
     same(ring, whole, h, eta)
     without = gz.merge(
-        gz.PartialStatistics(*(torch.stack(field, 1) for field in zip(a[:2], b[:2], c[:2], strict=True)))
+        gz.measures.PartialStatistics(*(torch.stack(field, 1) for field in zip(a[:2], b[:2], c[:2], strict=True)))
     )
     close(without.mean, whole.mean, scale_of(h, eta))
     assert without.covariance is None

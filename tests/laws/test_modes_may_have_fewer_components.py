@@ -10,21 +10,8 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._pytree import tree_map
 
-from gradlogz import (
-    Filtered,
-    Generator,
-    KalmanModel,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
-    constant_acceleration,
-    constant_velocity,
-    enumerate_modes,
-    gpb1,
-    gpb2,
-    imm,
-)
+from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, gpb1, gpb2, imm
+from gradlogz.filters import Filtered, Generator, constant_acceleration, constant_velocity, enumerate_modes
 from gradlogz.filters.moment_matching import fill
 from support.scales import close
 from support.switching_oracles import F64, chain, observed, positive, same

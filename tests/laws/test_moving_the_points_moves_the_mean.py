@@ -108,8 +108,8 @@ def test_a_linear_map_of_x_acts_on_eta_by_its_transpose(name, seed, extra):
 def congruence(A):
     """The matrix of X -> A X A^T in svec coordinates, column by column."""
     p = A.shape[-1]
-    basis = gz.smat(torch.eye(p * (p + 1) // 2, dtype=A.dtype))
-    return gz.svec(A @ basis @ A.mT).mT
+    basis = gz.measures.smat(torch.eye(p * (p + 1) // 2, dtype=A.dtype))
+    return gz.measures.svec(A @ basis @ A.mT).mT
 
 
 def closed(source):

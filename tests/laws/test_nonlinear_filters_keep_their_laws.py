@@ -5,17 +5,13 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._pytree import tree_map
 
-from gradlogz import (
+from gradlogz import Prior, Series, SwitchingFilter, gpb2, imm
+from gradlogz.filters import (
     Filtered,
     NonlinearMode,
     NonlinearModel,
-    Prior,
-    Series,
-    SwitchingFilter,
     constant_velocity,
     discretize_chain,
-    gpb2,
-    imm,
     range_bearing,
     unknown_turn,
     wrap_angles,

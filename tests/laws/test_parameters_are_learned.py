@@ -6,7 +6,8 @@ import itertools
 import pytest
 import torch
 
-from gradlogz import Generator, Prior, Series, SwitchingFilter, SwitchingModel, enumerate_modes, fit
+from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel, fit
+from gradlogz.filters import Generator, enumerate_modes
 from gradlogz.filters.fitting.learning import _in_order
 from gradlogz.filters.fitting.parametrization import FitPlan
 from support.scales import close

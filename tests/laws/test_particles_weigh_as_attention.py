@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from gradlogz import (
-    Empirical,
-    Gaussian,
-    Spins,
+from gradlogz import Empirical, Gaussian, Spins
+from gradlogz.measures import (
     anneal,
     draw_particles,
     effective_sample_size,

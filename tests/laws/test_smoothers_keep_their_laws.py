@@ -8,18 +8,8 @@ from torch.autograd import gradcheck
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gradlogz import (
-    Generator,
-    Prior,
-    Series,
-    Smoothed,
-    SwitchingModel,
-    constant_acceleration,
-    constant_velocity,
-    imm,
-    nees,
-    smooth,
-)
+from gradlogz import Prior, Series, SwitchingModel, imm, smooth
+from gradlogz.filters import Generator, Smoothed, constant_acceleration, constant_velocity, nees
 from support.scales import close
 from support.smoother_oracles import drawn
 from support.switching_oracles import F64, beginning, chain, observed, positive, system

@@ -7,17 +7,14 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gradlogz import (
+from gradlogz import Prior, Series, SwitchingModel, smooth
+from gradlogz.filters import (
     NonlinearModel,
-    Prior,
-    Series,
     Smoothed,
-    SwitchingModel,
     constant_acceleration,
     constant_velocity,
     nees,
     range_bearing,
-    smooth,
     unknown_turn,
     wrap_angles,
 )

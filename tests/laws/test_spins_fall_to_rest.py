@@ -11,17 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradlogz import (
-    Empirical,
-    Ising,
-    Spins,
-    boltzmann_machine,
-    gaussian_machine,
-    hebbian,
-    reweight,
-    spin_corners,
-    visible_law,
-)
+from gradlogz import Empirical, Spins, reweight
+from gradlogz.dynamics import Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
 from support.scales import close
 
 F64 = torch.float64

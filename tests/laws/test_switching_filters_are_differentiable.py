@@ -6,16 +6,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jvp, vmap
 from torch.utils._pytree import tree_leaves
 
-from gradlogz import (
+from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import (
     Filtered,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
-    imm,
     normalized_innovation,
     singer,
 )

@@ -7,19 +7,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from gradlogz import (
-    Filtered,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
-    constant_velocity,
-    coordinated_turn,
-    enumerate_modes,
-    gpb1,
-    gpb2,
-    imm,
-)
+from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel, gpb1, gpb2, imm
+from gradlogz.filters import Filtered, constant_velocity, coordinated_turn, enumerate_modes
 from gradlogz.kernels.filters import dispatch
 from support.scales import close
 from support.switching_oracles import F64, beginning, chain, observed, positive, same, system

@@ -21,7 +21,7 @@ def test_the_link_inverts_the_mean(name, seed):
     """Up to directions in which h does not extend, which the link leaves at 0."""
     measure, eta, _ = case(name, seed)
     u, scale = measure.mean(eta), scale_of(measure, eta)
-    found = gz.mean_to_natural(measure, u)
+    found = gz.measures.mean_to_natural(measure, u)
     close(measure.mean(found), u, scale, tolerance=1e-8)
     values, vectors = torch.linalg.eigh(measure.covariance(eta))
     across = vectors * (values <= 1e-10 * values[..., -1:]).unsqueeze(-2)
@@ -50,7 +50,7 @@ def test_newton_comes_back_from_steps_that_go_too_far(name, seed):
     """Means near the boundary, towards which a full step saturates the weights and leaves no curvature to turn by."""
     measure, eta, _ = case(name, seed, magnitude=3.0)
     close(
-        measure.mean(gz.mean_to_natural(measure, measure.mean(eta))),
+        measure.mean(gz.measures.mean_to_natural(measure, measure.mean(eta))),
         measure.mean(eta),
         scale_of(measure, eta),
         tolerance=1e-8,
@@ -62,7 +62,7 @@ def test_newton_comes_back_from_steps_that_go_too_far(name, seed):
 def test_the_link_inverts_the_mean_in_float32(name):
     measure, eta, _ = case(name, dtype=torch.float32)
     close(
-        measure.mean(gz.mean_to_natural(measure, measure.mean(eta))),
+        measure.mean(gz.measures.mean_to_natural(measure, measure.mean(eta))),
         measure.mean(eta),
         scale_of(measure, eta),
         tolerance=1e-4,
@@ -103,7 +103,7 @@ def test_no_law_has_a_mean_outside_the_hull(name, seed):
     close(found.separating.norm(dim=-1), torch.ones(eta.shape[:-1], dtype=eta.dtype))
     assert bool((dot(found.separating, u) > measure.support(found.separating)).all())
     with pytest.raises(ValueError, match="inside the hull"):
-        gz.mean_to_natural(measure, u)
+        gz.measures.mean_to_natural(measure, u)
 
 
 @pytest.mark.parametrize("name", [name for name in FLAT if name != "empirical, one point"])

@@ -10,21 +10,16 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._pytree import tree_map
 
-from gradlogz import (
+from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm
+from gradlogz.filters import (
     Filtered,
     Generator,
-    KalmanModel,
-    Prior,
-    Series,
-    SwitchingFilter,
-    SwitchingModel,
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     discretize,
     discretize_chain,
     enumerate_modes,
-    imm,
     random_walk,
     singer,
 )

@@ -10,26 +10,20 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._pytree import tree_map
 
-from gradlogz import (
+from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm, smooth
+from gradlogz.filters import (
     Filtered,
     Generator,
-    KalmanModel,
     NonlinearMode,
     NonlinearModel,
-    Prior,
-    Series,
     Smoothed,
-    SwitchingFilter,
-    SwitchingModel,
     constant_acceleration,
     constant_velocity,
     discretize_chain,
     enumerate_modes,
     follow_drift,
-    imm,
     range_bearing,
     rao_blackwell_filter,
-    smooth,
     unknown_turn,
     wrap_angles,
 )

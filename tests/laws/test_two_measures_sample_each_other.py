@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gradlogz import Empirical, Gaussian, Gibbs
+from gradlogz import Empirical, Gaussian
+from gradlogz.measures import Gibbs
 from support.scales import close
 
 F64 = torch.float64

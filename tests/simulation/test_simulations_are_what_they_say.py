@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from gradlogz import Ascent, evolve, hermite_growth, simulate, sphere_growth, sweep
+from gradlogz import Ascent, evolve, simulate, sweep
+from gradlogz.dynamics import hermite_growth, sphere_growth
 from gradlogz.reporting.simulation_page import page_of
 from gradlogz.reporting.simulation_wording import agreement, verdict_sentence
 from gradlogz.simulation import theory_curves as curves

@@ -76,7 +76,7 @@ LAYERS = {
 NAMES = list(LAYERS)
 
 
-def _with_entropy(output: Tensor, heads: gz.Attention) -> Tensor:
+def _with_entropy(output: Tensor, heads: gz.attention.Attention) -> Tensor:
     """Statistics take part in what is differentiated."""
     return output + (heads.entropy + heads.log_normalizer).mean(-2).unsqueeze(-1)
 

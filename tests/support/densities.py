@@ -108,14 +108,14 @@ def _one_hot(s: Source) -> Nodes:
 def _normal_statistic(s: Source) -> Nodes:
     mu, sd = s.normal(), s.positive()
     density = -((LINE - mu) ** 2) / (2 * sd**2) - (2 * math.pi * sd**2).log() / 2
-    h = gz.from_distribution(torch.distributions.Normal(mu, sd))
+    h = gz.measures.from_distribution(torch.distributions.Normal(mu, sd))
     return h, torch.stack((LINE, LINE**2), -1), density + math.log(STEP)
 
 
 def _gamma_statistic(s: Source) -> Nodes:
     k, r, y = s.positive(low=1.0), s.positive(low=1.0), HALF.exp()
     density = k * r.log() - torch.lgamma(k) + (k - 1) * HALF - r * y
-    h = gz.from_distribution(torch.distributions.Gamma(k, r))
+    h = gz.measures.from_distribution(torch.distributions.Gamma(k, r))
     return h, torch.stack((HALF, y), -1), density + HALF + math.log(STEP)
 
 
@@ -123,13 +123,13 @@ def _beta_statistic(s: Source) -> Nodes:
     a, b = s.positive(low=1.0), s.positive(low=1.0)
     log_y, log_rest = -softplus(-LINE), -softplus(LINE)  # y = sigmoid(t), dy = y (1 - y) dt
     log_mass = a * log_y + b * log_rest + torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + math.log(STEP)
-    return gz.from_distribution(torch.distributions.Beta(a, b)), torch.stack((log_y, log_rest), -1), log_mass
+    return gz.measures.from_distribution(torch.distributions.Beta(a, b)), torch.stack((log_y, log_rest), -1), log_mass
 
 
 def _bernoulli_statistic(s: Source) -> Nodes:
     logit = s.normal()
     x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    h = gz.from_distribution(torch.distributions.Bernoulli(logits=logit))
+    h = gz.measures.from_distribution(torch.distributions.Bernoulli(logits=logit))
     return h, x, torch.stack((-softplus(logit), -softplus(-logit)))
 
 

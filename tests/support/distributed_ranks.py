@@ -30,10 +30,10 @@ def contrastive_rank(rank, port, folder):
         model = encoder()
         a, b = model(x), model(y)
         if way == "gather":
-            all_of_them = gz.gather_candidates(b)
+            all_of_them = gz.contrastive.gather_candidates(b)
             loss = gz.info_nce(a, all_of_them.candidates, positive=all_of_them.own, temperature=0.1, reduction="sum")
         else:
-            loss = gz.ring_info_nce(a, b, temperature=0.1, reduction="sum")
+            loss = gz.contrastive.ring_info_nce(a, b, temperature=0.1, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, model.weight)
         distributed.all_reduce(gradient)
         found[way] = (loss.detach(), gradient)
@@ -41,10 +41,12 @@ def contrastive_rank(rank, port, folder):
     model = encoder()
     wrapped = nn.parallel.DistributedDataParallel(model)
     both = wrapped(torch.cat([x[equal], y[equal]]))
-    gz.ring_info_nce(both[:3], both[3:], temperature=0.1, normalize=True).backward()
+    gz.contrastive.ring_info_nce(both[:3], both[3:], temperature=0.1, normalize=True).backward()
     found["averaged"] = model.weight.grad
     b = encoder()(y).detach().requires_grad_()
-    second = gz.info_nce(x[:, :3], gz.gather_candidates(b).candidates, positive=torch.zeros(len(x), dtype=torch.long))
+    second = gz.info_nce(
+        x[:, :3], gz.contrastive.gather_candidates(b).candidates, positive=torch.zeros(len(x), dtype=torch.long)
+    )
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
     found["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
     torch.save(found, f"{folder}/{rank}.pt")

@@ -11,34 +11,37 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 import gradlogz
 from gradlogz import (
     AttentionFilter,
-    BetaBinomial,
     ConjugateFilter,
+    Empirical,
+    Gaussian,
+    Prior,
+    Series,
+    SwitchingFilter,
+    SwitchingModel,
+    fit,
+    imm,
+    smooth,
+)
+from gradlogz.filters import (
+    BetaBinomial,
     DirichletMultinomial,
     Discount,
-    Empirical,
     GammaExponential,
     GammaPoisson,
-    Gaussian,
     Generator,
     InverseWishartNormal,
     LinearGaussian,
     LinearMotion,
     NonlinearModel,
-    Prior,
     Reset,
-    Series,
     Slots,
-    SwitchingFilter,
-    SwitchingModel,
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     discretize,
     discretize_chain,
     enumerate_modes,
-    fit,
     gpb,
-    imm,
     in_gate,
     is_closed_under,
     linear_link,
@@ -46,7 +49,6 @@ from gradlogz import (
     normalized_innovation,
     rao_blackwell_filter,
     singer,
-    smooth,
     unknown_turn,
 )
 from support.smoother_oracles import drawn
@@ -316,9 +318,9 @@ def turning(at, method, **options):
         [straight, turn],
         transition=at(CHAIN),
         components=[(0, 1, 2, 3), range(5)],
-        observe=gradlogz.range_bearing(0, 2, origin=(-20.0, 1.0)),
+        observe=gradlogz.filters.range_bearing(0, 2, origin=(-20.0, 1.0)),
         R=at(ERRORS),
-        residual=gradlogz.wrap_angles(1),
+        residual=gradlogz.filters.wrap_angles(1),
         method=method,
         **options,
     )
@@ -363,9 +365,9 @@ def _():
         model = NonlinearModel.of(
             [constant_velocity(3, spectral_density=density, **noise) for density in (0.01, 1.0)],
             transition=Generator(at(RATE)),
-            observe=gradlogz.range_bearing_elevation(),
+            observe=gradlogz.filters.range_bearing_elevation(),
             R=at(R),
-            residual=gradlogz.wrap_angles(1, 2),
+            residual=gradlogz.filters.wrap_angles(1, 2),
             method="ukf",
         )
         return imm(model, Series(here, times=when), begins)
@@ -396,7 +398,7 @@ def bending(at, method, **options):
     def drift(x):
         return torch.stack((x[1], -0.1 * x[1] - x[4] * x[3], x[3], -0.1 * x[3] + x[4] * x[1], -0.2 * x[4]))
 
-    damped = turn._replace(move=gradlogz.follow_drift(drift))
+    damped = turn._replace(move=gradlogz.filters.follow_drift(drift))
     return NonlinearModel.of([turn, damped], transition=Generator(at(RATE)), method=method, **options)
 
 
@@ -677,7 +679,7 @@ def _():
     given, eta = series(), torch.randn(3, 4, dtype=F64)
 
     def run(at):
-        return gradlogz.attentive_imm(*at(given), eta=at(eta))
+        return gradlogz.filters.attentive_imm(*at(given), eta=at(eta))
 
     return run
 

@@ -37,7 +37,7 @@ class Source:
 
 
 def _distribution(p: torch.distributions.Distribution) -> Measure:
-    return gz.from_distribution(p)
+    return gz.measures.from_distribution(p)
 
 
 BUILDERS: dict[str, Callable[[Source], Measure]] = {
@@ -97,7 +97,7 @@ BUILDERS: dict[str, Callable[[Source], Measure]] = {
     "pushforward": lambda s: gz.pushforward(gz.Empirical(s.normal(6, 3)), s.normal(2, 3), s.normal(2)),
     "temperature": lambda s: gz.pushforward(gz.Empirical(s.normal(2, 6, 3)), 0.25),
     "reweighted": lambda s: gz.reweight(gz.Empirical(s.normal(6, 3)), s.normal()),
-    "boosting": lambda s: gz.margin_measure(s.normal(9).sign(), s.normal(9, 3).sign(), s.normal(9)),
+    "boosting": lambda s: gz.measures.margin_measure(s.normal(9).sign(), s.normal(9, 3).sign(), s.normal(9)),
 }
 NAMES = list(BUILDERS)
 BOUNDED = [

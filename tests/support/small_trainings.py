@@ -98,7 +98,7 @@ def monitored_rank(rank, port, folder):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(GPT(dropout=0.0))
     given = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
-    with gradlogz.monitor(model, every=2, thresholds=gradlogz.Thresholds(None, None, None)) as m:
+    with gradlogz.monitor(model, every=2, thresholds=gradlogz.attention.Thresholds(None, None, None)) as m:
         losses = train(model, given, rate=1e-5)
     torch.save({"losses": losses, "records": m.row().records()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

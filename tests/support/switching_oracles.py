@@ -8,7 +8,8 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gradlogz import Filtered, Prior, SwitchingModel
+from gradlogz import Prior, SwitchingModel
+from gradlogz.filters import Filtered
 
 F64 = torch.float64
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from gradlogz import Ascent, evolve, renyi_centers
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import renyi_centers
 
 THEORY = ("karagodin24",)
 

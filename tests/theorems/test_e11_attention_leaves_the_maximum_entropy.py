@@ -14,7 +14,7 @@ STATEMENTS = ("E11",)
 def test_a_step_of_attention_leaves_the_optimum_of_the_dual_problem():
     keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
     h, u = gz.Empirical(keys), keys.mean(0)
-    eta = gz.maximum_entropy(h, u).eta
+    eta = gz.measures.maximum_entropy(h, u).eta
     stepped = eta + h.mean(eta)
     assert float(h.log_normalizer(stepped)) > float(h.log_normalizer(eta)) + 1.0  # up G ...
     objective = [float(h.log_normalizer(e) - e @ u) for e in (eta, stepped)]

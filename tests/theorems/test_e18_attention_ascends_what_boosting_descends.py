@@ -23,9 +23,9 @@ def problem(seed, n, learners):
 
 def test_attention_would_raise_the_loss_that_boosting_lowers():
     y, f, F, _ = problem(0, 12, 3)
-    h, zero = gz.margin_measure(y, f, F), torch.zeros(3, dtype=torch.float64)
+    h, zero = gz.measures.margin_measure(y, f, F), torch.zeros(3, dtype=torch.float64)
     up = h.log_normalizer(zero + h.mean(zero)) - h.log_normalizer(zero)
-    down = gz.boost(h).h.log_normalizer(zero) - h.log_normalizer(zero)
+    down = gz.measures.boost(h).h.log_normalizer(zero) - h.log_normalizer(zero)
     assert float(up) > 0.05
     assert float(down) < -0.01
 
@@ -38,7 +38,7 @@ def test_the_exponential_loss_is_dual_to_the_unnormalised_relative_entropy(seed)
     u = torch.cat((u, -u))
     w = torch.cat((w, w.flip(0)))
     h = gz.Empirical.weighted(u, w)
-    best = gz.mean_to_natural(h, torch.zeros(2, dtype=torch.float64))
+    best = gz.measures.mean_to_natural(h, torch.zeros(2, dtype=torch.float64))
     p = w * torch.exp(u @ best)
     divergence = (p * (p / w).log() - p + w).sum()
     close(p @ u, torch.zeros(2, dtype=torch.float64), w.sum() * u.abs().max(), tolerance=1e-8)

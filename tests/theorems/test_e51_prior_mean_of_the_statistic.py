@@ -33,7 +33,7 @@ def test_matching_moments_needs_the_expected_log_normalizer_too(name):
     at = law(name)
     h, zero = at.h, torch.zeros_like(at.eta)
     other = gz.ConjugatePrior(h.xi * 1.5, h.nu * 1.5, base=h.base)
-    shifted = gz.mean_to_natural(other, h.mean(zero))
+    shifted = gz.measures.mean_to_natural(other, h.mean(zero))
 
     def expected_G0(xi, nu):
         log_mass = at.log_mass + (xi - h.xi) * at.x[:, 0] - (nu - h.nu) * h.base_log_normalizer(at.x)

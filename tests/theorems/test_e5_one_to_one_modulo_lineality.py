@@ -64,6 +64,6 @@ def test_the_mean_lies_strictly_inside_the_hull(seed):
 def test_every_point_of_the_relative_interior_is_attained(seed, n, span):
     keys, across, s = keys_on_a_flat(seed, n, span)
     u = s.log_simplex(n).exp() @ keys
-    eta = gz.mean_to_natural(gz.Empirical(keys), u)
+    eta = gz.measures.mean_to_natural(gz.Empirical(keys), u)
     close((keys @ eta).softmax(-1) @ keys, u, 1 + keys.abs().max(), tolerance=1e-8)
     close(across.mT @ eta, torch.zeros(4 - span, dtype=u.dtype), 1 + eta.norm(), tolerance=1e-8)

@@ -79,22 +79,22 @@ def wishart(s):
     eta = inside(h, s.normal(3))
     a = s.normal(5, 2, 2)
     X = a @ a.mT + 0.5 * torch.eye(2, dtype=torch.float64)
-    moved = np.linalg.inv(np.linalg.inv(V.numpy()) - 2 * gz.smat(eta).numpy())
+    moved = np.linalg.inv(np.linalg.inv(V.numpy()) - 2 * gz.measures.smat(eta).numpy())
     before, after = (stats.wishart(n, scale) for scale in (V.numpy(), moved))
     stacked = np.moveaxis(X.numpy(), 0, -1)
     return Member(
         h,
         eta,
-        gz.svec(X),
+        gz.measures.svec(X),
         before.logpdf(stacked),
         after.logpdf(stacked),
-        gz.svec(torch.as_tensor(after.mean())).numpy(),
+        gz.measures.svec(torch.as_tensor(after.mean())).numpy(),
     )
 
 
 def dirichlet(s):
     a = s.positive(3, low=1.0)
-    h = gz.from_distribution(torch.distributions.Dirichlet(a))
+    h = gz.measures.from_distribution(torch.distributions.Dirichlet(a))
     eta = inside(h, s.normal(3))
     y = s.log_simplex(5, 3).exp()
     before, after = (stats.dirichlet(b.numpy()) for b in (a, a + eta))

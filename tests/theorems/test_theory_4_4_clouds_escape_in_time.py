@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from gradlogz import Ascent, escape_time, evolve, hermite_growth
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import escape_time, hermite_growth
 
 THEORY = ("4.4",)
 

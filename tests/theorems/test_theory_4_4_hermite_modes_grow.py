@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.polynomial import hermite_e
 
-from gradlogz import hermite_growth
+from gradlogz.dynamics import hermite_growth
 
 THEORY = ("4.4",)
 

@@ -11,7 +11,8 @@ import torch
 from numpy.polynomial import hermite_e
 from scipy.stats import norm
 
-from gradlogz import Ascent, evolve, hermite_growth, hermite_mode
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import hermite_growth, hermite_mode
 from support.scales import close
 
 THEORY = ("4.4",)

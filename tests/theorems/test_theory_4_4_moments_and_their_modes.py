@@ -6,7 +6,8 @@ import pytest
 import torch
 from numpy.polynomial import hermite_e
 
-from gradlogz import Ascent, GaussianCloud, evolve, hermite_growth, sphere_growth
+from gradlogz import Ascent, GaussianCloud, evolve
+from gradlogz.dynamics import hermite_growth, sphere_growth
 from gradlogz.dynamics.contraction import LayerNorm, SphereProjection
 from support.scales import close
 

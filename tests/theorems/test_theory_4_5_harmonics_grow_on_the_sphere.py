@@ -9,7 +9,8 @@ import numpy
 import pytest
 import torch
 
-from gradlogz import Ascent, evolve, sphere_growth
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import sphere_growth
 
 THEORY = ("4.5",)
 

@@ -6,7 +6,8 @@ import pytest
 import scipy.special
 import torch
 
-from gradlogz import Ascent, evolve, fastest_degree, harmonic_mode, sphere_growth
+from gradlogz import Ascent, evolve
+from gradlogz.dynamics import fastest_degree, harmonic_mode, sphere_growth
 from support.scales import close
 
 THEORY = ("4.5",)

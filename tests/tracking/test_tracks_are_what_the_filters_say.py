@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from gradlogz import Prior, constant_velocity, imm, report, track
-from gradlogz.filters import SwitchingModel, smooth
+from gradlogz import Prior, imm, report, track
+from gradlogz.filters import SwitchingModel, constant_velocity, smooth
 from gradlogz.tracking import table_of, write_table
 from gradlogz.tracking.noise_levels import LASTS, WIDER
 from gradlogz.tracking.records import share_of

@@ -23,8 +23,8 @@ METHODS = [
     *((c, name) for c in CONCRETE + COMPOSED for name in STATISTICS),
     *((c, name) for c in ELEMENTWISE for name in ("_g", "_g1", "_g2")),
     *((c, name) for c in (gz.Statistic, gz.ConjugatePrior) for name in ("log_normalizer",)),
-    *((gz.Differentiated, name) for name in ("mean", "covariance", "covariance_product")),
-    *((gz.Separable, name) for name in STATISTICS),
+    *((gz.measures.Differentiated, name) for name in ("mean", "covariance", "covariance_product")),
+    *((gz.measures.Separable, name) for name in STATISTICS),
     *((gz.Empirical, name) for name in ("entropy", "probabilities", "support")),
     *((gz.Mixture, name) for name in ("responsibilities", "lower_bound")),
     *((gz.ConjugatePrior, name) for name in ("base_log_normalizer",)),
@@ -60,7 +60,7 @@ def test_a_broken_function_is_noticed(monkeypatch, name):
     assert some_statement_fails()
 
 
-@pytest.mark.parametrize("field", gz.Attention._fields)
+@pytest.mark.parametrize("field", gz.attention.Attention._fields)
 def test_a_broken_statistic_of_attention_is_noticed(monkeypatch, field):
     right = attention.attend
 
@@ -74,8 +74,8 @@ def test_a_broken_statistic_of_attention_is_noticed(monkeypatch, field):
 
 
 def test_a_wrong_merge_of_attentions_is_noticed(monkeypatch):
-    right = gz.Attention.joined
-    monkeypatch.setattr(gz.Attention, "joined", lambda a, b: right(a, b)._replace(output=a.output))
+    right = gz.attention.Attention.joined
+    monkeypatch.setattr(gz.attention.Attention, "joined", lambda a, b: right(a, b)._replace(output=a.output))
     assert some_statement_fails()
 
 

@@ -16,99 +16,67 @@ AttentionFilter     softmax attention as one of them, with the covariance it dro
 normalized_innovation   whether a filter is consistent; nees, in_gate, Consistency
 """
 
-from .conjugate.attention_filter import (
-    AttentionFilter,
-    Collapsed,
-    Coupling,
-    LinearLink,
-    Slots,
-    attentive_imm,
-    linear_link,
+from .models.switching_model import (
+    SwitchingModel as SwitchingModel,
+    KalmanModel as KalmanModel,
+    Generator as Generator,
 )
-from .conjugate.conjugate_dynamics import Closure, Discount, LinearMotion, Reset, is_closed_under
-from .conjugate.conjugate_filter import ConjugateFilter, ConjugateFiltered, ConjugateState
+from .models.linear_motion import (
+    random_walk as random_walk,
+    constant_velocity as constant_velocity,
+    constant_acceleration as constant_acceleration,
+    singer as singer,
+    coordinated_turn as coordinated_turn,
+)
+from .models.discretization import discretize as discretize, discretize_chain as discretize_chain
+from .models.nonlinear_model import NonlinearModel as NonlinearModel, NonlinearMode as NonlinearMode
+from .models.nonlinear_motion import (
+    unknown_turn as unknown_turn,
+    follow_drift as follow_drift,
+    range_bearing as range_bearing,
+    range_bearing_elevation as range_bearing_elevation,
+    wrap_angles as wrap_angles,
+)
+from .prior_and_series import Prior as Prior, Series as Series
+from .gaussian.switching import gpb1 as gpb1, gpb2 as gpb2, imm as imm, gpb as gpb, SwitchingFilter as SwitchingFilter
+from .results import Filtered as Filtered, FilterState as FilterState
+from .gaussian.enumeration import enumerate_modes as enumerate_modes, Enumerated as Enumerated
+from .gaussian.smoother import smooth as smooth, Smoothed as Smoothed
+from .gaussian.particle import rao_blackwell_filter as rao_blackwell_filter, Sampled as Sampled
+from .fitting.learning import fit as fit, Fitted as Fitted
+from .conjugate.conjugate_filter import (
+    ConjugateFilter as ConjugateFilter,
+    ConjugateFiltered as ConjugateFiltered,
+    ConjugateState as ConjugateState,
+)
 from .conjugate.families import (
-    BetaBinomial,
-    ConjugateFamily,
-    DirichletMultinomial,
-    GammaExponential,
-    GammaPoisson,
-    InverseWishartNormal,
-    LinearGaussian,
+    ConjugateFamily as ConjugateFamily,
+    GammaPoisson as GammaPoisson,
+    GammaExponential as GammaExponential,
+    BetaBinomial as BetaBinomial,
+    DirichletMultinomial as DirichletMultinomial,
+    InverseWishartNormal as InverseWishartNormal,
+    LinearGaussian as LinearGaussian,
 )
-from .fitting.learning import Fitted, fit
-from .gaussian.consistency import Consistency, in_gate, nees, normalized_innovation
-from .gaussian.enumeration import Enumerated, enumerate_modes
-from .gaussian.particle import Sampled, rao_blackwell_filter
-from .results import Filtered, FilterState
-from .gaussian.smoother import Smoothed, smooth
-from .gaussian.switching import SwitchingFilter, gpb, gpb1, gpb2, imm
-from .models.discretization import discretize, discretize_chain
-from .models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn, random_walk, singer
-from .models.nonlinear_model import NonlinearMode, NonlinearModel
-from .models.nonlinear_motion import follow_drift, range_bearing, range_bearing_elevation, unknown_turn, wrap_angles
-from .models.switching_model import Generator, KalmanModel, SwitchingModel
-from .prior_and_series import Prior, Series
-
-__all__ = [
-    "SwitchingModel",
-    "KalmanModel",
-    "Generator",
-    "random_walk",
-    "constant_velocity",
-    "constant_acceleration",
-    "singer",
-    "coordinated_turn",
-    "discretize",
-    "discretize_chain",
-    "NonlinearModel",
-    "NonlinearMode",
-    "unknown_turn",
-    "follow_drift",
-    "range_bearing",
-    "range_bearing_elevation",
-    "wrap_angles",
-    "Prior",
-    "Series",
-    "gpb1",
-    "gpb2",
-    "imm",
-    "gpb",
-    "SwitchingFilter",
-    "Filtered",
-    "FilterState",
-    "enumerate_modes",
-    "Enumerated",
-    "smooth",
-    "Smoothed",
-    "rao_blackwell_filter",
-    "Sampled",
-    "fit",
-    "Fitted",
-    "ConjugateFilter",
-    "ConjugateFiltered",
-    "ConjugateState",
-    "ConjugateFamily",
-    "GammaPoisson",
-    "GammaExponential",
-    "BetaBinomial",
-    "DirichletMultinomial",
-    "InverseWishartNormal",
-    "LinearGaussian",
-    "Discount",
-    "Reset",
-    "LinearMotion",
-    "is_closed_under",
-    "Closure",
-    "AttentionFilter",
-    "Slots",
-    "Collapsed",
-    "Coupling",
-    "attentive_imm",
-    "linear_link",
-    "LinearLink",
-    "normalized_innovation",
-    "nees",
-    "in_gate",
-    "Consistency",
-]
+from .conjugate.conjugate_dynamics import (
+    Discount as Discount,
+    Reset as Reset,
+    LinearMotion as LinearMotion,
+    is_closed_under as is_closed_under,
+    Closure as Closure,
+)
+from .conjugate.attention_filter import (
+    AttentionFilter as AttentionFilter,
+    Slots as Slots,
+    Collapsed as Collapsed,
+    Coupling as Coupling,
+    attentive_imm as attentive_imm,
+    linear_link as linear_link,
+    LinearLink as LinearLink,
+)
+from .gaussian.consistency import (
+    normalized_innovation as normalized_innovation,
+    nees as nees,
+    in_gate as in_gate,
+    Consistency as Consistency,
+)

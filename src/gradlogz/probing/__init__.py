@@ -4,20 +4,7 @@ probe           a model over a text: every prediction measured, with nulls and i
 capture         one batch inside a model: queries, keys, values, and the stream about every sublayer
 """
 
-from .findings import Claim, Finding, Findings, Token
-from .inside.capturing import Captured, capture
-from .inside.events import Attended, Normed, Passed
-from .run_probe import probe
-
-__all__ = [
-    "probe",
-    "Findings",
-    "Finding",
-    "Claim",
-    "Token",
-    "capture",
-    "Captured",
-    "Attended",
-    "Passed",
-    "Normed",
-]
+from .run_probe import probe as probe
+from .findings import Findings as Findings, Finding as Finding, Claim as Claim, Token as Token
+from .inside.capturing import capture as capture, Captured as Captured
+from .inside.events import Attended as Attended, Passed as Passed, Normed as Normed

@@ -1,4 +1,4 @@
-"""The page of any result, by its type.
+"""The page of any result, by its type, and its displays in notebooks and terminals.
 
     report(findings), report("runs/minilm")     the report of a run                findings, or the folder of a run
     report(simulation), report(phases)          clouds, or a phase diagram
@@ -21,6 +21,9 @@ from ..probing.findings import Findings
 from ..simulation.records import Phases, Simulation
 from ..tracking.records import Tracks
 from . import findings_page, phases_page, simulation_page, tracks_page
+from .findings_figures import plot
+from .findings_notebook import notebook_html
+from .findings_terminal import plain_lines, rich_table
 from .run_contents import Source, contents_of
 
 Result = Source | Simulation | Phases | Tracks
@@ -68,3 +71,7 @@ def framed(result: Result) -> str:
 
 for kind in (Simulation, Phases, Tracks):
     register(kind, "html", framed)
+register(Findings, "html", notebook_html)
+register(Findings, "terminal", rich_table)
+register(Findings, "text", plain_lines)
+register(Findings, "plot", plot)

@@ -4,8 +4,6 @@ track           a file, columns or a built-in scenario, filtered and perhaps smo
 table_of        a row for each detection, by column; write_table writes it as CSV or parquet
 """
 
-from .records import Tracks
-from .run_tracking import track
-from .table import table_of, write_table
-
-__all__ = ["track", "Tracks", "table_of", "write_table"]
+from .run_tracking import track as track
+from .records import Tracks as Tracks
+from .table import table_of as table_of, write_table as write_table

@@ -80,7 +80,7 @@ class LinkAttention(nn.Module):
         check_sizes("LinkAttention", embed_dim, num_heads)
         if family not in get_args(Family):
             condition = f"family must be one of {', '.join(get_args(Family))}"
-            remedy = "For another measure use gradlogz.mean_to_natural, which is eager."
+            remedy = "For another measure use gradlogz.measures.mean_to_natural, which is eager."
             raise InputValueError(sentence("LinkAttention", condition, f"{family!r}", remedy))
         if family == "sphere" and embed_dim == num_heads:
             condition, fact = "a head must have 2 coordinates or more for a sphere", "1"

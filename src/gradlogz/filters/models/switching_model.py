@@ -231,7 +231,7 @@ class SwitchingModel:
 
         >>> import torch
         >>> noise = {"dt": 1.0, "spectral_density": 0.1, "observation_variance": 1.0}
-        >>> from gradlogz import constant_acceleration, constant_velocity
+        >>> from gradlogz.filters import constant_acceleration, constant_velocity
         >>> model = SwitchingModel.of(
         ...     [constant_velocity(2, **noise), constant_acceleration(2, **noise)],  # of 4 and of 6 components
         ...     transition=torch.tensor([[0.9, 0.1], [0.2, 0.8]]),
