@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gradlogz.probing.run_folder import read_run
+from gradlogz.probing.runs.run_folder import read_run
 
 LAYERS = {"ascent": ("gain", "gain, permuted"), "linearity": ("held-out R²",), "symmetry": ("symmetry",)}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.hooks import without_cache
-from gradlogz.probing.placement import placed
+from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.statistics import GROUPS, merge
 from timing import compare

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.placement import placed
+from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.run_probe import chosen
 from gradlogz.probing.statistics import GROUPS, merge

@@ -11,11 +11,11 @@ from torch import nn
 
 import gradlogz
 from gradlogz._errors import InputRuntimeError
-from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.corpus.images import Inputs, images
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.memory_limits import check_memory
+from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.memory_limits import check_memory
 from gradlogz.probing.predictions import known_predictions
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused

@@ -20,11 +20,11 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import Document, documents
-from gradlogz.probing.findings import Claim, Finding, Findings
-from gradlogz.probing.findings_file import read_findings
 from gradlogz.probing.inside.loading import load, random_twin
-from gradlogz.probing.records import Declaration
-from gradlogz.probing.run_folder import Run, check_place, read_run, write_run
+from gradlogz.probing.runs.findings import Claim, Finding, Findings
+from gradlogz.probing.runs.findings_file import read_findings
+from gradlogz.probing.runs.records import Declaration
+from gradlogz.probing.runs.run_folder import Run, check_place, read_run, write_run
 from support.error_form import check_form, each_of, refused
 
 HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))

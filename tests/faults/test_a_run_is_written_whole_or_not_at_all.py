@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gradlogz.probing.findings import Findings
-from gradlogz.probing.records import Claim, Declaration, Finding, Quantity, Token
-from gradlogz.probing.run_folder import Run, read_run, write_run
+from gradlogz.probing.runs.findings import Findings
+from gradlogz.probing.runs.records import Claim, Declaration, Finding, Quantity, Token
+from gradlogz.probing.runs.run_folder import Run, read_run, write_run
 
 FIELDS = ("facts", "rows", "claims", "tokens", "declarations")
 KILLED = """

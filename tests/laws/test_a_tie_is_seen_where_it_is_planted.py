@@ -10,7 +10,7 @@ from gradlogz.probing import capture
 from gradlogz.probing.inside.head_weights import HeadWeights
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import tie
-from gradlogz.probing.records import Finding
+from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import comoments_of, merge
 from support.planted import matrices
 from support.pretrained import minilm

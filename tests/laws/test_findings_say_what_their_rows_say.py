@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gradlogz.probing.findings import Findings
-from gradlogz.probing.findings_file import read_findings, write_findings
 from gradlogz.probing.predictions import tie
-from gradlogz.probing.records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
+from gradlogz.probing.runs.findings import Findings
+from gradlogz.probing.runs.findings_file import read_findings, write_findings
+from gradlogz.probing.runs.records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
 from gradlogz.reporting.formatting import STYLES
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

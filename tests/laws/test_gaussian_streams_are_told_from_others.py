@@ -15,7 +15,7 @@ from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS
 from gradlogz.probing.predictions.observables import gaussianity_tests as shapes
 from gradlogz.probing.predictions.observables.attention_rows import SHARE
 from gradlogz.probing.predictions.observables.gaussianity_tests import LARGEST, SLICED
-from gradlogz.probing.records import Finding
+from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import merge, token_hashes
 from support.planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
 from support.planted.rows import encoder

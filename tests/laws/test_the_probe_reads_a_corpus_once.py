@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import gradlogz
 from gradlogz import cli
-from gradlogz.probing import memory_limits
 from gradlogz.probing import run_probe as running
-from gradlogz.probing.batch_statistics import statistics_of
 from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.events import ForwardOutput
-from gradlogz.probing.memory_limits import matrix_bytes
-from gradlogz.probing.placement import placed
+from gradlogz.probing.passes import memory_limits
+from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.memory_limits import matrix_bytes
+from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, known_predictions, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge

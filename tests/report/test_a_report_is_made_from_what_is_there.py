@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from gradlogz import report
-from gradlogz.probing.run_folder import Run, write_run
+from gradlogz.probing.runs.run_folder import Run, write_run
 from gradlogz.reporting.findings_page import page_of_run
 from gradlogz.reporting.run_contents import contents_of
 from support.invented_findings import DECLARATIONS, findings

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 import gradlogz
 from gradlogz.reporting.citations import bibliography
-from gradlogz.reporting.wording import keys_cited, unit_and_formula
+from gradlogz.reporting.findings_wording import keys_cited, unit_and_formula
 from support.invented_findings import DECLARATIONS
 from support.planted.matrices import VOCABULARY, gpt2, tied
 

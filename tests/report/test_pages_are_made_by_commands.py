@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz.commands import probe
-from gradlogz.probing.run_folder import Run, write_run
+from gradlogz.probing.runs.run_folder import Run, write_run
 from support.invented_findings import findings
 
 

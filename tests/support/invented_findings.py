@@ -2,8 +2,8 @@
 
 import math
 
-from gradlogz.probing.findings import Findings
-from gradlogz.probing.records import Claim, Declaration, Finding, Quantity, Token
+from gradlogz.probing.runs.findings import Findings
+from gradlogz.probing.runs.records import Claim, Declaration, Finding, Quantity, Token
 
 LAYERS, HEADS = 3, 4
 VERDICTS = ("supported", "refuted", "undecided")

@@ -9,9 +9,9 @@ from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
-from gradlogz.probing.judgement import split
 from gradlogz.probing.prediction import Probed, Twin
-from gradlogz.probing.records import Finding
+from gradlogz.probing.runs.judgement import split
+from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
 
 

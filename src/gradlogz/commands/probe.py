@@ -1,6 +1,6 @@
 """gradlogz probe: load a model, pass a text through it, write a run and its page, show the verdicts.
 
-Read next: ../probing/run_probe.py (what is measured), ../probing/run_folder.py (what is written).
+Read next: ../probing/run_probe.py (what is measured), ../probing/runs/run_folder.py (what is written).
 """
 
 import shlex
@@ -14,10 +14,10 @@ from .._input_errors import InputValueError, sentence
 from .outputs import RUN_PAGE, check_file, terminal, write_json
 
 if TYPE_CHECKING:
-    from ..probing.findings import Findings
     from ..probing.inside.loading import Loaded
-    from ..probing.run_folder import Run
     from ..probing.run_probe import Measurement
+    from ..probing.runs.findings import Findings
+    from ..probing.runs.run_folder import Run
 
 SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # read by default
 RUNS = "runs"  # where runs are written unless another folder is named
@@ -75,10 +75,10 @@ def command(
     """
     from ..probing.corpus.images import images, reads_images
     from ..probing.corpus.text import documents
-    from ..probing.findings_file import findings_to_json
     from ..probing.inside.loading import load
-    from ..probing.run_folder import check_place, write_run
     from ..probing.run_probe import chosen, evaluate, measure
+    from ..probing.runs.findings_file import findings_to_json
+    from ..probing.runs.run_folder import check_place, write_run
 
     console = terminal(json)
     place = Path(out) if out is not None else Path(RUNS) / _label(model)
@@ -139,7 +139,7 @@ def _check_reading(loaded: "Loaded", text: str | None) -> None:
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":
-    from ..probing.run_folder import Run
+    from ..probing.runs.run_folder import Run
 
     report = measured.report
     counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}

@@ -5,6 +5,6 @@ capture         one batch inside a model: queries, keys, values, and the stream 
 """
 
 from .run_probe import probe as probe
-from .findings import Findings as Findings, Finding as Finding, Claim as Claim, Token as Token
+from .runs.findings import Findings as Findings, Finding as Finding, Claim as Claim, Token as Token
 from .inside.capturing import capture as capture, Captured as Captured
 from .inside.events import Attended as Attended, Passed as Passed, Normed as Normed

@@ -19,8 +19,8 @@ from .computed import Computed
 from .inside.architecture import Architecture
 from .inside.events import Event, ForwardOutput
 from .inside.head_weights import HeadWeights
-from .judgement import Judgement, Measured
-from .records import Declaration, Finding
+from .runs.judgement import Judgement, Measured
+from .runs.records import Declaration, Finding
 
 LAST = 1000  # the order of a prediction that does not say where it stands
 

@@ -1,13 +1,13 @@
 """The probe: a model over a corpus, every prediction measured in the same pass, then judged.
 
-    text       -> documents -> batches                                             corpus/
-    statistics  = merge over batches of statistics(event)                          batch_statistics.py, predictions/
-    findings    = verdict(evaluate(statistics), null(statistics))                  predictions/, testing.py
+    text       -> documents -> batches                                             corpus/ statistics  = merge over
+    batches of statistics(event)                          passes/batch_statistics.py, predictions/ findings    =
+    verdict(evaluate(statistics), null(statistics))                  predictions/, testing.py
 
 Memory does not grow with the corpus, and findings are made without the model. A random twin of the model, of the same
 architecture, passes a part of the same tokens for the nulls that need one.
 
-Read next: prediction.py (what a prediction is), findings.py (what comes out), run_folder.py (on disk).
+Read next: prediction.py (what a prediction is), runs/findings.py (what comes out), runs/run_folder.py (on disk).
 """
 
 import math
@@ -27,23 +27,23 @@ from torch import nn
 from .._errors import InputTypeError, InputValueError, sentence
 from .._progress import Progress, reporter
 from .._typing import Tensor
-from .batch_statistics import statistics_of
 from .computed import Computed
 from .corpus.batching import Batch, Batches, Report, batches
 from .corpus.images import Inputs, images, reads_images
 from .corpus.text import Source, documents
-from .extreme_tokens import Standing, greatest
-from .findings import Findings
 from .inside.discovery import discover
 from .inside.loading import describe, random_twin
 from .inside.weights import weights_of
-from .interruption import interruptible
-from .judgement import Judgement, Measured, split
-from .memory_limits import check_memory, tokens_of_a_batch
-from .placement import placed
+from .passes.batch_statistics import statistics_of
+from .passes.extreme_tokens import Standing, greatest
+from .passes.interruption import interruptible
+from .passes.memory_limits import check_memory, tokens_of_a_batch
+from .passes.placement import placed
 from .prediction import Prediction, Probed, Twin
 from .predictions import known_predictions
-from .records import Claim, Declaration, Finding, Token
+from .runs.findings import Findings
+from .runs.judgement import Judgement, Measured, split
+from .runs.records import Claim, Declaration, Finding, Token
 from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # read unless another number is asked for

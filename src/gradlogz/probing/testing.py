@@ -27,8 +27,8 @@ import torch
 
 from .._typing import Tensor
 from ..special.distributions import student_p, student_quantile
-from .judgement import Measured, Ruling
-from .records import Finding
+from .runs.judgement import Measured, Ruling
+from .runs.records import Finding
 from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
 
 NORMAL = 1.959963984540054  # quantile .975

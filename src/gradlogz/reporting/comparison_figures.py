@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
-from ..probing.records import Finding, Quantity
+from ..probing.runs.records import Finding, Quantity
 from .findings_figures import Labels, hover_text, key_of, null_of, numbers
 from .formatting import digits
 

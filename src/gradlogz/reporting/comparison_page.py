@@ -34,15 +34,15 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.records import Finding, Summary
+from ..probing.runs.records import Finding, Summary
 from .citations import cited
 from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
 from .findings_figures import Labels, blocks_of, key_of, labels_of
 from .findings_page import rendered
 from .findings_sections import SHOWN, choices_of, judged, measured
+from .findings_wording import Declarations, chip, claim_of, facts_of, keys_cited, title_of, unit_and_formula
 from .formatting import STYLES, digits, interval, known
 from .run_contents import RunContents, Source, contents_of
-from .wording import Declarations, chip, claim_of, facts_of, keys_cited, title_of, unit_and_formula
 
 
 class Runs(NamedTuple):

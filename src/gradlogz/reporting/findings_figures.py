@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from .._errors import InputValueError, MissingPackageError, sentence
 from ..page import Axis, Figure, Heat, Mark, Points, drawn
-from ..probing.findings import Findings
-from ..probing.records import VERDICTS, Finding
+from ..probing.runs.findings import Findings
+from ..probing.runs.records import VERDICTS, Finding
+from .findings_wording import Declarations, unit_and_formula
 from .formatting import STYLES, digits, finite, interval
-from .wording import Declarations, unit_and_formula
 
 Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # of a layer, over which its heads are spread

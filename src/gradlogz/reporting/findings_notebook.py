@@ -6,8 +6,8 @@ Read next: findings_figures.py (the same as figures, with numbers), findings_ter
 import html
 from collections.abc import Sequence
 
-from ..probing.findings import Findings
-from ..probing.records import Finding
+from ..probing.runs.findings import Findings
+from ..probing.runs.records import Finding
 from .findings_figures import hover_text, labels_of
 from .formatting import STYLES, decimals, interval, model_line, support
 

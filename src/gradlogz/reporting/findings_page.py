@@ -14,12 +14,12 @@ from typing import Any
 from .. import __version__
 from .._errors import MissingPackageError, sentence
 from ..page import Chip, Page, Section, Table, VerdictBanner, render
-from ..probing.run_folder import DESCRIBED, Run
+from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
 from .findings_sections import choices_of, sections_of
+from .findings_wording import groups, keys_cited, title_of, verdict_sentence
 from .formatting import model_sentence
 from .run_contents import RunContents
-from .wording import groups, keys_cited, title_of, verdict_sentence
 
 ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
 

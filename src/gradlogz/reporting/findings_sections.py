@@ -24,7 +24,7 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.records import Finding, Summary, Token
+from ..probing.runs.records import Finding, Summary, Token
 from .findings_figures import (
     Labels,
     blocks_of,
@@ -36,9 +36,9 @@ from .findings_figures import (
     numbers,
     verdict_map,
 )
+from .findings_wording import Declarations, chip, claim_of, facts_of, method_of, title_of, unit_and_formula
 from .formatting import interval, known
 from .run_contents import RunContents
-from .wording import Declarations, chip, claim_of, facts_of, method_of, title_of, unit_and_formula
 
 SHOWN = 12  # rows of a long table before all are asked for
 

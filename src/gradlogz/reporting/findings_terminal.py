@@ -6,7 +6,7 @@ Read next: findings_notebook.py (the same in a notebook), formatting.py.
 from collections.abc import Iterator
 from typing import Any
 
-from ..probing.findings import Findings
+from ..probing.runs.findings import Findings
 from .formatting import STYLES, decimals, interval, model_line, support
 
 WIDE = 140  # columns from which on a table has one for what was found

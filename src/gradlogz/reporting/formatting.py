@@ -5,7 +5,7 @@
     interval(a, b)      a to b     empty if there is none
     STYLES              the colour of each verdict, on terminals and on pages
 
-Read next: wording.py (sentences), ../page/palette.py (colours).
+Read next: findings_wording.py (sentences), ../page/palette.py (colours).
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..page.palette import LIGHT, STATUSES
 from ..page.parts import Status
-from ..probing.records import Summary
+from ..probing.runs.records import Summary
 
 
 class VerdictStyle(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 from .._displays import register
 from .._errors import InputTypeError, sentence
 from ..page import Page, write
-from ..probing.findings import Findings
+from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
 from ..tracking.records import Tracks
 from . import findings_page, phases_page, simulation_page, tracks_page

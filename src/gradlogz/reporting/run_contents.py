@@ -3,7 +3,7 @@
 A page is made from what is there: findings that are whole are shown even where the rest of the run is not, and the page
 says so.
 
-Read next: findings_page.py, ../probing/run_folder.py (the reader).
+Read next: findings_page.py, ../probing/runs/run_folder.py (the reader).
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import InputValueError, sentence
-from ..probing.findings import Findings
-from ..probing.run_folder import Run, read_run
-from .wording import Declarations
+from ..probing.runs.findings import Findings
+from ..probing.runs.run_folder import Run, read_run
+from .findings_wording import Declarations
 
 Source = str | os.PathLike[str] | Findings
 

@@ -19,9 +19,9 @@ from ...attention.in_models.intercepted_calls import WIDTH
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
 from ..inside.reprojection import at_tokens, queries_of
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from ..testing import Bounds, count, judge, measured
 from .observables.attention_rows import applies, at, chosen, log_weights_of

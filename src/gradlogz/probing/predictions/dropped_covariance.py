@@ -3,7 +3,8 @@
     message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
     correlation  of log sum_h tr P_i and the loss of the next token, given log n
 
-Read next: ../extreme_tokens.py (the tokens of largest covariance), ../../attention/layers (attention that keeps it).
+Read next: ../passes/extreme_tokens.py (the tokens of largest covariance), ../../attention/layers (attention that keeps
+it).
 """
 
 import math
@@ -18,9 +19,9 @@ from ..._typing import Bool, Float, Tensor
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sums, sums_of
 from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.attention_rows import keys_seen

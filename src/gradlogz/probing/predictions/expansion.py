@@ -16,9 +16,9 @@ import torch
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
 from ..inside.events import Event, ForwardOutput, Normed, Passed
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
 from ..testing import Bounds, absent, band, count, judge, measured, middle
 from .observables.attention_rows import at, chosen

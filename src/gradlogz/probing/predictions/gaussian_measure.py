@@ -16,9 +16,9 @@ import torch
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, Event, ForwardOutput
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
 from ..testing import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of

@@ -19,9 +19,9 @@ from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..computed import Computed
 from ..inside.events import Attended, Event, ForwardOutput
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import (
     SAMPLE,
     Estimate,

@@ -13,9 +13,9 @@ import torch
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, Event, ForwardOutput
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Histogram, histogram_of
 from ..testing import absent
 from .observables.attention_rows import applies, rows_of

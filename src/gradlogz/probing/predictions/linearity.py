@@ -15,9 +15,9 @@ from ..._typing import Tensor
 from ..batch_pass import BatchPass
 from ..inside.architecture import Architecture
 from ..inside.events import Event, ForwardOutput, Passed
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
 from ..testing import Bounds, absent, also_random, count, judge, measured, middle
 from .observables.batch_moments import bytes_of_moments, token_moments

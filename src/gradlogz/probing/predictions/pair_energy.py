@@ -21,9 +21,9 @@ from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
 from ..inside.events import Attended, Event, ForwardOutput
-from ..judgement import Judgement, Measured, Ruling
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured, Ruling
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.residual_stream import Depth, depth_of, stack_of

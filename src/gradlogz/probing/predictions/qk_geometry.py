@@ -20,9 +20,9 @@ from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
 from ..testing import Bounds, absent, band, count, judge, measured, middle, outside
 from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances

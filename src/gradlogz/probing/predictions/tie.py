@@ -18,9 +18,9 @@ from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..judgement import Judgement, Measured
 from ..prediction import Prediction, Probed, Twin
-from ..records import Declaration, Finding, Quantity
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, Sums, jackknifed
 from ..testing import Bounds, absent, band, count, judge, measured, outside
 from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances

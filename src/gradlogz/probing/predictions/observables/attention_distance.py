@@ -20,7 +20,7 @@ from ...._typing import Float, Tensor
 from ...batch_pass import BatchPass
 from ...inside.events import Attended
 from ...inside.head_weights import HeadWeights, Turning
-from ...records import Finding
+from ...runs.records import Finding
 from ...statistics import GROUPS, Sums
 from ...testing import middle
 from .attention_rows import applies, rows_of

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from .._displays import shown
-from .._errors import InputValueError, MissingPackageError, sentence
+from ..._displays import shown
+from ..._errors import InputValueError, MissingPackageError, sentence
 from .records import NAN, VERDICTS, Declaration, Summary
 from .records import Claim as Claim
 from .records import Finding as Finding

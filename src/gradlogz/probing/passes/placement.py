@@ -1,6 +1,6 @@
 """A batch where the model is, with all inputs that the model wants.
 
-Read next: corpus/batching.py (batches), batch_statistics.py (what happens to them).
+Read next: ../corpus/batching.py (batches), batch_statistics.py (what happens to them).
 """
 
 import inspect
@@ -8,7 +8,7 @@ import inspect
 import torch
 from torch import nn
 
-from .corpus.batching import Batch
+from ..corpus.batching import Batch
 
 
 def placed(batch: Batch, model: nn.Module) -> Batch:

@@ -2,7 +2,8 @@
 
     batch -> model -> events -> statistics(event, batch_pass) of each prediction -> merged
 
-Read next: inside/following.py (the events), batch_pass.py (what predictions share), run_probe.py (all batches).
+Read next: ../inside/following.py (the events), ../batch_pass.py (what predictions share), ../run_probe.py (all
+batches).
 """
 
 import gc
@@ -12,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._errors import InputRuntimeError, InputValueError, sentence
-from .._typing import Tensor
-from .batch_pass import BatchPass
-from .corpus.batching import Batch
+from ..._errors import InputRuntimeError, InputValueError, sentence
+from ..._typing import Tensor
+from ..batch_pass import BatchPass
+from ..corpus.batching import Batch
+from ..inside.architecture import Architecture
+from ..inside.events import Attended, Event, ForwardOutput
+from ..inside.following import follow
+from ..inside.hooks import without_cache
+from ..prediction import Prediction
+from ..statistics import merge
 from .extreme_tokens import Candidates, Standing, candidates, resolved
-from .inside.architecture import Architecture
-from .inside.events import Attended, Event, ForwardOutput
-from .inside.following import follow
-from .inside.hooks import without_cache
-from .prediction import Prediction
-from .statistics import merge
 
 
 def statistics_of(

@@ -1,6 +1,6 @@
 """Ctrl-C as a question: a long pass ends after the batch that is under way.
 
-Read next: run_probe.py, which asks after every batch.
+Read next: ../run_probe.py, which asks after every batch.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """What fits into the memory of a device: tokens of a batch, and the matrices that predictions keep.
 
-Read next: prediction.py (who declares matrices), run_probe.py (who asks beforehand).
+Read next: ../prediction.py (who declares matrices), ../run_probe.py (who asks beforehand).
 """
 
 import os
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from .._errors import InputValueError, sentence
-from .corpus.batching import PADDED
-from .inside.architecture import Architecture
-from .prediction import Prediction
+from ..._errors import InputValueError, sentence
+from ..corpus.batching import PADDED
+from ..inside.architecture import Architecture
+from ..prediction import Prediction
 
 LARGE = 2**30  # bytes of matrices that are told beforehand
 ROOM, MOST = 2**34, 8  # bytes of a GPU for each 8192 tokens of a batch, and how many times these are enough

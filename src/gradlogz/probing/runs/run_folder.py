@@ -7,7 +7,7 @@
 A folder is written whole or not at all: beside its place, flushed to the disk, then renamed. A process that is killed
 leaves the old run or the new one; if it dies between two renames, the next that reads or writes completes them.
 
-Read next: findings.py, findings_file.py (one file of it), ../reporting/run_contents.py (who reads leniently).
+Read next: findings.py, findings_file.py (one file of it), ../../reporting/run_contents.py (who reads leniently).
 """
 
 import glob
@@ -22,8 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import __version__
-from .._errors import InputValueError, sentence
+from ... import __version__
+from ..._errors import InputValueError, sentence
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
 

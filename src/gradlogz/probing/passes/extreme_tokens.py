@@ -5,7 +5,7 @@
 
 The few greatest of each kind are kept for every layer.
 
-Read next: findings.py (how they are told), predictions/dropped_covariance.py.
+Read next: ../runs/findings.py (how they are told), ../predictions/dropped_covariance.py.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._typing import Float, Int, Tensor
-from .batch_pass import BatchPass
-from .corpus.batching import Batch
-from .inside.events import Attended
-from .judgement import split
-from .records import Token
+from ..._typing import Float, Int, Tensor
+from ..batch_pass import BatchPass
+from ..corpus.batching import Batch
+from ..inside.events import Attended
+from ..runs.judgement import split
+from ..runs.records import Token
 
 EACH = 3  # of every kind and layer
 BEFORE, BEHIND = 6, 4  # tokens of the text about one that are shown

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from .._errors import InputValueError, sentence
+from ..._errors import InputValueError, sentence
 from .findings import Findings
 from .records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
 

@@ -3,14 +3,14 @@
     title_of, claim_of, method_of, facts_of     of a prediction, by its declaration; by its name where there is none
     unit_and_formula                            of a quantity; a bare number where none is declared
 
-Read next: findings_page.py, which puts them on top; ../probing/records.py (Declaration).
+Read next: findings_page.py, which puts them on top; ../probing/runs/records.py (Declaration).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..page import Chip, Group, Link
-from ..probing.records import VERDICTS, Declaration, Quantity, Summary
+from ..probing.runs.records import VERDICTS, Declaration, Quantity, Summary
 from .citations import keys_in
 from .formatting import STYLES
 
