@@ -2,8 +2,8 @@
 
 python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
 
-"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch (../src/gradlogz/kernels/
-switching_gpu.py). "last step" keeps the last step alone, "all fields" every field of every step, "means and modes" the
+"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch (../src/gradlogz/kernels/filters/
+gpu.py). "last step" keeps the last step alone, "all fields" every field of every step, "means and modes" the
 mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one call for each observation, and
 "gradients" is the log likelihood of the series with its gradient in the model and the observations. "bytes" is the
 memory at its highest for each target, "A/A" the fused filter again, divided by itself. "few" are milliseconds of 100
@@ -31,7 +31,7 @@ FUSED_STEPS = {"all fields": 10, "means and modes": 30, "last step": 30}
 ASKED = {
     "all fields": {},
     "means and modes": {"fields": ("mean", "log_mode_probability")},
-    "last step": {"keep": "last"},
+    "last step": {"steps": "last"},
 }
 FIELDS = ("transition", "F", "Q", "H", "R")
 
