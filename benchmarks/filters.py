@@ -240,7 +240,7 @@ def rows() -> list[dict[str, object]]:
         alternatives = {
             "gradlogz": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START),
             "gradlogz, means": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START, fields=MEANS),
-            "gradlogz, last step": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START, steps="last"),
+            "gradlogz, last step": lambda c=chosen, y=y[:, :own].contiguous(): c.filter(y, START, keep="last"),
             "torch": by_torch(chosen, y[:, :of_torch].contiguous()),
             "filterpy": lambda f=alone, m=model, z=single: f(m, z),
         }

@@ -2,12 +2,12 @@
 
 python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
 
-"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch (../src/gradlogz/kernels/filters/
-gpu.py). "last step" keeps the last step alone, "all fields" every field of every step, "means and modes" the
-mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one call for each observation, and
-"gradients" is the log likelihood of the series with its gradient in the model and the observations. "bytes" is the
-memory at its highest for each target, "A/A" the fused filter again, divided by itself. "few" are milliseconds of 100
-steps of few targets, by both.
+"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch
+(../src/gradlogz/kernels/filters/gpu.py). "last step" keeps the last step alone, "all fields" every field of every
+step, "means and modes" the mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one
+call for each observation, and "gradients" is the log likelihood of the series with its gradient in the model and the
+observations. "bytes" is the memory at its highest for each target, "A/A" the fused filter again, divided by itself.
+"few" are milliseconds of 100 steps of few targets, by both.
 """
 
 import json
@@ -31,7 +31,7 @@ FUSED_STEPS = {"all fields": 10, "means and modes": 30, "last step": 30}
 ASKED = {
     "all fields": {},
     "means and modes": {"fields": ("mean", "log_mode_probability")},
-    "last step": {"steps": "last"},
+    "last step": {"keep": "last"},
 }
 FIELDS = ("transition", "F", "Q", "H", "R")
 
@@ -104,7 +104,7 @@ def others(dtype: torch.dtype) -> list[dict[str, object]]:
     def gradients() -> object:
         leaves = [t.detach().requires_grad_() for t in (y, *(getattr(model, name) for name in FIELDS))]
         learned = SwitchingFilter(SwitchingModel(*leaves[1:], validate=False))
-        total = learned.filter(leaves[0], start, steps="last").log_likelihood.sum()
+        total = learned.filter(leaves[0], start, keep="last").log_likelihood.sum()
         return torch.autograd.grad(total, leaves)
 
     def step() -> object:

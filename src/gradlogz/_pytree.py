@@ -17,9 +17,9 @@ import torch.utils._pytree as pytree
 C = TypeVar("C", bound=type)
 
 
-def static_field(**options: Any) -> Any:
+def static_field(*, default: Any = dataclasses.MISSING, kw_only: bool = False) -> Any:
     """A field that is no tensor: part of the structure of the pytree."""
-    return dataclasses.field(metadata={"static": True}, **options)
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static_field, dataclasses.field))

@@ -106,7 +106,7 @@ def test_steps_carry_on_what_a_series_does(calls, method):
     state = chosen.init(there(start), batch_shape=(40,))
     for time in range(5):
         state, found = chosen.step(state, y[:, time], time=time)
-    last = chosen.filter(y, there(start), steps="last")
+    last = chosen.filter(y, there(start), keep="last")
     same(back(found), back(last))
     whole = chosen.filter(y, there(start))
     same(back(last), back(Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)))
@@ -208,7 +208,7 @@ def test_long_runs_stay_symmetric_and_positive(calls):
     fields = {name: getattr(model, name).cuda() for name in FIELDS}
     F = torch.eye(3, dtype=F64).expand(2, 3, 3) + 0.01 * torch.randn(2, 3, 3, dtype=F64).triu(1)
     fields |= {"F": F.cuda(), "Q": 1e-6 * fields["Q"], "R": 1e-2 * fields["R"]}
-    found = imm(SwitchingModel(**fields), observed(model, 20_000, 40).cuda(), there(start), steps="last")
+    found = imm(SwitchingModel(**fields), observed(model, 20_000, 40).cuda(), there(start), keep="last")
     assert torch.equal(found.covariance, found.covariance.mT)
     assert torch.linalg.eigvalsh(found.mode_covariance).min() > 0
     assert calls == [True]

@@ -312,8 +312,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        'imm: steps must be "all" or "last"; got \'first\'.',
-        lambda: imm(model, y, start, steps="first"),
+        'imm: keep must be "all" or "last"; got \'first\'.',
+        lambda: imm(model, y, start, keep="first"),
     ),
     (
         ValueError,

@@ -123,20 +123,20 @@ def test_the_last_step_alone_is_the_last_of_all(calls, monkeypatch, method):
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, 9)
     whole = chosen.filter(y, start)
     last = Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)
-    same(chosen.filter(y, start, steps="last"), last)
-    same(by_torch(monkeypatch, method, model, y, start, steps="last"), last, tolerance=1e-10)
+    same(chosen.filter(y, start, keep="last"), last)
+    same(by_torch(monkeypatch, method, model, y, start, keep="last"), last, tolerance=1e-10)
     assert calls == [True, True]
 
 
 @each
 @pytest.mark.parametrize("targets", [1, 9])
-@pytest.mark.parametrize("steps", ["all", "last"])
-def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, steps):
+@pytest.mark.parametrize("keep", ["all", "last"])
+def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, keep):
     """One by one, so that what is computed for one field is not owed to another."""
     model, start = system(3, 2, 2), beginning(3, 2)
     chosen, y = SwitchingFilter(model, *method), observed(model, 5, targets)
     y[0, 2, 0] = torch.nan
-    whole = by_torch(monkeypatch, method, model, y, start, steps=steps)
+    whole = by_torch(monkeypatch, method, model, y, start, keep=keep)
     names = [
         (),
         *((name,) for name in Filtered._fields),
@@ -145,8 +145,8 @@ def test_fields_that_are_wanted_come_alone(calls, monkeypatch, method, targets, 
     ]
     for wanted in names:
         for found in (
-            chosen.filter(y, start, steps=steps, fields=wanted),
-            by_torch(monkeypatch, method, model, y, start, steps=steps, fields=wanted),
+            chosen.filter(y, start, keep=keep, fields=wanted),
+            by_torch(monkeypatch, method, model, y, start, keep=keep, fields=wanted),
         ):
             kept = {*wanted, "log_likelihood"}
             assert {name for name, t in found._asdict().items() if t is not None} == kept
@@ -377,7 +377,7 @@ def test_long_runs_stay_symmetric_and_positive(calls):
         H=model.H,
         R=1e-2 * model.R,
     )
-    found = imm(model, observed(model, 100_000), start, steps="last")
+    found = imm(model, observed(model, 100_000), start, keep="last")
     assert torch.equal(found.covariance, found.covariance.mT)
     assert torch.linalg.eigvalsh(found.mode_covariance).min() > 0
     assert calls == [True]

@@ -161,7 +161,7 @@ def test_one_target_and_many_have_the_same_numbers(calls):
     y = observed(model, 5, 4)
     many, chosen = SwitchingFilter(model).filter(y, start), SwitchingFilter(model)
     same(chosen.filter(y[2], start), Filtered(*(field[2] for field in many)))
-    alone = chosen.filter(y[2], start, steps="last")
+    alone = chosen.filter(y[2], start, keep="last")
     same(alone, Filtered(*(field[2, -1] for field in many[:-1]), many.log_likelihood[2]))
     assert calls == [True] * 3
 
@@ -173,7 +173,7 @@ def test_steps_carry_on_what_a_series_does(calls, method):
     state = chosen.init(start, batch_shape=(9,))
     for time in range(5):
         state, found = chosen.step(state, y[:, time], time=time)
-    last = chosen.filter(y, start, steps="last")
+    last = chosen.filter(y, start, keep="last")
     same(found, last)
     whole = chosen.filter(y, start)
     same(last, Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood))

@@ -295,7 +295,7 @@ def test_the_last_of_a_long_series_is_found_stretch_by_stretch(monkeypatch, meth
     last = Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood)
     for threshold in (0, torch.inf):  # compiled, and not
         monkeypatch.setattr(dispatch, "WORTH_FILTERING", threshold)
-        same(chosen.filter(series, start, steps="last"), last, tolerance=1e-10)
+        same(chosen.filter(series, start, keep="last"), last, tolerance=1e-10)
     assert lengths == [steps, *[STRETCH, STRETCH, 7] * 2]
 
 

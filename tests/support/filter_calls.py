@@ -140,7 +140,7 @@ def _():
     given = series()
 
     def run(at):
-        return imm(*at(given), steps="last", fields=("mean", "log_mode_probability"))
+        return imm(*at(given), keep="last", fields=("mean", "log_mode_probability"))
 
     return run
 

@@ -5,30 +5,30 @@ from html import unescape
 import pytest
 from typer.testing import CliRunner
 
-from gradlogz import cli
+from gradlogz import cli, report
 from gradlogz.page import render
 from gradlogz.reporting.verification_page import data_of, page_of
 from gradlogz.verification.program import statements, verify
-from gradlogz.verification.statement import Outcome, Statement
+from gradlogz.verification.statement import Outcome, Statement, Verification
 
 
 @pytest.fixture(scope="module")
-def results():
-    return list(verify())
+def verification():
+    return Verification(tuple(verify()))
 
 
-def test_the_page_shows_every_statement(results):
-    text = unescape(render(page_of(results)))
+def test_the_page_shows_every_statement(verification):
+    text = unescape(report(verification))
     for one in statements():
         assert one.key in text
         assert one.corrected in text
         assert one.printed is None or one.printed in text
-    assert f"{len(results)} of {len(results)} corrected statements hold" in text
+    assert f"{len(verification.results)} of {len(verification.results)} corrected statements hold" in text
     assert "Shim, A Probabilistic Interpretation of Transformers" in text
 
 
-def test_its_data_are_those_of_the_command(results):
-    rows = data_of(results)["statements"]
+def test_its_data_are_those_of_the_command(verification):
+    rows = data_of(verification)["statements"]
     assert [row["statement"] for row in rows] == [one.key for one in statements()]
     assert all(row["holds"] for row in rows)
 
@@ -37,7 +37,7 @@ def test_a_statement_that_fails_is_named_with_its_error():
     def broken() -> Outcome:
         raise RuntimeError("no such law")
 
-    page = page_of(list(verify([Statement("X", "nowhere", None, "true", 1e-12, broken)])))
+    page = page_of(Verification(tuple(verify([Statement("X", "nowhere", None, "true", 1e-12, broken)]))))
     assert page.verdict.notes == ("Fails: X: RuntimeError: no such law",)
     assert page.verdict.chips[0].status == "departs"
     assert "no such law" in render(page)

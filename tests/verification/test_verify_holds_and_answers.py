@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gradlogz import Empirical, cli
 from gradlogz.reporting.verification_page import data_of
 from gradlogz.verification.program import statements, verify
-from gradlogz.verification.statement import Outcome, Statement
+from gradlogz.verification.statement import Outcome, Statement, Verification
 
 
 @pytest.mark.parametrize("one", statements(), ids=lambda s: s.key)
@@ -81,7 +81,7 @@ def test_a_check_that_raises_has_failed_and_says_why():
     (verdict,) = verify([Statement("X", "nowhere", None, "true", 1e-12, broken)])
     assert not verdict.holds
     assert verdict.error == "RuntimeError: no such law"
-    assert data_of([verdict])["statements"][0]["residual"] is None
+    assert data_of(Verification((verdict,)))["statements"][0]["residual"] is None
 
 
 def test_a_selection_of_nothing_exits_with_2():

@@ -26,10 +26,11 @@ def command(
 
     Exits with 1 if a corrected statement fails.
     """
-    from ..page import render
-    from ..reporting.verification_page import data_of, page_of
+    from ..reporting import report
+    from ..reporting.verification_page import data_of
     from ..reporting.verification_terminal import statement_table, verification_summary
     from ..verification.program import statements, verify
+    from ..verification.statement import Verification
 
     console = terminal(json)
     check_file("verify", "--json", json)
@@ -45,10 +46,11 @@ def command(
         for result in verify(selected):
             results.append(result)
             tell(len(results))
+    verification = Verification(tuple(results))
     console.print(statement_table(results, console.width))
     for line in verification_summary(results):
         console.print(line)
     if out is not None:
-        write_page(console, Path(out), render(page_of(results)), show=False)
-    write_json(json, dumps(data_of(results), indent=2, ensure_ascii=False))
-    return 0 if all(result.holds for result in results) else 1
+        write_page(console, Path(out), report(verification), show=False)
+    write_json(json, dumps(data_of(verification), indent=2, ensure_ascii=False))
+    return 0 if verification.holds else 1

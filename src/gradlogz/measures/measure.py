@@ -15,7 +15,7 @@ Read next: empirical.py (softmax attention), gaussian.py (affine attention), ../
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
 
 import torch
 import torch.utils._pytree as pytree
@@ -205,9 +205,16 @@ class Measure(ABC):
         ones = (score - score.detach()).exp()  # equal to 1; its gradient is the score
         return restore((ones.unsqueeze(-1) * values(x)).mean(0), 1)
 
-    def to(self: M, *arguments: Any, **options: Any) -> M:
-        """The same measure on another device or in another dtype, as torch.Tensor.to."""
-        return pytree.tree_map(lambda t: t.to(*arguments, **options), self)
+    def to(
+        self: M,
+        *arguments: torch.device | torch.dtype | str | int | Tensor,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> M:
+        """Move the measure to another device or dtype, as torch.Tensor.to does."""
+        named = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+        return pytree.tree_map(lambda t: t.to(*arguments, **named, non_blocking=non_blocking), self)
 
     def __repr__(self) -> str:
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "validate")

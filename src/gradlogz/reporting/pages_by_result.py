@@ -3,6 +3,7 @@
     report(findings), report("runs/minilm")     the report of a run                findings, or the folder of a run
     report(simulation), report(phases)          clouds, or a phase diagram
     report(tracks)                              filtered detections
+    report(Verification(results))               statements of the theory, checked
 
 A new kind of result has a module with its page, and a line here.
 
@@ -20,13 +21,14 @@ from ..page import Page, write
 from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
 from ..tracking.records import Tracks
-from . import findings_page, phases_page, simulation_page, tracks_page
+from ..verification.statement import Verification
+from . import findings_page, phases_page, simulation_page, tracks_page, verification_page
 from .findings_figures import plot
 from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
 from .run_contents import Source, contents_of
 
-Result = Source | Simulation | Phases | Tracks
+Result = Source | Simulation | Phases | Tracks | Verification
 
 
 def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
@@ -36,7 +38,7 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
     Needs jinja2 and plotly, the extra [report].
 
     Args:
-        result: findings or the folder of a run, or what `simulate`, `sweep` and `track` return.
+        result: findings or the folder of a run, what `simulate`, `sweep` and `track` return, or a `Verification`.
         path: a file that is written whole or not at all.
     """
     html = findings_page.rendered(page_of(result), "report")
@@ -62,6 +64,7 @@ def _(result: Source) -> Page:
 page_of.register(Simulation, simulation_page.page_of)
 page_of.register(Phases, phases_page.page_of)
 page_of.register(Tracks, tracks_page.page_of)
+page_of.register(Verification, verification_page.page_of)
 
 
 def framed(result: Result) -> str:
@@ -69,7 +72,7 @@ def framed(result: Result) -> str:
     return f'<iframe srcdoc="{escape(report(result))}" style="width:100%;height:48rem;border:0"></iframe>'
 
 
-for kind in (Simulation, Phases, Tracks):
+for kind in (Simulation, Phases, Tracks, Verification):
     register(kind, "html", framed)
 register(Findings, "html", notebook_html)
 register(Findings, "terminal", rich_table)

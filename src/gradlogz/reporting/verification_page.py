@@ -4,14 +4,13 @@ Read next: ../verification/program.py (how they are checked), ../page (how it lo
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import __version__
 from ..page import Cell, Chip, Column, Page, Section, Table, VerdictBanner
-from ..verification.statement import StatementResult
+from ..verification.statement import StatementResult, Verification
 from .citations import cited, keys_in
 from .verification_wording import KEYS, failures, headline
 
@@ -32,8 +31,9 @@ METHODS = (
 )
 
 
-def page_of(results: Sequence[StatementResult]) -> Page:
+def page_of(verification: Verification) -> Page:
     """The page of the statements that were checked."""
+    results = verification.results
     failed = failures(results)
     chip = Chip(f"{len(failed)} fail", "departs") if failed else Chip("all hold", "agrees")
     rows = tuple(map(_row, results))
@@ -50,12 +50,12 @@ def page_of(results: Sequence[StatementResult]) -> Page:
             "command": "gradlogz verify --out FILE",
         },
         references=cited(keys_in(METHODS)),
-        data=data_of(results),
+        data=data_of(verification),
         made_by="gradlogz verify",
     )
 
 
-def data_of(results: Sequence[StatementResult]) -> dict[str, Any]:
+def data_of(verification: Verification) -> dict[str, Any]:
     """The statements as plain data; infinities are None."""
     rows = [
         {
@@ -70,9 +70,9 @@ def data_of(results: Sequence[StatementResult]) -> dict[str, Any]:
             "error": r.error,
             "seconds": round(r.seconds, 4),
         }
-        for r in results
+        for r in verification.results
     ]
-    return {"statements": rows, "hold": all(r.holds for r in results)}
+    return {"statements": rows, "hold": verification.holds}
 
 
 def _row(r: StatementResult) -> tuple[Cell, ...]:

@@ -44,6 +44,17 @@ class StatementResult(NamedTuple):
     seconds: float
 
 
+class Verification(NamedTuple):
+    """The statements that were checked, each with its result."""
+
+    results: tuple[StatementResult, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every corrected statement holds."""
+        return all(result.holds for result in self.results)
+
+
 STATEMENTS: list[Statement] = []
 
 

@@ -49,7 +49,7 @@ def gpb1(
     observations: Float[Tensor, "*b t o"] | Series,
     prior: Prior,
     *,
-    steps: Literal["all", "last"] = "all",
+    keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
@@ -59,7 +59,7 @@ def gpb1(
 
     Exact for one step from a single Gaussian. Arguments as of `imm`.
     """
-    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, prior, steps, fields)
+    return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, prior, keep, fields)
 
 
 def gpb2(
@@ -67,7 +67,7 @@ def gpb2(
     observations: Float[Tensor, "*b t o"] | Series,
     prior: Prior,
     *,
-    steps: Literal["all", "last"] = "all",
+    keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
@@ -77,7 +77,7 @@ def gpb2(
 
     Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
     """
-    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, prior, steps, fields)
+    return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, prior, keep, fields)
 
 
 def imm(
@@ -85,7 +85,7 @@ def imm(
     observations: Float[Tensor, "*b t o"] | Series,
     prior: Prior,
     *,
-    steps: Literal["all", "last"] = "all",
+    keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
@@ -100,7 +100,7 @@ def imm(
     Args:
         observations: [*b, t, o], NaN where there are none; or a Series with inputs, mask, lengths or times.
         prior: at time 0, before the first transition.
-        steps: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
+        keep: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
         fields: the names of what is wanted of `Filtered`, such as ("mean", "log_mode_probability"); what is not is
             None. The log likelihood always comes. For many targets, means and mode probabilities alone take a half to a
             third of the time, and a tenth of the memory.
@@ -118,7 +118,7 @@ def imm(
     >>> found.log_mode_probability.argmax(-1)
     tensor([0, 0, 1])
     """
-    return _run("imm", SwitchingFilter(model, "imm"), observations, prior, steps, fields)
+    return _run("imm", SwitchingFilter(model, "imm"), observations, prior, keep, fields)
 
 
 def gpb(
@@ -127,7 +127,7 @@ def gpb(
     prior: Prior,
     *,
     depth: int,
-    steps: Literal["all", "last"] = "all",
+    keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
     """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
@@ -135,7 +135,7 @@ def gpb(
     Cost: k^depth filters a step. Arguments as of `imm`. Where a history of three modes or more is impossible, what the
     transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
     """
-    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, prior, steps, fields)
+    return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, prior, keep, fields)
 
 
 class SwitchingFilter(NamedTuple):
@@ -229,11 +229,11 @@ class SwitchingFilter(NamedTuple):
         observations: Float[Tensor, "*b t o"] | Series,
         prior: Prior,
         *,
-        steps: Literal["all", "last"] = "all",
+        keep: Literal["all", "last"] = "all",
         fields: Collection[str] | None = None,
     ) -> Filtered:
         """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
-        return _run("SwitchingFilter.filter", self, observations, prior, steps, fields)
+        return _run("SwitchingFilter.filter", self, observations, prior, keep, fields)
 
 
 ALL = frozenset(Filtered._fields)
@@ -246,14 +246,14 @@ def _run(
     chosen: SwitchingFilter,
     observations: Tensor | Series,
     prior: Prior,
-    steps: str,
+    keep: str,
     fields: Collection[str] | None,
 ) -> Filtered:
     """A series, step by step; what is reported is computed once for all steps."""
-    if steps not in ("all", "last"):
+    if keep not in ("all", "last"):
         remedy = "All steps are reported, or the last alone."
-        raise InputValueError(sentence(call, 'steps must be "all" or "last"', f"{steps!r}", remedy))
-    wanted, series, model, last = _wanted(call, fields), as_series(observations), chosen.model, steps == "last"
+        raise InputValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
+    wanted, series, model, last = _wanted(call, fields), as_series(observations), chosen.model, keep == "last"
     check_model(call, model)
     parts = prepared_parts(call, model, series, validate=model.validate, longest=STRETCH if last else None)
     state = _begin(call, chosen, series.observations.shape[:-2], prior)
