@@ -1,7 +1,10 @@
 """docs/design.md names every module of the package, and every file that it names exists."""
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "gradlogz"
@@ -20,3 +23,12 @@ def test_every_file_that_is_named_exists():
     assert not {name for name in NAMED if name.rpartition("/")[2] not in there}
     whole = [name for name in NAMED if name.startswith(("src/", "tests/", "tools/"))]
     assert not [name for name in whole if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_that_docstrings_name_exist(path):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    texts = "\n".join(filter(None, map(ast.get_docstring, nodes)))
+    named = re.findall(r"(?<![\w/.*])(?:[\w.]+/)*\w+\.(?:py|cu|md)\b", texts)
+    assert not [name for name in named if not any((base / name).exists() for base in (path.parent, PACKAGE, ROOT))]

@@ -1,6 +1,6 @@
 """gradlogz compare: several runs on one page.
 
-Read next: ../reporting/comparing.py.
+Read next: ../reporting/comparison_page.py.
 """
 
 from pathlib import Path

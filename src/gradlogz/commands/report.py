@@ -1,6 +1,6 @@
 """gradlogz report: the page of a run, made again.
 
-Read next: ../reporting/pages.py.
+Read next: ../reporting/pages_by_result.py.
 """
 
 from pathlib import Path

@@ -4,7 +4,7 @@
     v_j = y - H_j m_j - d_j,   S_j = H_j P_j H_j^T + R_j                            what each mode expected to see
     v = y - sum_j c_j (H_j m_j + d_j)                                               what all of them did
 
-Read next: switching.py (where these come from), consistency.py (whether they are what they claim).
+Read next: gaussian/switching.py (where these come from), gaussian/consistency.py (whether they are what they claim).
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable

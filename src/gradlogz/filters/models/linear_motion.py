@@ -14,7 +14,7 @@ number or one for each step [t], and like all other numbers here may be a tensor
 that of continuous time, F = A and Q = C, to be looked at whenever something is observed (SwitchingModel with a
 Generator).
 
-Read next: switching_model.py (assembling them), discretization.py (the integrals), ../../../docs/filters.md.
+Read next: switching_model.py (assembling them), discretization.py (the integrals), ../../../../docs/filters.md.
 """
 
 import torch
