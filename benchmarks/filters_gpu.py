@@ -2,9 +2,10 @@
 
 python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
 
-"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch (../src/gradlogz/kernels/filters/
-gpu.py). "last step" keeps the last step alone, "all fields" every field of every step, "means and modes" the
-mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one call for each observation, and
+"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch
+(../src/gradlogz/kernels/filters/gpu.py). "last step" keeps the last step alone, "all fields" every field of every step,
+"means and modes" the mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one call for
+each observation, and
 "gradients" is the log likelihood of the series with its gradient in the model and the observations. "bytes" is the
 memory at its highest for each target, "A/A" the fused filter again, divided by itself. "few" are milliseconds of 100
 steps of few targets, by both.
