@@ -386,10 +386,10 @@ def test_long_runs_stay_symmetric_and_positive(calls):
 def test_kernels_are_kept_for_the_next_process(tmp_path):
     """One that is compiled anew in each process would cost seconds before the first result."""
     code = (
-        "import torch; from gradlogz import KalmanModel, SwitchingModel, imm\n"
+        "import torch; from gradlogz import KalmanModel, Prior, SwitchingModel, imm\n"
         "modes = [KalmanModel(*torch.ones(4, 1, 1)) for _ in range(2)]\n"
         "model = SwitchingModel.of(modes, transition=torch.full((2, 2), 0.5))\n"
-        "imm(model, torch.zeros(30, 10, 1), mean=torch.zeros(1), covariance=torch.eye(1))\n"
+        "imm(model, torch.zeros(30, 10, 1), Prior(torch.zeros(1), torch.eye(1)))\n"
     )
     settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
     said = [
