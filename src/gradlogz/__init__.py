@@ -15,19 +15,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_CHAPTERS = (
-    "measures", "attention", "dynamics", "filters", "contrastive", "probing", "simulation", "tracking", "verification",
-    "reporting",
-)  # fmt: skip
 
-
-def _homes() -> dict[str, str]:
-    """The chapter of each name at the root, as __init__.pyi imports it."""
+def _imports() -> list[ast.ImportFrom]:
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    return {a.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    return [node for node in stub.body if isinstance(node, ast.ImportFrom)]
 
 
-_HOME = _homes()
+_CHAPTERS = [name.name for node in _imports() if node.module is None for name in node.names]
+_HOME = {name.name: node.module for node in _imports() if node.module is not None for name in node.names}
 __all__ = list(_HOME)
 
 

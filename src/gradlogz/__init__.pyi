@@ -1,175 +1,88 @@
 # The names at the root, each written once, in reading order; __init__.py imports them from here on first use.
 
-from .attention import (
-    GatedHeads as GatedHeads,
+from . import (
+    measures as measures,
+    attention as attention,
+    dynamics as dynamics,
+    filters as filters,
+    contrastive as contrastive,
 )
-from .attention import (
-    LinkAttention as LinkAttention,
-)
-from .attention import (
-    MixtureAttention as MixtureAttention,
-)
-from .attention import (
-    MomentAttention as MomentAttention,
-)
-from .attention import (
-    MultiheadAttention as MultiheadAttention,
-)
-from .attention import (
-    attend as attend,
-)
-from .attention import (
-    monitor as monitor,
-)
-from .attention import (
-    observe as observe,
-)
-from .attention import (
-    register as register,
-)
-from .contrastive import (
-    Likelihood as Likelihood,
-)
-from .contrastive import (
-    clip_loss as clip_loss,
-)
-from .contrastive import (
-    info_nce as info_nce,
-)
-from .contrastive import (
-    nt_xent as nt_xent,
-)
-from .contrastive import (
-    siglip as siglip,
-)
-from .contrastive import (
-    supervised_contrastive as supervised_contrastive,
-)
-from .dynamics import (
-    Ascent as Ascent,
-)
-from .dynamics import (
-    GaussianCloud as GaussianCloud,
-)
-from .dynamics import (
-    equilibrium as equilibrium,
-)
-from .dynamics import (
-    evolve as evolve,
-)
-from .dynamics import (
-    retrieve as retrieve,
-)
-from .filters import (
-    AttentionFilter as AttentionFilter,
-)
-from .filters import (
-    ConjugateFilter as ConjugateFilter,
-)
-from .filters import (
-    KalmanModel as KalmanModel,
-)
-from .filters import (
-    Prior as Prior,
-)
-from .filters import (
-    Series as Series,
-)
-from .filters import (
-    SwitchingFilter as SwitchingFilter,
-)
-from .filters import (
-    SwitchingModel as SwitchingModel,
-)
-from .filters import (
-    fit as fit,
-)
-from .filters import (
-    gpb1 as gpb1,
-)
-from .filters import (
-    gpb2 as gpb2,
-)
-from .filters import (
-    imm as imm,
-)
-from .filters import (
-    smooth as smooth,
-)
-from .measures import (
-    ConjugatePrior as ConjugatePrior,
-)
-from .measures import (
-    Empirical as Empirical,
-)
-from .measures import (
-    Gamma as Gamma,
-)
-from .measures import (
-    Gaussian as Gaussian,
-)
-from .measures import (
-    InverseGaussian as InverseGaussian,
+from . import (
+    probing as probing,
+    simulation as simulation,
+    tracking as tracking,
+    reporting as reporting,
+    verification as verification,
 )
 from .measures import (
     Measure as Measure,
-)
-from .measures import (
+    Empirical as Empirical,
+    Gaussian as Gaussian,
     Mixture as Mixture,
-)
-from .measures import (
-    OneHot as OneHot,
-)
-from .measures import (
-    Poisson as Poisson,
-)
-from .measures import (
     Sphere as Sphere,
-)
-from .measures import (
+    Gamma as Gamma,
+    InverseGaussian as InverseGaussian,
+    Poisson as Poisson,
     Spins as Spins,
-)
-from .measures import (
-    Statistic as Statistic,
-)
-from .measures import (
+    OneHot as OneHot,
     Wishart as Wishart,
-)
-from .measures import (
+    Statistic as Statistic,
+    ConjugatePrior as ConjugatePrior,
+    tilt as tilt,
+    convolve as convolve,
     add as add,
-)
-from .measures import (
+    product as product,
+    pushforward as pushforward,
+    reweight as reweight,
+    merge as merge,
+    dual as dual,
     bregman as bregman,
 )
-from .measures import (
-    convolve as convolve,
-)
-from .measures import (
-    dual as dual,
-)
-from .measures import (
-    merge as merge,
-)
-from .measures import (
-    product as product,
-)
-from .measures import (
-    pushforward as pushforward,
-)
-from .measures import (
-    reweight as reweight,
-)
-from .measures import (
-    tilt as tilt,
-)
 from .measures.measure import measure as measure
-from .probing import capture as capture
-from .probing import probe as probe
-from .reporting import compare as compare
-from .reporting import report as report
-from .simulation import simulate as simulate
-from .simulation import sweep as sweep
+from .attention import (
+    attend as attend,
+    observe as observe,
+    monitor as monitor,
+    register as register,
+    MultiheadAttention as MultiheadAttention,
+    MomentAttention as MomentAttention,
+    MixtureAttention as MixtureAttention,
+    GatedHeads as GatedHeads,
+    LinkAttention as LinkAttention,
+)
+from .dynamics import (
+    evolve as evolve,
+    Ascent as Ascent,
+    GaussianCloud as GaussianCloud,
+    equilibrium as equilibrium,
+    retrieve as retrieve,
+)
+from .filters import (
+    SwitchingModel as SwitchingModel,
+    KalmanModel as KalmanModel,
+    Prior as Prior,
+    Series as Series,
+    imm as imm,
+    gpb1 as gpb1,
+    gpb2 as gpb2,
+    smooth as smooth,
+    fit as fit,
+    SwitchingFilter as SwitchingFilter,
+    ConjugateFilter as ConjugateFilter,
+    AttentionFilter as AttentionFilter,
+)
+from .contrastive import (
+    Likelihood as Likelihood,
+    info_nce as info_nce,
+    clip_loss as clip_loss,
+    nt_xent as nt_xent,
+    siglip as siglip,
+    supervised_contrastive as supervised_contrastive,
+)
+from .probing import probe as probe, capture as capture
+from .simulation import simulate as simulate, sweep as sweep
 from .tracking import track as track
+from .reporting import report as report, compare as compare
 
 __version__: str
 __all__: list[str]

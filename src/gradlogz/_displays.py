@@ -9,7 +9,7 @@ is imported, and `shown` imports it by name on first use. That import by name is
 rightly so: to define a result nothing of `reporting` is needed, and `reporting` alone depends on the definitions of
 results.
 
-Read next: reporting/__init__.py, which fills the registry.
+Read next: reporting/pages_by_result.py, which fills the registry.
 """
 
 from collections.abc import Callable
@@ -27,5 +27,7 @@ def register(result_type: type, form: str, function: Callable[..., Any]) -> None
 def shown(result: Any, form: str, *arguments: Any, **options: Any) -> Any:
     """The display of a result in a form, by the function registered for its type or for the nearest base class."""
     import_module("gradlogz.reporting")
-    function = next(_DISPLAYS[base, form] for base in type(result).__mro__ if (base, form) in _DISPLAYS)
-    return function(result, *arguments, **options)
+    for base in type(result).__mro__:
+        if (base, form) in _DISPLAYS:
+            return _DISPLAYS[base, form](result, *arguments, **options)
+    raise LookupError(f"{type(result).__name__} has no display as {form}")

@@ -1,4 +1,4 @@
-"""The few checks at the border, one sentence each.
+"""The few checks of arguments, one sentence each.
 
     call: argument must condition; got fact. Remedy.
 

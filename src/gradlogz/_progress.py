@@ -26,15 +26,21 @@ def reporter(progress: Progress, unit: str) -> Callable[[int, int], None]:
 def progress_bar(unit: str) -> Callable[[int, int], None]:
     """A text bar on standard error: work done, units per second, and the seconds left where the total is known."""
     begun = time.perf_counter()
+    ended = False
 
     def show(done: int, total: int) -> None:
+        nonlocal ended
+        if ended:
+            return
         rate = done / max(time.perf_counter() - begun, 1e-9)
         text = f"{done:,} {unit}, {rate:,.0f} per second"
         if total > 0:
             filled = min(WIDTH * done // total, WIDTH)
-            left = max(total - done, 0) / max(rate, 1e-9)
-            text = f"{'█' * filled}{'·' * (WIDTH - filled)} {done:,}/{total:,} {unit}, {left:,.0f} s left"
-        sys.stderr.write(f"\r{text:<100}" + ("\n" if 0 < total <= done else ""))
+            text = f"{'█' * filled}{'·' * (WIDTH - filled)} {done:,}/{total:,} {unit}"
+            if done > 0:
+                text += f", {max(total - done, 0) / rate:,.0f} s left"
+            ended = done >= total
+        sys.stderr.write(f"\r{text:<100}" + ("\n" if ended else ""))
         sys.stderr.flush()
 
     return show

@@ -24,5 +24,10 @@ def flags(settings: S, base: S) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words.append(f"--{name} {value:g}" if isinstance(value, float) else f"--{name} {value}")
+            words.append(f"--{name} {_shortest(value)}")
     return words
+
+
+def _shortest(value: Any) -> str:
+    """The value as text that reads back as the same number: 2 for 2.0, and all digits where they are needed."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{value}"

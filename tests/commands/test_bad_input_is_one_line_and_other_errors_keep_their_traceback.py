@@ -18,7 +18,7 @@ CALLS = {  # words that reach the chapter, and the function of the chapter that 
     "report": (["run"], "gradlogz.reporting.report"),
     "compare": (["one", "two"], "gradlogz.reporting.compare"),
     "simulate": ([], "gradlogz.simulation.run_simulation.simulate"),
-    "track": ([], "gradlogz.tracking.track"),
+    "track": ([], "gradlogz.tracking.run_tracking.track"),
 }
 BAD = {
     "verify": ["--only", "no such statement"],

@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_of_the_definition(name, dtype, temperatu
 @pytest.mark.parametrize("name", ["info_nce", "clip_loss", "nt_xent"])
 def test_vectors_may_meet_in_half_precision(name, precision):
     a, b = (normalize(torch.randn(3000, 64, device="cuda"), dim=-1).requires_grad_() for _ in range(2))
-    loss, options = getattr(gz, name), {"temperature": 0.1}
+    loss, options = getattr(gz.contrastive, name), {"temperature": 0.1}
     exact, found = loss(a, b, **options), loss(a, b, precision=precision, **options)
     assert abs(float(found.detach() - exact.detach())) < 0.02
     for actual, expected in zip(torch.autograd.grad(found, (a, b)), torch.autograd.grad(exact, (a, b)), strict=True):

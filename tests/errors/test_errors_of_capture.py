@@ -12,7 +12,8 @@ from torch import nn
 import gradlogz
 from gradlogz._errors import InputRuntimeError
 from gradlogz.probing.corpus.batching import Batch
-from gradlogz.probing.corpus.images import Inputs, images
+from gradlogz.probing.corpus.images import images
+from gradlogz.probing.corpus.inputs import Inputs
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import check_memory

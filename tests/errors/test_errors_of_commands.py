@@ -10,6 +10,7 @@ from torch import nn
 from gradlogz.commands import verify
 from gradlogz.commands.outputs import check_drawing, check_file
 from gradlogz.commands.probe import _check_reading
+from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import Loaded
 from support.error_form import each_of, refused
 
@@ -43,12 +44,12 @@ ERRORS = [
     (
         ValueError,
         "probe: the model must read text or images; got one that reads sound, without a tokenizer or an image",
-        lambda: _check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"}), None),
+        lambda: _check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"})),
     ),
     (
         ValueError,
-        "probe: a model of images must be given a folder of them; got none.",
-        lambda: _check_reading(Loaded(nn.Linear(8, 8), PIXELS, "vit", {"reads": "images"}), None),
+        "probe: a model that reads no text must be given its inputs; got none.",
+        lambda: corpus_of(PIXELS, None),
     ),
 ]
 

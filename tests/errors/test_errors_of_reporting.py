@@ -70,7 +70,7 @@ ERRORS = [
     (ValueError, "report: a page must have findings of one model; got 2 models.", lambda: report(TWO)),
     (
         TypeError,
-        "report: result must be findings, the folder of a run, or what simulate, sweep and track return; got int.",
+        "report: result must be Findings, the folder of a run, Simulation, Phases, Tracks, Verification; got int.",
         lambda: report(1),
     ),
     (

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:2]
 sys.modules["polars"] = None  # it has threads, and they do not outlive a fork
 from test_a_run_is_written_whole_or_not_at_all import run_of
-from gradlogz.probing.run_folder import write_run
+from gradlogz.probing.runs.run_folder import write_run
 
 folder, old = Path(sys.argv[2]), Path(sys.argv[3])
 run, last, calls = run_of(2), None, 0

@@ -372,7 +372,7 @@ def test_vectors_may_meet_in_half_precision(name):
     """The loss of vectors that were rounded where they meet, the gradient in float32."""
     g = torch.Generator().manual_seed(12)
     a, b = (torch.nn.functional.normalize(torch.randn(40, 32, generator=g), dim=-1).requires_grad_() for _ in range(2))
-    loss = getattr(gz, name)
+    loss = getattr(gz.contrastive, name)
     exact = loss(a, b, temperature=0.1)
     for precision, error in ((torch.bfloat16, 2**-9), (torch.float16, 2**-12)):
         found = loss(a, b, temperature=0.1, precision=precision)

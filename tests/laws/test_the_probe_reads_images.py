@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import gradlogz
 from gradlogz import cli
-from gradlogz.probing.corpus.images import Inputs, images
+from gradlogz.probing.corpus.images import images
+from gradlogz.probing.corpus.inputs import Inputs
 from gradlogz.probing.statistics import group_of, hash_of
 from support.architectures import ARCHITECTURES
 

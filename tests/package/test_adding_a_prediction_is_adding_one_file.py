@@ -22,12 +22,12 @@ SOURCE = '''
 
 from typing import NamedTuple
 
-from gradlogz.probing.judgement import Judgement
+from gradlogz.probing.runs.judgement import Judgement
 from gradlogz.probing.inside.events import Attended
 from gradlogz.probing.prediction import Prediction
-from gradlogz.probing.records import Declaration, Quantity
+from gradlogz.probing.runs.records import Declaration, Quantity
 from gradlogz.probing.statistics import Sums, bootstrap, correlation, moment_columns, sums_of
-from gradlogz.probing.testing import Bounds, count, judge, measured
+from gradlogz.probing.hypothesis_tests import Bounds, count, judge, measured
 
 QUANTITY, BOUND = "correlation with the maximum", 0.25
 

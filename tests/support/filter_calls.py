@@ -120,7 +120,7 @@ for name in ("gpb1", "gpb2", "imm"):
         given = series()
 
         def run(at):
-            return getattr(gradlogz, name)(*at(given))
+            return getattr(gradlogz.filters, name)(*at(given))
 
         return run
 
@@ -346,7 +346,7 @@ for name in ("unknown_turn", "range_bearing", "wrap_angles"):
 
             def run(at):
                 y, start = at(given)
-                return getattr(gradlogz, chosen)(turning(at, method), y, start)
+                return getattr(gradlogz.filters, chosen)(turning(at, method), y, start)
 
             return run
 
@@ -448,7 +448,7 @@ for name in ("random_walk", "constant_velocity", "constant_acceleration"):
         given = torch.rand((), dtype=F64), torch.ones(4, dtype=F64)
 
         def run(at):
-            make, (density, steps) = getattr(gradlogz, name), at(given)
+            make, (density, steps) = getattr(gradlogz.filters, name), at(given)
             numbers = {"spectral_density": density, "observation_variance": 1.0}
             return make(2, dt=0.3, **numbers), make(3, **numbers), make(1, dt=steps, **numbers)
 

@@ -77,7 +77,7 @@ def read_back(words):
         raise InputValueError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradlogz.tracking.track", catch)
+        patch.setattr("gradlogz.tracking.run_tracking.track", catch)
         assert run(*words).stderr == "enough\n"
     return got
 

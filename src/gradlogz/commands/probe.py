@@ -6,7 +6,7 @@ Read next: ../probing/run_probe.py (what is measured), ../probing/runs/run_folde
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,8 +73,7 @@ def command(
     Ends with a table of verdicts, a folder that holds all that was measured, and a page in it. Ctrl-C finishes the
     batch that is under way and keeps what was measured.
     """
-    from ..probing.corpus.images import images, reads_images
-    from ..probing.corpus.text import documents
+    from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
     from ..probing.run_probe import chosen, evaluate, measure
     from ..probing.runs.findings_file import findings_to_json
@@ -87,12 +86,8 @@ def command(
     chosen(only)
     with console.status(f"Loading {model}"):
         loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
-    _check_reading(loaded, text)
-    corpus: Any = (
-        images(text, loaded.tokenizer)
-        if text is not None and reads_images(loaded.tokenizer)
-        else documents(text, reads=loaded.facts["reads"])
-    )
+    _check_reading(loaded)
+    corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
         length=length, predictions=only, twin=twin, seed=seed, progress=sys.stderr.isatty(),
@@ -126,16 +121,11 @@ def _label(name: str) -> str:
     return Path(name).name or name
 
 
-def _check_reading(loaded: "Loaded", text: str | None) -> None:
-    from ..probing.corpus.images import reads_images
-
+def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
         fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
         remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
         raise InputValueError(sentence("probe", "the model must read text or images", fact, remedy))
-    if reads_images(loaded.tokenizer) and text is None:
-        remedy = "Pass its path as --text."
-        raise InputValueError(sentence("probe", "a model of images must be given a folder of them", "none", remedy))
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import RUN_PAGE, Open, check_file, terminal, write_page
+from .outputs import RUN_PAGE, Open, check_drawing, check_file, terminal, write_page
 
 
 def command(
@@ -24,8 +24,11 @@ def command(
     """
     from ..reporting import report
 
-    html = report(run)
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
+    if out is not None:  # without it the folder of the run is named, and `report` says what is wrong with that
+        check_file("report", "--out", path)
+    check_drawing("report")
+    html = report(run)
     check_file("report", "--out", path)
     write_page(terminal(None), path, html, show=open_)
     return 0

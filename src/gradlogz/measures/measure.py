@@ -24,7 +24,7 @@ from .._errors import InputTypeError, InputValueError, check_floats, sentence, s
 from .._pytree import record, static_field
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import pseudo_inverse
-from .validation import TRAILING, arrange, at_the_border, common_batch, everywhere
+from .validation import TRAILING, arrange, validated, common_batch, everywhere
 
 C = TypeVar("C", bound=type)
 M = TypeVar("M", bound="Measure")
@@ -52,7 +52,7 @@ class Measure(ABC):
                 )
         for name, method in list(vars(cls).items()):
             if name in TRAILING:
-                setattr(cls, name, at_the_border(name, method))
+                setattr(cls, name, validated(name, method))
 
     # What a concrete measure says ------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Measure(ABC):
         """Whether Z(eta) is finite; everywhere unless the measure says otherwise."""
         return torch.ones(eta.shape[:-1], dtype=torch.bool, device=eta.device)
 
-    in_domain = everywhere(at_the_border("in_domain", in_domain))
+    in_domain = everywhere(validated("in_domain", in_domain))
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
         """The points [*b, n, d] that carry P_eta and their probabilities [*b, m, n], or None if they are not finite."""
@@ -237,7 +237,7 @@ class Measure(ABC):
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static_field, dataclasses.field))
 def measure(cls: C) -> C:
-    """Make a concrete measure: final, frozen, a pytree, its methods checked at the border.
+    """Make a concrete measure: final, frozen, a pytree, the arguments of its methods validated.
 
     Tensor fields and measure fields are children of the pytree, fields that are None are dropped, `static_field()`
     fields are part of its structure (`record` in ../_pytree.py); a class with children has no subclasses.

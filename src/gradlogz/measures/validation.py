@@ -1,4 +1,4 @@
-"""The border of a measure: arguments are checked here, once, and brought to one shape.
+"""Validation of the arguments of a measure, once, and their arrangement to one shape.
 
     eta [*b, *m, d]  ->  [*b, m, d]  ->  a method of a concrete measure  ->  [*b, m, ...]  ->  [*b, *m, ...]
 
@@ -47,8 +47,8 @@ DEFINED_EVERYWHERE = {"support", "in_domain"}
 
 
 @runtime_checkable
-class Bordered(Protocol):
-    """What the border needs to know of a measure."""
+class Validated(Protocol):
+    """What validation needs to know of a measure."""
 
     @property
     def validate(self) -> bool: ...
@@ -60,7 +60,7 @@ class Bordered(Protocol):
     def _reference(self) -> Tensor | None: ...
 
 
-def arrange(h: Bordered, call: str, *, natural: tuple[str, ...] = (), **named: Tensor) -> tuple[list[Tensor], Restore]:
+def arrange(h: Validated, call: str, *, natural: tuple[str, ...] = (), **named: Tensor) -> tuple[list[Tensor], Restore]:
     """Check the arguments, bring each to [*b, m, d], and say how to give results their query dimensions back.
 
     Args:
@@ -91,13 +91,13 @@ def arrange(h: Bordered, call: str, *, natural: tuple[str, ...] = (), **named: T
     return flat, functools.partial(_restore, tuple(queries))
 
 
-def at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def validated(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The method of a concrete measure, written for [*b, m, d], opened to any number of query dimensions."""
     arguments = ("eta",) if name == "sample" else tuple(inspect.signature(method).parameters)[1:]
     natural = () if name in DEFINED_EVERYWHERE else ("eta",)
 
     @functools.wraps(method)
-    def bordered(self: Bordered, *given: Any, **options: Any) -> Tensor:
+    def checked(self: Validated, *given: Any, **options: Any) -> Tensor:
         call = f"{type(self).__name__}.{name}"
         named = dict(zip(arguments, given, strict=False))
         for argument in arguments:
@@ -120,7 +120,7 @@ def at_the_border(name: str, method: Callable[..., Tensor]) -> Callable[..., Ten
                 return restore(method(self, *flat, *given[len(arguments) :], **options), TRAILING[name])
         return restore(method(self, *flat, *given[len(arguments) :], **options), TRAILING[name])
 
-    return bordered
+    return checked
 
 
 def everywhere(in_domain: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -129,7 +129,7 @@ def everywhere(in_domain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return in_domain
 
 
-def check_domain(call: str, h: Bordered, eta: Tensor, name: str = "eta") -> None:
+def check_domain(call: str, h: Validated, eta: Tensor, name: str = "eta") -> None:
     """Z(eta) is finite, where there are values to look at."""
     if not h.validate or getattr(type(h).in_domain, "everywhere", False) or not has_values(eta):
         return

@@ -1,8 +1,8 @@
 """The probe: a model over a corpus, every prediction measured in the same pass, then judged.
 
-    text       -> documents -> batches                                             corpus/ statistics  = merge over
-    batches of statistics(event)                          passes/batch_statistics.py, predictions/ findings    =
-    verdict(evaluate(statistics), null(statistics))                  predictions/, testing.py
+    batches      text -> documents -> batches of tokens                      corpus/
+    statistics   merged over the events of all batches                       passes/batch_statistics.py, predictions/
+    findings     verdict(evaluate(statistics), null(statistics))             predictions/, hypothesis_tests.py
 
 Memory does not grow with the corpus, and findings are made without the model. A random twin of the model, of the same
 architecture, passes a part of the same tokens for the nulls that need one.
@@ -11,7 +11,6 @@ Read next: prediction.py (what a prediction is), runs/findings.py (what comes ou
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +27,9 @@ from .._errors import InputTypeError, InputValueError, sentence
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report, batches
-from .corpus.images import Inputs, images, reads_images
-from .corpus.text import Source, documents
+from .corpus.batching import Batch, Batches, Report
+from .corpus.readers import batches_of, corpus_of
+from .corpus.text import Source
 from .inside.discovery import discover
 from .inside.loading import describe, random_twin
 from .inside.weights import weights_of
@@ -100,14 +99,9 @@ def probe(
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
     """
-    found: Any = texts
-    if reads_images(tokenizer) and isinstance(texts, str | os.PathLike):
-        found = images(texts, tokenizer)
-    elif tokenizer is not None and not reads_images(tokenizer):
-        found = documents(texts)  # type: ignore[arg-type]
     measured = measure(
-        model, tokenizer, found, name=name, tokens=tokens, length=length, predictions=predictions, twin=twin, seed=seed,
-        progress=progress,
+        model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
+        twin=twin, seed=seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions)
 
@@ -135,11 +129,8 @@ def measure(
         raise InputValueError(
             sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth.")
         )
-    reading: Batches | Inputs
-    if tokenizer is None or reads_images(tokenizer):
-        reading = Inputs(texts)
-    else:
-        reading = batches(texts, tokenizer, tokens=tokens, length=length, padded=tokens_of_a_batch(model), seed=seed)
+    padded = tokens_of_a_batch(model)
+    reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
     first = next(reading)
     inputs = placed(first, model).inputs
     architecture = discover(model, inputs)
@@ -147,7 +138,8 @@ def measure(
     if progress is True and large:
         sys.stderr.write(f"{large}\n")
     probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
-    show = reporter(progress, "tokens")
+    has_tokens = isinstance(reading, Batches)  # of other inputs only the model knows how many tokens they are
+    show = reporter(progress, "tokens" if has_tokens else "rows")
     of_twin: list[Batch] = []
     state: dict[str, Any] = {}
     standing: list[Standing] = []
@@ -160,10 +152,11 @@ def measure(
             part = _part(batch, twin, met={each.group for each in of_twin})
             if part is not None:
                 of_twin.append(part)
-            show(reading.report.tokens, tokens or 0)
+            done = reading.report.tokens if has_tokens else reading.report.rows
+            show(done, (tokens or 0) if has_tokens else 0)
             if interrupted():
                 break
-        show(reading.report.tokens, reading.report.tokens)
+        show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
         other = None if not of_twin or not twin else _twin(model, of_twin, wanted, probed, interrupted)

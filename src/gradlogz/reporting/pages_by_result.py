@@ -1,16 +1,18 @@
 """The page of any result, by its type, and its displays in notebooks and terminals.
 
-    report(findings), report("runs/minilm")     the report of a run                findings, or the folder of a run
+    report(findings), report("runs/minilm")     a probe: findings, or the folder of a run
     report(simulation), report(phases)          clouds, or a phase diagram
     report(tracks)                              filtered detections
     report(Verification(results))               statements of the theory, checked
 
-A new kind of result has a module with its page, and a line here.
+A new kind of result has a module with its page, and a line in PAGES.
 
-Read next: findings_page.py, simulation_page.py, phases_page.py, tracks_page.py (what is on them), ../page (their look).
+Read next: findings_page.py, simulation_page.py, phases_page.py, tracks_page.py, verification_page.py (what is on them),
+../page (their look).
 """
 
 import os
+from collections.abc import Callable
 from functools import singledispatch
 from html import escape
 from typing import Any
@@ -28,6 +30,13 @@ from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
 from .run_contents import Source, contents_of
 
+# The page of each type of result, as data.
+PAGES: dict[type, Callable[[Any], Page]] = {
+    Simulation: simulation_page.page_of,
+    Phases: phases_page.page_of,
+    Tracks: tracks_page.page_of,
+    Verification: verification_page.page_of,
+}
 Result = Source | Simulation | Phases | Tracks | Verification
 
 
@@ -50,7 +59,7 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
 @singledispatch
 def page_of(result: Any) -> Page:
     """The page of a result, as data."""
-    condition = "result must be findings, the folder of a run, or what simulate, sweep and track return"
+    condition = f"result must be Findings, the folder of a run, {', '.join(kind.__name__ for kind in PAGES)}"
     raise InputTypeError(sentence("report", condition, type(result).__name__, "Pass one of these."))
 
 
@@ -61,18 +70,13 @@ def _(result: Source) -> Page:
     return findings_page.page_of_run(contents_of(result, "report"))
 
 
-page_of.register(Simulation, simulation_page.page_of)
-page_of.register(Phases, phases_page.page_of)
-page_of.register(Tracks, tracks_page.page_of)
-page_of.register(Verification, verification_page.page_of)
-
-
 def framed(result: Result) -> str:
     """The page inside a notebook, apart from the styles of the notebook."""
     return f'<iframe srcdoc="{escape(report(result))}" style="width:100%;height:48rem;border:0"></iframe>'
 
 
-for kind in (Simulation, Phases, Tracks, Verification):
+for kind, page in PAGES.items():
+    page_of.register(kind, page)
     register(kind, "html", framed)
 register(Findings, "html", notebook_html)
 register(Findings, "terminal", rich_table)

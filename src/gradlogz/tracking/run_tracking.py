@@ -12,7 +12,7 @@ Read next: noise_levels.py (the model), records.py (what comes out).
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -37,12 +37,7 @@ Show = Callable[[int, int], None]
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
 ROWS = 1 << 16  # of a batch, padding included: what a smoother keeps of them is a few hundred MB
 FITTED_ROWS, FITTED_STEPS = 4096, 256  # from which levels are learned
-FIT: dict[str, Any] = {
-    "learn": ["Q", "R"],
-    "structure": {"Q": "scale", "R": "scale"},
-    "max_iterations": 60,
-    "tolerance": 1e-5,
-}
+ITERATIONS = 60  # of learning, at most
 
 
 def track(
@@ -97,7 +92,7 @@ def _tracked(detections: Detections, settings: TrackingSettings, source: str, sh
     if settings.fit:
         batch = _learned_from(detections)
         rows = int(batch.inside.sum())
-        learning = rows * FIT["max_rounds"]
+        learning = rows * ITERATIONS
         total = learning + len(detections.time)
         levels, rounds = _fitted(batch, settings, levels, model, lambda done: show(rows * done, total))
         model = model_of(levels, settings, dimensions)
@@ -254,7 +249,10 @@ def _fitted(
         model,
         Series(batch.observations, times=batch.dt.cumsum(-1), lengths=batch.inside.sum(-1)),
         belief_of(levels, model, batch.observations.shape[-1]),
-        **FIT,
+        learn=["Q", "R"],
+        structure={"Q": "scale", "R": "scale"},
+        max_iterations=ITERATIONS,
+        tolerance=1e-5,
         shared=shared,
         smoother="imm",
         progress=lambda done, _: show(done),

@@ -24,7 +24,7 @@ def visible_by_logits(logits: Float[Tensor, "b h m n"]) -> Bool[Tensor, "b n"]:
 
 
 def visible_by_masks(
-    masks: Iterable[Tensor | None], query: Float[Tensor, "*b m d"], key: Float[Tensor, "*b n d"]
+    masks: Iterable[Tensor | None], query: Float[Tensor, "*b m d"], key: Float[Tensor, "*bk n d"]
 ) -> Bool[Tensor, "b n"] | None:
     """Keys that some query of their sequence may see by all of these masks; None if no mask says so."""
     seen = None

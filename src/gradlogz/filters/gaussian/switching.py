@@ -12,8 +12,8 @@ What happens in `predict` and `update` is the Kalman filter; everything else is 
 observations collapsing commutes with predicting, so that imm, gpb2 and the exact filter agree for ever; they differ by
 whether components are weighed by what was observed before they are collapsed (gpb2) or not (imm).
 
-Time 0 is before the first transition: the prior is moved before it meets the first observation. All weights are
-logarithms; modes and transitions of probability 0 are legal.
+Time 0 is before the first transition: the prior is moved before it meets the first observation. Weights of
+modes are logarithms, transitions are probabilities; either may be of probability 0.
 
 Read next: enumeration.py (the exact filter), ../kalman.py (one step), consistency.py (is the filter what it claims).
 """

@@ -17,13 +17,13 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.intercepted_calls import WIDTH
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, count, judge, measured
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
 from ..inside.reprojection import at_tokens, queries_of
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
-from ..testing import Bounds, count, judge, measured
 from .observables.attention_rows import applies, at, chosen, log_weights_of
 
 PART = 16  # one token in so many

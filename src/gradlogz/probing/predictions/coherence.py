@@ -13,12 +13,12 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sums, ratio, sums_of
-from ..testing import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
 from .observables.attention_rows import applies, rows_of
 
 COST, SHIFTED, RAW = "cost", "cost, other tokens", "raw cost"

@@ -18,12 +18,12 @@ from torch.nn.functional import cross_entropy
 from ..._typing import Bool, Float, Tensor
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sums, sums_of
-from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.attention_rows import keys_seen
 
 PARTIAL, PLAIN, PSEUDO = "partial correlation", "correlation", "correlation with pseudo-loss"

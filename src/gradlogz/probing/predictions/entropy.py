@@ -14,12 +14,12 @@ import torch
 
 from ...attention.in_models.head_summaries import Thresholds
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
-from ..testing import Bounds, bootstrapped, count, judge, measured, random_band
 from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
 
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"

@@ -15,12 +15,12 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle
 from ..inside.events import Event, ForwardOutput, Normed, Passed
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
-from ..testing import Bounds, absent, band, count, judge, measured, middle
 from .observables.attention_rows import at, chosen
 
 GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "excess of log det"

@@ -15,12 +15,12 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
-from ..testing import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
 EXPLAINED, NORMALIZER, INFORMATION = "mean explained", "log normalizer explained", "information"

@@ -18,6 +18,7 @@ from ...dynamics.intervals import band_of_draws
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..computed import Computed
+from ..hypothesis_tests import Bounds, count, judge, measured, middle
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
@@ -35,7 +36,6 @@ from ..statistics import (
     sums_of,
     token_hashes,
 )
-from ..testing import Bounds, count, judge, measured, middle
 from .observables.attention_rows import applies, rows_of
 from .observables.gaussianity_tests import (
     AXES,

@@ -14,12 +14,12 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, bootstrapped, count, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Histogram, Sums, histogram_of, ratio, sums_of
-from ..testing import Bounds, absent, bootstrapped, count, judge, measured, random_band
 from .observables.attention_rows import Rows, applies, rows_of
 
 HELD, MASS, FEWEST, HALF = "held", 0.9, 8, 0.5

@@ -12,12 +12,12 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import absent
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Histogram, histogram_of
-from ..testing import absent
 from .observables.attention_rows import applies, rows_of
 
 PART = 1 / 4  # of the chosen rows: a layer that is wrong is wrong in most

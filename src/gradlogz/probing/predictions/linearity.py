@@ -13,13 +13,13 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, also_random, count, judge, measured, middle
 from ..inside.architecture import Architecture
 from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
-from ..testing import Bounds, absent, also_random, count, judge, measured, middle
 from .observables.batch_moments import bytes_of_moments, token_moments
 
 HELD_OUT, IN_SAMPLE, MIDDLE = "held-out R²", "in-sample R²", "in-sample R² of the middle coordinate"

@@ -20,12 +20,12 @@ from ...dynamics.intervals import band_of_mean
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
+from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured, Ruling
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
-from ..testing import Bounds, bootstrapped, count, judge, measured
 from .observables.residual_stream import Depth, depth_of, stack_of
 
 TOKENS = 64  # of a sequence that are compared

@@ -18,13 +18,13 @@ import torch
 from ..._typing import Tensor
 from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
-from ..testing import Bounds, absent, band, count, judge, measured, middle, outside
 from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments

@@ -14,13 +14,13 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import absent, band, count, measured, middle, outside
 from ..inside.events import Attended, Event, ForwardOutput
 from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import GROUPS, Sums, jackknifed
-from ..testing import absent, band, count, measured, middle, outside
 from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, over_distances
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"

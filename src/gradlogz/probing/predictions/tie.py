@@ -16,13 +16,13 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
+from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..prediction import Prediction, Probed, Twin
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Comoments, Sums, jackknifed
-from ..testing import Bounds, absent, band, count, judge, measured, outside
 from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 

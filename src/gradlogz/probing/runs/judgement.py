@@ -3,7 +3,7 @@
     Measured     one value with its interval, of a head, a layer or the model
     Judgement    the findings with their verdicts, and the verdict on the claim
 
-Read next: ../testing.py (from one to the other), records.py (findings).
+Read next: ../hypothesis_tests.py (from one to the other), records.py (findings).
 """
 
 from typing import Literal, NamedTuple

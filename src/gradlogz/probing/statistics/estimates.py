@@ -2,7 +2,7 @@
 
     p_(k) <= level k / m      of m p-values in ascending order: what is rejected at a false discovery rate [benjamini95]
 
-Read next: sums.py and comoments.py, where the intervals come from; ../testing.py, where p-values do.
+Read next: sums.py and comoments.py, where the intervals come from; ../hypothesis_tests.py, where p-values do.
 """
 
 from typing import NamedTuple

@@ -18,11 +18,11 @@ import torch
 
 from ...._typing import Float, Tensor
 from ...batch_pass import BatchPass
+from ...hypothesis_tests import middle
 from ...inside.events import Attended
 from ...inside.head_weights import HeadWeights, Turning
 from ...runs.records import Finding
 from ...statistics import GROUPS, Sums
-from ...testing import middle
 from .attention_rows import applies, rows_of
 
 FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
