@@ -255,7 +255,7 @@ def said_by_another_process(code, **environment):
     start = f"import os, sys, torch; sys.path.insert(0, {str(here.parent)!r}); from {here.stem} import *\n"
     environment = {**os.environ, **environment}
     run = [sys.executable, "-c", start + code]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=300)
     return done.stdout + done.stderr
 
 

@@ -183,13 +183,12 @@ class NonlinearModel:
         kappa: float = 0.0,
         validate: bool = True,
     ) -> "NonlinearModel":
-        """Modes of one state, linear or not, assembled in this order.
+        """Modes of one state, linear or not, assembled in this order; other arguments are fields of NonlinearModel.
 
         Args:
             transition: a transition matrix for modes of steps, a Generator for modes of continuous time.
             observe: of the whole state, in place of what each mode observes; with R.
             components: which components of the whole state each mode has, in its order; None if each has all.
-            fill, method, residual, input_size, alpha, beta, kappa, validate: as of a NonlinearModel.
         """
         call = "NonlinearModel.of"
         if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
