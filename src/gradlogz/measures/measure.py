@@ -24,7 +24,7 @@ from .._errors import InputTypeError, InputValueError, check_floats, sentence, s
 from .._pytree import record, static_field
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import pseudo_inverse
-from .validation import TRAILING, arrange, validated, common_batch, everywhere
+from .validation import TRAILING, arrange, common_batch, everywhere, validated
 
 C = TypeVar("C", bound=type)
 M = TypeVar("M", bound="Measure")
