@@ -12,6 +12,7 @@ Read next: program.py (which runs them), paper.py (the first of them).
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .._displays import shown
 from .._typing import Tensor
 
 
@@ -53,6 +54,10 @@ class Verification(NamedTuple):
     def holds(self) -> bool:
         """Whether every corrected statement holds."""
         return all(result.holds for result in self.results)
+
+    def _repr_html_(self) -> str:
+        """The page inside a notebook."""
+        return str(shown(self, "html"))
 
 
 STATEMENTS: list[Statement] = []
