@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import gradlogz
 from gradlogz import cli
 from gradlogz.probing import run_probe as running
+from gradlogz.probing.corpus import batching
 from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.passes import memory_limits
@@ -88,7 +89,7 @@ def test_the_same_seed_gives_the_same_findings(words):
 
 def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
     one = model()
-    several = running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(40)], words, tokens=None, size=64)
+    several = batching.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(40)], words, tokens=None, size=64)
     batch = max(several, key=lambda b: len(b.keys))
     assert len(batch.keys) >= 4
     layout = running.discover(one, batch.inputs)
@@ -109,7 +110,7 @@ def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
 def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words):
     """A GPU has no memory for what an error still holds."""
     one = model()
-    batch = max(running.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(20)], words, tokens=None, size=64),
+    batch = max(batching.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(20)], words, tokens=None, size=64),
                 key=lambda b: len(b.keys))  # fmt: skip
     layout = running.discover(one, batch.inputs)
     made, left = [], []
@@ -140,7 +141,7 @@ def test_matrices_that_cannot_fit_are_refused_before_the_work(words, monkeypatch
 def test_matrices_take_as_much_as_is_said(words):
     """Of every prediction that keeps products of the stream, and of all together, which share them."""
     one = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=160, n_layer=2, n_head=4, n_positions=64))
-    batch = next(running.batches(documents(), words, tokens=None))
+    batch = next(batching.batches(documents(), words, tokens=None))
     layout = running.discover(one, batch.inputs)
     several = (["tie"], ["qk_geometry"], ["linearity"], ["tie", "qk_geometry", "linearity"])
     for names in several:
@@ -158,7 +159,7 @@ def test_matrices_take_as_much_as_is_said(words):
 
 
 def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
-    planted, batch = model(), next(running.batches(documents(), words, tokens=None))
+    planted, batch = model(), next(batching.batches(documents(), words, tokens=None))
     layout = running.discover(planted, batch.inputs)
     one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
     of_weights = [p for p in known_predictions() if p.baseline == "weights"]
@@ -173,7 +174,7 @@ def test_a_row_that_does_not_fit_is_said(words):
     one = model()
     one.forward = lambda **given: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     layout = running.discover(model(), {"input_ids": torch.tensor([[3, 4, 5]])})
-    batch = next(running.batches(documents(), words, tokens=None))
+    batch = next(batching.batches(documents(), words, tokens=None))
     with pytest.raises(RuntimeError, match=r"must fit into memory; got one row of 30 tokens"):
         statistics_of(one, layout, batch, [tie.PREDICTION])
 
@@ -182,7 +183,7 @@ def test_nan_is_named_by_layer_and_head(words):
     one = model()
     with torch.no_grad():
         one.transformer.h[1].attn.c_attn.weight[:, 8] = torch.nan  # the queries of the second head
-    batch = next(running.batches(documents(), words, tokens=None))
+    batch = next(batching.batches(documents(), words, tokens=None))
     layout = running.discover(model(), batch.inputs)
     with pytest.raises(ValueError, match=r"NaN in transformer.h.1.attn, head 1"):
         statistics_of(one, layout, batch, [])
@@ -218,7 +219,7 @@ def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
                 os.kill(os.getpid(), signal.SIGINT)
         return ascent.statistics(event, batch_pass)
 
-    batches = list(running.batches(documents(), words, tokens=None))
+    batches = list(batching.batches(documents(), words, tokens=None))
     seen = []
     stopping = [replace(ascent.PREDICTION, statistics=statistics)]
     found = running.measure(model(), words, documents(), tokens=None, twin=1.0, predictions=stopping)
@@ -248,7 +249,7 @@ def test_the_interval_of_a_claim_is_about_its_value(words):
 def test_a_decoder_reads_what_its_encoder_does(words):
     """T5 wants the tokens of its decoder; they are the text behind the token that it starts with."""
     one = next(a for a in ARCHITECTURES if a.name == "t5").build(vocab_size=VOCABULARY)
-    batch = next(running.batches(documents(), words, tokens=None))
+    batch = next(batching.batches(documents(), words, tokens=None))
     inputs = placed(batch, one).inputs
     assert torch.equal(inputs["decoder_input_ids"], one._shift_right(batch.inputs["input_ids"]))
     found = gradlogz.probe(one, words, TEXTS, tokens=None, predictions=["identity", "entropy"])
@@ -258,7 +259,7 @@ def test_a_decoder_reads_what_its_encoder_does(words):
 
 def test_states_of_shards_merge_to_that_of_the_whole(words):
     one = model()
-    several = list(running.batches(documents(), words, tokens=None, size=2))
+    several = list(batching.batches(documents(), words, tokens=None, size=2))
     layout = running.discover(one, several[0].inputs)
     parts = [statistics_of(one, layout, batch, known_predictions())[0] for batch in several]
     forward, backward = {}, {}
