@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import RUN_PAGE, check_file, print_lines, terminal, write_json
+from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
 
 if TYPE_CHECKING:
     from ..probing.inside.loading import Loaded
@@ -80,7 +80,6 @@ def command(
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
     from ..reporting.findings_terminal import claim_lines
-    from ..reporting.formatting import measured_line
 
     console = terminal(json)
     place = Path(out) if out is not None else Path(RUNS) / _label(model)
@@ -106,9 +105,8 @@ def command(
         console.print("Interrupted: the results are of the text read so far.", style="yellow")
     if details:
         console.print(measured.report.words(), style="dim", highlight=False)
-    closing = [f"Measured: {name}, {measured_line(findings.facts[name])}", f"Run: {place}", page_line(place)]
-    for line in closing:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_closing(console, name, findings.facts[name], place)
+    console.print(page_line(place), highlight=False, soft_wrap=True, markup=False)
     return 0 if measured.complete else INTERRUPTED
 
 

@@ -75,7 +75,7 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No attention layer has heads with comparable log normalisers.",
         ALSO_BASELINE: (
-            "{shared:.0f} of the {supported:.0f} supporting layers also pass with random weights, so for these the "
+            "Supporting layers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
             "result is not an effect of training."
         ),
     },

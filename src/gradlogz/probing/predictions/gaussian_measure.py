@@ -37,6 +37,7 @@ POOLED, WITHIN = "pooled", "within position"
 BAR = 0.8  # attention sinks reach 0.6 to 0.8 without Gaussian keys; 128 Gaussian keys reach 0.9 at Var u = 1
 INFORMED, FEWEST = 0.1, 8
 STEP = 4  # distance of the sampled positions
+RANDOM = "random-weights baseline"
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 FORMULAS = """\
@@ -92,8 +93,8 @@ DECLARATION = Declaration(
     statistic="median explained variance of the attended mean",
     null="other-head null",
     details={
-        "high_entropy": Label("median in rows with normalised entropy above 0.75"),
-        "low_entropy": Label("median in rows with normalised entropy below 0.25"),
+        "high_entropy": Label("median in rows with normalised entropy above 0.75", null=RANDOM),
+        "low_entropy": Label("median in rows with normalised entropy below 0.25", null=RANDOM),
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",

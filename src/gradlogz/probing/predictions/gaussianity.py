@@ -129,7 +129,7 @@ DECLARATION = Declaration(
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
-    statistic="median excess of max-sliced W² over Gaussian samples, cleaned",
+    statistic="median cleaned excess of max-sliced W² over Gaussian samples",
     null="random-weights baseline",
     unit="depth",
     number="{:.3f}",

@@ -85,7 +85,7 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No feed-forward sublayer was recognised.",
         ALSO_BASELINE: (
-            "{shared:.0f} of the {supported:.0f} supporting sublayers also pass with random weights, so for these the "
+            "Supporting sublayers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
             "result is not an effect of training."
         ),
     },
