@@ -10,7 +10,7 @@ from torch import nn
 
 from gradlogz import monitor, observe, register
 from gradlogz.attention import unregister
-from gradlogz.attention.in_models.intercepted_calls import of_interface
+from gradlogz.attention.in_models.intercepted_calls import call_from_interface
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
 from support.small_trainings import GPT, Encoder, batches, train
@@ -117,11 +117,11 @@ def without_transformers():
 
 
 def sparse():
-    return of_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
+    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
 
 
 def of_foreign_mask():
-    return of_interface("flex_attention", nn.Identity(), q, q, q, SimpleNamespace(shape=(1, 1, 3, 3)))
+    return call_from_interface("flex_attention", nn.Identity(), q, q, q, SimpleNamespace(shape=(1, 1, 3, 3)))
 
 
 missed = "every attention layer must make a call that can be seen; got none from 0."

@@ -1,12 +1,12 @@
-"""Who may see whom: the conventions of masks, windows and segments, brought into the form that the kernels take.
+"""Masks, windows and segments, converted to the one form that the kernels take.
 
-    is_causal           a query sees the keys up to its own position; queries are the last of the keys (bottom right)
-    window=(l, r)       it sees l keys before its own position and r after it; None is no limit
-    segments [b, n]     it sees the keys of its own segment: packed documents, without an n x n mask
+    is_causal           a query sees the keys up to its own position; the queries are the last m keys (bottom right)
+    window=(l, r)       a query sees l keys before its own position and r after it; None is no limit
+    segments [b, n]     a query sees the keys of its own segment: packed documents, without an n x n mask
     attn_mask           bool, True = attend; or float, added to the logits
-    bias                float, added to the logits beside a bool mask
+    bias                float, added to the logits; may be combined with a bool mask
 
-Read next: ../kernels/attention/scoring.py, the definition of what comes out.
+Read next: ../kernels/attention/scoring.py, which defines the visible keys.
 """
 
 import math
@@ -23,7 +23,7 @@ from ..kernels.attention.scoring import Sight
 def band(
     is_causal: bool, window: tuple[SupportsIndex | None, SupportsIndex | None] | None
 ) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees; None is no limit."""
+    """Numbers (left, right) of keys that a query sees before and after its own position; None is no limit."""
     left, right = (None, None) if window is None else _window(window)
     return left, 0 if is_causal else right
 
@@ -49,7 +49,7 @@ def sight(
     size: tuple[int, int, int],
     like: Tensor,
 ) -> Sight:
-    """Mask, bias and segments against [*lead, h, m, n], each with size 1 where it is shared."""
+    """Mask, bias and segments for logits [*lead, h, m, n], with size 1 along dimensions that share them."""
     if attn_mask is None and bias is None and segments is None:
         return Sight()
     mask = None
@@ -58,7 +58,7 @@ def sight(
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         elif attn_mask.is_floating_point():
-            wide = torch.promote_types(like.dtype, torch.float32)  # the sum of two half numbers is none
+            wide = torch.promote_types(like.dtype, torch.float32)  # a sum of half-precision numbers needs more bits
             bias = attn_mask if bias is None else attn_mask.to(wide) + _floating("bias", bias, like).to(wide)
         else:
             remedy = "Convert it with attn_mask.bool() (True = attend), or to the dtype of query if it is additive."
@@ -90,7 +90,7 @@ def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
 
 
 def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int, int]) -> Tensor:
-    """[#b, #h, #m, n] of a tensor that broadcasts against [*lead, h, m, n]."""
+    """Reshape a tensor that broadcasts against [*lead, h, m, n] to [#b, #h, #m, n]."""
     whole = (*lead, *size)
     if tensor.ndim > len(whole):
         too_many = tensor.ndim - len(whole)
@@ -109,13 +109,13 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(math.prod(lead), *tensor.shape[-3:])
 
 
-def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether every size is the whole one or 1."""
-    return len(shape) == len(whole) and all(s == 1 or s == w for s, w in zip(shape, whole, strict=True))
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Return whether every size is 1 or that of the target."""
+    return len(shape) == len(target) and all(s == 1 or s == w for s, w in zip(shape, target, strict=True))
 
 
 def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], like: Tensor) -> Tensor:
-    """[#b, n] of the segments of the keys; the queries are the last of them."""
+    """Segments of the keys, [#b, n]; the queries are the last m keys."""
     _check_tensor("segments", segments, like)
     _, m, n = size
     if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
