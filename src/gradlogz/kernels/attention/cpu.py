@@ -228,7 +228,7 @@ def backward(
     threads = _threads(b * h * m * n * (2 * v + 3 * d), torch.get_num_threads())
     groups = max(1, min(GROUPS, GROUPS * 256 // (d + v)))
     blocks, chunks = -(-m // (LANES * groups)), -(-n // CHUNK)
-    # Tasks of entire key heads need five products per tile; tasks of queries and of keys need seven, but balance better.
+    # Tasks of entire key heads need five products per tile; tasks of queries and of keys seven, but balance better.
     by_key_head = 5 * threads * -(-b * hk // threads) <= 7 * b * hk
     whole_tasks, query_tasks, key_tasks = (b * hk, 0, 0) if by_key_head else (0, b * h * blocks, b * hk * chunks)
     tasks = whole_tasks + query_tasks + key_tasks + (0 if grad_bias is None else bias_b * bias_h * chunks)
