@@ -28,7 +28,7 @@ from .validation import common_batch
 
 
 def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
-    """The p(p+1)/2 coordinates of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
+    """Coordinates p(p+1)/2 of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
     check_floats("svec", matrix=matrix)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         fact = f"shape {shape_of(matrix)}"
@@ -40,7 +40,7 @@ def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
 
 
 def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
-    """The symmetric matrix of these coordinates: the inverse of `svec`."""
+    """Symmetric matrix with these coordinates: the inverse of `svec`."""
     check_floats("smat", vector=vector)
     d = vector.shape[-1] if vector.ndim else 0
     p = (math.isqrt(8 * d + 1) - 1) // 2
@@ -48,7 +48,7 @@ def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
         condition, fact = "vector must have p(p+1)/2 entries for some p", f"shape {shape_of(vector)}"
         raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Use svec to make it.")
     row, column = torch.triu_indices(p, p, device=vector.device)
-    # Entry (i, j) reads coordinate `place`: a gather, because a scatter has no vmap over its batch.
+    # Entry (i, j) is coordinate `place`: a gather, since scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
     place[row, column] = place[column, row] = torch.arange(len(row), device=vector.device)
     diagonal = torch.eye(p, dtype=vector.dtype, device=vector.device)
@@ -69,7 +69,7 @@ class Wishart(Measure):
     df: Float[Tensor, "*#b"]
     covariance_matrix: Float[Tensor, "*#b p p"]
 
-    if TYPE_CHECKING:  # a number is made a tensor
+    if TYPE_CHECKING:  # convert a number to a tensor
 
         def __init__(self, df: float | Tensor, covariance_matrix: Tensor, *, validate: bool = True) -> None: ...
 
