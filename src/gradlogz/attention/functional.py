@@ -224,11 +224,13 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         fact = f"{sinks.dtype}" if isinstance(sinks, Tensor) else type(sinks).__name__
         raise InputTypeError(
-            "attend", "sinks", f"sinks must be a floating tensor, got {fact}", "Pass one logit per query head."
+            "attend", "sinks", f"sinks must be a floating-point tensor, got {fact}", "Pass one logit per query head."
         )
     if sinks.device != like.output.device:
         remedy = "Move it with sinks.to(query.device)."
-        raise InputValueError("attend", "sinks", f"sinks must be on {like.output.device}, got {sinks.device}", remedy)
+        raise InputValueError(
+            "attend", "sinks", f"sinks is on {sinks.device}, but query is on {like.output.device}", remedy
+        )
     if sinks.ndim == 0 or not masks.broadcasts((1,) * (len(lead) + 1 - sinks.ndim) + tuple(sinks.shape), (*lead, h)):
         condition = f"sinks must be [h] or [*b, h] with h={h} query heads"
         raise InputValueError(
@@ -264,17 +266,23 @@ def _four_dimensional(
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in _named(query, key, value))
-        remedy = "Dimensions before the heads must be equal or 1."
-        raise InputValueError("attend", "query", f"batch dimensions must broadcast, got {fact}", remedy) from None
+        remedy = "Make the dimensions before the heads equal, or 1."
+        raise InputValueError(
+            "attend", "query", f"the batch dimensions of query, key and value must broadcast, got {fact}", remedy
+        ) from None
     heads = [1 if t.ndim < 3 else t.shape[-3] for t in (query, key, value)]
     key_heads = max(heads[1:])
     h = max(heads) if heads[0] == 1 else heads[0]
     if any(count not in (1, key_heads) for count in heads[1:]) or key_heads not in (1, h):
         shared = enable_gqa and heads[1] == heads[2] and key_heads and h % key_heads == 0
         if not shared:
-            fact = f"{heads[0]}, {heads[1]} and {heads[2]} heads of query, key and value"
-            condition = "key heads must divide query heads" if enable_gqa else "heads must be equal"
-            remedy = "Use a multiple of the number of key heads."
+            fact = f"{heads[0]}, {heads[1]} and {heads[2]} heads in query, key and value"
+            condition = (
+                "the number of key heads must divide that of query heads"
+                if enable_gqa
+                else "the numbers of heads must be equal"
+            )
+            remedy = "Use a number of query heads that is a multiple of the number of key heads."
             if not enable_gqa:
                 remedy = "Pass enable_gqa=True if groups share key heads; tensors are [*b, heads, tokens, size]."
             raise InputValueError("attend", "key", f"{condition}, got {fact}", remedy)
@@ -309,7 +317,7 @@ def _check_number(name: str, number: float | None) -> None:
         return
     if not isinstance(number, float | int) or not math.isfinite(number) or (name == "softcap" and number <= 0):
         condition = "softcap must be positive and finite" if name == "softcap" else "scale must be a finite number"
-        raise InputValueError("attend", "softcap", f"{condition}, got {number!r}", f"Leave {name} out for its default.")
+        raise InputValueError("attend", name, f"{condition}, got {number!r}", f"Leave {name} out for its default.")
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statistics: str) -> None:
@@ -318,26 +326,26 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statisti
         _check_tensors(query, key, value)
     (*_, d), (*_, n, key_size), (*_, value_tokens, _) = query.shape, key.shape, value.shape
     if d != key_size or d == 0:
-        condition = f"key must end in d={d} > 0, the dimension of query"
+        condition = f"the last dimension of key must be d={d} > 0, as in query"
         raise InputValueError("attend", "key", f"{condition}, got shape {shape_of(key)}", "Project one of them first.")
     if n != value_tokens:
-        condition = f"value must hold n={n} tokens, one for each key"
+        condition = f"value must have n={n} tokens, one for each key"
         raise InputValueError(
             "attend", "value", f"{condition}, got shape {shape_of(value)}", "Cut or pad one of them first."
         )
     if n == 0:
         remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
-        raise InputValueError("attend", "key", f"key must hold at least one token, got shape {shape_of(key)}", remedy)
+        raise InputValueError("attend", "key", f"key must have at least one token, got shape {shape_of(key)}", remedy)
     if not 0.0 <= dropout_p < 1.0:
         remedy = "Pass the probability of dropping a weight."
         raise InputValueError("attend", "dropout_p", f"dropout_p must be in [0, 1), got {dropout_p}", remedy)
     if statistics not in ("none", "scalar", "moments"):
-        condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
+        condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for scalar statistics."
         raise InputValueError("attend", "statistics", f"{condition}, got {statistics!r}", remedy)
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-        condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
-        remedy = "Export with scaled_dot_product_attention in its place."
-        raise InputNotImplementedError("attend", None, f"{condition}, got {fact}", remedy)
+        problem = "attend cannot be exported, because torch.export supports only torch's own operators"
+        remedy = "Export the model with scaled_dot_product_attention instead."
+        raise InputNotImplementedError("attend", None, problem, remedy)
 
 
 def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -360,10 +368,10 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise InputTypeError("attend", name, f"{name} must be a tensor, got {fact}", remedy)
         if t.is_nested:
             remedy = "Pad it with torch.nested.to_padded_tensor and mask, or pack it and pass segments."
-            raise InputTypeError("attend", name, f"{name} must be a plain tensor, got a nested tensor", remedy)
+            raise InputTypeError("attend", name, f"{name} must be a plain tensor, but it is nested", remedy)
         if t.dtype not in DTYPES:
             remedy = "Convert it to float16, bfloat16, float32 or float64."
-            raise InputTypeError("attend", name, f"{name} must be floating, got {t.dtype}", remedy)
+            raise InputTypeError("attend", name, f"{name} must be a floating-point tensor, got {t.dtype}", remedy)
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
             raise InputValueError("attend", name, f"{name} must be [*b, tokens, features], got {fact}", remedy)

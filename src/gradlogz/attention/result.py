@@ -61,8 +61,8 @@ class Attention(NamedTuple):
         """Result over the keys of both; fields that either lacks are None. `merge(a, b)` calls this."""
         if self.output.shape != other.output.shape or self.log_normalizer.shape != other.log_normalizer.shape:
             fact = f"shapes {shape_of(self.output)} and {shape_of(other.output)}"
-            remedy = "Attend with the same queries to each block of keys, and to values of one dimension."
-            raise InputValueError("merge", "other", f"both results must be of the same queries, got {fact}", remedy)
+            remedy = "Call attend with the same queries for each block of keys, and with values of one size."
+            raise InputValueError("merge", "other", f"both results must have the same queries, got {fact}", remedy)
         G_a, G_b = self.log_normalizer, other.log_normalizer
         empty_a, empty_b = G_a == -torch.inf, G_b == -torch.inf
         # A block without visible keys is put FAR below the other, where it has no weight; G is -inf if both are such.

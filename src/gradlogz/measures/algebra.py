@@ -75,14 +75,12 @@ def reweight(h: Measure, log_mass: float | Float[Tensor, "*b"]) -> Measure:
 
 def _joined(call: str, measures: tuple[Measure, ...], *, one_dimension: bool = True) -> tuple[Measure, ...]:
     if not measures:
-        raise InputValueError(
-            call, "measures", "at least one measure must be given, got none", "Pass the parts one by one."
-        )
+        raise InputValueError(call, "measures", "measures is empty", "Pass at least one measure.")
     check_measures(call, **{f"measure {i}": h for i, h in enumerate(measures)})
     check_floats(call, **present(**{f"measure {i}": h._reference() for i, h in enumerate(measures)}))
     if one_dimension and len({h.dim for h in measures}) > 1:
         fact = ", ".join(f"d={h.dim}" for h in measures)
-        remedy = "Use pushforward to bring them to one space."
-        raise InputValueError(call, "measures", f"measures must live on one space, got {fact}", remedy)
+        remedy = "Map them to one space with pushforward."
+        raise InputValueError(call, "measures", f"measures must have one dimension d, got {fact}", remedy)
     common_batch(call, *(h.batch_shape for h in measures))
     return measures

@@ -54,7 +54,9 @@ def draw_particles(
     """
     check_measures("draw_particles", h=h)
     if count < 1:
-        raise InputValueError("draw_particles", "count", f"count must be at least 1, got {count}", "Draw some.")
+        raise InputValueError(
+            "draw_particles", "count", f"count must be at least 1, got {count}", "Pass the number of particles."
+        )
     here = h._reference()
     zero = torch.zeros(*h.batch_shape, *shape, h.dim) if here is None else here.new_zeros(*h.batch_shape, *shape, h.dim)
     points = h.sample(zero, (count,), generator=generator).movedim(0, -2)
@@ -148,7 +150,7 @@ def resample_ancestors(
     if scheme not in ("systematic", "stratified", "multinomial"):
         condition = 'scheme must be "systematic", "stratified" or "multinomial"'
         raise InputValueError(
-            "resample_ancestors", "scheme", f"{condition}, got {scheme!r}", "Systematic ones vary least."
+            "resample_ancestors", "scheme", f"{condition}, got {scheme!r}", "Choose systematic for the least variance."
         )
     total = log_weights.detach().double().softmax(-1).cumsum(-1)
     total = total / total[..., -1:]
@@ -200,7 +202,7 @@ def _accepted(x: Tensor, y: Tensor, rise: Tensor, generator: torch.Generator | N
 def _moved(move: Move, x: Tensor, eta: Tensor, generator: torch.Generator | None) -> Tensor:
     y = move(x, eta, generator)
     if y.shape != x.shape:
-        condition, remedy = f"move must keep the shape {shape_of(x)}", "Return one particle for each."
+        condition, remedy = f"move must keep the shape {shape_of(x)}", "Return one particle for each particle."
         raise InputValueError("anneal", "move", f"{condition}, got shape {shape_of(y)}", remedy)
     return y
 
@@ -210,8 +212,8 @@ def _times(schedule: int | Sequence[float]) -> list[float]:
     times = [k / len(steps) for k in steps] if isinstance(schedule, int) else [float(t) for t in schedule]
     rising = all(a < b for a, b in zip([0.0, *times], times, strict=False))
     if not times or not rising or times[-1] != 1.0:
-        condition = "schedule must be a positive number of steps, or times that increase from above 0 to 1"
-        remedy = "The last time is that of eta itself."
+        condition = "schedule must be a positive number of steps, or positive times that increase to 1"
+        remedy = "End with time 1, which is eta itself."
         raise InputValueError("anneal", "schedule", f"{condition}, got {len(times)} times", remedy)
     return times
 
@@ -226,8 +228,8 @@ def _check(start: Empirical, eta: Tensor, threshold: float) -> None:
     check_floats("anneal", start=start.points, eta=eta)
     wanted = (*start.batch_shape, start.dim)
     if shape_of(eta) != wanted:
-        condition, remedy = f"eta must have shape {wanted}", "One query for each set of particles."
+        condition, remedy = f"eta must have shape {wanted}", "Pass one query for each set of particles."
         raise InputValueError("anneal", "eta", f"{condition}, got shape {shape_of(eta)}", remedy)
     if not 0 <= threshold <= 1:
-        remedy = "It is a part of the number of particles."
+        remedy = "Pass a fraction of the number of particles."
         raise InputValueError("anneal", "threshold", f"threshold must be in [0, 1], got {threshold}", remedy)

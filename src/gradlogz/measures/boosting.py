@@ -42,7 +42,7 @@ def margin_measure(
         fact = f"shapes {shape_of(labels)} and {shape_of(predictions)}"
         remedy = "Pass one row of predictions for each label."
         raise InputValueError(
-            "margin_measure", "labels", f"labels must be [*b, n] beside predictions [*b, n, j], got {fact}", remedy
+            "margin_measure", "labels", f"labels must be [*b, n] and predictions [*b, n, j], got {fact}", remedy
         )
     if scores is not None and scores.shape != labels.shape:
         condition = f"scores must have the shape of labels, {shape_of(labels)}"
@@ -50,9 +50,9 @@ def margin_measure(
             "margin_measure", "scores", f"{condition}, got shape {shape_of(scores)}", "Expand them first."
         )
     if has_values(labels) and not bool((labels.abs() == 1).all()):
-        fact = f"{int((labels.abs() != 1).sum())} other labels"
+        fact = f"{int((labels.abs() != 1).sum())} of {labels.numel()} are not"
         raise InputValueError(
-            "margin_measure", "labels", f"labels must be -1 or 1, got {fact}", "Map classes to -1 and 1 first."
+            "margin_measure", "labels", f"labels must be -1 or 1, but {fact}", "Map classes to -1 and 1 first."
         )
     points = -labels.unsqueeze(-1) * predictions
     return Empirical(points, None if scores is None else -labels * scores)
@@ -70,12 +70,12 @@ def boost(h: Measure, learner: int | None = None) -> Round:
     if learner is not None and not 0 <= learner < h.dim:
         condition = f"learner must be one of the {h.dim} weak learners, 0 to {h.dim - 1}"
         raise InputValueError(
-            "boost", "learner", f"{condition}, got learner={learner}", "Without it the best one is taken."
+            "boost", "learner", f"{condition}, got learner={learner}", "Leave it out to choose the best one."
         )
     if has_values(h.points) and not bool((h.points.abs() == 1).all()):
-        fact = f"{int((h.points.abs() != 1).sum())} of {h.points.numel()} other answers"
-        remedy = "Take their sign, or minimise G along the learner."
-        raise InputValueError("boost", "predictions", f"predictions must be -1 or 1, got {fact}", remedy)
+        fact = f"{int((h.points.abs() != 1).sum())} of {h.points.numel()} are not"
+        remedy = "Pass their sign, or minimise G along the learner."
+        raise InputValueError("boost", "predictions", f"predictions must be -1 or 1, but {fact}", remedy)
     zero = torch.zeros(*h.batch_shape, h.dim, dtype=h.points.dtype, device=h.points.device)
     edges = -h.mean(zero)  # E_w[y f_j], between -1 and 1: largest for the best learner
     chosen = edges.abs().argmax(-1) if learner is None else torch.full(edges.shape[:-1], learner, device=edges.device)

@@ -251,12 +251,18 @@ class Pushforward(Measure):
         if W.ndim != len(batch) + 2 or W.shape[-1] != self.h.dim:
             condition = f"matrix must be [*b, e, d={self.h.dim}] with the {len(batch)} batch dimensions of h"
             raise InputValueError(
-                "pushforward", "matrix", f"{condition}, got shape {shape_of(W)}", "It maps x to matrix @ x."
+                "pushforward",
+                "matrix",
+                f"{condition}, got shape {shape_of(W)}",
+                "Pass the matrix that maps x to matrix @ x.",
             )
         if b is not None and (b.ndim != len(batch) + 1 or b.shape[-1] != W.shape[-2]):
             condition = f"shift must be [*b, e={W.shape[-2]}]"
             raise InputValueError(
-                "pushforward", "shift", f"{condition}, got shape {shape_of(b)}", "It is added to matrix @ x."
+                "pushforward",
+                "shift",
+                f"{condition}, got shape {shape_of(b)}",
+                "Pass the vector that is added to matrix @ x.",
             )
         common_batch("pushforward", *self._batches())
         if self.validate:

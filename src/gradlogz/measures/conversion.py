@@ -54,7 +54,7 @@ def from_distribution(p: D.Distribution) -> Measure:
         case D.Poisson():
             return Poisson(p.rate.unsqueeze(-1))
     known = "Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson"
-    remedy = "Write its log normaliser as a measure (docs/adding_a_measure.md)."
+    remedy = "Define a measure by its log normaliser (docs/adding_a_measure.md)."
     raise InputTypeError("from_distribution", "p", f"p must be a {known}, got {type(p).__name__}", remedy)
 
 
@@ -85,8 +85,8 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
         case Wishart():
             df = h.df.reshape((*h.df.shape, *(1 for _ in eta.shape[h.df.ndim : -1]))).expand(eta.shape[:-1])
             return D.Wishart(df, smat(h.mean(eta)) / df[..., None, None])
-    remedy = "Use the measure itself: sample, log_density, kl."
-    condition = "the measure must be one whose tilted law torch has"
+    remedy = "Use the methods sample, log_density and kl of the measure."
+    condition = "measure must have a tilted distribution that torch implements"
     raise InputTypeError("to_distribution", "measure", f"{condition}, got {type(h).__name__}", remedy)
 
 

@@ -90,11 +90,9 @@ def dual(
         search = _newton(h, u.detach(), tolerance, max_iterations)
     if throw and not bool(search.converged.all()):
         unfinished = f"{int((~search.converged).sum())} of {search.converged.numel()} rows"
-        fact = f"{unfinished} unfinished after {max_iterations} steps"
-        remedy = (
-            "Their means may lie on the boundary of the hull; raise max_iterations, or read converged with throw=False."
-        )
-        raise InputRuntimeError("dual", "max_iterations", f"the gap must fall below {tolerance:g}, got {fact}", remedy)
+        problem = f"{unfinished} have a gap above {tolerance:g} after max_iterations={max_iterations} steps"
+        remedy = "Increase max_iterations, or pass throw=False if means may lie on the boundary of the hull."
+        raise InputRuntimeError("dual", "max_iterations", problem, remedy)
 
     # A Newton step of value 0 whose derivative is that of the implicit function u -> eta.
     outside = (search.separating != 0).any(-1, keepdim=True)
@@ -122,10 +120,10 @@ def mean_to_natural(
     result = dual(h, mean, tolerance=tolerance, max_iterations=max_iterations)
     outside = int((result.separating != 0).any(-1).sum())
     if outside:
-        fact = f"{outside} of {result.converged.numel()} rows outside"
-        remedy = "dual(h, mean).separating holds a direction that proves it."
+        fact = f"{outside} of {result.converged.numel()} rows are outside"
+        remedy = "See dual(h, mean).separating for a direction that proves it."
         raise InputValueError(
-            "mean_to_natural", "mean", f"mean must lie inside the hull of the support, got {fact}", remedy
+            "mean_to_natural", "mean", f"mean must lie inside the hull of the support, but {fact}", remedy
         )
     return result.eta
 

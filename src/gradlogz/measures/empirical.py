@@ -78,13 +78,13 @@ class Empirical(Measure):
         if points.shape[-2] == 0:
             fact = f"shape {shape_of(points)}"
             raise InputValueError(
-                "Empirical", "points", f"points must hold at least one point, got {fact}", "A mask can hide it."
+                "Empirical", "points", f"points must have at least one point, got {fact}", "Mask a point to hide it."
             )
         if log_weights is not None:
             batch, n = points.ndim - 2, points.shape[-2]
             if log_weights.ndim not in (batch + 1, batch + 2) or log_weights.shape[-1] != n:
                 condition = f"log_weights must be [*b, n] or [*b, m, n] with n={n} and {batch} batch dimensions"
-                remedy = "Insert size-1 batch dimensions, or leave it out for equal weights."
+                remedy = "Insert batch dimensions of size 1, or leave it out for equal weights."
                 raise InputValueError(
                     "Empirical", "log_weights", f"{condition}, got shape {shape_of(log_weights)}", remedy
                 )
@@ -109,10 +109,10 @@ class Empirical(Measure):
             if bad:
                 condition, remedy = (
                     "weights must be finite and nonnegative",
-                    "Pass masses, or log_weights to Empirical.",
+                    "Pass masses, or pass log_weights to Empirical.",
                 )
-                fact = f"{bad} of {weights.numel()} entries below 0, NaN or infinite"
-                raise InputValueError("Empirical.weighted", "weights", f"{condition}, got {fact}", remedy)
+                fact = f"{bad} of {weights.numel()} entries are not"
+                raise InputValueError("Empirical.weighted", "weights", f"{condition}, but {fact}", remedy)
         some = weights > 0
         return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 
@@ -243,5 +243,5 @@ class Empirical(Measure):
         log_weights = self._log_weights()
         if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
-            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            remedy = "Flatten the queries to one dimension, or use log_weights with one row."
             raise InputValueError("Empirical", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)

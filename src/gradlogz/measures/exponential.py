@@ -90,7 +90,7 @@ class Separable(Measure):
         check_floats(name, **fields)
         if any(f.ndim == 0 for f in fields.values()) or len({f.shape[-1] for f in fields.values()}) > 1:
             fact = ", ".join(f"{n} {shape_of(f)}" for n, f in fields.items())
-            remedy = "Use unsqueeze(-1) for a law on the line, and one d for all fields."
+            remedy = "Use unsqueeze(-1) for a distribution on the line, and one d for all fields."
             raise InputValueError(name, "fields", f"fields must be [*b, d], got {fact}", remedy)
         common_batch(name, *(f.shape[:-1] for f in fields.values()))
         if self.validate:
@@ -268,7 +268,7 @@ class OneHot(Measure):
                 "OneHot",
                 "log_probabilities",
                 f"log_probabilities must be [*b, d] with d >= 1, got {fact}",
-                "One a category.",
+                "Pass one for each category.",
             )
         if self.validate:
             check_logarithms("OneHot", "log_probabilities", log_p)

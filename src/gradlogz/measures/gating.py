@@ -41,9 +41,9 @@ class PartialStatistics(NamedTuple):
         """Statistics over the keys of both."""
         if self.mean.shape != other.mean.shape or (self.covariance is None) != (other.covariance is None):
             fact = f"means of shapes {shape_of(self.mean)} and {shape_of(other.mean)}"
-            remedy = "Take both with, or both without, a covariance."
+            remedy = "Pass both with, or both without, a covariance."
             raise InputValueError(
-                "merge", "other", f"both parts must be of the same queries and kind, got {fact}", remedy
+                "merge", "other", f"both parts must have the same queries and fields, got {fact}", remedy
             )
         k = self.log_normalizer.ndim
         both = [torch.stack([a, b], k) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
@@ -90,7 +90,7 @@ def merge(first: Any, *others: Any) -> Any:
             fact = ", ".join(type(p).__name__ for p in (first, *others))
             remedy = "Wrap log normaliser, mean and covariance in PartialStatistics."
             raise InputTypeError(
-                "merge", "parts", f"parts must be PartialStatistics or Attentions, of one kind, got {fact}", remedy
+                "merge", "parts", f"parts must all be PartialStatistics or all be Attention, got {fact}", remedy
             )
     if not others and isinstance(first, PartialStatistics):
         return _merged(first)
@@ -104,7 +104,7 @@ def _merged(partials: PartialStatistics) -> PartialStatistics:
     tails = {"mean": (means, "k, d", 1)} | ({} if covariances is None else {"covariance": (covariances, "k, d, d", 2)})
     for name, (t, ending, extra) in tails.items():
         if G.ndim == 0 or t.shape[: G.ndim] != G.shape or t.ndim != G.ndim + extra:
-            condition = f"{name} must be [*b, {ending}] beside log_normalizer of shape {shape_of(G)}"
+            condition = f"{name} must be [*b, {ending}] for log_normalizer of shape {shape_of(G)}"
             raise InputValueError("merge", name, f"{condition}, got shape {shape_of(t)}", "Expand it first.")
     r = gate(G)
     mean = gated_mean(r, means)

@@ -50,9 +50,9 @@ class Gaussian(Measure):
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
             raise InputValueError("Gaussian", "loc", f"loc must be [*b, d], got shape {shape_of(mu)}", remedy)
         if not parts:
-            remedy = "A point mass is Empirical(loc.unsqueeze(-2))."
+            remedy = "Pass one of them, or use Empirical(loc.unsqueeze(-2)) for a point mass."
             raise InputValueError(
-                "Gaussian", "covariance_matrix", "some part of the covariance must be given, got none", remedy
+                "Gaussian", "covariance_matrix", "covariance_matrix, cov_diag and cov_factor are all missing", remedy
             )
         d = mu.shape[-1]
         for name, part, tail in (
@@ -65,8 +65,8 @@ class Gaussian(Measure):
             sizes = part.shape[mu.ndim - 1 :]
             if len(sizes) != len(tail) or any(t not in (None, f) for t, f in zip(tail, sizes, strict=True)):
                 ending = ", ".join("r" if t is None else str(t) for t in tail)
-                condition = f"{name} must be [*b, {ending}] beside loc of shape {shape_of(mu)}"
-                remedy = "Give every field the batch dimensions of loc, or 1 in their place."
+                condition = f"{name} must be [*b, {ending}] for loc of shape {shape_of(mu)}"
+                remedy = "Use the batch dimensions of loc, or size 1, in every field."
                 raise InputValueError("Gaussian", name, f"{condition}, got shape {shape_of(part)}", remedy)
             common_batch("Gaussian", mu.shape[:-1], part.shape[: mu.ndim - 1])
         if self.validate:
@@ -74,9 +74,9 @@ class Gaussian(Measure):
             if dense is not None:
                 check_positive_semidefinite("Gaussian", "covariance_matrix", dense)
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
-                fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries below 0"
+                fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries are negative"
                 raise InputValueError(
-                    "Gaussian", "cov_diag", f"cov_diag must be nonnegative, got {fact}", "Variances are squares."
+                    "Gaussian", "cov_diag", f"cov_diag must be nonnegative, but {fact}", "Pass variances."
                 )
 
     @classmethod

@@ -48,7 +48,10 @@ class Measure(ABC):
             if "_free" in vars(parent):
                 remedy = "Subclass Measure instead."
                 raise InputTypeError(
-                    parent.__name__, None, f"a concrete measure must stay final, got {cls.__name__}", remedy
+                    parent.__name__,
+                    None,
+                    f"a concrete measure cannot be subclassed, but {cls.__name__} subclasses it",
+                    remedy,
                 )
         for name, method in list(vars(cls).items()):
             if name in TRAILING:
@@ -189,13 +192,14 @@ class Measure(ABC):
         if not callable(values):
             remedy = "Pass a function of x and samples=, the number of draws."
             raise InputValueError(
-                call, "values", "values must be a function of x, got a tensor, but no finite points", remedy
+                call,
+                "values",
+                "values must be a function of x for a measure without finitely many points, got a tensor",
+                remedy,
             )
         if samples is None:
-            condition = "samples must be given for a measure that is not carried by finitely many points"
-            raise InputValueError(
-                call, "samples", f"{condition}, got samples=None", "Pass samples=, the number of draws to average."
-            )
+            problem = "samples= is required for a measure without finitely many points"
+            raise InputValueError(call, "samples", problem, "Pass samples=, the number of draws to average.")
         if samples < 1:
             remedy = "Pass the number of draws to average."
             raise InputValueError(call, "samples", f"samples must be at least 1, got samples={samples}", remedy)

@@ -66,7 +66,10 @@ class Mixture(Measure):
         if log_pi.ndim == 0 or log_pi.shape[-1] == 0:
             fact = f"shape {shape_of(log_pi)}"
             raise InputValueError(
-                "Mixture", "log_weights", f"log_weights must be [*b, k] with k >= 1, got {fact}", "Pass one per part."
+                "Mixture",
+                "log_weights",
+                f"log_weights must be [*b, k] with k >= 1, got {fact}",
+                "Pass one log weight for each component.",
             )
         if not components.batch_shape or components.batch_shape[-1] != log_pi.shape[-1]:
             condition = f"components must have the last batch dimension k={log_pi.shape[-1]}, one for each weight"
@@ -171,7 +174,7 @@ class Mixture(Measure):
         rows = self._rows()
         if rows.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={rows.shape[-2]} queries, one for each row of log_weights"
-            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            remedy = "Flatten the queries to one dimension, or use log_weights with one row."
             raise InputValueError("Mixture", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)
         return rows + self._each(self.components.log_normalizer, eta)
 

@@ -114,19 +114,24 @@ class ConjugatePrior(Differentiated):
         check_floats("ConjugatePrior", xi=xi, nu=nu)
         if self.base not in BASES:
             condition = f"base must be one of {', '.join(BASES)}"
-            remedy = "Add a row to BASES for another family."
+            remedy = "For another family, add a row to BASES."
             raise InputValueError("ConjugatePrior", "base", f"{condition}, got {self.base!r}", remedy)
         if xi.ndim != nu.ndim + 1:
             fact = f"shapes {shape_of(xi)} and {shape_of(nu)}"
-            raise InputValueError("ConjugatePrior", "xi", f"xi must be [*b, d] and nu [*b], got {fact}", "nu has no d.")
+            raise InputValueError(
+                "ConjugatePrior",
+                "xi",
+                f"xi must be [*b, d] and nu [*b], got {fact}",
+                "Leave the last dimension of nu out.",
+            )
         common_batch("ConjugatePrior", xi.shape[:-1], nu.shape)
         if self.validate:
             check_finite("ConjugatePrior", xi=xi, nu=nu)
             check_positive("ConjugatePrior", nu=nu)
             if has_values(xi, nu) and not bool(BASES[self.base].in_domain(xi, nu).all()):
-                remedy = "xi/nu must be a possible mean of the statistic."
+                remedy = "Choose xi/nu inside the range of means of the statistic."
                 condition = f"(xi, nu) must give a proper {self.base} prior"
-                raise InputValueError("ConjugatePrior", "xi", f"{condition}, got one that has infinite mass", remedy)
+                raise InputValueError("ConjugatePrior", "xi", f"{condition}, but its mass is infinite", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -155,7 +160,7 @@ class ConjugatePrior(Differentiated):
         """Posterior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
         check_floats("ConjugatePrior.posterior", xi=self.xi, statistic=statistic)
         if count < 0:
-            remedy = "Observations only add."
+            remedy = "Pass the number of observations."
             raise InputValueError(
                 "ConjugatePrior.posterior", "count", f"count must be at least 0, got count={count}", remedy
             )

@@ -49,7 +49,7 @@ class Sphere(Measure):
                 "Sphere", "dim", f"dim must be an int, got {type(self.dim).__name__}", "Pass the dimension d."
             )
         if self.dim < 2:
-            remedy = "Two points on a line are Empirical or Spins."
+            remedy = "Use Spins or Empirical for two points on a line."
             raise InputValueError("Sphere", "dim", f"dim must be at least 2, got dim={self.dim}", remedy)
         if self.validate:
             check_finite("Sphere", radius=self.radius)

@@ -138,20 +138,20 @@ class Statistic(Differentiated):
     def __post_init__(self) -> None:
         check_floats("Statistic", natural=self.natural)
         if self.family not in FAMILIES:
-            remedy = "from_distribution builds them from torch distributions."
+            remedy = "Build it with from_distribution from a torch distribution."
             condition = f"family must be one of {', '.join(FAMILIES)}"
             raise InputValueError("Statistic", "family", f"{condition}, got {self.family!r}", remedy)
         wanted = FAMILIES[self.family].dim
         if self.natural.ndim == 0 or (wanted is not None and self.natural.shape[-1] != wanted):
             condition = f"natural must be [*b, {wanted or 'd'}] for the {self.family} family"
-            remedy = "The table of the module lists theta."
+            remedy = "See the table of gradlogz.measures.statistic for theta."
             raise InputValueError("Statistic", "natural", f"{condition}, got shape {shape_of(self.natural)}", remedy)
         if self.validate:
             check_finite("Statistic", natural=self.natural)
             if has_values(self.natural) and not bool(FAMILIES[self.family].in_domain(self.natural).all()):
                 condition = f"natural must lie in the domain of the {self.family} family"
-                remedy = "The table of the module lists theta."
-                raise InputValueError("Statistic", "natural", f"{condition}, got parameters outside it", remedy)
+                remedy = "See the table of gradlogz.measures.statistic for theta."
+                raise InputValueError("Statistic", "natural", f"{condition}, but some parameters are outside", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -102,9 +102,7 @@ def validated(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]
         for argument in arguments:
             if argument not in named:
                 if argument not in options:
-                    raise InputTypeError(
-                        call, argument, f"{argument} must be given, got nothing", "Pass it by place or name."
-                    )
+                    raise InputTypeError(call, argument, f"{argument} is missing", "Pass it by position or by name.")
                 named[argument] = options.pop(argument)
         if name == "sample":
             shape = options.get("shape", positional[1] if len(positional) > 1 else ())
@@ -138,17 +136,17 @@ def check_domain(call: str, h: Validated, eta: Tensor, name: str = "eta") -> Non
     outside = int((~inside).sum())
     if outside:
         condition = f"{name} must lie in the domain of the measure, where Z is finite"
-        fact = f"{outside} of {eta.shape[:-1].numel()} rows outside"
-        remedy = f"{type(h).__name__}.in_domain tells which; scale {name} down."
-        raise InputValueError(call, name, f"{condition}, got {fact}", remedy)
+        fact = f"{outside} of {eta.shape[:-1].numel()} rows are outside"
+        remedy = f"Scale {name} down; {type(h).__name__}.in_domain shows the rows."
+        raise InputValueError(call, name, f"{condition}, but {fact}", remedy)
 
 
 def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
     """Common batch shape of tensors or measures: equal numbers of dimensions, broadcast against size 1."""
     if len({len(s) for s in shapes}) > 1 or any(len({*sizes} - {1}) > 1 for sizes in zip(*shapes, strict=False)):
         fact = " and ".join(str(tuple(s)) for s in shapes)
-        remedy = "Batch dimensions broadcast against size 1 only; insert or expand them."
-        raise InputValueError(call, "query", f"batch dimensions must agree, got {fact}", remedy)
+        remedy = "Insert or expand batch dimensions: they broadcast against size 1 only."
+        raise InputValueError(call, None, f"batch dimensions must agree, got {fact}", remedy)
     return torch.broadcast_shapes(*shapes)
 
 
@@ -160,11 +158,11 @@ def _check_shape(call: str, name: str, t: Tensor, batch: torch.Size, d: int) -> 
         raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     if t.ndim <= len(batch):
         condition = f"{name} must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
-        remedy = "Insert size-1 dimensions in front: they broadcast, missing ones do not."
+        remedy = "Insert dimensions of size 1 in front; missing dimensions do not broadcast."
         raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     if any(have != want and 1 not in (have, want) for have, want in zip(t.shape, batch, strict=False)):
-        condition = f"{name} must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
-        remedy = "Batch dimensions come first and query dimensions after them."
+        condition = f"{name} must begin with the batch dimensions {tuple(batch)} of the measure, or with size 1"
+        remedy = "Put batch dimensions first and query dimensions after them."
         raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
 
 

@@ -46,7 +46,7 @@ def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
     p = (math.isqrt(8 * d + 1) - 1) // 2
     if d == 0 or p * (p + 1) // 2 != d:
         condition, fact = "vector must have p(p+1)/2 entries for some p", f"shape {shape_of(vector)}"
-        raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Use svec to make it.")
+        raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Build it with svec.")
     row, column = torch.triu_indices(p, p, device=vector.device)
     # Entry (i, j) is coordinate `place`: a gather, since scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
@@ -80,7 +80,7 @@ class Wishart(Measure):
         check_floats("Wishart", df=n, covariance_matrix=V)
         if V.ndim != n.ndim + 2 or V.shape[-1] != V.shape[-2]:
             fact = f"shapes {shape_of(V)} and {shape_of(n)}"
-            remedy = "Give df the batch dimensions of covariance_matrix."
+            remedy = "Use the batch dimensions of covariance_matrix for df."
             raise InputValueError(
                 "Wishart", "covariance_matrix", f"covariance_matrix must be [*b, p, p] and df [*b], got {fact}", remedy
             )
@@ -91,11 +91,11 @@ class Wishart(Measure):
             if has_values(V) and int(torch.linalg.cholesky_ex(V.detach()).info.max()) > 0:
                 remedy = "Add a multiple of the identity."
                 raise InputValueError(
-                    "Wishart", "covariance_matrix", "covariance_matrix must be regular, got a singular one", remedy
+                    "Wishart", "covariance_matrix", "covariance_matrix must be regular, but it is singular", remedy
                 )
             if has_values(n) and bool((n <= V.shape[-1] - 1).any()):
-                fact, remedy = f"a smallest df of {float(n.detach().min()):.3g}", "Fewer have no density."
-                raise InputValueError("Wishart", "df", f"df must exceed p-1={V.shape[-1] - 1}, got {fact}", remedy)
+                problem = f"df must exceed p-1={V.shape[-1] - 1}, got {float(n.detach().min()):.3g}"
+                raise InputValueError("Wishart", "df", problem, "Increase df: smaller ones have no density.")
 
     @property
     def batch_shape(self) -> torch.Size:

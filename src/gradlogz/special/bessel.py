@@ -114,5 +114,5 @@ def _dim_of(call: str, order: float) -> int:
     dim = round(2 * order + 2)
     if order < 0 or dim != 2 * order + 2:
         condition = "order must be one of 0, 1/2, 1, 3/2, ..."
-        raise InputValueError(call, "order", f"{condition}, got order={order}", "Round it to a half.")
+        raise InputValueError(call, "order", f"{condition}, got order={order}", "Round it to a multiple of 1/2.")
     return dim

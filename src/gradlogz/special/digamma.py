@@ -158,7 +158,7 @@ def _inverse_digamma(y: Tensor) -> Tensor:
 
 
 def _settled(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Iterate until half of the digits are correct (two more steps complete them); MOST steps if values are unreadable."""
+    """Iterate until half of the digits are correct (two more steps complete them); MOST steps if values are hidden."""
     readable = has_values(x) and x.device.type == "cpu"
     for _ in range(MOST):
         new = step(x)

@@ -45,17 +45,15 @@ def register(model: nn.Module | None = None) -> None:
         return
     parts = _configurations(model, modeling)
     if not parts:
-        remedy = "Use gradlogz.observe, which sees the attention of any module."
+        remedy = "Use gradlogz.observe, which supports any module."
         raise InputTypeError(
             "register", "model", f"model must be a transformers model, got {type(model).__name__}", remedy
         )
     outside = tuple(name for name, layer in attention_layers(model, LAYERS) if not _uses_interface(layer))
     if outside:
-        condition = "every attention layer must ask transformers for its attention function"
-        remedy = "Use gradlogz.observe, which sees what these layers compute by themselves."
-        raise InputNotImplementedError(
-            "register", "model", f"{condition}, got {names_of(outside)}, which do not", remedy
-        )
+        problem = f"model has attention layers that do not use transformers' attention interface: {names_of(outside)}"
+        remedy = "Use gradlogz.observe, which supports such layers."
+        raise InputNotImplementedError("register", "model", problem, remedy)
     before = _previous.setdefault(model, {})
     for config in parts:
         if config._attn_implementation != NAME:
@@ -103,5 +101,5 @@ def _transformers(call: str) -> tuple[Any, Any]:
     try:
         return import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
     except ImportError:
-        remedy = "Install it: pip install 'gradlogz[probe]'."
-        raise MissingPackageError(call, "transformers", "transformers must be installed, got none", remedy) from None
+        remedy = "Install it with pip install 'gradlogz[probe]'."
+        raise MissingPackageError(call, "transformers", "transformers is not installed", remedy) from None

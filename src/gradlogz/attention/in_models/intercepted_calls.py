@@ -122,10 +122,8 @@ def call_from_interface(
     """
     for name in ("indices", "block_indices", "cache"):
         if others.get(name) is not None:
-            condition, remedy = "the layer must let its queries see keys by a mask", "Use another implementation."
-            raise InputNotImplementedError(
-                "attend", "model", f"{condition}, got {name}= of {type(module).__name__}", remedy
-            )
+            problem = f"{type(module).__name__} selects keys by {name}=, which attend does not support"
+            raise InputNotImplementedError("attend", name, problem, "Use another attention implementation.")
     flash = implementation is not None and "flash" in implementation
     m, n = query.shape[2], key.shape[2]
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}

@@ -67,11 +67,9 @@ class Monitor(Receiver):
     def row(self) -> MonitorRow:
         """Row of the last recorded step."""
         if self._row is None:
-            fact = f"{self.steps} steps" if self.steps else "none: no optimizer has stepped yet"
-            remedy = "Without an optimizer of torch call m.step() where a step ends."
-            raise InputRuntimeError(
-                "monitor.row", None, f"a step with a forward pass must have ended, got {fact}", remedy
-            )
+            problem = f"no step with a forward pass has ended so far ({self.steps} steps)"
+            remedy = "Without an optimizer of torch, call m.step() at the end of each step."
+            raise InputRuntimeError("monitor.row", None, problem, remedy)
         return self._row
 
     def step(self) -> None:
@@ -100,9 +98,9 @@ class Monitor(Receiver):
         if not self._recording or again:
             return
         if _in_vmap():
-            condition, fact = "the model must run outside torch.vmap", f"{layer} inside it"
-            remedy = "Leave the monitor out, or give the model the batch itself."
-            raise InputNotImplementedError("monitor", "model", f"{condition}, got {fact}", remedy)
+            problem = f"model must run outside torch.vmap, but {layer} runs inside it"
+            remedy = "Remove the monitor, or pass the batch to the model directly."
+            raise InputNotImplementedError("monitor", "model", problem, remedy)
         name = numbered(layer, self._called)
         self._called[name] = None
         with torch.no_grad():
@@ -116,10 +114,11 @@ class Monitor(Receiver):
 
     def unfused(self, layer: str) -> None:
         """Raise, since the training would change by rounding."""
-        condition = "torch must compute its layers the same with and without hooks"
-        fact = f"{layer}, frozen and in eval mode, for which it has a fused operator"
+        problem = (
+            f"model would change by rounding: hooks disable the fused operator of {layer}, frozen and in eval mode"
+        )
         remedy = "Call torch.backends.mha.set_fastpath_enabled(False) before the training."
-        raise InputRuntimeError("monitor", "torch", f"{condition}, got {fact}", remedy)
+        raise InputRuntimeError("monitor", "model", problem, remedy)
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
@@ -127,9 +126,9 @@ class Monitor(Receiver):
         if self._compiled and self._called:
             self._last = list(self._called)[-1], len(self._called)
         if missed and self._strict:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise InputRuntimeError("monitor", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
+            raise InputRuntimeError("monitor", "model", problem, remedy)
 
     def _install(self) -> None:
         if not self._installed:
@@ -230,14 +229,13 @@ def monitor(
         remedy = "Pass the model itself."
         raise InputTypeError("monitor", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if isinstance(model, nn.DataParallel):
-        condition, fact = "model must run in one thread", "torch.nn.DataParallel, which copies it to many"
-        remedy = "Use torch.nn.parallel.DistributedDataParallel."
-        raise InputTypeError("monitor", "model", f"{condition}, got {fact}", remedy)
+        problem = "model must run in one thread, but torch.nn.DataParallel copies it to several"
+        raise InputTypeError("monitor", "model", problem, "Use torch.nn.parallel.DistributedDataParallel.")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        remedy = "1 looks at every step."
+        remedy = "Pass 1 to record every step."
         raise InputValueError("monitor", "every", f"every must be a positive integer, got {every!r}", remedy)
     if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
-        condition = "writer must have add_scalar or take a row"
+        condition = "writer must have a method add_scalar or be a function of a row"
         remedy = "Pass a SummaryWriter, or a function of one argument."
         raise InputTypeError("monitor", "writer", f"{condition}, got {type(writer).__name__}", remedy)
     if group is None and hasattr(model, "process_group"):
@@ -254,9 +252,9 @@ def monitor(
         hook.remove()
         m._uninstall()
     if strict and m.steps and m._row is None:
-        condition, fact = "the model must compute attention", f"{m.steps} steps without any"
-        remedy = "If its classes are named otherwise, pass their pattern as layers=; a compiled function is not seen."
-        raise InputRuntimeError("monitor", "model", f"{condition}, got {fact}", remedy)
+        problem = f"model did not compute attention in {m.steps} steps"
+        remedy = "Pass layers= with a pattern of its class names; compiled functions cannot be intercepted."
+        raise InputRuntimeError("monitor", "model", problem, remedy)
 
 
 def _in_vmap() -> bool:

@@ -60,17 +60,17 @@ class Observation(Mapping[str, Attention], Receiver):
         Raises if the layers differ in heads or lengths, as in an encoder-decoder model: index the layers instead.
         """
         if statistic not in Attention._fields:
-            remedy = f"It is one of {', '.join(Attention._fields)}."
+            remedy = f"Choose one of {', '.join(Attention._fields)}."
             raise InputValueError(
-                "Observation.stack", "statistic", f"statistic must be one of Attention, got {statistic!r}", remedy
+                "Observation.stack", "statistic", f"statistic must be a field of Attention, got {statistic!r}", remedy
             )
         tensors = [getattr(attention, statistic) for attention in self.values()]
         shapes = {None if t is None else tuple(t.shape) for t in tensors}
         if len(shapes) != 1 or None in shapes:
-            fact = f"{len(shapes)} shapes" if None not in shapes else f"layers without {statistic}"
-            remedy = "Take the layers one by one: seen[name]."
+            fact = f"there are {len(shapes)} shapes" if None not in shapes else "some layers lack it"
+            problem = f"{statistic} must have one shape in all layers, but {fact}"
             raise InputValueError(
-                "Observation.stack", "statistic", f"all layers must have {statistic} of one shape, got {fact}", remedy
+                "Observation.stack", "statistic", problem, "Index the layers instead: observation[name]."
             )
         return torch.stack(tensors)
 
@@ -95,9 +95,9 @@ class Observation(Mapping[str, Attention], Receiver):
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
         if missed and self._strict:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise InputRuntimeError("observe", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
+            raise InputRuntimeError("observe", "model", problem, remedy)
 
 
 @contextmanager
@@ -133,10 +133,8 @@ def observe(
         remedy = "Pass the model itself."
         raise InputTypeError("observe", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if id(model) in _observed:
-        condition, fact = "a model must be observed once at a time", "one that is observed already"
-        raise InputRuntimeError(
-            "observe", "model", f"{condition}, got {fact}", "Leave the first context before the second."
-        )
+        remedy = "Leave the first context before entering a second."
+        raise InputRuntimeError("observe", "model", "model is already observed", remedy)
     observation = Observation(statistics, strict)
     _observed.add(id(model))
     try:
@@ -145,9 +143,9 @@ def observe(
     finally:
         _observed.discard(id(model))
     if strict and observation.passes and not any(observation.passes):
-        condition, fact = "the model must compute attention", f"{len(observation.passes)} passes without any"
-        remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise InputRuntimeError("observe", "model", f"{condition}, got {fact}", remedy)
+        problem = f"model did not compute attention in {len(observation.passes)} passes"
+        remedy = "Pass layers= with a pattern of its class names."
+        raise InputRuntimeError("observe", "model", problem, remedy)
 
 
 _observed: set[int] = set()

@@ -142,7 +142,7 @@ class GatedHeads(nn.Module):
         if per_row.shape[-2] != self.num_heads or per_row.ndim > like.ndim:
             condition = f"gates must be [h] or [*b, h, m] with h={self.num_heads} heads"
             raise InputValueError(
-                "GatedHeads", "gates", f"{condition}, got shape {shape_of(gates)}", "One gate for each head."
+                "GatedHeads", "gates", f"{condition}, got shape {shape_of(gates)}", "Pass one gate for each head."
             )
         return per_row.to(like.dtype).expand_as(like)
 

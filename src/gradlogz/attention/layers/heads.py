@@ -32,7 +32,10 @@ def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:
         fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
         condition = "embed_dim must be a positive multiple of num_heads"
         raise InputValueError(
-            call, "embed_dim", f"{condition}, got {fact}", "Each head has embed_dim / num_heads coordinates."
+            call,
+            "embed_dim",
+            f"{condition}, got {fact}",
+            "Choose num_heads so that each head has embed_dim / num_heads coordinates.",
         )
 
 
@@ -41,11 +44,13 @@ def check_tokens(call: str, embed_dim: int, **tokens: Tensor) -> None:
     for name, t in tokens.items():
         if t.ndim < 2 or t.shape[-1] != embed_dim:
             condition = f"{name} must be [*b, tokens, embed_dim={embed_dim}]"
-            raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", "The batch comes first.")
+            raise InputValueError(
+                call, name, f"{condition}, got shape {shape_of(t)}", "Put the batch dimensions first."
+            )
 
 
 def check_statistics(call: str, statistics: str) -> None:
     """Check that no moments are requested: those of Gaussian keys are not those of the points that represent them."""
     if statistics not in ("none", "scalar"):
-        condition, remedy = 'statistics must be "none" or "scalar"', "Leave it out for the scalars."
+        condition, remedy = 'statistics must be "none" or "scalar"', "Leave it out for scalar statistics."
         raise InputValueError(call, "statistics", f"{condition}, got {statistics!r}", remedy)

@@ -80,13 +80,11 @@ class LinkAttention(nn.Module):
         check_sizes("LinkAttention", embed_dim, num_heads)
         if family not in get_args(Family):
             condition = f"family must be one of {', '.join(get_args(Family))}"
-            remedy = "For another measure use gradlogz.measures.mean_to_natural, which is eager."
+            remedy = "For another measure apply gradlogz.measures.mean_to_natural to the tokens, in eager mode."
             raise InputValueError("LinkAttention", "family", f"{condition}, got {family!r}", remedy)
         if family == "sphere" and embed_dim == num_heads:
-            condition, fact = "a head must have 2 coordinates or more for a sphere", "1"
-            raise InputValueError(
-                "LinkAttention", "embed_dim", f"{condition}, got {fact}", 'In one dimension it is family="spins".'
-            )
+            problem = "embed_dim / num_heads must be at least 2 coordinates for a sphere, got 1"
+            raise InputValueError("LinkAttention", "embed_dim", problem, 'Use family="spins" in one dimension.')
         super().__init__()
         self.embed_dim, self.num_heads, self.family, self.project = embed_dim, num_heads, family, project
         self.margin, self.validate = margin, validate
@@ -134,16 +132,14 @@ class LinkAttention(nn.Module):
 
     def link(self, tokens: Float[Tensor, "*bn d"]) -> Float[Tensor, "*bn d"]:
         """Natural parameters of tokens, head by head: the inverse of the mean map of the family."""
-        of_family, u = FAMILIES[self.family], tokens.unflatten(-1, (self.num_heads, -1))
+        family, u = FAMILIES[self.family], tokens.unflatten(-1, (self.num_heads, -1))
         if self.validate and has_values(u):
-            outside = int((~of_family.inside(u.detach())).sum())
+            outside = int((~family.inside(u.detach())).sum())
             if outside:
-                fact = f"{outside} of {u[..., 0].numel()} heads of tokens outside"
-                condition = f"tokens must be {of_family.domain}"
-                raise InputValueError(
-                    "LinkAttention", "tokens", f"{condition}, got {fact}", "Map them into the domain first."
-                )
-        return of_family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
+                fact = f"{outside} of {u[..., 0].numel()} heads of tokens are not"
+                problem = f"tokens must be {family.domain}, but {fact}"
+                raise InputValueError("LinkAttention", "tokens", problem, "Map them into the domain first.")
+        return family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, family={self.family!r}, project={self.project}"

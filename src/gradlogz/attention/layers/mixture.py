@@ -64,7 +64,10 @@ class MixtureAttention(nn.Module):
     ) -> None:
         check_sizes("MixtureAttention", embed_dim, num_heads)
         if covariance not in ("head", "token"):
-            condition, remedy = 'covariance must be "head" or "token"', "It says who has one of its own."
+            condition, remedy = (
+                'covariance must be "head" or "token"',
+                "Choose token for one covariance per token, head for one per head.",
+            )
             raise InputValueError("MixtureAttention", "covariance", f"{condition}, got {covariance!r}", remedy)
         if rank is not None and rank < 1:
             remedy = "Leave it out for diagonal covariances."

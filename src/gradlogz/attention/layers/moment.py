@@ -86,7 +86,7 @@ class MomentAttention(nn.Module):
     ) -> None:
         check_sizes("MomentAttention", embed_dim, num_heads)
         if covariance not in ("diagonal", "full"):
-            condition, remedy = 'covariance must be "diagonal" or "full"', "Leave it out for variances."
+            condition, remedy = 'covariance must be "diagonal" or "full"', "Leave it out for diagonal covariances."
             raise InputValueError("MomentAttention", "covariance", f"{condition}, got {covariance!r}", remedy)
         super().__init__()
         self.embed_dim, self.num_heads, self.covariance = embed_dim, num_heads, covariance
@@ -193,8 +193,8 @@ class MomentAttention(nn.Module):
         check_tokens("MomentAttention", self.embed_dim, mean=mean)
         shape = mean.shape if self.covariance == "diagonal" else (*mean.shape, self.embed_dim)
         if covariance.shape != shape:
-            condition = f"{name} must be {tuple(shape)}, {self.covariance}, beside its mean"
-            remedy = "Variances are [*b, n, d], matrices [*b, n, d, d]; no uncertainty is torch.zeros."
+            condition = f"{name} must have shape {tuple(shape)} ({self.covariance}), matching its mean"
+            remedy = "Pass variances [*b, n, d] or matrices [*b, n, d, d]; use torch.zeros for no uncertainty."
             raise InputValueError("MomentAttention", name, f"{condition}, got shape {shape_of(covariance)}", remedy)
 
 

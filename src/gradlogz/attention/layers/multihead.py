@@ -75,7 +75,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Layer that shares its parameters with a torch module: training one trains the other."""
         if not isinstance(module, nn.MultiheadAttention):
             condition = "module must be a torch.nn.MultiheadAttention"
-            remedy = "For a whole model, replace its modules of that class one by one."
+            remedy = "To convert a model, replace each of its modules of that class."
             raise InputTypeError(
                 "MultiheadAttention.from_torch", "module", f"{condition}, got {type(module).__name__}", remedy
             )
@@ -260,15 +260,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         batch, sizes = 0 if self.batch_first else 1, (self.embed_dim, self.kdim, self.vdim)
         if not (query.ndim == key.ndim == value.ndim and query.ndim in (2, 3)):
-            condition = "query, key and value must be [b, tokens, size] or [tokens, size], all three alike"
-            remedy = "Flatten more dimensions to one batch."
+            condition = "query, key and value must all be [b, tokens, size] or all [tokens, size]"
+            remedy = "Flatten further dimensions into one batch dimension."
         elif (query.shape[-1], key.shape[-1], value.shape[-1]) != sizes:
-            condition = f"query, key and value must end in {sizes}"
-            remedy = "These are embed_dim, kdim and vdim of the layer."
+            condition = f"query, key and value must end in dimensions {sizes}"
+            remedy = "Pass tokens of sizes embed_dim, kdim and vdim."
         elif key.shape[:-1] != value.shape[:-1] or (query.ndim == 3 and query.shape[batch] != key.shape[batch]):
-            condition = "value must have a token for each key, and all three one batch size"
+            condition = "value must have a token for each key, and query, key and value one batch size"
             order = "[b, tokens, size]" if self.batch_first else "[tokens, b, size]"
-            remedy = f"With batch_first={self.batch_first} tensors are {order}."
+            remedy = f"Pass tensors {order}, since batch_first={self.batch_first}."
         else:
             return
         fact = f"query {shape_of(query)}, key {shape_of(key)}, value {shape_of(value)}"
@@ -286,12 +286,13 @@ class MultiheadAttention(nn.MultiheadAttention):
                 continue
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 remedy = f"Convert it with {name}.bool(), True = do not attend."
-                raise InputTypeError(call, name, f"{name} must be bool or floating, got {mask.dtype}", remedy)
+                raise InputTypeError(call, name, f"{name} must be bool or floating-point, got {mask.dtype}", remedy)
             if shape_of(mask) not in shapes:
                 condition = f"{name} must have shape {' or '.join(map(str, shapes))}"
-                remedy = "Batch times heads, queries and keys; a mask of keys is [b, n]."
+                remedy = "Pass attn_mask as [m, n] or [b h, m, n], and key_padding_mask as [b, n]."
                 raise InputValueError(call, name, f"{condition}, got shape {shape_of(mask)}", remedy)
         if is_causal and attn_mask is None and m != n:
-            condition = "is_causal must come with attn_mask, or with as many queries as keys"
-            remedy = "Pass the mask that says which query sees which key."
-            raise InputValueError(call, "is_causal", f"{condition}, got {m} queries and {n} keys", remedy)
+            problem = (
+                f"is_causal needs attn_mask or equally many queries and keys, but there are {m} queries and {n} keys"
+            )
+            raise InputValueError(call, "is_causal", problem, "Pass the causal mask as attn_mask.")

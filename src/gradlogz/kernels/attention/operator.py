@@ -263,9 +263,9 @@ def _folded(
     """Make the dimension of vmap part of the batch; tensors shared by all batches stay shared."""
     query, bias, seed = tensors[0], tensors[3], tensors[6]
     if seed is not None:
-        condition, fact = "dropout_p must be 0 under torch.func.vmap", "a positive one"
-        remedy = "Make the vmapped dimension one of the batch of query, key and value instead."
-        raise InputNotImplementedError("attend", "dropout_p", f"{condition}, got {fact}", remedy)
+        problem = "dropout_p must be 0 under torch.func.vmap, but it is positive"
+        remedy = "Make the vmapped dimension a batch dimension of query, key and value instead."
+        raise InputNotImplementedError("attend", "dropout_p", problem, remedy)
     batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
     folded: list[Tensor | None] = []
     for tensor, dim in zip(tensors, in_dims, strict=True):
