@@ -126,7 +126,7 @@ class GatedHeads(nn.Module):
         s = (result.log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)  # [*b, m, h]
         r = log_domain.softmax(s).movedim(-1, -2)
         if gates is not None:
-            r = self._held(gates, r)
+            r = self._fixed_gates(gates, r)
         gated = Gated(result, r, log_domain.log_sum_exp(s), coherence(result.log_normalizer, log_pi, log_pi.exp()))
         weighted = join((r.unsqueeze(-1) * result.output).to(result.output.dtype))
         if self.tied:
@@ -136,7 +136,7 @@ class GatedHeads(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, tied={self.tied}"
 
-    def _held(self, gates: Tensor, like: Tensor) -> Tensor:
+    def _fixed_gates(self, gates: Tensor, like: Tensor) -> Tensor:
         """Expand gates [h] to [*b, h, m]."""
         per_row = gates.unsqueeze(-1) if gates.ndim == 1 else gates
         if per_row.shape[-2] != self.num_heads or per_row.ndim > like.ndim:
