@@ -24,7 +24,7 @@ from ..kernels.attention.scoring import Scoring, Sight
 from .contraction import Contraction, Given, contraction_of
 from .intervals import ConfidenceBand, band_of_draws, band_of_mean
 from .observables import OBSERVABLES, AttentionRecord, CloudStep
-from .verdict import CloudVerdict, verdict_of
+from .verdict import CloudVerdict, cloud_verdict
 
 Placement = Literal["post", "pre", "peri"]
 
@@ -114,7 +114,7 @@ class Trajectory(NamedTuple):
         n = clouds.shape[-2]
         flat = [None if t is None else t.reshape(-1, t.shape[-2], n) for t in seen]
         return [
-            verdict_of(
+            cloud_verdict(
                 cloud, AttentionRecord._make(None if t is None else t[i] for t in flat), int(self.blown.reshape(-1)[i])
             )
             for i, cloud in enumerate(clouds)
