@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .._input_errors import InputValueError, sentence
+from .._input_errors import InputValueError
 from .outputs import check_drawing, check_file, progress, terminal, write_json
 
 
@@ -40,8 +40,8 @@ def command(
         check_drawing("verify")
     selected = statements(only)
     if not selected:
-        condition, remedy = "--only must match a statement", "Without it all are checked."
-        raise InputValueError(sentence("verify", condition, repr(only), remedy))
+        remedy = "Drop --only to check all, and see their keys in the first column."
+        raise InputValueError("verify", "--only", f"--only matches no statement, got {only!r}", remedy)
     results = []
     with progress(console, "Checking the theory", len(selected)) as update:
         for result in verify(selected):
