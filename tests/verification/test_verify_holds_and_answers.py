@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -57,8 +58,10 @@ def test_the_table_has_one_line_for_each_statement_and_fits(results, width):
     lines = [line.plain for line in statement_lines(results, width)]
     assert max(map(cell_len, lines)) <= width
     assert [line for r in results for line in lines if line.startswith(f"{r.statement.key}  ")]
-    assert len(lines) == 1 + len(by_document(results)) + len(results)
-    assert sum("✓" in line for line in lines) == len(results)
+    rows = [line for line in lines if re.search("[✓✗] [0-9.e+-]+$", line)]
+    assert len(rows) == len(results)
+    assert all("✓" in line for line in rows)
+    assert len(lines) <= 4 + len(by_document(results)) + len(results)
 
 
 def test_narrow_tables_lose_the_formula_and_then_the_source(results):
@@ -86,11 +89,13 @@ def test_a_pipe_gets_plain_text_of_80_columns():
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "\x1b" not in result.stdout
-    assert max(map(cell_len, result.stdout.splitlines())) == 80
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("statement")
+    assert max(map(cell_len, lines)) == 80
 
 
 def test_colours_are_left_out_where_no_color_is_set():
-    line = statement_lines(tuple(verify(statements("Eq. 4"))), 80)[-1]
+    (line,) = [line for line in statement_lines(tuple(verify(statements("Eq. 4"))), 80) if "Eq. 4" in line.plain]
     printed = {}
     for name, environment in {"colour": {}, "none": {"NO_COLOR": "1"}}.items():
         console = Console(

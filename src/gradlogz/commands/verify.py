@@ -40,8 +40,8 @@ def command(
         check_drawing("verify")
     selected = statements(only)
     if not selected:
-        remedy = "Drop --only to check all, and see their keys in the first column."
-        raise InputValueError("verify", "--only", f"--only matches no statement, got {only!r}", remedy)
+        problem = f"--only {only!r} matches no statement"
+        raise InputValueError("verify", "--only", problem, "Drop --only to list the keys of all statements.")
     results = []
     with progress(console, "Checking the theory", len(selected)) as update:
         for result in verify(selected):

@@ -20,6 +20,7 @@ from .result_table import GAP, NO_VALUE, SYMBOLS, closing_lines
 from .verification_wording import by_document, failures, false_as_printed, headline, residual, source_of
 
 HEADS = ("statement", "source", "formula", "printed", "corrected")
+LEGEND = f"Relative residuals: ✓ holds, ✗ false, {NO_VALUE} not computed. Full formulas: --details."
 LEAST_FORMULA = 16  # columns below which a formula is not worth its place
 
 
@@ -32,7 +33,7 @@ def statement_lines(results: Sequence[StatementResult], width: int) -> list[Text
     lines = [_line([Text(head) for head in HEADS], widths, shown, "bold")]
     for title, group in rows.items():
         lines += [Text(title, "bold cyan"), *(_line(row, widths, shown) for row in group)]
-    return lines
+    return [*lines, *(Text(line, "dim") for line in textwrap.wrap(LEGEND, width))]
 
 
 def _cells(result: StatementResult) -> list[Text]:
@@ -100,7 +101,5 @@ def _folded(label: str, formula: str, note: str, width: int) -> list[Text]:
 def verification_summary(results: Sequence[StatementResult], page: str | None, width: int) -> list[Text]:
     """One line for each statement that fails, then three: what was checked, how many hold, where the page is."""
     failed = [Text(f"✗ {line}", "bold red") for line in failures(results)]
-    count = f"{len(results)} statement{'' if len(results) == 1 else 's'}"
-    legend = f"residuals are relative, {NO_VALUE}: not computed; --details prints formulas in full"
-    run = f"{count}, each compared with sums or quadrature written out; {legend}"
+    run = f"{len(results)} statement{'' if len(results) == 1 else 's'} compared with explicit sums or quadrature"
     return [*failed, *closing_lines(run, headline(results), page or "none; --out FILE writes one", width)]
