@@ -1,8 +1,8 @@
-"""Validation of a prior and a series against a model, once; both are brought to one shape.
+"""Validation of a prior and a series against a model, once per call; both are expanded to full shape.
 
-    observations [*b, t, o], NaN or masked where there are none      initial mean and covariance [*b, k, ...]
+    observations [*b, t, o], NaN or masked where missing      initial mean and covariance [*b, k, ...]
 
-Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
+Targets b broadcast against size 1 only. Values are checked once for a series, never step by step.
 """
 
 import itertools
@@ -35,52 +35,52 @@ LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of any numbers."
 
 
 class PreparedSeries(NamedTuple):
-    """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
+    """Parameters with inputs absorbed, observations without NaN, and the mask of observed entries (None: all)."""
 
     parameters: Any  # Parameters, or NonlinearParameters of such a model
     observations: Float[Tensor, "*b t o"]
-    seen: Bool[Tensor, "*b t o"] | None
+    observed: Bool[Tensor, "*b t o"] | None
 
 
 def prepared(call: str, model: Model, series: Series, *, validate: bool = True) -> PreparedSeries:
-    """A series that has been checked against its model, as the steps of a filter take it."""
+    """Check a series against its model and return it as the steps of a filter take it."""
     return next(prepared_parts(call, model, series, validate=validate))
 
 
 def prepared_parts(
     call: str, model: Model, series: Series, *, validate: bool = True, longest: int | None = None
 ) -> Iterator[PreparedSeries]:
-    """`prepared` as one part; of models of continuous time as parts of at most `longest` steps, discretised in turn."""
+    """Yield `prepared` as one part, or for continuous time in parts of at most `longest` steps, discretised lazily."""
     y, inputs, o = series.observations, series.inputs, model.observation_size
     check_floats(call, observations=y, model=model.R)
     if y.shape[-1] != o:
         condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the model."
         raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
     batch, steps = y.shape[:-2], y.shape[-2]
-    known = model.steps
-    if known not in (None, 1, steps):
-        condition = f"observations must have t={known}, the steps of the model"
+    model_steps = model.steps
+    if model_steps not in (None, 1, steps):
+        condition = f"observations must have t={model_steps}, the steps of the model"
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
         raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
-    if known is not None:  # targets come before time
+    if model_steps is not None:  # targets come before time
         _check_targets(call, model, batch)
-    seen = seen_of(call, series, validate)
-    if seen is not None:
-        y = torch.where(seen, y, 0.0)
+    observed = observed_mask(call, series, validate)
+    if observed is not None:
+        y = torch.where(observed, y, 0.0)
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
     _check_inputs(call, model, inputs)
-    dt = _lasting(call, model, series, validate)
+    dt = _intervals(call, model, series, validate)
     if dt is None:
-        return iter((PreparedSeries(model.parameters(inputs), y, seen),))
-    size = longest if longest is not None and known is None else steps
-    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
+        return iter((PreparedSeries(model.parameters(inputs), y, observed),))
+    size = longest if longest is not None and model_steps is None else steps
+    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, observed))
     parts = zip(dt.split(size, -1), *rest, strict=False)
-    return (PreparedSeries(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
+    return (PreparedSeries(model.at(dt).parameters(inputs), y, observed) for dt, inputs, y, observed in parts)
 
 
 def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> FilterState:
-    """The prior at time 0, for every target and every mode."""
+    """State at time 0 of every target and mode, checked and expanded from the prior."""
     check_model(call, model)
     check_prior(call, prior)
     k, s = model.modes, model.state_size
@@ -97,19 +97,19 @@ def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> F
     if log_pi is None:
         log_pi = m.new_full((*batch, k), -math.log(k))
     else:
-        name, given = "prior.log_mode_probability", log_pi
-        log_pi = _spread(call, name, given, batch, k, ())
-        if given.shape[-1] != k:
-            condition, fact = f"{name} must end in k={k}, the modes", f"shape {shape_of(given)}"
+        name, initial = "prior.log_mode_probability", log_pi
+        log_pi = _spread(call, name, initial, batch, k, ())
+        if initial.shape[-1] != k:
+            condition, fact = f"{name} must end in k={k}, the modes", f"shape {shape_of(initial)}"
             raise InputValueError(call, name, f"{condition}, got {fact}", "Pass one for each mode; None is uniform.")
         if model.validate:
-            check_logarithms(call, name, given)
-            check_normalized(call, f"exp({name})", given.logsumexp(-1), LOGARITHMS)
+            check_logarithms(call, name, initial)
+            check_normalized(call, f"exp({name})", initial.logsumexp(-1), LOGARITHMS)
     return FilterState(m, P, log_pi, m.new_zeros(batch))
 
 
 def check_model(call: str, model: object) -> None:
-    """What filters take."""
+    """Raise InputTypeError unless `model` is one that filters accept."""
     if not isinstance(model, SwitchingModel | NonlinearModel):
         condition = "model must be a SwitchingModel or a NonlinearModel"
         remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
@@ -117,10 +117,10 @@ def check_model(call: str, model: object) -> None:
 
 
 def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> None:
-    """A state is one that this filter has made: of its dtype, its components, its modes and its histories.
+    """Check that a state was created by this filter: dtype, state size, number of modes and histories.
 
     Args:
-        depth: of "gpb", 0 for "imm".
+        depth: depth of "gpb"; 0 for "imm".
     """
     check_floats(call, **{"state.mean": state.mean, "model": model.R})
     k, s = model.modes, model.state_size
@@ -140,7 +140,7 @@ def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> N
 
 
 def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
-    """What is observed has a density in every mode: S = H P H^T + R is positive definite, and functions have values."""
+    """Check that S = H P H^T + R is positive definite in every mode and that functions are finite."""
     if not has_values(failure):
         return
     lost = int((failure == NOT_FINITE).sum())
@@ -156,15 +156,15 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         raise InputValueError(call, "R", f"{condition}, got {fact}", "Give R a small positive diagonal.")
 
 
-def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
-    """Where there is something to see; None if everywhere, as far as can be known without validation."""
+def observed_mask(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
+    """Mask of observed entries from NaN, mask and lengths; None if validation finds none missing."""
     y, mask, lengths = series.observations, series.mask, series.lengths
-    seen = None
+    observed = None
     if not validate or not has_values(y) or bool(torch.isnan(y).any()):
-        seen = ~torch.isnan(y)
+        observed = ~torch.isnan(y)
     if mask is not None:
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
-        seen = mask if seen is None else seen & mask
+        observed = mask if observed is None else observed & mask
     if lengths is not None:
         outside = (lengths < 0) | (lengths > y.shape[-2])
         if validate and has_values(lengths) and bool(outside.any()):
@@ -174,12 +174,12 @@ def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"]
             )
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
-        seen = inside if seen is None else seen & inside
-    return seen
+        observed = inside if observed is None else observed & inside
+    return observed
 
 
-def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
-    """How long it takes from one observation to the next, the first from time 0; None for models of steps."""
+def _intervals(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
+    """Time intervals between observations, the first one from time 0; None for discrete-time models."""
     times, lengths = series.times, series.lengths
     if (times is not None) != model.continuous:
         if model.continuous:
@@ -192,7 +192,7 @@ def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor 
     if times is None:
         return None
     dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
-    if lengths is not None:  # times of what does not count need not be any
+    if lengths is not None:  # times after the end of a series are ignored
         dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
     if validate:
         check_finite(call, times=dt)
@@ -204,7 +204,7 @@ def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor 
 
 
 def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
-    """A model that has inputs is given them, and of their size."""
+    """Check that inputs are given if and only if the model has them, with the right size."""
     u = model.input_size
     if (inputs is None) != (u is None):
         if isinstance(model, NonlinearModel):
@@ -221,17 +221,17 @@ def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
 
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
-    """Fields of a model that differ from target to target have the targets of the observations."""
+    """Check that model fields that differ between targets have the batch shape of the observations."""
     for name, t in model.fields().items():
-        own = t.shape[: -len(ENDS[name]) - 1]
-        if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
+        lead = t.shape[: -len(ENDS[name]) - 1]
+        if lead and (len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True))):
             condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
             remedy = "Leave targets out of a model that they share."
             raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
 
 
 def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
-    """[...], [k, ...] or [*b, k, ...] as [*b, k, ...]."""
+    """Expand [...], [k, ...] or [*b, k, ...] to [*b, k, ...]."""
     lead = t.shape[: t.ndim - len(ending)] if t.ndim >= len(ending) else torch.Size()
     full = (*batch, k)
     wrong = tuple(t.shape[len(lead) :]) != ending or len(lead) not in (0, 1, len(full))
