@@ -42,7 +42,7 @@ class Prior:
         if m.ndim == 0 or P.shape[-2:] != (m.shape[-1],) * 2:
             condition = "mean must end in [s] and covariance in [s, s]"
             fact = f"shapes {shape_of(m)} and {shape_of(P)}"
-            raise InputValueError("Prior", "mean", f"{condition}, got {fact}", "s is the size of the state.")
+            raise InputValueError("Prior", "mean", f"{condition}, got {fact}", "Use the state size s in both.")
 
 
 @record
@@ -72,8 +72,8 @@ class Series:
         y, call = self.observations, "Series"
         check_floats(call, observations=y, **present(inputs=self.inputs, times=self.times))
         if y.ndim < 2 or y.shape[-2] == 0:
-            condition = "observations must be [*b, t, o] with one step or more"
-            remedy = "One series of numbers is [t, 1]; targets come first."
+            condition = "observations must be [*b, t, o] with at least one step"
+            remedy = "Pass a scalar series as [t, 1], and put targets first."
             raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
         if self.mask is not None:
             check_mask(call, self.mask, y)
@@ -101,9 +101,9 @@ def check_mask(call: str, mask: Tensor, y: Tensor) -> None:
     """Check that a mask is bool, with one entry for each observation or each component."""
     _check_tensor(call, "mask", mask)
     if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
-        condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
+        condition = f"mask must be bool of shape {shape_of(y)} or {tuple(y.shape[:-1])}"
         fact = f"{mask.dtype} of shape {shape_of(mask)}"
-        raise InputValueError(call, "mask", f"{condition}, got {fact}", "Compare it with 0 to make it bool.")
+        raise InputValueError(call, "mask", f"{condition}, got {fact}", "Use True where something was observed.")
     _check_device(call, "mask", mask, y)
 
 
@@ -111,11 +111,9 @@ def _check_lengths(call: str, lengths: Tensor, y: Tensor) -> None:
     _check_tensor(call, "lengths", lengths)
     is_integer = not lengths.is_floating_point() and lengths.dtype != torch.bool
     if not is_integer or lengths.shape != y.shape[:-2]:
-        condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
+        condition = f"lengths must be integers of shape {tuple(y.shape[:-2])}, one for each target"
         fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
-        raise InputValueError(
-            call, "lengths", f"{condition}, got {fact}", "Pass how many steps of each target were observed."
-        )
+        raise InputValueError(call, "lengths", f"{condition}, got {fact}", "Pass the number of steps of each target.")
     _check_device(call, "lengths", lengths, y)
 
 
@@ -136,6 +134,6 @@ def _check_steps(call: str, name: str, shape: torch.Size, y: Tensor) -> None:
     """Check that times or inputs have one entry for each step, of all targets or of each."""
     each, steps = tuple(y.shape[:-1]), (y.shape[-2],)
     if shape not in (each, steps):
-        condition = f"{name} must be {each} or {steps}, one for each observation"
-        remedy = "Times count from the prior, at time 0; inputs end in their size u."
-        raise InputValueError(call, name, f"{condition}, got shape {tuple(shape)}", remedy)
+        condition = f"{name} must have the leading shape {each} or {steps}, one entry for each observation"
+        remedy = f"Pass {name} for all targets, or for each."
+        raise InputValueError(call, name, f"{condition}, got {tuple(shape)}", remedy)

@@ -121,13 +121,13 @@ class AttentionFilter:
         for name, (chosen, known) in choices.items():
             if chosen not in known:
                 condition = f"{name} must be one of {', '.join(known)}"
-                raise InputValueError(call, name, f"{condition}, got {chosen!r}", "The docstring says what they are.")
+                raise InputValueError(call, name, f"{condition}, got {chosen!r}", f"See {call} for their meaning.")
         if noise is not None and message == "mean":
-            remedy = 'Pass message="covariance": noise does not move a mean.'
-            raise InputValueError(call, "noise", 'noise must come with covariances, got message="mean"', remedy)
+            remedy = 'Pass message="covariance", or drop noise.'
+            raise InputValueError(call, "noise", 'noise needs propagated covariances, got message="mean"', remedy)
         if weights == "sinkhorn" and coupling == "state":
             remedy = 'Use coupling="mean".'
-            raise InputValueError(call, "sinkhorn", 'sinkhorn must have coupling="mean", got coupling="state"', remedy)
+            raise InputValueError(call, "sinkhorn", 'sinkhorn needs coupling="mean", got coupling="state"', remedy)
         self.value, self.noise, self.scale = value, noise, scale
         self.message, self.coupling, self.weights = message, coupling, weights
         self.tolerance, self.max_iterations = tolerance, max_iterations
@@ -222,12 +222,12 @@ class AttentionFilter:
                 return f
             f = torch.where(log_pi == -torch.inf, log_pi, f + off)
         if readable:
-            condition = f"Sinkhorn's method must settle within {self.max_iterations} iterations"
-            fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
+            condition = f"the Sinkhorn iteration did not converge within {self.max_iterations} iterations"
+            fact = f"the marginals have an error of {float(off.detach().abs().max()):.3g}"
             raise InputValueError(
                 "AttentionFilter",
                 "max_iterations",
-                f"{condition}, got {fact}",
+                f"{condition}; {fact}",
                 "Raise max_iterations, or lower the scale.",
             )
         return f
@@ -238,7 +238,7 @@ class AttentionFilter:
         check_floats(call, mean=mean, eta=eta, **optional)
         fits = mean.ndim > 1 and eta.ndim == mean.ndim and eta.shape[-1] == mean.shape[-1]
         if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
-            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
+            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], with at least one slot"
             fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
             raise InputValueError(
                 call, "slots.mean", f"{condition}, got {fact}", "Project queries into the space of the keys first."
@@ -247,21 +247,21 @@ class AttentionFilter:
         if self.value is not None and self.value.shape[:1] != (d,):
             fact = f"shape {shape_of(self.value)}"
             raise InputValueError(
-                call, "value", f"value must be [d={d}, e], got {fact}", "Tokens are rows: x' = x W_v."
+                call, "value", f"value must be [d={d}, e], got {fact}", "Pass W_v for tokens as rows: x' = x W_v."
             )
         e = d if self.value is None else self.value.shape[-1]
         if self.noise is not None and self.noise.shape != (e, e):
-            condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
-            raise InputValueError(call, "noise", f"{condition}, got {fact}", "It is added after the value map.")
+            condition, fact = f"noise must be {(e, e)}, the size of the values", f"shape {shape_of(self.noise)}"
+            raise InputValueError(call, "noise", f"{condition}, got {fact}", "Match the output size of the value map.")
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
             raise InputValueError(
-                call, "slots.covariance", f"{condition}, got {fact}", "Give one for each slot, or None."
+                call, "slots.covariance", f"{condition}, got {fact}", "Pass one for each slot, or None."
             )
         if log_pi is not None and log_pi.shape != mean.shape[:-1]:
             condition, fact = f"slots.log_probability must be {tuple(mean.shape[:-1])}", f"shape {shape_of(log_pi)}"
             raise InputValueError(
-                call, "slots.log_probability", f"{condition}, got {fact}", "Give one for each slot, or None."
+                call, "slots.log_probability", f"{condition}, got {fact}", "Pass one for each slot, or None."
             )
 
 
@@ -284,11 +284,11 @@ def attentive_imm(
     call = "attentive_imm"
     check_floats(call, eta=eta, model=model.F)
     if model.continuous:
-        condition, remedy = "the model must have a transition matrix", "Discretise it: discretize_chain."
-        raise InputValueError(call, "model", f"{condition}, got a Generator", remedy)
+        problem = "the model must have a transition matrix, but it has a Generator"
+        raise InputValueError(call, "model", problem, "Discretise it, for example with model.at(dt).")
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
-        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "0 leaves the chain as it is.")
+        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "Pass zeros for plain imm.")
     series = as_series(observations)
     _, y, observed = prepared(call, model, series, validate=model.validate)
     batch, steps = y.shape[:-2], y.shape[-2]

@@ -104,7 +104,7 @@ def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> 
         condition = f"matrix must be [{n}, {n}], offset [{n}] and noise [{n}, {n}]"
         shapes = ", ".join(str(shape_of(t)) for t in (W, b, Q) if t is not None)
         raise InputValueError(
-            call, "matrix", f"{condition}, got shapes {shapes}", "They act on what the family is a law of."
+            call, "matrix", f"{condition}, got shapes {shapes}", "Match the size of the family's variable."
         )
     if not has_values(W):
         return Closure(True, "not checked while tracing")
@@ -126,7 +126,7 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
                 call, "discount", f"discount must be one number, got shape {shape_of(factor)}", remedy
             )
         if (not isinstance(factor, Tensor) or has_values(factor)) and not 0 < float(factor) <= 1:
-            remedy = "1 forgets nothing; Reset forgets all."
+            remedy = "Use 1 to forget nothing, or Reset to forget all."
             raise InputValueError(
                 call, "discount", f"discount must be above 0 and at most 1, got {float(factor):.4g}", remedy
             )
@@ -137,15 +137,14 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
             remedy = f"Make it with {type(family).__name__}.prior."
             raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(prior)}", remedy)
         if prior is not None and has_values(prior) and not bool(family.in_domain(prior).all()):
-            condition = f"the prior of {type(motion).__name__} must have a finite mass"
-            remedy = f"Make it with {type(family).__name__}.prior."
-            raise InputValueError(call, "prior", f"{condition}, got one outside the domain", remedy)
+            problem = f"the prior of {type(motion).__name__} is not normalisable: its parameters are outside the domain"
+            raise InputValueError(call, "prior", problem, f"Make it with {type(family).__name__}.prior.")
         return
     closure = is_closed_under(family, motion)
     if not closure.closed:
-        condition = f"LinearMotion must keep the family {type(family).__name__}"
-        remedy = "Discount and Reset keep every family; pushforward makes a new one."
-        raise InputValueError(call, "LinearMotion", f"{condition}, got one that does not: {closure.why}", remedy)
+        problem = f"{type(family).__name__} is not closed under this LinearMotion: {closure.why}"
+        remedy = "Use Discount or Reset, which keep every family, or pushforward for a new one."
+        raise InputValueError(call, "LinearMotion", problem, remedy)
 
 
 def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b g p"]) -> Float[Tensor, "*b g p"]:

@@ -115,27 +115,28 @@ class ConjugateFilter:
         check_floats(call, transition=transition)
         k = len(dynamics)
         if transition.shape != (k, k) or k == 0:
-            condition = f"transition must be [{k}, {k}], as there are dynamics"
+            condition = f"transition must be [{k}, {k}] for {k} dynamics"
             remedy = "Pass one Discount, Reset or LinearMotion for each mode."
             raise InputValueError(call, "transition", f"{condition}, got shape {shape_of(transition)}", remedy)
         if method not in ("imm", "gpb") or depth < 1:
-            condition, fact = 'method must be "imm" or "gpb" and depth at least 1', f"{method!r} and {depth}"
-            raise InputValueError(call, "method", f"{condition}, got {fact}", "GPB1 has depth 1, GPB2 has depth 2.")
+            condition, fact = (
+                'method must be "imm" or "gpb" and depth at least 1',
+                f"method={method!r} and depth={depth}",
+            )
+            raise InputValueError(call, "method", f"{condition}, got {fact}", "Use depth 1 for GPB1, 2 for GPB2.")
         o = family.observation_size
         one = transition.new_ones(o)
         likelihood_modes = family.likelihood(one, one.bool()).natural.shape[-2]
         if likelihood_modes not in (1, k):
-            condition, remedy = (
-                f"family must be one for all modes or have k={k}",
-                "Its parameters begin with the modes.",
-            )
+            condition = f"family must have parameters shared by all modes or for each of k={k} modes"
+            remedy = "Put modes in the first dimension of its parameters."
             raise InputValueError(call, "family", f"{condition}, got {likelihood_modes}", remedy)
         if validate:
             check_finite(call, transition=transition)
             if has_values(transition) and bool((transition < 0).any()):
                 fact = f"{int((transition < 0).sum())} below 0"
                 raise InputValueError(
-                    call, "transition", f"transition must be probabilities, got {fact}", "Rows sum to one."
+                    call, "transition", f"transition must hold probabilities, got {fact}", "Divide each row by its sum."
                 )
             check_normalized(call, "rows of transition", transition.sum(-1).log(), "Divide each row by its sum.")
             for motion in dynamics:
@@ -175,8 +176,8 @@ class ConjugateFilter:
             mask = mask.unsqueeze(observation.ndim - 1)
         y, observed = self._observed(call, Series(observation.unsqueeze(-2), mask=mask))
         if y.shape[:-2] != state.log_likelihood.shape:
-            condition = f"observation must have the targets {tuple(state.log_likelihood.shape)} of the state"
-            remedy = "Begin with init(batch_shape=...) of its targets."
+            condition = f"observation must have the target dimensions {tuple(state.log_likelihood.shape)} of the state"
+            remedy = "Start with init(batch_shape=...) for a batch of targets."
             raise InputValueError(call, "observation", f"{condition}, got shape {shape_of(observation)}", remedy)
         return self._advance(state, y.squeeze(-2), observed.squeeze(-2))
 
@@ -213,23 +214,19 @@ class ConjugateFilter:
         y, o = series.observations, self.family.observation_size
         check_floats(call, observations=y, transition=self.transition)
         if y.shape[-1] != o:
-            condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the family."
+            condition, remedy = f"observations must be [*b, t, o={o}]", "Match the observation size of the family."
             raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
         if series.inputs is not None or series.times is not None:
-            condition, fact = "series must have observations, mask and lengths alone", "inputs or times"
-            raise InputValueError(
-                call, "series", f"{condition}, got {fact}", "Conjugate families have no inputs and no times."
-            )
+            problem = "series may have only observations, mask and lengths, but it has inputs or times"
+            raise InputValueError(call, "series", problem, "Drop inputs= and times=.")
         observed = observed_mask(call, series, validate=False)
         observed = torch.ones_like(y, dtype=torch.bool) if observed is None else observed
         if self.family.requires_complete:
             if self.validate and has_values(observed) and bool((observed.any(-1) != observed.all(-1)).any()):
                 row = torch.nonzero((observed.any(-1) != observed.all(-1)).flatten())[0].item()
-                condition = f"an observation of {type(self.family).__name__} must be seen whole or not at all"
-                fact = f"one with a gap, number {row}"
-                raise InputValueError(
-                    call, "observations", f"{condition}, got {fact}", "Make all of it NaN, or fill the gap."
-                )
+                name = type(self.family).__name__
+                problem = f"observations of {name} must be complete or missing as a whole, but number {row} has a gap"
+                raise InputValueError(call, "observations", problem, "Set all its entries to NaN, or fill the gap.")
             observed = observed.all(-1, keepdim=True).expand_as(y)
         y = torch.where(observed, y, 1.0 if self.family.support == "positive numbers" else 0.0)
         if self.validate and has_values(y):
@@ -238,8 +235,8 @@ class ConjugateFilter:
                 place = tuple(torch.nonzero(wrong)[0].tolist())
                 value = float(y[place])
                 condition = f"observations of {type(self.family).__name__} must be {self.family.support}, or NaN"
-                fact = f"{value:.6g} at {place}, and {int(wrong.sum())} in all"
-                raise InputValueError(call, "observations", f"{condition}, got {fact}", "Mask what was not observed.")
+                fact = f"{value:.6g} at {place} ({int(wrong.sum())} in total)"
+                raise InputValueError(call, "observations", f"{condition}, got {fact}", "Mask missing observations.")
         return y, observed
 
     def _begin(self, call: str, batch: torch.Size, prior: Tensor, log_pi: Tensor | None) -> ConjugateState:
@@ -253,7 +250,8 @@ class ConjugateFilter:
             raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(prior)}", remedy)
         if self.validate and has_values(prior) and not bool(self.family.in_domain(prior).all()):
             remedy = f"Make it with {type(self.family).__name__}.prior."
-            raise InputValueError(call, "prior", "prior must have a finite mass, got one outside the domain", remedy)
+            problem = "prior is not normalisable: its natural parameters are outside the domain"
+            raise InputValueError(call, "prior", problem, remedy)
         for motion in self.dynamics:
             reset_prior = None if isinstance(motion, LinearMotion) else motion.prior
             if (
@@ -264,14 +262,14 @@ class ConjugateFilter:
                 condition = (
                     f"the prior of {type(motion).__name__} must be [p={p}] or [*b, p] with targets {tuple(batch)}"
                 )
-                remedy = "One for each mode belongs to the dynamics of that mode."
+                remedy = "Pass a prior for each mode to the dynamics of that mode."
                 raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(reset_prior)}", remedy)
         if log_pi is None:
             log_pi = torch.zeros_like(prior[..., 0]).new_zeros(full).log_softmax(-1)
         elif log_pi.shape[-1:] != (k,) or log_pi.ndim not in (1, len(full)) or not _fits(log_pi.shape, full):
             condition = f"log_mode_probability must be [k={k}] or [*b, k] with targets {tuple(batch)}"
             raise InputValueError(
-                call, "log_mode_probability", f"{condition}, got shape {shape_of(log_pi)}", "None is uniform."
+                call, "log_mode_probability", f"{condition}, got shape {shape_of(log_pi)}", "Pass None for uniform."
             )
         elif self.validate:
             check_logarithms(call, "log_mode_probability", log_pi)

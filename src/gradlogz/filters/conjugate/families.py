@@ -194,12 +194,15 @@ class GammaPoisson(_Independent):
         check_finite("GammaPoisson", exposure=e)
         if e.ndim > 2 or (e.ndim == 2 and e.shape[-1] not in (1, self.channels)):
             condition = f"exposure must be a number, [k] or [k, o={self.channels}]"
-            remedy = "Give one for each mode, or one for each mode and channel."
+            remedy = "Pass one for each mode, or one for each mode and channel."
             raise InputValueError("GammaPoisson", "exposure", f"{condition}, got shape {shape_of(e)}", remedy)
         if has_values(e) and bool((e < 0).any()):
             fact = f"{int((e < 0).sum())} of {e.numel()} below 0"
             raise InputValueError(
-                "GammaPoisson", "exposure", f"exposure must be at least 0, got {fact}", "0 is a mode without events."
+                "GammaPoisson",
+                "exposure",
+                f"exposure must be at least 0, got {fact}",
+                "Use 0 for a mode without events.",
             )
 
     def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
@@ -257,7 +260,7 @@ class GammaPoisson(_Independent):
 
     @property
     def support(self) -> str:
-        return "whole numbers from 0"
+        return "integers from 0"
 
 
 @record
@@ -356,7 +359,7 @@ class BetaBinomial(_Independent):
         _check_channels("BetaBinomial", self.channels)
         if self.trials < 1:
             raise InputValueError(
-                "BetaBinomial", "trials", f"trials must be at least 1, got {self.trials}", "1 is Bernoulli."
+                "BetaBinomial", "trials", f"trials must be at least 1, got {self.trials}", "Use 1 for Bernoulli trials."
             )
 
     def prior(self, a: float | Float[Tensor, "*#b"], b: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
@@ -407,7 +410,7 @@ class BetaBinomial(_Independent):
 
     @property
     def support(self) -> str:
-        return f"whole numbers from 0 to trials={self.trials}"
+        return f"integers from 0 to trials={self.trials}"
 
 
 @record
@@ -428,7 +431,7 @@ class DirichletMultinomial(ConjugateFamily):
 
     def __post_init__(self) -> None:
         if self.categories < 2:
-            condition, remedy = "categories must be at least 2", "One category is certain."
+            condition, remedy = "categories must be at least 2", "Pass the number of categories."
             raise InputValueError("DirichletMultinomial", "categories", f"{condition}, got {self.categories}", remedy)
 
     @property
@@ -480,7 +483,7 @@ class DirichletMultinomial(ConjugateFamily):
 
     @property
     def support(self) -> str:
-        return "whole numbers from 0"
+        return "integers from 0"
 
 
 class WishartParameters(NamedTuple):
@@ -511,7 +514,10 @@ class InverseWishartNormal(ConjugateFamily):
         if self.dimension < 1:
             fact = f"{self.dimension}"
             raise InputValueError(
-                "InverseWishartNormal", "dimension", f"dimension must be at least 1, got {fact}", "X is p x p."
+                "InverseWishartNormal",
+                "dimension",
+                f"dimension must be at least 1, got {fact}",
+                "Pass p for a p x p X.",
             )
 
     @property
@@ -531,15 +537,13 @@ class InverseWishartNormal(ConjugateFamily):
         if scale.shape[-2:] != (p, p) or df.ndim > scale.ndim - 2:
             fact = f"shapes {shape_of(df)} and {shape_of(scale)}"
             raise InputValueError(
-                call, "scale", f"scale must be [*b, {p}, {p}] and df [*b], got {fact}", "df is one number each."
+                call, "scale", f"scale must be [*b, {p}, {p}] and df [*b], got {fact}", "Pass one df for each scale."
             )
         batch = torch.broadcast_shapes(df.shape, scale.shape[:-2])
         natural = torch.cat((svec(scale).expand(*batch, self.size - 1), (df - p - 1).expand(batch).unsqueeze(-1)), -1)
         if has_values(natural) and not bool(self.in_domain(natural).all()):
-            condition, fact = f"df must exceed p-1={p - 1} and scale be positive definite", "a law of infinite mass"
-            raise InputValueError(
-                call, "df", f"{condition}, got {fact}", "df = p + 2 and a covariance are a weak prior."
-            )
+            problem = f"df must exceed p-1={p - 1} and scale must be positive definite, or the prior has infinite mass"
+            raise InputValueError(call, "df", problem, "Use df = p + 2 and a covariance for a weak prior.")
         return natural
 
     @without_autocast
@@ -619,11 +623,11 @@ class LinearGaussian(ConjugateFamily):
         o = H.shape[-2] if H.ndim > 1 else 0
         if H.ndim not in (2, 3) or R.shape[-2:] != (o, o) or (self.d is not None and self.d.shape[-1:] != (o,)):
             fact = f"shapes {shape_of(H)} and {shape_of(R)}"
-            remedy = "The first dimension of stacks is the modes."
+            remedy = "Put modes first if they differ."
             raise InputValueError(call, "H", f"H must be [o, s] or [k, o, s], R [o, o], d [o], got {fact}", remedy)
         if has_values(R) and int(torch.linalg.cholesky_ex(R.detach()).info.max()) > 0:
             remedy = "Use SwitchingModel for observations without noise."
-            raise InputValueError(call, "R", "R must be positive definite, got one that is not", remedy)
+            raise InputValueError(call, "R", "R is not positive definite", remedy)
 
     @property
     def size(self) -> int:
@@ -642,14 +646,12 @@ class LinearGaussian(ConjugateFamily):
         if mean.shape[-1:] != (s,) or covariance.shape[-2:] != (s, s):
             fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
             raise InputValueError(
-                call, "mean", f"mean must end in s={s}, covariance in s, s, got {fact}", "H gives the state size."
+                call, "mean", f"mean must end in s={s}, covariance in s, s, got {fact}", "Match the columns of H."
             )
         L, info = torch.linalg.cholesky_ex(covariance)
         if has_values(info) and int(info.max()) > 0:
             remedy = "Use SwitchingModel for states that are known exactly."
-            raise InputValueError(
-                call, "covariance", "covariance must be positive definite, got one that is not", remedy
-            )
+            raise InputValueError(call, "covariance", "covariance is not positive definite", remedy)
         precision = symmetric(torch.cholesky_inverse(L))
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
@@ -722,7 +724,7 @@ class LinearGaussian(ConjugateFamily):
 def _check_channels(call: str, channels: int) -> None:
     if channels < 1:
         raise InputValueError(
-            call, "channels", f"channels must be at least 1, got {channels}", "An observation has o channels."
+            call, "channels", f"channels must be at least 1, got {channels}", "Pass the size of an observation."
         )
 
 
@@ -738,7 +740,7 @@ def _per_channel(call: str, channels: int, **values: Tensor) -> list[Tensor]:
             call,
             " and ".join(values),
             f"{condition}, got shapes {fact}",
-            "They broadcast against each other.",
+            "Pass shapes that broadcast.",
         ) from None
     return [t.expand(batch) for t in wide]
 

@@ -105,7 +105,7 @@ def fit(
     """
     call = "fit"
     if not isinstance(model, SwitchingModel):
-        remedy = "What functions hold is learned by the gradient: imm(...).log_likelihood.backward()."
+        remedy = "Use imm(...).log_likelihood.backward() with an optimizer for parameters of functions."
         raise InputTypeError(call, "model", f"model must be a SwitchingModel, got {type(model).__name__}", remedy)
     plan = _fit_plan(call, model, learn, structure or {}, shared, method)
     prior = _prior_of_modes(call, model, prior)
@@ -113,9 +113,12 @@ def fit(
     exchangeable = _modes_are_exchangeable(model, plan)
     initial_model, model = model, _restricted(model, plan)
     if starts < 1 or max_iterations < 1:
-        fact = f"{starts} and {max_iterations}"
+        fact = f"starts={starts} and max_iterations={max_iterations}"
         raise InputValueError(
-            call, "starts", f"starts and max_iterations must be at least 1, got {fact}", "1 start is the model itself."
+            call,
+            "starts",
+            f"starts and max_iterations must be at least 1, got {fact}",
+            "Use starts=1 for the model only.",
         )
     report, enough = reporter(progress, "iterations"), tolerance * float(valid_steps(series).sum())
     ascend = run_em if method == "em" else run_lbfgs
@@ -160,42 +163,42 @@ def _fit_plan(
 ) -> FitPlan:
     unknown = [name for name in learn if name not in NAMES]
     if unknown or not learn:
-        condition = f"learn must name some of {', '.join(NAMES)}"
-        raise InputValueError(call, "learn", f"{condition}, got {list(learn)}", "What is not named stays as it is.")
+        condition = "learn must list names of parameters"
+        raise InputValueError(call, "learn", f"{condition}, got {list(learn)}", f"Choose from {', '.join(NAMES)}.")
     if method not in ("em", "gradient"):
         raise InputValueError(
-            call, "method", f'method must be "em" or "gradient", got {method!r}', "em needs no step size."
+            call, "method", f'method must be "em" or "gradient", got {method!r}', 'Use "gradient" where EM is slow.'
         )
     missing = [name for name in learn if name in PLAIN and getattr(model, name) is None]
     if missing:
-        remedy = "Give zeros to begin with."
-        raise InputValueError(call, "model", f"the model must have {missing[0]} to learn it, got None", remedy)
+        remedy = f"Build the model with {missing[0]} of zeros."
+        raise InputValueError(call, "model", f"the model has no {missing[0]} to learn", remedy)
     wrong = [n for n in structure if n not in MATRICES or structure[n] not in ("full", "diagonal", "scale")]
     if wrong:
-        condition = 'structure must say "full", "diagonal" or "scale" of Q and R'
+        condition = 'structure must map Q or R to "full", "diagonal" or "scale"'
         raise InputValueError(
-            call, "structure", f"{condition}, got {dict(structure)}", "Other parameters have no structure."
+            call, "structure", f"{condition}, got {dict(structure)}", "Drop other parameters; they have no structure."
         )
     partner = {"F": "Q", "b": "Q", "H": "R", "d": "R"}
     alone = [n for n in shared if n not in learn or n in ("transition", "initial")]
     alone += [n for n in shared if n in partner and partner[n] not in shared and method == "em"]
     if alone:
-        condition = "shared must name parameters that are learned, F and b together with Q, H and d together with R"
-        remedy = "What weighs the errors of several modes must be common to them too."
+        condition = "shared must list learned parameters, F and b only together with Q, H and d only with R"
+        remedy = "Share the noise covariance too; EM needs it to pool modes."
         raise InputValueError(call, "shared", f"{condition}, got {list(shared)}", remedy)
     plan = FitPlan(tuple(learn), {name: structure.get(name, "full") for name in MATRICES}, tuple(shared))
     if any(t.ndim > len(ENDS[name]) + 1 for name, t in model.fields().items()):
-        remedy = "Learn from series that share a model."
-        raise InputValueError(call, "model", "the model must be one for all series, got one for each target", remedy)
+        remedy = "Drop the target dimensions of its fields."
+        raise InputValueError(call, "model", "all series must share one model, but its fields differ by target", remedy)
     changes = model.continuous or model.steps is not None
     fixed = {name for name in plan.learn if name in MATRICES and plan.structure[name] == "scale"}
     if changes and set(plan.learn) - fixed - {"initial"}:
-        condition = 'learn must be Q and R as "scale", or "initial", of a model that changes in time'
+        condition = 'for a time-varying or continuous-time model learn may list only Q and R as "scale", and "initial"'
         remedy = 'Pass learn=["Q", "R"] and structure={"Q": "scale", "R": "scale"}.'
         raise InputValueError(call, "learn", f"{condition}, got learn={list(plan.learn)}", remedy)
     if model.B is not None or model.D is not None or model.components is not None:
-        remedy = "Fold inputs into b and d; learn modes of one size."
-        raise InputValueError(call, "model", "the model must have no inputs and no components, got some", remedy)
+        remedy = "Absorb inputs into b and d, and use modes of one state size."
+        raise InputValueError(call, "model", "fit does not support models with B, D or components", remedy)
     return plan
 
 
@@ -208,11 +211,11 @@ def _prior_of_modes(call: str, model: SwitchingModel, prior: Prior) -> Prior:
     if mean.shape not in ((s,), (k, s)) or covariance.shape not in ((s, s), (k, s, s)):
         condition = f"prior.mean must be [{s}] or [{k}, {s}] and prior.covariance [{s}, {s}] or [{k}, {s}, {s}]"
         fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
-        raise InputValueError(call, "prior.mean", f"{condition}, got {fact}", "All series have one prior.")
+        raise InputValueError(call, "prior.mean", f"{condition}, got {fact}", "Use one prior for all series.")
     log_pi = mean.new_zeros(k).log_softmax(-1) if log_pi is None else log_pi.log_softmax(-1)
     if log_pi.shape != (k,):
         condition, fact = f"prior.log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
-        raise InputValueError(call, "prior.log_mode_probability", f"{condition}, got {fact}", "None is uniform.")
+        raise InputValueError(call, "prior.log_mode_probability", f"{condition}, got {fact}", "Pass None for uniform.")
     return Prior(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
 
 
@@ -222,7 +225,7 @@ def _training_data(call: str, model: SwitchingModel, series: Series) -> Series:
     series = flattened(series)
     if not bool(observed_entries(series).any()):
         remedy = "Pass series with observations."
-        raise InputValueError(call, "observations", "observations must hold something seen, got gaps alone", remedy)
+        raise InputValueError(call, "observations", "all observations are missing", remedy)
     return series
 
 
@@ -242,10 +245,8 @@ def _modes_are_exchangeable(model: SwitchingModel, plan: FitPlan) -> bool:
     different = [name for name in ("F", "Q", "H", "R", "b", "d") if differs(name)]
     per_mode = [name for name in plan.learn if name not in (*plan.shared, "transition", "initial")]
     if model.modes > 1 and not different and per_mode:
-        remedy = f"Begin with different {per_mode[0]}."
-        raise InputValueError(
-            "fit", "modes", "modes must differ at the beginning, got modes that are all alike", remedy
-        )
+        remedy = f"Start with different values of {per_mode[0]}."
+        raise InputValueError("fit", "modes", "the modes of the initial model are identical and would stay so", remedy)
     return model.modes > 1 and bool(different) and all(name in per_mode for name in different)
 
 

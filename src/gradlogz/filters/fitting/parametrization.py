@@ -126,7 +126,7 @@ def _squared(free: Tensor, current: Tensor, structure: Structure) -> Tensor:
 
 def _check_regular(call: str, name: str, singular: bool) -> None:
     if singular:
-        condition = f"{name} must be regular at the beginning to be learned freely"
-        factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
-        remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
-        raise InputValueError(call, name, f"{condition}, got a singular one", remedy)
+        problem = f"{name} must be positive definite to be learned, but the initial one is singular"
+        factor = f'Learn only a factor of it: structure={{"{name}": "scale"}}.'
+        remedy = factor if name in MATRICES else 'Start with a positive definite one, or use method="em".'
+        raise InputValueError(call, name, problem, remedy)

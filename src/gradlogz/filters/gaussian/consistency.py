@@ -94,15 +94,15 @@ def nees(
     s = m.shape[-1]
     indices = list(range(s)) if components is None else list(components)
     if not indices or len(set(indices)) < len(indices) or not all(isinstance(c, int) and 0 <= c < s for c in indices):
-        condition, fact = f"components must be different ones of 0 ... {s - 1}, one or more", f"{indices}"
+        condition, fact = f"components must be different indices from 0 to {s - 1}", f"{indices}"
         raise InputValueError(
-            "nees", "components", f"{condition}, got {fact}", "They are counted from 0, as the state has them."
+            "nees", "components", f"{condition}, got {fact}", "Pass at least one index of the state, from 0."
         )
     if truth.shape != (*m.shape[:-1], len(indices)):
         condition = f"truth must be {(*m.shape[:-1], len(indices))}, " + (
-            "as the mean is" if components is None else "of them"
+            "as the mean is" if components is None else "with the given components"
         )
-        remedy = "Pass the states that were to be found, or name the components= of it that are given."
+        remedy = "Pass the true states, or pass components= if truth holds only some."
         raise InputValueError("nees", "truth", f"{condition}, got shape {shape_of(truth)}", remedy)
     if isinstance(filtered, Smoothed):
         filtered = filtered.filtered
@@ -126,7 +126,7 @@ def in_gate(
     """
     check_floats("in_gate", innovation=innovation, covariance=covariance)
     if innovation.ndim == 0 or covariance.shape[-2:] != (innovation.shape[-1],) * 2:
-        condition = f"covariance must end in the size of innovation {shape_of(innovation)}, twice"
+        condition = f"covariance must be [*b, o, o] for an innovation of shape {shape_of(innovation)}"
         remedy = "Pass filtered.innovation and filtered.innovation_covariance."
         raise InputValueError("in_gate", "covariance", f"{condition}, got shape {shape_of(covariance)}", remedy)
     _check_level("in_gate", "probability", probability)
@@ -138,9 +138,9 @@ def _required_fields(call: str, filtered: Filtered | Smoothed, *names: str) -> l
     """Fields of a result; raises if they were not computed."""
     fields = [getattr(filtered, name) for name in names]
     if missing := [name for name, t in zip(names, fields, strict=True) if t is None]:
-        condition = f"filtered must have {' and '.join(names)}"
-        remedy = "Name them in fields= of the filter, or leave that out."
-        raise InputValueError(call, "filtered", f"{condition}, got no {' and no '.join(missing)}", remedy)
+        problem = f"filtered needs {' and '.join(names)}, but {' and '.join(missing)} was not computed"
+        remedy = "Name these fields in fields= of the filter, or drop fields=."
+        raise InputValueError(call, "filtered", problem, remedy)
     return fields
 
 
@@ -187,5 +187,5 @@ def _band(degrees: Tensor, level: float) -> tuple[Tensor, Tensor]:
 
 def _check_level(call: str, name: str, level: float) -> None:
     if not 0 < level < 1:
-        remedy = "It is a probability, such as 0.95."
+        remedy = "Pass a probability such as 0.95."
         raise InputValueError(call, name, f"{name} must be in (0, 1), got {level}", remedy)

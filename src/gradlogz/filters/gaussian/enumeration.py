@@ -75,16 +75,13 @@ def enumerate_modes(
     k = model.modes
     parameters, y, observed = prepared(call, model, as_series(observations), validate=model.validate)
     if parameters.has is not None:
-        remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
-        fact = 'components and fill="modes"'
-        raise InputValueError(
-            call, "model", f"model must say what a component is that a mode lacks, got {fact}", remedy
-        )
+        problem = 'a model with components needs fill="zero" here, got fill="modes"'
+        raise InputValueError(call, "model", problem, 'Build the model with fill="zero".')
     batch, steps = y.shape[:-2], y.shape[-2]
     if (max_histories is None and k ** (steps + 1) > MOST) or (max_histories is not None and max_histories < 1):
-        condition = f"histories must be at most {MOST}, or max_histories at least 1"
+        condition = f"at most {MOST} histories can be enumerated, and max_histories must be at least 1"
         fact = f"{k}^{steps + 1} histories and max_histories={max_histories}"
-        raise InputValueError(call, "histories", f"{condition}, got {fact}", "Pass max_histories=, how many to keep.")
+        raise InputValueError(call, "histories", f"{condition}, got {fact}", "Pass max_histories=1000, for example.")
     m, P, log_w, log_likelihood = initial_state(call, model, prior, batch)
     histories = torch.arange(k, device=y.device).unsqueeze(-1).expand(*batch, k, 1)
     moves, pruned = [], []

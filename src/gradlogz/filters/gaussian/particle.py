@@ -86,15 +86,15 @@ def rao_blackwell_filter(
     k, n = model.modes, particles
     if n < 1 or not 0 <= threshold <= 1:
         condition = "particles must be at least 1 and threshold in [0, 1]"
-        remedy = "A share of 0.5 is usual."
-        raise InputValueError(call, "particles", f"{condition}, got {particles} and {threshold}", remedy)
+        fact, remedy = (
+            f"particles={particles} and threshold={threshold}",
+            "Use threshold=0.5 and a few hundred particles.",
+        )
+        raise InputValueError(call, "particles", f"{condition}, got {fact}", remedy)
     parameters, y, observed = prepared(call, model, as_series(observations), validate=model.validate)
     if parameters.has is not None:
-        remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
-        fact = 'components and fill="modes"'
-        raise InputValueError(
-            call, "model", f"model must say what a component is that a mode lacks, got {fact}", remedy
-        )
+        problem = 'a model with components needs fill="zero" here, got fill="modes"'
+        raise InputValueError(call, "model", problem, 'Build the model with fill="zero".')
     batch, steps = y.shape[:-2], y.shape[-2]
     m, P, log_pi, log_likelihood = initial_state(call, model, prior, batch)
     mode = resample_ancestors(log_pi, n, generator=generator)

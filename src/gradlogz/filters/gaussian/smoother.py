@@ -129,13 +129,13 @@ def smooth(
     check_model(call, model)
     if method not in ("imm", "gpb2", "kim", "enumerate"):
         condition = 'method must be "imm", "gpb2", "kim" or "enumerate"'
-        remedy = "gpb2 is the nearest to exact, imm needs the least."
+        remedy = 'Use "gpb2" for accuracy, "imm" for speed.'
         raise InputValueError(call, "method", f"{condition}, got {method!r}", remedy)
     enumerated = method == "enumerate"
     if (lag is not None and (lag < 0 or enumerated)) or (max_histories is not None and not enumerated):
-        condition = 'lag must be 0 or more, for "imm", "gpb2" and "kim"; and max_histories be for "enumerate" alone'
-        fact, remedy = f"lag={lag} and max_histories={max_histories} for {method!r}", "None gives all observations."
-        raise InputValueError(call, "lag", f"{condition}, got {fact}", remedy)
+        condition = 'lag must be nonnegative and not used with "enumerate", max_histories is for "enumerate" only'
+        fact = f"lag={lag} and max_histories={max_histories} with method={method!r}"
+        raise InputValueError(call, "lag", f"{condition}, got {fact}", "Drop the argument that does not apply.")
     series = as_series(observations)
     parameters, y, observed = prepared(call, model, series, validate=model.validate)
     m, P, log_pi, _ = initial_state(call, model, prior, y.shape[:-2])

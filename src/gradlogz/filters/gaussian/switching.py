@@ -214,12 +214,12 @@ class SwitchingFilter(NamedTuple):
         steps = self.model.steps
         check_state(call, self.model, state, depth=0 if self.method == "imm" else self.depth)
         if not 0 <= time < (steps or time + 1):
-            remedy = "Count steps from 0, or pass the model of each step."
-            raise InputValueError(call, "time", f"time must be a step of the model, below {steps}, got {time}", remedy)
+            remedy = "Count steps from 0."
+            raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
         batch = state.log_likelihood.shape
         if observation.shape != (*batch, self.model.observation_size):
-            condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
-            remedy = "Begin with init(batch_shape=...) of its targets."
+            condition = f"observation must be {(*batch, self.model.observation_size)} for this state and model"
+            remedy = "Start with init(batch_shape=...) for a batch of targets."
             raise InputValueError(call, "observation", f"{condition}, got shape {tuple(observation.shape)}", remedy)
         if mask is not None:
             check_mask(call, mask, observation)
@@ -260,7 +260,7 @@ def _run(
 ) -> Filtered:
     """Validate the arguments and filter a series."""
     if keep not in ("all", "last"):
-        remedy = "All steps are reported, or the last alone."
+        remedy = 'Use "last" to return only the last step.'
         raise InputValueError(call, "keep", f'keep must be "all" or "last", got {keep!r}', remedy)
     wanted, series, model, last = _requested_fields(call, fields), as_series(observations), chosen.model, keep == "last"
     check_model(call, model)
@@ -308,9 +308,9 @@ def _requested_fields(call: str, fields: Collection[str] | None) -> frozenset[st
     """Validated names of the requested fields of `Filtered`."""
     wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
     if unknown := wanted - ALL:
-        remedy = f"Choose of {', '.join(Filtered._fields)}."
+        remedy = f"Choose from {', '.join(Filtered._fields)}."
         raise InputValueError(
-            call, "fields", f"fields must be names of Filtered, got {sorted(map(str, unknown))}", remedy
+            call, "fields", f"fields must be names of fields of Filtered, got {sorted(map(str, unknown))}", remedy
         )
     return wanted
 
@@ -350,8 +350,8 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) 
     """State at time 0 in the form that this filter keeps."""
     if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
         condition = 'method must be "imm" or "gpb" and depth at least 1'
-        fact = f"{chosen.method!r} and {chosen.depth}"
-        raise InputValueError(call, "method", f"{condition}, got {fact}", "gpb1 has depth 1, gpb2 has depth 2.")
+        fact = f"method={chosen.method!r} and depth={chosen.depth}"
+        raise InputValueError(call, "method", f"{condition}, got {fact}", "Use depth 1 for gpb1, 2 for gpb2.")
     state = initial_state(call, chosen.model, prior, batch)
     if chosen.method == "gpb" and chosen.depth == 1:
         has = chosen.model.has if chosen.model.fill == "modes" else None

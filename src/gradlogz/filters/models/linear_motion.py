@@ -137,7 +137,7 @@ def coordinated_turn(
     }
     step, (omega, q, r) = _numbers("coordinated_turn", dimensions, numbers, dtype, device)
     if dimensions < 2:
-        remedy = "Nothing turns on a line; use constant_velocity."
+        remedy = "Use constant_velocity in one dimension."
         raise InputValueError("coordinated_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     eye = torch.eye(dimensions, dtype=r.dtype, device=r.device)
     turn = torch.zeros(2 * dimensions, 2 * dimensions, dtype=r.dtype, device=r.device)
@@ -159,10 +159,10 @@ def _integrators(
     """A chain of `order` integrators driven by noise, for each axis; further derivatives are 0."""
     step, (q, r) = _numbers(call, dimensions, numbers, dtype, device)
     if derivatives < order:
-        condition, remedy = f"derivatives must be at least {order}", "They count the position as the first."
+        condition, remedy = f"derivatives must be at least {order}", "Count the position as the first."
         raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
     if derivatives > order and step is None:
-        condition, remedy = f"derivatives must be {order} without dt", "SwitchingModel.of has components= for the rest."
+        condition, remedy = f"derivatives must be {order} without dt", "Use components= of SwitchingModel.of instead."
         raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
     F, Q = _discretized(_shift(order, r), _corner(order, q), step)
     lacking = derivatives - order
@@ -208,20 +208,18 @@ def _numbers(
     """Validate the parameters and return dt and the others as tensors of one dtype."""
     if not 1 <= dimensions <= 3:
         raise InputValueError(
-            call, "dimensions", f"dimensions must be 1, 2 or 3, got {dimensions}", "Space has no more."
+            call, "dimensions", f"dimensions must be 1, 2 or 3, got {dimensions}", "Pass the number of spatial axes."
         )
     tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
         if t.ndim > (name == "dt"):
-            condition = f"{name} must be a number" + (" or one for each step" if name == "dt" else "")
-            raise InputValueError(
-                call, name, f"{condition}, got shape {tuple(t.shape)}", "Dimensions share what they are."
-            )
+            condition = f"{name} must be a scalar" + (" or one number for each step" if name == "dt" else "")
+            raise InputValueError(call, name, f"{condition}, got shape {tuple(t.shape)}", "Use one value for all axes.")
         strictly = name in ("dt", "correlation_time")
         if name == "rate" or not has_values(t):
             continue
         if not bool(((t > 0) if strictly else (t >= 0)).all()):
             condition = f"{name} must be {'positive' if strictly else 'nonnegative'}"
-            fact = f"a smallest one of {float(t.min()):.3g}"
-            raise InputValueError(call, name, f"{condition}, got {fact}", "Times and variances are.")
+            fact = f"{float(t.min()):.3g}"
+            raise InputValueError(call, name, f"{condition}, got {fact}", "Check its sign.")
     return tensors.pop("dt", None), list(tensors.values())

@@ -142,23 +142,22 @@ class NonlinearModel:
     def __post_init__(self) -> None:
         call, fields = "NonlinearModel", self.fields()
         if self.continuous and self.dt is not None:
-            remedy = "The lengths of steps follow from the times of observations."
-            condition = "dt must come with a transition matrix"
-            raise InputValueError(call, "dt", f"{condition}, got dt beside a Generator", remedy)
+            problem = "dt needs a transition matrix, but this model has a Generator"
+            raise InputValueError(call, "dt", problem, "Drop dt; it follows from the times of the observations.")
         check_floats(call, **fields | {"Q": self.Q, "R": self.R})
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
         for name in names:
             object.__setattr__(self, name, functions := self.functions(name))
             if len(functions) != self.modes or not all(callable(f) for f in functions):
-                fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} can be called"
-                condition = f"{name} must be a function for each of k={self.modes} modes, or one for all"
+                fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} are callable"
+                condition = f"{name} must be one function, or one for each of k={self.modes} modes"
                 raise InputValueError(call, name, f"{condition}, got {fact}", "Pass a list in the order of the modes.")
         if self.method not in ("ekf", "ukf") or not self.alpha**2 * (self.state_size + self.kappa) > 0:
             condition = 'method must be "ekf" or "ukf", and alpha² (s + kappa) positive'
-            fact = f"{self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
+            fact = f"method={self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
             raise InputValueError(
-                call, "method", f"{condition}, got {fact}", "kappa must be above -s, the size of the state."
+                call, "method", f"{condition}, got {fact}", "Use kappa above -s, minus the state size."
             )
         check_components(call, self.components, self.fill, self.modes, self.state_size)
         if self.validate and self.method == "ukf":
@@ -200,18 +199,19 @@ class NonlinearModel:
         call = "NonlinearModel.of"
         if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
-            condition = "models must be one NonlinearMode or KalmanModel or more"
+            condition = "models must be a list of NonlinearMode or KalmanModel"
             raise InputTypeError(call, "models", f"{condition}, got {fact}", "Pass a list such as [unknown_turn(...)].")
         if (observe is None) != (R is None):
-            fact = "R alone" if observe is None else "observe alone"
-            remedy = "R is the covariance of the noise in what is observed."
+            fact = "only R" if observe is None else "only observe"
+            remedy = "Pass the covariance R of the observation noise with observe."
             raise InputValueError(call, "observe", f"observe and R must be given together, got {fact}", remedy)
         continuous = isinstance(transition, Generator)
         if {m.continuous for m in models} != {continuous}:
-            fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
-            condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
-            remedy = "unknown_turn and its like are of steps with dt=, and continuous without it."
-            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
+            dynamics = "a Generator" if continuous else "a transition matrix"
+            needs = "continuous" if continuous else "discrete"
+            fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
+            remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
+            raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=R) for m in modes]
@@ -274,9 +274,9 @@ class NonlinearModel:
     def at(self, dt: Float[Tensor, "*#b t"]) -> "NonlinearModel":
         """Discretise a continuous-time model for steps of length dt; inputs are held during a step."""
         if not isinstance(self.transition, Generator):
-            condition, fact = "the model must be one of continuous time", "one with a transition matrix"
-            remedy = "Build it with Generator(rate) in its place, and functions of a state and a time."
-            raise InputValueError("NonlinearModel.at", "model", f"{condition}, got {fact}", remedy)
+            problem = "the model must be continuous in time, but it has a transition matrix"
+            remedy = "Build it with Generator(rate) and functions move(x, dt)."
+            raise InputValueError("NonlinearModel.at", "model", problem, remedy)
         transition = discretize_chain(self.transition.rate, dt)
         return dataclasses.replace(self, transition=transition, dt=dt, validate=False)
 
@@ -312,18 +312,14 @@ class NonlinearModel:
         """
         n, kappa = self.state_size, self.kappa
         if self.alpha**2 * kappa + n * self.beta < 0:
-            condition = 'alpha² kappa + s beta must be 0 or more for "ukf", so that what it adds is a covariance'
+            condition = 'alpha² kappa + s beta must be nonnegative for "ukf", so that covariances stay valid'
             fact = f"alpha={self.alpha}, beta={self.beta}, kappa={kappa} and s={n}"
-            raise InputValueError(
-                call, "alpha", f"{condition}, got {fact}", "beta=2 is that of Gaussians, kappa=0 needs no more."
-            )
+            raise InputValueError(call, "alpha", f"{condition}, got {fact}", "Use beta=2 and kappa=0.")
         least = 1e4 * torch.finfo(self.R.dtype).eps
         if self.alpha**2 * (n + kappa) < least:
-            condition = f"alpha² (s + kappa) must be at least {least:.2g} in {self.R.dtype}, so that points differ"
+            condition = f"alpha² (s + kappa) must be at least {least:.2g} in {self.R.dtype} to separate sigma points"
             fact = f"{self.alpha**2 * (n + kappa):.2g}"
-            raise InputValueError(
-                call, "alpha", f"{condition}, got {fact}", "alpha=1 keeps all digits; or take float64."
-            )
+            raise InputValueError(call, "alpha", f"{condition}, got {fact}", "Use alpha=1, or float64.")
 
     def _check_functions(self, call: str) -> None:
         """Check the output shape of every function at state 0 and, for flows, that dt = 0 changes nothing."""
@@ -339,15 +335,13 @@ class NonlinearModel:
                 flow = flows and name == "move"
                 output = f(state, self.Q.new_zeros(()), *extra) if flow else f(state, *extra)
                 if output.shape != (size,):
-                    condition = f"{name} must take a state [{self.state_size}] to [{size}]"
-                    remedy = "Functions are written for one state; targets are mapped over."
+                    condition = f"{name} must map a state [{self.state_size}] to [{size}]"
+                    remedy = "Write the function for one state, without target dimensions."
                     raise InputValueError(call, name, f"{condition}, got shape {shape_of(output)}", remedy)
                 if flow and bool((output.abs() > 1e-6).any()):
-                    remedy = "move(x, dt) is where x is after dt; follow_drift makes it of a drift."
-                    fact = "a state 0 that moved"
-                    raise InputValueError(
-                        call, "move", f"move must leave a state where it is for dt = 0, got {fact}", remedy
-                    )
+                    problem = "move must leave a state unchanged for dt = 0, but it changes the state 0"
+                    remedy = "Return the state after time dt; follow_drift makes such a function from a drift."
+                    raise InputValueError(call, "move", problem, remedy)
 
 
 class NonlinearParameters(NamedTuple):
@@ -648,8 +642,8 @@ def _difference(residual: Residual | None, left: Tensor, right: Tensor) -> Tenso
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """Convert a linear mode to functions."""
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
-        condition, fact = "linear models must not change from one step to the next", "one that changes in time"
-        raise InputValueError(call, "models", f"{condition}, got {fact}", "Write a function of state and input.")
+        problem = "a linear model with time-varying matrices cannot be a mode of a NonlinearModel"
+        raise InputValueError(call, "models", problem, "Write it as a function of state and input.")
 
     nilpotent = model.continuous and _is_nilpotent(model.F)
 

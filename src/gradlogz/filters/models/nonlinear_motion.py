@@ -45,7 +45,7 @@ def unknown_turn(
     True
     """
     if dimensions not in (2, 3):
-        remedy = "Nothing turns on a line; use constant_velocity."
+        remedy = "Use constant_velocity in one dimension."
         raise InputValueError("unknown_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     numbers = {
         "dt": dt,
@@ -57,8 +57,8 @@ def unknown_turn(
     for name, t in tensors.items():
         if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
             fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
-            remedy = "Without dt it is of continuous time, and filters are told times."
-            raise InputValueError("unknown_turn", name, f"{name} must be a number, not negative, got {fact}", remedy)
+            remedy = "Pass one number; drop dt for continuous time."
+            raise InputValueError("unknown_turn", name, f"{name} must be a nonnegative number, got {fact}", remedy)
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
     dtype, device = r.dtype, r.device
@@ -91,7 +91,7 @@ def follow_drift(drift: Function, *, steps: int = 4) -> Function:
     True
     """
     if steps < 1:
-        remedy = "Errors fall with the fourth power of their number."
+        remedy = "Use more steps for smaller errors."
         raise InputValueError("follow_drift", "steps", f"steps must be at least 1, got {steps}", remedy)
 
     def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:

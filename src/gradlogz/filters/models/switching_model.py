@@ -245,13 +245,14 @@ class SwitchingModel:
         if len(models) == 0 or not all(isinstance(m, KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             remedy = "Pass a list such as [constant_velocity(...), coordinated_turn(...)]."
-            raise InputTypeError(call, "models", f"models must be one KalmanModel or more, got {fact}", remedy)
+            raise InputTypeError(call, "models", f"models must be a list of KalmanModel, got {fact}", remedy)
         continuous = isinstance(transition, Generator)
         if {m.continuous for m in models} != {continuous}:
-            fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
-            condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
-            remedy = "constant_velocity and its like are of steps with dt=, and continuous without it."
-            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
+            dynamics = "a Generator" if continuous else "a transition matrix"
+            needs = "continuous" if continuous else "discrete"
+            fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
+            remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
+            raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
         index_sets = tuple(tuple(c) for c in components) if components is not None else None
         lifts = embeddings(call, [(m.F, m.H.shape[-2]) for m in models], index_sets)
         if lifts is not None:
@@ -306,9 +307,9 @@ class SwitchingModel:
         Offsets and inputs enter as constant components: exp([[A, b], [0, 0]] dt) = [[F, ∫ exp(A u) du b], [0, 1]].
         """
         if not isinstance(self.transition, Generator):
-            condition, fact = "the model must be one of continuous time", "one with a transition matrix"
-            remedy = "Build it with Generator(rate) in its place, and models without dt."
-            raise InputValueError("SwitchingModel.at", "model", f"{condition}, got {fact}", remedy)
+            problem = "the model must be continuous in time, but it has a transition matrix"
+            remedy = "Build it with Generator(rate) and modes without dt."
+            raise InputValueError("SwitchingModel.at", "model", problem, remedy)
         s, A = self.state_size, self.F
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
@@ -334,9 +335,9 @@ class SwitchingModel:
         transition.
         """
         if self.continuous:
-            condition, fact = "the model must be one of steps", "one of continuous time"
-            remedy = "Pass times - times[..., :1]: the first step lasts 0."
-            raise InputValueError("SwitchingModel.still_first", "model", f"{condition}, got {fact}", remedy)
+            problem = "the model must be discrete in time, but it has a Generator"
+            remedy = "Pass times - times[..., :1], so that the first step has length 0."
+            raise InputValueError("SwitchingModel.still_first", "model", problem, remedy)
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
         return dataclasses.replace(self, **fields)
 
@@ -381,13 +382,13 @@ def check_fields(call: str, fields: dict[str, Tensor]) -> None:
             sizes.setdefault(letter, size)
         if tuple(dimensions) != tuple(sizes.get(letter, 0) for letter in ending) or 0 in dimensions:
             wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
-            condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
-            remedy = "Stack over modes: k first, then what each mode has."
+            condition = f"{name} must be [{wanted}], [t, {wanted}] or [*b, t, {wanted}]"
+            remedy = "Stack the modes in dimension k."
             raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
     if len(lengths) > 1:
-        condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
-        raise InputValueError(call, "fields", f"{condition}, got {fact}", "Expand or cut one of them.")
+        condition, fact = "time-varying fields must have the same number of steps", f"{sorted(lengths)}"
+        raise InputValueError(call, "fields", f"{condition}, got {fact}", "Expand or shorten one of them.")
 
 
 def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str, Any]]:
@@ -478,21 +479,21 @@ def embeddings(
     """
     states = [F.shape[-1] for F, _ in sizes]
     if len({o for _, o in sizes}) > 1:
-        remedy = "Let modes that see less have gaps: NaN where nothing was observed."
+        remedy = "Use the largest observation, with NaN for components that are not observed."
         fact = " and ".join(str(o) for _, o in sizes)
-        raise InputValueError(call, "models", f"models must have observations of one size, got {fact}", remedy)
+        raise InputValueError(call, "models", f"models must have the same observation size, got {fact}", remedy)
     if components is None:
         if len(set(states)) > 1:
             fact = " and ".join(map(str, states))
-            condition = "models must have states of one size, or components"
-            remedy = "Say which components of the whole state each has: components=[(0, 1, 3, 4), range(6)]."
+            condition = "models must have the same state size unless components= is given"
+            remedy = "List the components of the full state that each mode has: components=[(0, 1, 3, 4), range(6)]."
             raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
         return None
     if [len(indices) for indices in components] != states:
-        condition = f"components must be as many as each model has, {states}"
+        condition = f"components must list as many indices as each model has components, {states}"
         fact = f"{[len(indices) for indices in components]}"
         raise InputValueError(
-            call, "components", f"{condition}, got {fact}", "Count from 0, in the order of the model."
+            call, "components", f"{condition}, got {fact}", "List indices from 0, in the order of the model."
         )
     s = 1 + max(itertools.chain.from_iterable(components))
     pairs = zip(sizes, components, strict=True)
@@ -516,15 +517,15 @@ def check_components(
 ) -> None:
     """Check that every mode has distinct components and that every component belongs to a mode."""
     if fill not in ("modes", "zero"):
-        remedy = "What a mode lacked before comes from the modes that have it, or is 0."
+        remedy = "Use modes to fill in missing components from the other modes, zero to keep 0."
         raise InputValueError(call, "fill", f'fill must be "modes" or "zero", got {fill!r}', remedy)
     if components is None:
         return
     all_of_them = set(itertools.chain.from_iterable(components))
     once = all(len(set(indices)) == len(indices) > 0 for indices in components)
     if len(components) != modes or not once or all_of_them != set(range(state_size)):
-        condition = f"components must name some of 0 ... {state_size - 1} for each of {modes} modes, and leave out none"
-        remedy = "Each mode names a component once; one that no mode has can be left out of the state."
+        condition = f"components must list indices from 0 to {state_size - 1} for each of {modes} modes, and use all"
+        remedy = "List each index once for each mode, and drop components that no mode has."
         raise InputValueError(call, "components", f"{condition}, got {components}", remedy)
 
 
@@ -539,17 +540,15 @@ def check_transition(call: str, transition: Tensor | Generator) -> None:
     if not continuous:
         worst, least = float((matrix.sum(-1) - 1).abs().max()), float(matrix.min())
         if least < 0 or worst > tolerance:
-            fact = f"a smallest entry of {least:.3g} and sums that miss one by {worst:.3g}"
-            remedy = (
-                "Row i says where mode i goes: pass transition.mT if columns sum to one, or divide rows by their sums."
-            )
+            fact = f"the smallest entry is {least:.3g} and row sums differ from one by up to {worst:.3g}"
+            remedy = "Pass transition.mT if columns sum to one, or divide each row by its sum."
             condition = "transition must be nonnegative with rows that sum to one"
-            raise InputValueError(call, "transition", f"{condition}, got {fact}", remedy)
+            raise InputValueError(call, "transition", f"{condition}, but {fact}", remedy)
     else:
         off = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
         worst, least = float(matrix.sum(-1).abs().max()), float(off.min())
         if least < 0 or worst > tolerance * max(1.0, float(off.max())):
-            fact = f"a smallest rate of {least:.3g} and sums that miss zero by {worst:.3g}"
-            remedy = "Put minus the sum of the other rates of its row on the diagonal."
+            fact = f"the smallest rate is {least:.3g} and row sums differ from zero by up to {worst:.3g}"
+            remedy = "Set each diagonal entry to minus the sum of the other rates in its row."
             condition = "rate must be nonnegative off the diagonal with rows that sum to zero"
-            raise InputValueError(call, "rate", f"{condition}, got {fact}", remedy)
+            raise InputValueError(call, "rate", f"{condition}, but {fact}", remedy)
