@@ -180,8 +180,8 @@ class SwitchingFilter(NamedTuple):
                 depth = 0 if self.method == "imm" else self.depth
                 model = self.model
                 sizes = (model.modes, model.state_size, model.observation_size)
-                is_own = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
-                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, is_own=is_own)
+                per_target = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
+                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, per_target=per_target)
         return state
 
     @without_autocast
