@@ -1,7 +1,7 @@
 """Softmax attention as a switching filter without observations, and the covariance that it drops.
 
     P(A_t = i, A_{t+1} = j) ∝ pi_i psi_j exp(beta <mu_i, eta_j>)               slots i before and j after [theory 8.1]
-    P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, whatever psi is
+    P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, for any psi
     x_{t+1} = x_t W_v + N(0, Q)                                                the same map for all slots
     mean   E[x_{t+1} | j]   = sum_i A_ij mu_i W_v                              softmax attention, exactly
     spread Cov[x_{t+1} | j] = W_v^T (sum_i A_ij Sigma_i + Cov_A(mu)) W_v + Q   dropped by a transformer            [8.3]

@@ -181,7 +181,7 @@ def _maximum(
         fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
     pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
     # State: regress x on (previous x, 1) -----------------------------------------------------------------------------
-    moved = _regress(
+    state_fit = _regress(
         (model.F, model.b),
         (sums.xp, sums.x),
         (sums.pp, sums.p, sums.weight),
@@ -191,11 +191,11 @@ def _maximum(
     )
     fields |= {
         name: _update_live(live, new, getattr(model, name))
-        for name, new in zip(("F", "b"), moved, strict=False)
+        for name, new in zip(("F", "b"), state_fit, strict=False)
         if name in plan.learn
     }
     # Observation: regress y on (x, 1) --------------------------------------------------------------------------------
-    looked = _regress(
+    observation_fit = _regress(
         (model.H, model.d),
         (sums.yx, sums.y),
         (sums.xx, sums.x, sums.weight),
@@ -205,13 +205,13 @@ def _maximum(
     )
     fields |= {
         name: _update_live(live, new, getattr(model, name))
-        for name, new in zip(("H", "d"), looked, strict=False)
+        for name, new in zip(("H", "d"), observation_fit, strict=False)
         if name in plan.learn
     }
     # Noise covariances -----------------------------------------------------------------------------------------------
     for name, spread, error, count in (
-        ("Q", moved[2], sums.Q_error, sums.Q_count),
-        ("R", looked[2], sums.R_error, sums.R_count),
+        ("Q", state_fit[2], sums.Q_error, sums.Q_count),
+        ("R", observation_fit[2], sums.R_error, sums.R_count),
     ):
         if name not in plan.learn:
             continue
