@@ -97,6 +97,9 @@ def test_details_add_sentences(run, tmp_path):
     short, long = run("report", tmp_path / "one"), run("report", tmp_path / "one", "--details")
     assert "They do not." not in short.output
     assert "They do not." in long.output
+    both = run("compare", tmp_path / "one", tmp_path / "two", "--details", "--out", tmp_path / "both.html")
+    assert "one: They do not." in both.output
+    assert "two: They do not." in both.output
 
 
 def test_a_comparison_has_a_line_for_each_claim_and_a_cell_for_each_run(run, tmp_path):

@@ -16,6 +16,7 @@ def command(
         list[str], typer.Argument(help="Two or more run folders of gradlogz probe.", metavar="RUN RUN ...")
     ],
     out: Annotated[str, typer.Option(help="HTML file of the page.")] = "compare.html",
+    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
     open_: Open = False,
 ) -> int:
     """Compare runs: different models, or checkpoints of one training with trends over its steps.
@@ -33,7 +34,8 @@ def command(
     path = Path(out)
     write(path, html)  # before the table, so that a closed pipe costs no page
     console = terminal(None)
-    print_lines(console, comparison_lines(every.names, every.claims, every.declarations, console.width))
+    lines = comparison_lines(every.names, every.claims, every.declarations, console.width, details=details)
+    print_lines(console, lines)
     print_closing(console, f"{len(runs)} runs compared", ", ".join(runs), f"{path} ({len(html) / 1e6:.1f} MB)")
     if open_:
         open_page(path)
