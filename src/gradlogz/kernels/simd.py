@@ -90,7 +90,7 @@ class Writer:
     def store(self, vector: Value, address: Value, index: Value) -> None:
         self.builder.store(vector, self.pointer(address, index)).align = BYTES
 
-    def beside(self, address: Value, row: Value, stride: Value) -> Value:
+    def row_address(self, address: Value, row: Value, stride: Value) -> Value:
         """Address of a row, for rows that are `stride` numbers apart."""
         return self.builder.add(address, self.builder.mul(row, self.builder.mul(stride, whole(BYTES))))
 
@@ -215,9 +215,9 @@ def product(columns: int, keep: str) -> Any:
     ) -> None:
         builder = write.builder
         sums = [[write.variable(lanes(0.0)) for _ in range(columns)] for _ in range(ROWS)]
-        starts = [write.beside(k, whole(i), k_row) for i in range(ROWS)]
+        starts = [write.row_address(k, whole(i), k_row) for i in range(ROWS)]
         with cgutils.for_range(builder, terms) as loop:
-            row = write.beside(x, loop.index, x_row)
+            row = write.row_address(x, loop.index, x_row)
             term = builder.mul(loop.index, k_term)
             # The fewer of vectors and factors are held in registers; the others are loaded one at a time.
             if columns <= ROWS:
@@ -233,7 +233,7 @@ def product(columns: int, keep: str) -> Any:
                     for i in range(ROWS):
                         write.increase_by_product(sums[i][c], factors[i], vector)
         for i in range(ROWS):
-            row = write.beside(o, whole(i), o_row)
+            row = write.row_address(o, whole(i), o_row)
             for c in range(columns):
                 total = builder.load(sums[i][c])
                 if keep == "all":
@@ -260,9 +260,9 @@ def turned(action: str) -> Any:
             is_visible = [builder.icmp_unsigned("!=", row, ir.Constant(OCTETS, [0] * WIDTH)) for row in octets]
             square = [builder.select(row, lanes(0.0), lanes(-1.0)) for row in is_visible]
         else:
-            square = [write.load(write.beside(x, whole(i), x_row), whole(0)) for i in range(WIDTH)]
+            square = [write.load(write.row_address(x, whole(i), x_row), whole(0)) for i in range(WIDTH)]
         for i, column in enumerate(write.transpose(square)):
-            address = write.beside(y, whole(i), y_row)
+            address = write.row_address(y, whole(i), y_row)
             if action == "add":
                 column = write.add(write.load(address, whole(0)), column)
             if action == "hide":
@@ -282,7 +282,7 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
         e  sum 2^x x
         c  sum 2^x (x - e/z)²           summed about a guess within a tile, then about its mean, then merged [Chan]
 
-    A tile is summed by itself before it is added, so that errors grow with the number of tiles and not of keys.
+    A tile is summed separately before it is added, so that errors grow with the number of tiles and not of keys.
     """
     builder = write.builder
 
@@ -292,7 +292,7 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
     old_top = [write.load(rows, at(0, c)) for c in range(COLUMNS)]
     tops = [write.variable(top) for top in old_top]
     with cgutils.for_range(builder, keys) as loop:
-        row = write.beside(s, loop.index, whole(LANES))
+        row = write.row_address(s, loop.index, whole(LANES))
         for c in range(COLUMNS):
             builder.store(write.larger(write.load(row, whole(c)), builder.load(tops[c])), tops[c])
     past, sums, top = [], [], [builder.load(place) for place in tops]
@@ -310,7 +310,7 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
         write.store(factor, rows, at(4, c))
     for c in range(COLUMNS):  # one column at a time: all sums and constants would not fit the registers
         with cgutils.for_range(builder, keys) as loop:
-            row = write.beside(s, loop.index, whole(LANES))
+            row = write.row_address(s, loop.index, whole(LANES))
             x = write.exponent(write.load(row, whole(c)), top[c])
             p = write.exp2(x)
             write.store(p, row, whole(c))
@@ -344,7 +344,7 @@ def weigh(*, curved: bool) -> Any:
         builder = write.builder
         G, c0, E, c1, c2 = ([write.load(rows, whole(row * COLUMNS + c)) for c in range(COLUMNS)] for row in range(5))
         with cgutils.for_range(builder, keys) as loop:
-            row, slope_row = (write.beside(tile, loop.index, whole(LANES)) for tile in (s, dp))
+            row, slope_row = (write.row_address(tile, loop.index, whole(LANES)) for tile in (s, dp))
             for c in range(COLUMNS):
                 logit = write.load(row, whole(c))
                 p = write.exp2(write.exponent(logit, G[c]))

@@ -171,12 +171,12 @@ class Sum(Measure):
         return draws.take_along_dim(winner, -2).squeeze(-2)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = [h.atoms(eta) for h in self.parts]
-        if any(c is None for c in carried):
+        atoms = [h.atoms(eta) for h in self.parts]
+        if any(c is None for c in atoms):
             return None
         r = gate(self._G(eta))
-        points = [c[0].expand(*eta.shape[:-2], *c[0].shape[-2:]) for c in carried if c is not None]
-        p = [r[..., k, None] * c[1] for k, c in enumerate(carried) if c is not None]
+        points = [c[0].expand(*eta.shape[:-2], *c[0].shape[-2:]) for c in atoms if c is not None]
+        p = [r[..., k, None] * c[1] for k, c in enumerate(atoms) if c is not None]
         return torch.cat(points, -2), torch.cat(p, -1)
 
     def _G(self, eta: Tensor) -> Float[Tensor, "*b m k"]:
@@ -305,8 +305,8 @@ class Pushforward(Measure):
         return self._forward(self.h.sample(eta @ self.matrix, shape, generator=generator)).detach()
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = self.h.atoms(eta @ self.matrix)
-        return None if carried is None else (self._forward(carried[0]), carried[1])
+        atoms = self.h.atoms(eta @ self.matrix)
+        return None if atoms is None else (self._forward(atoms[0]), atoms[1])
 
     def _forward(self, x: Tensor) -> Tensor:
         y = x @ self.matrix.mT

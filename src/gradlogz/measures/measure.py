@@ -176,9 +176,9 @@ class Measure(ABC):
         """
         call = self._call("expect")
         (eta,), restore = arrange(self, call, natural=("eta",), eta=eta)
-        carried = self.atoms(eta)
-        if carried is not None:
-            points, p = carried
+        atoms = self.atoms(eta)
+        if atoms is not None:
+            points, p = atoms
             v = values(points) if callable(values) else values
             if not isinstance(v, Tensor) or v.ndim != points.ndim or v.shape[-2] != points.shape[-2]:
                 fact = f"shape {shape_of(v)}" if isinstance(v, Tensor) else type(v).__name__

@@ -152,12 +152,12 @@ class Mixture(Measure):
         return draws.take_along_dim(winner, -2).squeeze(-2)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = self.components.atoms(
+        atoms = self.components.atoms(
             eta.unsqueeze(-3).expand(*self.batch_shape, self.log_weights.shape[-1], *eta.shape[-2:])
         )
-        if carried is None:
+        if atoms is None:
             return None
-        points, p = carried  # [*b, k, n, d] and [*b, k, m, n]
+        points, p = atoms  # [*b, k, n, d] and [*b, k, m, n]
         r = gate(self._log_joint(eta)).movedim(-1, -2).unsqueeze(-1)
         return points.flatten(-3, -2), (r * p).movedim(-3, -2).flatten(-2)
 
