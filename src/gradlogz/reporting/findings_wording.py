@@ -1,47 +1,145 @@
-"""What a run found, in sentences and chips; texts of a prediction are those that the run declares.
+"""Sentences and chips for the findings of a run, from numbers and declared texts.
 
-    title_of, claim_of, method_of, facts_of     of a prediction, by its declaration; by its name where there is none
-    unit_and_formula                            of a quantity; a bare number where none is declared
+    verdict_sentences                   the result of a claim: value, null value, counts, details, remarks
+    title_of, claim_of, method_of       texts of a prediction, by its declaration; its name where there is none
+    unit_and_formula                    unit and formula of a quantity
 
-Read next: findings_page.py, which puts them on top; ../probing/runs/records.py (Declaration).
+This is the one place that words a result: predictions return numbers and declare names.
+
+Read next: findings_terminal.py, findings_page.py (where they appear), ../probing/runs/records.py (Declaration).
 """
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..page import Chip, Group, Link
-from ..probing.runs.records import VERDICTS, Declaration, Quantity, Summary
+from ..probing.runs.records import VERDICTS, Declaration, Detail, Quantity, Remark, Summary
 from .citations import keys_in
 from .formatting import STYLES
 
 Declarations = Mapping[str, Declaration]
+NAMED = 3  # layers that a sentence names; the rest are counted
+# Formats and templates come from runs, which may be damaged: only these fields are replaced.
+NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
+FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
+
+
+def verdict_sentences(claim: Summary, declaration: Declaration | None) -> tuple[str, ...]:
+    """Sentences for the result of a claim, each with its numbers.
+
+        Median cosine −0.05 (random-rotation null 0.00).
+        6 of 72 heads support the claim, 63 refute it (FDR 5 %, Benjamini–Hochberg).
+
+    A text that a run has stored with the claim is returned as it is. Without a declaration there are no sentences
+    unless there is such a text.
+    """
+    if claim.text:
+        return (claim.text,)
+    if declaration is None:
+        return ()
+    sentences = []
+    if not math.isnan(claim.value):
+        sentences.append(_valued(declaration.statistic, claim.value, claim.null, declaration.null, declaration.number))
+    if claim.judged and declaration.unit:
+        sentences.append(_counts(claim, declaration))
+    details = "; ".join(filter(None, (_detail(each, declaration) for each in claim.details)))
+    sentences.append(details)
+    texts = [f"{_capitalised(text)}." for text in sentences if text]
+    return (*texts, *(_remark(each, declaration) for each in claim.remarks))
+
+
+def sentences_of(declarations: Declarations, claim: Summary) -> str:
+    """All sentences for the result of a claim, in one paragraph."""
+    return " ".join(verdict_sentences(claim, declarations.get(claim.prediction)))
+
+
+def written(value: float, number: str = "{:.2f}") -> str:
+    """A number in a declared format, with a minus sign and without a negative zero.
+
+    The format has one field such as `{:.2f}`; a format without one, as of a damaged run, is replaced by `{:.3g}`.
+    """
+    match = NUMBER.fullmatch(number)
+    before, digits, kind, after = ("", "3", "g", "") if match is None else match.groups()
+    text = f"{value:z.{digits}{kind}}"
+    return f"{before}−{text[1:]}{after}" if text.startswith("-") else f"{before}{text}{after}"
+
+
+def _valued(name: str, value: float, null: float, null_name: str, number: str) -> str:
+    comparison = "" if math.isnan(null) else f" ({null_name} {written(null, number)})"
+    return f"{_before_number(name)}{written(value, number)}{comparison}"
+
+
+def _before_number(name: str) -> str:
+    """The name with a space, or with a colon if it ends with a number itself."""
+    return f"{name}: " if name[-1:].isdigit() else f"{name} "
+
+
+def _counts(claim: Summary, declaration: Declaration) -> str:
+    support, refute = declaration.outcomes
+    correction = f" ({declaration.correction})" if declaration.correction else ""
+    objects = declaration.unit + "s" * (claim.judged != 1)
+    return f"{claim.supported} of {claim.judged} {objects} {support}, {claim.refuted} {refute}{correction}"
+
+
+def _detail(detail: Detail, declaration: Declaration) -> str:
+    label = declaration.details.get(detail.key)
+    text, number, null, counted = label or (detail.key.replace("_", " "), "{:.2f}", "null", "above the null")
+    total = "" if detail.total is None else f" of {detail.total}"
+    if math.isnan(detail.value):
+        return "" if detail.count is None else f"{text}: {detail.count}{total}"
+    parts = [] if math.isnan(detail.null) else [f"{null} {written(detail.null, number)}"]
+    parts += [] if detail.count is None else [f"{detail.count}{total} {declaration.unit}s {counted}"]
+    parts += [detail.layer] if detail.layer else []
+    return f"{_before_number(text)}{written(detail.value, number)}" + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def _remark(remark: Remark, declaration: Declaration) -> str:
+    layers = ", ".join(remark.layers[:NAMED])
+    if len(remark.layers) > NAMED:
+        layers += f" and {len(remark.layers) - NAMED} more"
+
+    def filled(field: re.Match[str]) -> str:
+        name, digits, kind = field.groups()
+        if name == "layers":
+            return layers
+        value = remark.numbers.get(name)
+        return field[0] if value is None else written(value, f"{{:.{digits or 0}{kind or 'f'}}}")
+
+    template = declaration.remarks.get(remark.key, "")
+    return FIELD.sub(filled, template) or f"{_capitalised(remark.key.replace('_', ' '))}."
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def chip(verdict: str, count: int | None = None) -> Chip:
-    """A verdict in its colour, and how many claims have it."""
+    """Chip with a verdict in its colour, and the number of claims with it."""
     word = verdict or "not judged"
     return Chip(word if count is None else f"{count} {word}", STYLES[verdict].status)
 
 
 def title_of(declarations: Declarations, prediction: str) -> str:
-    """The title of a prediction, or its name as words."""
+    """Title of a prediction; its name in words if it is not declared."""
     declared = declarations.get(prediction)
     return prediction.replace("_", " ") if declared is None else declared.title
 
 
 def claim_of(declarations: Declarations, claim: Summary) -> str:
-    """A claim in its words, else by its title."""
+    """The claim in words; its title if there are none."""
     return _words(declarations, claim) or title_of(declarations, claim.prediction)
 
 
 def _words(declarations: Declarations, claim: Summary) -> str:
-    """The words of a claim, or of its prediction where a run has lost them; none if it declares nothing."""
+    """The claim in words, from the claim or else from its declaration; empty if neither has them."""
     declared = declarations.get(claim.prediction)
     return claim.claim or ("" if declared is None else declared.claim)
 
 
 def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
-    """Formula, decision rule and what refutes a prediction; nothing if the run does not declare it."""
+    """Formula, decision rule and refuting result of a prediction; empty if it is not declared."""
     declared = declarations.get(prediction)
     if declared is None:
         return {}
@@ -54,16 +152,16 @@ def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
 
 
 def method_of(declarations: Declarations, prediction: str) -> tuple[str, ...]:
-    """How a prediction is measured, in paragraphs."""
+    """Paragraphs on the measurement of a prediction."""
     declared = declarations.get(prediction)
     return () if declared is None else tuple(declared.method)
 
 
 def unit_and_formula(declarations: Declarations, prediction: str, quantity: str) -> Quantity:
-    """The unit and the formula of a quantity, by the name it has in findings; a bare number if it is not declared.
+    """Unit and formula of a quantity by its name in findings; unit "1" and no formula if it is not declared.
 
-    A name that is not declared is looked for without what stands behind its first comma, then without what was left
-    out: "gain, permuted" is a gain, "excess of log trace without first tokens" an excess of log trace.
+    Qualified names fall back to the part before the first comma, then to the part before " without ": "gain, permuted"
+    is a gain, "excess of log trace without first tokens" an excess of log trace.
     """
     declared = declarations.get(prediction)
     for name in (quantity, quantity.partition(",")[0], quantity.partition(" without ")[0]):
@@ -73,28 +171,22 @@ def unit_and_formula(declarations: Declarations, prediction: str, quantity: str)
 
 
 def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:
-    """The keys of the works that predictions cite: those in their texts and those they list."""
+    """Bibliography keys that predictions cite in their texts or list as references."""
     declared = [declarations[name] for name in predictions if name in declarations]
     texts = [text for each in declared for text in (*each.method, each.decision_rule, each.claim, each.refutes)]
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
-    """How many claims hold for the model, and how many do not."""
+    """Numbers of supported, refuted and inconclusive claims of a model."""
     counts = Counter(claim.verdict for claim in claims)
-    judged = sum(counts[verdict] for verdict in ("supported", "refuted", "undecided"))
-    if not judged:
-        return f"No claim could be judged for {model}."
-    return (
-        f"Of {judged} claim{'s' if judged != 1 else ''} that could be judged for {model}, {counts['supported']} "
-        f"{_hold(counts['supported'])}, {counts['refuted']} {_do(counts['refuted'])} not, and {counts['undecided']} "
-        f"{_are(counts['undecided'])} undecided."
-    )
+    parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+    return f"{model}: {len(claims)} claims, {', '.join(parts)}." if parts else f"{model}: no claim could be judged."
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
-    """The claims under their verdicts, each by its title and in its words."""
-    found = []
+    """Claims grouped by verdict, each with its title and words."""
+    verdict_groups = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
             (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
@@ -102,17 +194,5 @@ def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group
             if claim.verdict == verdict
         )
         if entries:
-            found.append(Group(chip(verdict, len(entries)), entries))
-    return tuple(found)
-
-
-def _hold(count: int) -> str:
-    return "holds" if count == 1 else "hold"
-
-
-def _do(count: int) -> str:
-    return "does" if count == 1 else "do"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
+            verdict_groups.append(Group(chip(verdict, len(entries)), entries))
+    return tuple(verdict_groups)
