@@ -167,7 +167,7 @@ def test_the_cosines_of_minilm_are_those_of_whole_matrices():
     W = {name: getattr(own.self, name).weight.double().mT.unflatten(1, (12, 32)) for name in ("query", "key", "value")}
     A = W["value"].transpose(0, 1) @ own.output.dense.weight.double().mT.unflatten(0, (12, 32))
     B = W["key"].transpose(0, 1) @ W["query"].permute(1, 2, 0)
-    z = capture(model, inputs).sublayers["encoder.layer.3.attention.self"].given[inputs["attention_mask"].bool()]
+    z = capture(model, inputs).sublayers["encoder.layer.3.attention.self"].input[inputs["attention_mask"].bool()]
     C = torch.cov(z.double().mT, correction=0)
     P = torch.from_numpy(matrices.centring(384))
     gain = model.encoder.layer[2].output.LayerNorm.weight.double()

@@ -116,7 +116,7 @@ def test_every_quantity_is_that_of_least_squares(post):
         for batch in batches:
             found = capture(model, batch.inputs, architecture=layout.architecture).sublayers[name]
             seen = batch.inputs["attention_mask"].bool()
-            for store, t in ((x, found.stream), (z, found.given), (u, found.update)):
+            for store, t in ((x, found.stream), (z, found.input), (u, found.update)):
                 store.append(t[seen].numpy())
     finally:
         model.float()

@@ -34,7 +34,7 @@ from .inside.discovery import discover
 from .inside.loading import describe, random_twin
 from .inside.weights import weights_of
 from .passes.batch_statistics import statistics_of
-from .passes.extreme_tokens import Standing, greatest
+from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
 from .passes.memory_limits import check_memory, tokens_of_a_batch
 from .passes.placement import placed
@@ -142,7 +142,7 @@ def measure(
     show = reporter(progress, "tokens" if has_tokens else "rows")
     of_twin: list[Batch] = []
     state: dict[str, Any] = {}
-    standing: list[Standing] = []
+    standing: list[ExtremeToken] = []
     begun = time.perf_counter()
     with interruptible() as interrupted:
         for batch in chain([first], reading):

