@@ -31,7 +31,7 @@ from .corpus.batching import Batch, Batches, Report
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .inside.discovery import discover
-from .inside.loading import describe, random_twin
+from .inside.loading import describe, with_random_weights
 from .inside.weights import weights_of
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
@@ -250,7 +250,7 @@ def _twin(
     """The same tokens through random weights of the same architecture, or why the model cannot be made anew."""
     predictions = [p for p in predictions if p.baseline == "statistics"]
     try:
-        other = random_twin(model, seed=probed.seed)
+        other = with_random_weights(model, seed=probed.seed)
     except ValueError as refusal:
         return str(refusal)
     inputs = placed(of_twin[0], other).inputs

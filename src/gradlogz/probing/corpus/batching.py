@@ -99,17 +99,17 @@ def batches(
     Law: tests/laws/test_batches_do_not_depend_on_the_order_of_documents.py.
     """
     if not callable(tokenizer):
-        fact, remedy = type(tokenizer).__name__, "Pass the one that belongs to the model."
-        raise InputTypeError("batches", "tokenizer", f"tokenizer must turn text into tokens, got {fact}", remedy)
+        problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
+        raise InputTypeError("batches", "tokenizer", problem, "Pass the tokenizer of the model.")
     for name, number in (("tokens", tokens), ("size", size), ("padded", padded)):
         if number is not None and number < 1:
-            raise InputValueError("batches", name, f"{name} must be 1 or more, got {number}", "None leaves it open.")
+            raise InputValueError("batches", name, f"{name} must be 1 or more, got {number}", "Pass None for no limit.")
     special = tokenizer.num_special_tokens_to_add(pair=False)
     context = min(tokenizer.model_max_length, 10**9)
     if length is not None and not special + 2 <= length <= context:
-        remedy = "None takes 1024, or the context if that is less."
-        condition = f"length must be from {special + 2} to the context of the model, {context}"
-        raise InputValueError("batches", "length", f"{condition}, got {length}", remedy)
+        problem = f"length must be between {special + 2} and the context length of the model, {context}, got {length}"
+        remedy = "Pass None for the default, 1024 or the context length if that is smaller."
+        raise InputValueError("batches", "length", problem, remedy)
     return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, padded, seed)
 
 
@@ -213,11 +213,9 @@ class Batches(Iterator[Batch]):
         for g, rows in enumerate(waiting):
             yield from self._sorted(g, rows)
         if not self._report.rows:
-            fact = f"{self._report.short} that are shorter"
-            remedy = "Pass longer texts, or those that this tokenizer reads."
-            raise InputValueError(
-                "batches", "documents", f"some document must have two tokens or more, got {fact}", remedy
-            )
+            problem = f"all {self._report.short} documents have fewer than two tokens"
+            remedy = "Pass longer texts, or texts in the language of the tokenizer."
+            raise InputValueError("batches", "documents", problem, remedy)
 
     def _sorted(self, group: int, rows: list[_Row]) -> Iterator[Batch]:
         rows = sorted(rows, key=lambda row: (-len(row.ids), row.key, row.start))

@@ -28,14 +28,12 @@ def images(
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         remedy = "Install it with: pip install pillow."
-        raise MissingPackageError("images", "pillow", "pillow must be installed, got none", remedy) from None
+        raise MissingPackageError("images", "pillow", "pillow is not installed", remedy) from None
     path = Path(folder).expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not files:
-        remedy = f"They end in {', '.join(SUFFIXES)}."
-        raise InputValueError(
-            "images", "source", f"source must be a folder that holds images, got {str(path)!r}", remedy
-        )
+        remedy = f"Pass a folder of files that end in {', '.join(SUFFIXES)}."
+        raise InputValueError("images", "folder", f"the folder {str(path)!r} contains no images", remedy)
     for chunk in (files[i : i + size] for i in range(0, len(files), size)):
         opened = []
         for file in chunk:
@@ -43,9 +41,7 @@ def images(
                 with Image.open(file) as image:
                     opened.append(image.convert("RGB"))
             except (OSError, UnidentifiedImageError):
-                remedy = "Leave it out, or save it again."
-                raise InputValueError(
-                    "images", "folder", f"every image must be readable, got {file.name}", remedy
-                ) from None
+                remedy = "Remove the file, or save it again."
+                raise InputValueError("images", "folder", f"{file.name} is not a readable image", remedy) from None
         features = processor(images=opened, return_tensors="pt")
         yield [p.relative_to(path).as_posix() for p in chunk], {"pixel_values": features["pixel_values"]}

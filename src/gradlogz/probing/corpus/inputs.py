@@ -40,10 +40,13 @@ class Inputs(Iterator[Batch]):
             tensors = isinstance(inputs, Mapping) and inputs and all(isinstance(t, Tensor) for t in inputs.values())
             rows = {len(t) if t.ndim else 0 for t in inputs.values()} if tensors else set()
             if len(rows) != 1 or 0 in rows or (names is not None and len(names) != max(rows)):
-                fact = f"{type(inputs).__name__} at {number}" if not tensors else f"rows {sorted(rows)} at {number}"
+                fact = f"has tensors of {sorted(rows)} rows" if tensors else f"is {type(inputs).__name__}"
+                problem = (
+                    "without a tokenizer every entry must be a dictionary of tensors with equal numbers of rows, "
+                    f"but entry {number} {fact}"
+                )
                 remedy = "Pass dictionaries such as {'pixel_values': images}, or a tokenizer with texts."
-                condition = "without a tokenizer every entry must hold tensors of equally many rows"
-                raise InputValueError("probe", "source", f"{condition}, got {fact}", remedy)
+                raise InputValueError("probe", "texts", problem, remedy)
             names = [f"row {number}.{i}" for i in range(rows.pop())] if names is None else list(names)
             keys = [hash_of(name) for name in names]
             groups: dict[int, list[int]] = {}
@@ -59,4 +62,4 @@ class Inputs(Iterator[Batch]):
                 yield Batch(part, torch.tensor([keys[i] for i in at]), group, [names[i] for i in at], starts)
         if not self._report.rows:
             remedy = "Pass dictionaries such as {'pixel_values': images}."
-            raise InputValueError("probe", "source", "without a tokenizer there must be inputs, got none", remedy)
+            raise InputValueError("probe", "texts", "there are no inputs", remedy)

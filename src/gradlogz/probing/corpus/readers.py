@@ -27,13 +27,8 @@ def corpus_of(processor: Any, source: Any, *, reads: str = "text") -> Iterable[A
     if processor is not None and not reads_images(processor):
         return documents(source, reads=reads)
     if source is None:
-        fact, remedy = (
-            "none",
-            "Pass a folder of images (--text, or texts=), or batches such as {'pixel_values': images}.",
-        )
-        raise InputValueError(
-            "probe", "source", f"a model that reads no text must be given its inputs, got {fact}", remedy
-        )
+        remedy = "Pass a folder of images (--text, or texts=), or batches such as {'pixel_values': images}."
+        raise InputValueError("probe", "texts", "there is no default input for a model that does not read text", remedy)
     return images(source, processor) if isinstance(source, str | os.PathLike) else source
 
 

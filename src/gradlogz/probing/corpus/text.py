@@ -41,24 +41,20 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
     """
     if source is None:
         if reads not in DEFAULTS:
-            fact, remedy = "none", "Pass the inputs themselves, batch by batch."
-            raise InputValueError(
-                "documents", "source", f"source must be given for a model that reads {reads}, got {fact}", remedy
-            )
+            problem = f"there is no default source for a model that reads {reads}"
+            raise InputValueError("documents", "source", problem, "Pass batches of inputs.")
         return _some(DEFAULTS[reads](), f"the {reads} of this package")
     if isinstance(source, str) and source == "-":
         return _some(_decoded("standard input", _parts("standard input", sys.stdin)), "standard input")
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         if not path.exists():
-            fact, remedy = f"{os.fspath(source)[:80]!r}", "Pass texts themselves as a list of strings."
-            raise InputValueError(
-                "documents", "source", f"source must be a file or a folder that exists, got {fact}", remedy
-            )
+            problem = f"source must be an existing file or folder, got {os.fspath(source)[:80]!r}"
+            raise InputValueError("documents", "source", problem, "Pass texts as a list of strings.")
         return _some(_files(path), os.fspath(source))
     if not isinstance(source, Iterable):
-        remedy = "Pass a path, or a list of texts."
-        raise InputTypeError("documents", "source", f"source must hold texts, got {type(source).__name__}", remedy)
+        problem = f"source must be a path or an iterable of texts, got {type(source).__name__}"
+        raise InputTypeError("documents", "source", problem, "Pass a path, or a list of texts.")
     return _some(_named(source), "the texts")
 
 
@@ -73,8 +69,8 @@ def _some(documents: Iterator[Document], where: str) -> Iterator[Document]:
             count += 1
             yield document
     if not count:
-        remedy = "Pass a file, a folder or a list that has text in it."
-        raise InputValueError("documents", "source", f"source must hold text, got none in {where}", remedy)
+        remedy = "Pass a file, a folder or a list that contains text."
+        raise InputValueError("documents", "source", f"{where} contains no text", remedy)
 
 
 def _topics() -> Iterator[Document]:
@@ -97,9 +93,10 @@ def _named(source: Iterable[Any]) -> Iterator[Document]:
     for number, entry in enumerate(source, start=1):
         pair = (f"text {number}", entry) if isinstance(entry, str) else entry
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            remedy = "A text alone is named by its place."
-            condition = "every text must be a string or a pair of name and text"
-            raise InputTypeError("documents", "source", f"{condition}, got {type(entry).__name__} at {number}", remedy)
+            problem = (
+                f"every text must be a string or a pair (name, text), but entry {number} is {type(entry).__name__}"
+            )
+            raise InputTypeError("documents", "source", problem, "Pass strings; their position becomes their name.")
         yield Document(*pair)
 
 
@@ -120,8 +117,8 @@ def _file(path: Path, name: str) -> Iterator[Document]:
             reader = _records if path.suffix == ".jsonl" else _lines if path.suffix in BY_LINE else _parts
             yield from _decoded(name, reader(name, lines))
     except OSError as error:
-        fact, remedy = f"{type(error).__name__} from {name}", "Change its permissions, or leave it out."
-        raise InputValueError("documents", "source", f"every file must be readable, got {fact}", remedy) from None
+        problem, remedy = f"{name} is not readable ({type(error).__name__})", "Change its permissions, or remove it."
+        raise InputValueError("documents", "source", problem, remedy) from None
 
 
 def _decoded(name: str, documents: Iterator[Document]) -> Iterator[Document]:
@@ -135,8 +132,8 @@ def _decoded(name: str, documents: Iterator[Document]) -> Iterator[Document]:
     except UnicodeDecodeError:
         text = False
     if not text:
-        condition, remedy = "every file must be text in UTF-8", "Convert it to UTF-8, or leave it out."
-        raise InputValueError("documents", "source", f"{condition}, got other bytes in {name}", remedy)
+        remedy = "Convert it to UTF-8, or remove it."
+        raise InputValueError("documents", "source", f"{name} is not UTF-8 text", remedy)
 
 
 def _lines(name: str, lines: TextIO) -> Iterator[Document]:
@@ -153,8 +150,8 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
         except (ValueError, KeyError, TypeError):
             text = None
         if not isinstance(text, str):
-            condition, fact = 'every line of a .jsonl file must be an object with a "text"', f"{name}, line {number}"
-            raise InputValueError("documents", "source", f"{condition}, got {fact}", "Leave that line out.")
+            problem = f'line {number} of {name} is not a JSON object with a string "text"'
+            raise InputValueError("documents", "source", problem, "Correct or remove that line.")
         yield Document(f"{name}:{number}", text)
 
 

@@ -43,8 +43,8 @@ def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYER
             model(**small, **without_cache(model))
         parted = frozenset(name for name, projected in receiver.projected.items() if _parted(*projected, layers))
     if not receiver.calls:
-        remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise InputRuntimeError("discover", "model", "the model must compute attention, got a pass without any", remedy)
+        remedy = "If its attention layers have unusual class names, pass a pattern for them as layers=."
+        raise InputRuntimeError("discover", "model", "no attention was found in a forward pass of the model", remedy)
     return _architecture(graph, receiver)._replace(parted=parted)
 
 

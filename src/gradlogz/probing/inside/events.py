@@ -75,11 +75,8 @@ class Attended(NamedTuple):
     def arguments(self) -> AttentionArguments:
         """Queries, keys, values, masks, scale, sinks and soft cap of the call; an error if only logits are known."""
         if not isinstance(self.call, AttentionArguments):
-            condition = f"{self.layer} must hand its queries to a function"
-            fact = "a layer that computes its own logits"
-            raise InputValueError(
-                "Attended", self.layer, f"{condition}, got {fact}", "Take call, which holds the logits."
-            )
+            problem = f"{self.layer} computes its own logits; its queries, keys and values are unknown"
+            raise InputValueError("Attended", "arguments", problem, "Use `call`, which contains the logits.")
         return self.call
 
     @property

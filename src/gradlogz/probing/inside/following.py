@@ -107,9 +107,9 @@ class _Pass(TorchFunctionMode, Receiver):
     def finish(self, missed: tuple[str, ...]) -> None:
         """Raise at the end of a pass if the call of an attention layer was not intercepted."""
         if missed:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out."
-            raise InputRuntimeError("capture", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"no call of attention could be intercepted in {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes these layers."
+            raise InputRuntimeError("capture", "model", problem, remedy)
 
     # Called by the hooks of the modules -------------------------------------------------------------------------------
 

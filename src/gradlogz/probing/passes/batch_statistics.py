@@ -38,9 +38,9 @@ def statistics_of(
         return statistics
     rows = len(batch.keys)
     if rows == 1:
-        fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
-        remedy = "Pass a smaller length=, or another device."
-        raise InputRuntimeError("probe", "batch", f"a batch must fit into memory, got {fact}", remedy)
+        tokens = next(iter(batch.inputs.values())).shape[-1]
+        remedy = "Pass a smaller length=, or use another device."
+        raise InputRuntimeError("probe", "length", f"a row of {tokens} tokens does not fit into memory", remedy)
     gc.collect()  # the failed pass may have left reference cycles
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
@@ -87,5 +87,5 @@ def _check_numbers(faults: Mapping[str, Tensor]) -> None:
         return
     layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
     head = int(faults[layer].nonzero()[0, 0])
-    remedy = "Look for NaN in the weights; in half precision, load the model in float32."
-    raise InputValueError("probe", "model", f"log normalisers must be numbers, got NaN in {layer}, head {head}", remedy)
+    remedy = "Check the weights for NaN; if the model is in half precision, load it in float32."
+    raise InputValueError("probe", "model", f"head {head} of {layer} has log normalisers that are not finite", remedy)

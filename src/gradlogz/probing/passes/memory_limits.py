@@ -37,14 +37,17 @@ def check_memory(model: nn.Module, architecture: Architecture, predictions: Sequ
     if size < LARGE:
         return ""
     memory = memory_of(next(model.parameters()).device)
-    words = f"{size / 2**30:.1f} GiB of matrices of the stream"
+    gibibytes = f"{size / 2**30:.1f} GiB"
     if memory is not None and size > memory:
-        fact, there = f"{words}, of width {architecture.width}", f"There are {memory / 2**30:.1f}"
+        problem = (
+            f"the matrices of the predictions need {gibibytes} at width {architecture.width}, but the memory has "
+            f"{memory / 2**30:.1f} GiB"
+        )
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
-        remedy = f"{there}: choose predictions without {names}, or twin=0, or another device."
-        raise InputValueError("probe", "statistics", f"statistics must fit into memory, got {fact}", remedy)
-    return f"{words} will be kept."
+        remedy = f"Leave out {names}, pass twin=0, or use another device."
+        raise InputValueError("probe", "predictions", problem, remedy)
+    return f"The matrices of the residual stream need {gibibytes} of memory."
 
 
 def tokens_of_a_batch(model: nn.Module) -> int:

@@ -293,21 +293,22 @@ def _centred(share: Tensor, fraction: Tensor, means: Tensor) -> tuple[Tensor, Te
 
 def _check(x: Tensor, y: Tensor | None, group: int, weights: Tensor | None, yy: str) -> None:
     if x.ndim < 2 or (y is not None and (y.ndim < 2 or y.shape[:-1] != x.shape[:-1])):
-        fact = f"shape {shape_of(x)}" if y is None else f"shapes {shape_of(x)} and {shape_of(y)}"
-        condition = "x must be [*h, t, p], and y [*h, t, q] if given"
-        raise InputValueError(
-            "comoments_of", "x", f"{condition}, got {fact}", "Flatten batch and position into one dimension t."
+        problem = (
+            f"x must have shape [*h, t, p], got {shape_of(x)}"
+            if y is None
+            else f"x and y must have shapes [*h, t, p] and [*h, t, q], got {shape_of(x)} and {shape_of(y)}"
         )
+        raise InputValueError("comoments_of", "x", problem, "Flatten batch and position into one dimension t.")
     if weights is not None and shape_of(weights) != shape_of(x)[-2:-1]:
-        condition, fact = f"weights must be one for each of the {x.shape[-2]} tokens", f"shape {shape_of(weights)}"
-        raise InputValueError("comoments_of", "weights", f"{condition}, got {fact}", "All heads share them.")
+        problem = f"weights must have shape ({x.shape[-2]},), one for each token, got {shape_of(weights)}"
+        raise InputValueError("comoments_of", "weights", problem, "Pass one vector of weights for all heads.")
     _check_group("comoments_of", group)
     if yy not in ("full", "diagonal", "trace"):
-        condition = "yy must be full, diagonal or trace"
-        raise InputValueError("comoments_of", "yy", f"{condition}, got {yy!r}", "The trace is enough for a score.")
+        problem = f"yy must be 'full', 'diagonal' or 'trace', got {yy!r}"
+        raise InputValueError("comoments_of", "yy", problem, "Pass 'trace' if only R² is needed.")
 
 
 def _check_group(call: str, group: int) -> None:
     if not 0 <= group < GROUPS:
-        remedy = "Take it from group_of the key of the document."
-        raise InputValueError(call, "group", f"group must be 0 to {GROUPS - 1}, got {group}", remedy)
+        remedy = "Compute it with group_of(key)."
+        raise InputValueError(call, "group", f"group must be between 0 and {GROUPS - 1}, got {group}", remedy)

@@ -23,8 +23,8 @@ class Histogram(NamedTuple):
         """Return the sum of both histograms."""
         check_alike("Histogram.merge", self, other)
         if not torch.equal(self.edges, other.edges):
-            fact, remedy = f"{len(self.edges)} edges that differ", "Fix the edges before the first batch."
-            raise InputValueError("Histogram.merge", "both", f"both must have the same edges, got {fact}", remedy)
+            remedy = "Fix the edges before the first batch."
+            raise InputValueError("Histogram.merge", "other", "the histograms have different edges", remedy)
         return Histogram(self.edges, self.counts + other.counts)
 
 
@@ -33,8 +33,8 @@ def histogram_of(
 ) -> Histogram:
     """Return the histogram over the last dimension; edges must ascend, and values that are not `valid` are skipped."""
     if edges.ndim != 1 or len(edges) < 2 or not bool((edges[1:] > edges[:-1]).all()):
-        fact, remedy = f"shape {shape_of(edges)}", "torch.linspace gives them."
-        raise InputValueError("histogram_of", "edges", f"edges must be two or more, ascending, got {fact}", remedy)
+        problem = f"edges must be a vector of at least two ascending values, got shape {shape_of(edges)}"
+        raise InputValueError("histogram_of", "edges", problem, "Make them with torch.linspace.")
     values = values.detach().contiguous()
     places = edges.to(values.device, values.dtype, non_blocking=True)
     bins = torch.bucketize(values, places, right=True).masked_fill(values.isnan(), len(edges) + 1)

@@ -40,10 +40,8 @@ def affine_fit(comoments: Comoments) -> Fit:
     the held-out R² is NaN. A negative R² is worse than predicting the mean.
     """
     if all(group is None or group.mean_y is None for group in comoments.groups):
-        remedy = "Pass y to comoments_of."
-        raise InputValueError(
-            "affine_fit", "comoments", "comoments must have products with y, got those of x alone", remedy
-        )
+        problem = "comoments contain no products with y"
+        raise InputValueError("affine_fit", "comoments", problem, "Pass y to comoments_of.")
     total, present = comoments.total(), comoments.present()
     coefficients = solve(total.xx, total.xy)
     intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ coefficients).squeeze(-2)

@@ -39,10 +39,9 @@ class Sample(NamedTuple):
         """Return the sample of both; of a token in both samples the first occurrence is retained."""
         one, two = ({name: t.shape[1:] for name, t in each.vectors.items()} for each in (self, other))
         if self.size != other.size or one != two:
-            facts = [f"{each.size} tokens of {', '.join(each.vectors)}" for each in (self, other)]
-            remedy = "Take the same vectors of every batch."
-            condition = "both must have one size and vectors of the same names and shapes"
-            raise InputValueError("Sample.merge", "both", f"{condition}" + ", got " + (" and ".join(facts)), remedy)
+            facts = [f"size {each.size} with vectors {', '.join(each.vectors)}" for each in (self, other)]
+            problem = f"both samples must have the same size, names and shapes of vectors, got {' and '.join(facts)}"
+            raise InputValueError("Sample.merge", "other", problem, "Sample the same vectors in every batch.")
         if not len(other.hashes):
             return self
         both = {name: torch.cat((t, other.vectors[name].to(t.device))) for name, t in self.vectors.items()}
@@ -62,11 +61,9 @@ def sample_of(vectors: dict[str, Tensor], hashes: Int[Tensor, " t"], *, size: in
     """Return the sample of these tokens, from named vectors [t, ...] on any device and their hashes on the CPU."""
     wrong = {name: shape_of(t) for name, t in vectors.items() if shape_of(t)[:1] != shape_of(hashes)}
     if wrong or hashes.ndim != 1:
-        fact = f"shapes {', '.join(map(str, wrong.values())) or 'none'} and {shape_of(hashes)}"
-        condition = "vectors must be [t, ...] beside hashes [t]"
-        raise InputValueError(
-            "sample_of", "vectors", f"{condition}, got {fact}", "Flatten batch and position into one dimension t."
-        )
+        shapes = ", ".join(map(str, wrong.values())) or "no vectors"
+        problem = f"vectors must be [t, ...] for hashes [t], got {shapes} for hashes {shape_of(hashes)}"
+        raise InputValueError("sample_of", "vectors", problem, "Flatten batch and position into one dimension t.")
     ordered, order = hashes.cpu().sort(stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[1:] = ordered[1:] != ordered[:-1]

@@ -65,9 +65,9 @@ def sums_of(values: Float[Tensor, "b *s k"], documents: Int[Tensor, " b"] | Docu
     """
     weights = documents if isinstance(documents, DocumentWeights) else DocumentWeights(documents)
     if values.ndim < 2 or values.shape[:1] != weights.keys.shape:
-        fact = f"shapes {shape_of(values)} and {shape_of(weights.keys)}"
-        remedy = "Sum over tokens first and pass the key of the document of each row."
-        raise InputValueError("sums_of", "values", f"values must be [b, *s, k] beside keys [b], got {fact}", remedy)
+        problem = f"values must be [b, *s, k] for keys [b], got {shape_of(values)} for keys {shape_of(weights.keys)}"
+        remedy = "Sum over tokens first, and pass the key of each row's document."
+        raise InputValueError("sums_of", "values", problem, remedy)
     values = double(values)
     return Sums((weights.on(values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
 

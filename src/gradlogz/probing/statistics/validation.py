@@ -37,4 +37,4 @@ def check_alike(call: str, one: tuple[Any, ...], other: tuple[Any, ...]) -> None
     if shapes[0] != shapes[1]:
         fact = " and ".join(", ".join(map(str, each)) for each in shapes)
         remedy = "Merge statistics of the same quantity of the same layer."
-        raise InputValueError(call, "both", f"both must have the same shapes, got {fact}", remedy)
+        raise InputValueError(call, "other", f"both must have the same shapes, got {fact}", remedy)
