@@ -77,7 +77,7 @@ def planted(nan=False, fits=True):
 def wide(width):
     model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
     layout = discover(model, {"input_ids": torch.tensor([[3, 4, 5]])})
-    return check_memory(model, layout._replace(width=width), known_predictions(), twin=True)
+    return check_memory(model, layout._replace(width=width), known_predictions(), baseline=True)
 
 
 def _full(**given):
@@ -109,13 +109,13 @@ ERRORS = [
     (
         ValueError,
         "probe: twin",
-        "tokens",
+        "share",
         lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], twin=2.0),
     ),
     (
         ValueError,
         "probe: predictions",
-        "predictions",
+        "luck",
         lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=["luck"]),
     ),
     (

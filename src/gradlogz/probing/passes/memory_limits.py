@@ -26,13 +26,15 @@ def matrix_bytes(architecture: Architecture, predictions: Iterable[Prediction]) 
     return sum(matrices.values())
 
 
-def check_memory(model: nn.Module, architecture: Architecture, predictions: Sequence[Prediction], *, twin: bool) -> str:
+def check_memory(
+    model: nn.Module, architecture: Architecture, predictions: Sequence[Prediction], *, baseline: bool
+) -> str:
     """Raise if the matrices of the residual stream do not fit into memory; return a sentence if they are large.
 
-    twin: whether the random-weights baseline is measured too.
+    baseline: whether the random-weights baseline is measured too.
     """
     size = matrix_bytes(architecture, predictions)
-    if twin:
+    if baseline:
         size += matrix_bytes(architecture, [p for p in predictions if p.baseline == "statistics"])
     if size < LARGE:
         return ""
@@ -45,7 +47,7 @@ def check_memory(model: nn.Module, architecture: Architecture, predictions: Sequ
         )
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
-        remedy = f"Leave out {names}, pass twin=0, or use another device."
+        remedy = f"Leave out {names}, pass twin=0, or use another device."  # plain-words: ok
         raise InputValueError("probe", "predictions", problem, remedy)
     return f"The matrices of the residual stream need {gibibytes} of memory."
 
