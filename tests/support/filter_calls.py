@@ -1,4 +1,4 @@
-"""Every public function of the filters as a call that can be made anywhere: on any device, in any dtype."""
+"""A call of every public function of the filters, for any device and dtype."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,13 +56,13 @@ from support.switching_oracles import F64, beginning, chain, observed, positive,
 
 
 class Place(NamedTuple):
-    """A device, and the dtype of what is there."""
+    """A device and a dtype."""
 
     device: str = "cpu"
     dtype: torch.dtype = F64
 
     def __call__(self, given: Any) -> Any:
-        """Tensors, or what holds some, at this place."""
+        """Move tensors, or a pytree of tensors, to this device and dtype."""
 
         def moved(t: Tensor) -> Tensor:
             return t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
@@ -71,11 +71,11 @@ class Place(NamedTuple):
 
 
 Call = Callable[[Place], Any]
-CALLS: dict[str, Callable[[], Call]] = {}  # a function that draws numbers on the CPU, and gives one that uses them
+CALLS: dict[str, Callable[[], Call]] = {}  # functions that draw data on the CPU and return a call that uses them
 
 
 def call(name: str) -> Callable[[Callable[[], Call]], Callable[[], Call]]:
-    """What stands before a colon is the public name."""
+    """Register a call; the part of its name before a colon is the public name."""
 
     def kept(prepare: Callable[[], Call]) -> Callable[[], Call]:
         CALLS[name] = prepare
@@ -85,7 +85,7 @@ def call(name: str) -> Callable[[Callable[[], Call]], Callable[[], Call]]:
 
 
 def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, device: str = "cpu") -> None:
-    """Every field of two results agrees, up to the largest number of the field, and lies where it should."""
+    """Assert that all tensors of two results agree relative to their largest entry, and are on the right device."""
     (found, form), (wanted, wanted_form) = tree_flatten(actual), tree_flatten(expected)
     assert form == wanted_form
     for i, (a, e) in enumerate(zip(found, wanted, strict=True)):
@@ -101,7 +101,7 @@ def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, dev
 
 
 def series(k=3, s=4, o=2, *, steps=6, targets=5, **more):
-    """A system, observations with gaps, a mask and lengths, and a prior."""
+    """Return a system, observations with gaps, a mask and lengths, and a prior."""
     model, start = system(k, s, o, **more), beginning(k, s)
     y = observed(model, steps, targets)
     y[1, 2], y[2, 1, 0] = torch.nan, torch.nan
@@ -162,7 +162,7 @@ def _():
 
 
 def flowing():
-    """Fields of a model of continuous time, observations at times that are far apart and close, and a prior."""
+    """Return fields of a continuous-time model, observations at irregular times, and a prior."""
     model, y, prior = series(offsets=True)
     rate = torch.rand(3, 3, dtype=F64)
     fields = {name: getattr(model, name) for name in ("Q", "H", "R", "b", "d")}
@@ -310,7 +310,7 @@ ERRORS = torch.tensor([[0.5, 0.0], [0.0, 0.01]], dtype=F64)  # of ranges and bea
 
 
 def turning(at, method, **options):
-    """Targets that fly straight on or turn, seen by a radar."""
+    """Return a model of targets that fly straight or turn, observed by a radar."""
     noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
     straight = constant_velocity(2, dt=1.0, **noise)
     turn = unknown_turn(2, dt=1.0, rate_density=0.01, **noise)
@@ -327,7 +327,7 @@ def turning(at, method, **options):
 
 
 def radar():
-    """What is believed of such targets at time 0, and what is seen of them; bearings go round."""
+    """Return a prior and radar observations of such targets, with bearings that wrap around."""
     steps = torch.arange(6, dtype=F64)
     y = torch.stack((20 + steps, torch.remainder(3.0 + 0.1 * steps + torch.pi, 2 * torch.pi) - torch.pi), -1)
     y = y + 0.1 * torch.randn(4, 6, 2, dtype=F64)
@@ -391,7 +391,7 @@ for method in ("ekf", "ukf"):
 
 
 def bending(at, method, **options):
-    """Targets that turn, or whose speed is damped while they do, in continuous time."""
+    """Return a continuous-time model of targets that turn, with and without damping of their speed."""
     noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
     turn = unknown_turn(2, rate_density=0.01, **noise)
 
@@ -514,7 +514,7 @@ def _():
 
 
 def taught(targets=12, steps=15):
-    """Series of a known system, and another system to begin with."""
+    """Return series of a known system, and another system as the start of the fit."""
     k, s = 2, 2
     fields = {
         "transition": CHAIN,
@@ -578,7 +578,7 @@ def _():
 
 
 def conjugate():
-    """Families with a prior, observations with gaps, and dynamics, by name."""
+    """Return families with a prior, observations with gaps, and dynamics, by name."""
     counts = torch.poisson(torch.full((3, 5, 2), 3.0, dtype=F64))
     counts[0, 2, 1] = torch.nan
     whole = torch.poisson(torch.full((3, 5, 3), 2.0, dtype=F64))

@@ -1,4 +1,4 @@
-"""Predictions over batches, without the runner: what a test of one prediction needs."""
+"""Evaluation of one prediction over batches, without the runner, for tests of predictions."""
 
 import torch
 
@@ -16,9 +16,9 @@ from gradlogz.probing.statistics import GROUPS, merge
 
 
 def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padded=True):
-    """Batches of random tokens, one of each group in turn; the last row of each is padded."""
+    """Return batches of random tokens, cycling through the groups; the last row of each is padded."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    drawn = []
     for i in range(batches):
         ids = torch.randint(3, vocabulary, (rows, length), generator=generator)
         mask = torch.ones_like(ids)
@@ -27,8 +27,8 @@ def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padd
         keys = torch.randint(0, 2**62, (rows,), generator=generator)
         names = [f"document {i} {row}" for row in range(rows)]
         inputs = {"input_ids": torch.where(mask.bool(), ids, 0), "attention_mask": mask}
-        found.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
-    return found
+        drawn.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
+    return drawn
 
 
 def probed(model, batch, name="planted"):
@@ -55,7 +55,7 @@ def state_of(prediction, model, batches, architecture, change=lambda event: even
 
 
 def tensors_of(state, name=""):
-    """The tensors of a state by their names, on the CPU."""
+    """Return the tensors of a state by name, on the CPU."""
     if isinstance(state, torch.Tensor):
         return {name: state.cpu()}
     parts = state if isinstance(state, dict) else state._asdict() if hasattr(state, "_fields") else None
