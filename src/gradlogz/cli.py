@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import typer
 
 INSTALL = (
-    "gradlogz: the command line must have typer and rich; got neither. Install them with: pip install 'gradlogz[cli]'"
+    "gradlogz: the command line needs typer and rich, which are not installed. "
+    "Install them with: pip install 'gradlogz[cli]'"
 )
 
 

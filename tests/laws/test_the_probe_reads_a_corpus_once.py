@@ -298,9 +298,9 @@ def test_a_real_model_is_probed():
     ("words", "says"),
     [
         (["--json", "no/such/findings.json"], "probe: --json "),
-        (["--only", "luck"], "probe: predictions "),
+        (["--only", "luck"], "probe: "),
         (["no such model"], "load: "),
-        (["--text", "no such file", "--only", "symmetry"], "documents: source "),
+        (["--text", "no such file", "--only", "symmetry"], "documents: "),
     ],
     ids=["file", "prediction", "model", "text"],
 )
