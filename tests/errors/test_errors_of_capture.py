@@ -108,9 +108,9 @@ ERRORS = [
     ),
     (
         ValueError,
-        "probe: twin",
+        "probe: baseline",
         "share",
-        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], twin=2.0),
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], baseline=2.0),
     ),
     (
         ValueError,

@@ -64,10 +64,10 @@ def tensors_of(state, name=""):
     return {key: t for part, each in parts.items() for key, t in tensors_of(each, f"{name}/{part}").items()}
 
 
-def findings_of(prediction, state, model, twin=None):
+def findings_of(prediction, state, model, baseline=None):
     """The values beside their nulls."""
     prediction = getattr(prediction, "PREDICTION", prediction)
-    nulls = {(n.layer, n.head, n.quantity): n for n in prediction.null(state, model, twin)}
+    nulls = {(n.layer, n.head, n.quantity): n for n in prediction.null(state, model, baseline)}
     rows = []
     for m in prediction.evaluate(state, model):
         n = nulls.get((m.layer, m.head, m.quantity))
@@ -87,12 +87,12 @@ def remarks_of(judgement):
     return {remark.key: remark for remark in judgement.remarks}
 
 
-def judged(prediction, model, batches, twin=None, change=lambda event: event):
+def judged(prediction, model, batches, baseline=None, change=lambda event: event):
     """The judgement on a model, with a random-weights baseline if there is one."""
     one = probed(model, batches[0])
     other = None
-    if twin is not None:
-        same = probed(twin, batches[0], "twin")
-        other = Baseline(state_of(prediction, twin, batches, same.architecture), same)
+    if baseline is not None:
+        same = probed(baseline, batches[0], "baseline")
+        other = Baseline(state_of(prediction, baseline, batches, same.architecture), same)
     state = state_of(prediction, model, batches, one.architecture, change)
     return prediction.verdict(findings_of(prediction, state, one, other))

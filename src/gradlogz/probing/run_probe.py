@@ -77,7 +77,7 @@ def probe(
     tokens: int | None = TOKENS,
     length: int | None = None,
     predictions: Wanted = None,
-    twin: float = SHARE,  # plain-words: ok
+    baseline: float = SHARE,
     seed: int = 0,
     progress: Progress = False,
 ) -> Findings:
@@ -95,7 +95,7 @@ def probe(
         tokens: number of tokens to read, None for all.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
         predictions: names of predictions, or your own files (docs/adding_a_prediction.md); all by default.
-        twin: share of the windows that the random-weights baseline reads, at least one of each group; 0 for none.
+        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for none.
         seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
@@ -103,7 +103,7 @@ def probe(
     """
     measured = measure(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
-        twin=twin, seed=seed, progress=progress,  # plain-words: ok
+        baseline=baseline, seed=seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions)
 
@@ -118,7 +118,7 @@ def measure(
     tokens: int | None = TOKENS,
     length: int | None = None,
     predictions: Wanted = None,
-    twin: float = SHARE,  # plain-words: ok
+    baseline: float = SHARE,
     seed: int = 0,
     progress: Progress = False,
 ) -> Measurement:
@@ -126,16 +126,16 @@ def measure(
 
     Ctrl-C ends the pass of the model after the current batch, and that of the baseline after its first batch.
     """
-    wanted, share = chosen(predictions), twin  # plain-words: ok
-    if not 0.0 <= share <= 1.0:
-        problem = f"twin must be a share of the windows between 0 and 1, got {share}"  # plain-words: ok
-        raise InputValueError("probe", "twin", problem, "Pass 0.1 for a tenth.")  # plain-words: ok
+    wanted = chosen(predictions)
+    if not 0.0 <= baseline <= 1.0:
+        problem = f"baseline must be a share of the windows between 0 and 1, got {baseline}"
+        raise InputValueError("probe", "baseline", problem, "Pass 0.1 for a tenth.")
     padded = tokens_of_a_batch(model)
     reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
     first = next(reading)
     inputs = placed(first, model).inputs
     architecture = discover(model, inputs)
-    large = check_memory(model, architecture, wanted, baseline=share > 0)
+    large = check_memory(model, architecture, wanted, baseline=baseline > 0)
     if progress is True and large:
         sys.stderr.write(f"{large}\n")
     probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
@@ -150,7 +150,7 @@ def measure(
             added, others = statistics_of(model, architecture, placed(batch, model), wanted)
             state = merge(state, added)
             extreme = greatest([*extreme, *others])
-            part = _sampled(batch, share, {each.group for each in sample})
+            part = _sampled(batch, baseline, {each.group for each in sample})
             if part is not None:
                 sample.append(part)
             done = reading.report.tokens if has_tokens else reading.report.rows
@@ -160,14 +160,14 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        baseline = None if not sample or not share else _baseline(model, sample, wanted, probed, interrupted)
+        untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
         seconds["baseline"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
-    if isinstance(baseline, str):
-        known["without_baseline"], baseline = baseline, None
+    if isinstance(untrained, str):
+        known["without_baseline"], untrained = untrained, None
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, baseline, report, listed, seconds, not interrupted())
+    return Measurement(probed, known, state, untrained, report, listed, seconds, not interrupted())
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:

@@ -47,7 +47,7 @@ def check_memory(
         )
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
-        remedy = f"Leave out {names}, pass twin=0, or use another device."  # plain-words: ok
+        remedy = f"Leave out {names}, pass baseline=0, or use another device."
         raise InputValueError("probe", "predictions", problem, remedy)
     return f"The matrices of the residual stream need {gibibytes} of memory."
 
