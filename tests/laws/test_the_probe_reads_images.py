@@ -45,6 +45,7 @@ def test_the_command_probes_a_folder_of_images(place, tmp_path):
         str(tmp_path / "run"),
         "--json",
         "-",
+        "--details",
     ]
     words += [word for name in ONLY for word in ("--only", name)]
     result = CliRunner().invoke(cli.application(), words)
@@ -56,7 +57,7 @@ def test_the_command_probes_a_folder_of_images(place, tmp_path):
     rows = [row for row in found["rows"] if row["prediction"] == "entropy" and row["quantity"] == "entropy"]
     assert len(rows) == 8
     assert {row["tokens"] for row in rows} == {24 * 17}  # patches of 4 x 4, and one token for all
-    assert "24 inputs in" in result.stderr
+    assert "24 inputs" in result.stderr
 
 
 def test_batches_of_inputs_are_read_as_the_folder_is(place):
