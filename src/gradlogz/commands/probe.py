@@ -60,7 +60,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", "--twin", help="Share of tokens for the random-weights baseline; 0 for none."),
+        typer.Option("--baseline", help="Share of tokens for the random-weights baseline; 0 for none."),
     ] = 0.1,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Permission to read pickled weights as plain tensors.")
@@ -129,9 +129,9 @@ def _label(name: str) -> str:
 
 def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
-        fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
-        remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
-        raise InputValueError("probe", "model", f"the model must read text or images, got {fact}", remedy)
+        problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
+        remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
+        raise InputValueError("probe", "model", problem, remedy)
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":

@@ -168,7 +168,7 @@ def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
     """The claims under their verdicts, each by its title and in its words."""
-    found = []
+    verdict_groups = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
             (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
@@ -176,5 +176,5 @@ def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group
             if claim.verdict == verdict
         )
         if entries:
-            found.append(Group(chip(verdict, len(entries)), entries))
-    return tuple(found)
+            verdict_groups.append(Group(chip(verdict, len(entries)), entries))
+    return tuple(verdict_groups)
