@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -41,13 +42,11 @@ def test_the_first_screen_says_which_claims_hold(opened, path):
         "1 not applicable linearity Layers are affine.",
     ]
     assert all(box["y"] + box["height"] < 900 for box in map(_box, one.page.locator(".head .group").all()))
-    assert one.page.locator(".head .sentence").inner_text() == (
-        "Of 4 claims that could be judged for planted, 1 holds, 1 does not, and 2 are undecided."
-    )
+    assert re.findall(r"\d+", one.page.locator(".head .sentence").inner_text()) == ["4", "1", "1", "2"]
     table = rows_of(one, "claims")
     assert [row[1] for row in table] == ["supported", "undecided", "refuted", "not applicable", "undecided"]
-    measured = ["entropy [share of log n]", "0.5", "0.4 to 0.6", "0.9", "4 and 4 of 12"]
-    assert table[0] == ["Heads choose.", "supported", *measured, "They do."]
+    assert table[0][:6] == ["Heads choose.", "supported", "entropy [share of log n]", "0.5", "0.4 to 0.6", "0.9"]
+    assert re.findall(r"\d+", table[0][6]) == ["4", "4", "12"], "support, refute, tested"
 
 
 def _box(element):
@@ -93,9 +92,9 @@ def test_a_head_that_is_chosen_is_what_every_section_speaks_of(opened, path):
         for r in findings().rows
         if r.quantity == "entropy" and r.layer == "encoder.layer.1.attention.self" and r.head == 2
     )
-    expect(said).to_contain_text(
-        f"entropy: {row.verdict}, {row.value:.3g} ({row.low:.3g} to {row.high:.3g}), null 0.9 (0.85 to 0.95)"
-    )
+    expect(said).to_contain_text(f"entropy: {row.verdict}, {row.value:.3g} ")
+    for ends in (f"{row.low:.3g} to {row.high:.3g}", "null 0.9", "0.85 to 0.95"):
+        expect(said).to_contain_text(ends)
     one.page.mouse.click(*place)
     expect(one.page.locator("#choice")).to_have_value("1/2")
     assert {(row[0], row[1]) for row in rows_of(one, "places")} == {("1", "–"), ("1", "2"), ("model", "–")}
@@ -113,7 +112,7 @@ def test_a_head_that_is_chosen_is_what_every_section_speaks_of(opened, path):
         expect(figure).to_have_attribute("data-choice", "1/2")
         assert set(figure.evaluate(chosen)) == keys
     one.page.locator("#choice").select_option("0/3")
-    assert rows_of(one, "tokens") == [["Nothing about layer 0, head 3."]]
+    assert rows_of(one, "tokens") == [["No rows for layer 0, head 3."]]
     one.page.locator(".choice button").click()
     expect(one.page.locator("#table-tokens tbody tr")).to_have_count(2)
     assert one.complaints == []
