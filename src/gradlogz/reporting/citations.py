@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..page import Reference
 
 BIBLIOGRAPHY = Path(__file__).parent.parent / "references.bib"
@@ -55,8 +55,8 @@ def parse(text: str) -> dict[str, Reference]:
         fields = [FIELD.fullmatch(line) for line in lines]
         if entry is None or not all(fields) or entry[2] in references:
             line = text.count("\n", 0, place) + 1
-            remedy = "Write one field on a line, its value in braces, under a key that no other entry has."
-            raise InputValueError(sentence("citations", "an entry must be simple BibTeX", f"line {line}", remedy))
+            remedy = "Write one field per line, its value in braces, under a key that no other entry has."
+            raise InputValueError("citations", "text", f"the BibTeX entry at line {line} cannot be parsed", remedy)
         references[entry[2]] = _reference(entry[2], {field[1]: field[2] for field in fields if field})
         place = entry.end()
     return references

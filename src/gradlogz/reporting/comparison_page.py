@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import __version__
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..page import (
     Cell,
     Chip,
@@ -95,8 +95,9 @@ def compare(sources: Sequence[Source]) -> str:
 def read_all(sources: Sequence[Source]) -> Runs:
     """Read the runs, ordered by training step if all have one."""
     if isinstance(sources, str) or len(sources) < 2:
-        fact = "a single name" if isinstance(sources, str) else f"{len(sources)}"
-        raise InputValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
+        count = "one name" if isinstance(sources, str) else len(sources)
+        remedy = "Use gradlogz report for a single run."
+        raise InputValueError("compare", "sources", f"sources must name two runs or more, got {count}", remedy)
     runs = [contents_of(source, "compare") for source in sources]
     steps = [step for step in map(_step, runs) if step is not None]
     if len(set(steps)) == len(runs):

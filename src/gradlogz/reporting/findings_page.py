@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from .._errors import MissingPackageError, sentence
+from .._errors import MissingPackageError
 from ..page import Chip, Page, Section, Table, VerdictBanner, render
 from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
@@ -52,13 +52,12 @@ GUIDE = {
 
 
 def rendered(page: Page, call: str) -> str:
-    """The page as HTML; without its extra, an error that says how to install it."""
+    """HTML of a page; an error with the command to install the extra if a package is missing."""
     try:
         return render(page)
     except ModuleNotFoundError as missing:
-        condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
-        remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(sentence(call, condition, fact, remedy)) from None
+        remedy = "Install the packages of pages with: pip install 'gradlogz[report]'."
+        raise MissingPackageError(call, missing.name, f"{missing.name} is not installed", remedy) from None
 
 
 def page_of_run(contents: RunContents) -> Page:

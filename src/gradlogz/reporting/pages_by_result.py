@@ -18,7 +18,7 @@ from html import escape
 from typing import Any
 
 from .._displays import register
-from .._errors import InputTypeError, sentence
+from .._errors import InputTypeError
 from ..page import Page, write
 from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
@@ -59,8 +59,9 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
 @singledispatch
 def page_of(result: Any) -> Page:
     """Page of a result, as data."""
-    condition = f"result must be Findings, the folder of a run, {', '.join(kind.__name__ for kind in PAGES)}"
-    raise InputTypeError(sentence("report", condition, type(result).__name__, "Pass one of these."))
+    types = ", ".join(kind.__name__ for kind in PAGES)
+    problem = f"result must be Findings, the path of a run folder, {types}, got {type(result).__name__}"
+    raise InputTypeError("report", "result", problem, "Pass one of these.")
 
 
 @page_of.register(Findings)

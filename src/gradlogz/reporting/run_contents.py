@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..probing.runs.findings import Findings
 from ..probing.runs.run_folder import Run, read_run
 from .findings_wording import Declarations
@@ -54,7 +54,9 @@ def contents_of(source: Source, call: str) -> RunContents:
     findings = run.findings
     models = list(findings.facts)
     if len(models) != 1 or not (findings.rows or findings.claims):
-        fact = f"{len(models)} models" if len(models) != 1 else f"neither rows nor claims of {models[0]}"
-        remedy = "Compare several as several." if len(models) != 1 else "Make the run again; this one measured nothing."
-        raise InputValueError(sentence(call, "a page must have findings of one model", fact, remedy))
+        several = len(models) != 1
+        contents = f"findings of {len(models)} models" if several else f"no findings of {models[0]}"
+        problem = f"source has {contents}, but a page shows one model"
+        remedy = "Make one page per model, or compare their runs." if several else "Run the probe again."
+        raise InputValueError(call, "source", problem, remedy)
     return RunContents(models[0], run, folder)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputTypeError, InputValueError
 
 WHOLE = ("dim", "tokens", "heads")
 NUMBERS = ("beta", "tau")
@@ -33,17 +33,21 @@ def ranges_of(grid: Grid) -> tuple[Range, ...]:
     """The axes of a grid, refused where they cannot be swept."""
     if not isinstance(grid, Mapping):
         condition, remedy = "grid must map names of axes to values", 'Pass {"beta": [0.5, 1.0]}.'
-        raise InputTypeError(sentence("sweep", condition, type(grid).__name__, remedy))
+        raise InputTypeError("sweep", "grid", f"{condition}, got {type(grid).__name__}", remedy)
     if not 1 <= len(grid) <= 2 or any(name not in SWEPT for name in grid):
         condition = f"the grid must have one or two axes of {', '.join(SWEPT)}"
-        raise InputValueError(sentence("sweep", condition, ", ".join(grid) or "none", "Fix the others by options."))
+        raise InputValueError(
+            "sweep", "grid", f"{condition}" + ", got " + (", ".join(grid) or "none"), "Fix the others by options."
+        )
     ranges = tuple(Range(name, _checked(name, values)) for name, values in grid.items())
     for name, values in ranges:
         if not values:
             condition = (
                 f"values of {name} must be {'names' if name == 'contraction' else 'finite numbers'}, at least one"
             )
-            raise InputValueError(sentence("sweep", condition, f"{grid[name]!r}"[:80], "Pass a list of them."))
+            raise InputValueError(
+                "sweep", "grid", f"{condition}" + ", got " + (f"{grid[name]!r}"[:80]), "Pass a list of them."
+            )
     return ranges
 
 
@@ -74,14 +78,14 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
         name, _, values = part.strip().partition("=")
         if name not in SWEPT or not values:
             condition, fact = f"an axis must be one of {', '.join(SWEPT)} with its values", f"{part.strip()!r}"
-            raise InputValueError(sentence("sweep", condition, fact, f"Write {EXAMPLE}."))
+            raise InputValueError("sweep", "grid", f"{condition}, got {fact}", f"Write {EXAMPLE}.")
         read = _values(name, values)
         if not read:
             condition = "values must be from:to:count or one|other, and numbers but for contraction"
-            raise InputValueError(sentence("sweep", condition, f"{values!r}", f"Write {EXAMPLE}."))
+            raise InputValueError("sweep", "values", f"{condition}, got {values!r}", f"Write {EXAMPLE}.")
         if name in grid:
             condition, remedy = "there must be one or two different axes", "Write all values of an axis in one place."
-            raise InputValueError(sentence("sweep", condition, f"{name} twice", remedy))
+            raise InputValueError("sweep", "there", f"{condition}, got {name} twice", remedy)
         grid[name] = read
     return grid
 

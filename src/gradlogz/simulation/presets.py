@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from .settings import SimulationSettings
 
 
@@ -151,7 +151,7 @@ def preset_of(name: str) -> Preset:
     if name not in PRESETS:
         close = [known for known in PRESETS if name.split("-")[0] in known][:5]
         remedy = f"Near to it: {', '.join(close)}." if close else "gradlogz simulate --list shows them."
-        raise InputValueError(sentence("simulate", "preset must be known", f"{name!r}", remedy))
+        raise InputValueError("simulate", "preset", f"preset must be known, got {name!r}", remedy)
     return PRESETS[name]
 
 

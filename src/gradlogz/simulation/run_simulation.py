@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._progress import Progress, reporter
 from .._settings import changed
 from .._typing import Float, Tensor
@@ -71,7 +71,7 @@ def simulate(
     if isinstance(what, Tensor):
         if what.ndim not in (2, 3) or not torch.isfinite(what).all():
             condition, remedy = "a cloud must be [n, d] or [b, n, d] and finite", "Name a preset otherwise."
-            raise InputValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
+            raise InputValueError("simulate", "cloud", f"{condition}, got shape {shape_of(what)}", remedy)
         cloud = what.double().reshape(-1, *what.shape[-2:])
         seeds, tokens, dim = cloud.shape
     else:

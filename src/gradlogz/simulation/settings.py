@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..dynamics.contraction import NAMES, Given
 
 CONTRACTIONS = (*NAMES, "resolvent")
@@ -68,7 +68,7 @@ def check(settings: SimulationSettings) -> None:
     """Refuse what cannot be run."""
     for wrong, condition, fact, remedy in _refusals(settings):
         if wrong:
-            raise InputValueError(sentence("simulate", condition, fact, remedy))
+            raise InputValueError("simulate", condition.split()[0], f"{condition}, got {fact}", remedy)
 
 
 def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
