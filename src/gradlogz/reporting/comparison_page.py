@@ -146,7 +146,7 @@ def page_of_runs(runs: Runs) -> Page:
     alike = _alike(runs)
     return Page(
         name="gradlogz-compare",
-        title=f"{len(runs.contents)} {kind} side by side",
+        title=f"Comparison of {len(runs.contents)} {kind}",
         subtitle=", ".join(runs.names) + ".",
         verdict=VerdictBanner(
             _sentence(len(same), len(common)),

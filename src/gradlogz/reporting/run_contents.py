@@ -55,8 +55,8 @@ def contents_of(source: Source, call: str) -> RunContents:
     models = list(findings.facts)
     if len(models) != 1 or not (findings.rows or findings.claims):
         several = len(models) != 1
-        contents = f"findings of {len(models)} models" if several else f"no findings of {models[0]}"
-        problem = f"source has {contents}, but a page shows one model"
+        wrong_count = f"source has findings of {len(models)} models, but a page shows one"
+        problem = wrong_count if several else f"source has no findings of {models[0]}"
         remedy = "Make one page per model, or compare their runs." if several else "Run the probe again."
         raise InputValueError(call, "source", problem, remedy)
     return RunContents(models[0], run, folder)
