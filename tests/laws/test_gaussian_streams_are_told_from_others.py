@@ -127,7 +127,7 @@ def excesses(judgement):
 @pytest.mark.parametrize(("law", "expected"), [(gaussian, "supported"), (mixture, "refuted")])
 def test_planted_streams_are_judged_as_they_are(law, expected):
     found = judged(gaussianity, still(law(np.random.default_rng(0), VOCABULARY), layers=1), batches())
-    assert found.verdict == expected, found.words
+    assert found.verdict == expected, found
     assert {layer: f.verdict for layer, f in excesses(found).items()} == dict.fromkeys(("h.0.attn", "end"), expected)
 
 

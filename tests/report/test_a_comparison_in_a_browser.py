@@ -86,7 +86,7 @@ def test_it_fits_the_screen(opened, path, width, scheme):
 def test_its_data_is_taken_along(opened, path):
     whole = json.loads(opened(path).taken("nav [data-take=page]")[1])
     assert [run["step"] for run in whole["runs"]] == [0, 100, 200]
-    assert whole["runs"][1]["claims"][0]["words"] == "They do."
+    assert whole["runs"][1]["claims"][0]["text"] == "They do."
 
 
 def test_models_that_are_built_otherwise_stand_in_the_order_given():

@@ -40,6 +40,6 @@ DARK = {
 }
 
 # The colour of each status of a statement, on every page.
-STATUSES = {"agrees": "green", "departs": "vermilion", "undecided": "orange", "silent": "grey"}
+STATUSES = {"agrees": "green", "departs": "vermilion", "undecided": "orange", "silent": "grey"}  # plain-words: ok
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")

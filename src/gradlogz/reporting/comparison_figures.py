@@ -64,8 +64,9 @@ def over_runs(series: Sequence[RunSeries]) -> Figure:
         marks.append(Line("median", at, medians, "blue"))
     marks.append(Points("interquartile range", at, medians, "blue", text=hover, low=lows, high=highs))
     title = "over training" if trained else "run by run"
-    caption = f"Median over heads or layers; bars: interquartile range{'; grey: median null' if nulls else ''}. "
-    return _figure(series, title, _axis_of_runs(series), tuple(marks), f"{caption}n = {_size(series)} per run.")
+    grey = "; grey: median null" if nulls else ""
+    caption = f"Median over {_size(series)} per run; bars: interquartile range{grey}."
+    return _figure(series, title, _axis_of_runs(series), tuple(marks), caption)
 
 
 def by_depth(series: Sequence[RunSeries]) -> Figure:
@@ -103,7 +104,7 @@ def over_heads(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
         x, y = [s.at for s, _ in course], [row.value for _, row in course]
         hover = [f"{s.name}\n{hover_text(row, s.labels[row.layer, row.call])}" for s, row in course]
         lines.append(Line(_place(name), x, y, "blue", key=key or "model", text=hover))
-    caption = f"One line per head or layer; click one to select it. n = {_size(series)} per run."
+    caption = f"One line per {unit_name(series[0].rows, 1)}; click a line to select it. n = {_size(series)} per run."
     return (_figure(series, "of each head or layer", _axis_of_runs(series), tuple(lines), caption),)
 
 

@@ -34,13 +34,23 @@ from ..page import (
     View,
     Views,
 )
+from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
 from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
 from .findings_figures import Labels, blocks_of, key_of, labels_of
 from .findings_page import GUIDE, rendered
-from .findings_sections import CAPTION, SHOWN, choices_of, counts, judged, statistic
-from .findings_wording import Declarations, chip, claim_of, facts_of, keys_cited, title_of, unit_and_formula
+from .findings_sections import SHOWN, choices_of, counts, judged, statistic
+from .findings_wording import (
+    Declarations,
+    chip,
+    claim_of,
+    facts_of,
+    keys_cited,
+    sentences_of,
+    title_of,
+    unit_and_formula,
+)
 from .formatting import STYLES, digits, interval, known
 from .run_contents import RunContents, Source, contents_of
 
@@ -312,10 +322,10 @@ def _values(runs: Runs, prediction: str, summaries: Sequence[Summary | None]) ->
             continue
         rows.append(
             (name, *step, chip(claim.verdict), statistic(claim, runs.declarations), known(claim.value),
-             interval(claim.low, claim.high) or None, known(claim.null), counts(claim), claim.words)
+             interval(claim.low, claim.high) or None, known(claim.null), counts(claim, runs.declarations),
+             sentences_of(runs.declarations, claim))
         )  # fmt: skip
-    caption = CAPTION.removesuffix(" Each claim links to its section.")
-    return Table(f"{prediction} runs", "results by run", columns, tuple(rows), caption, stacked=True)
+    return Table(f"{prediction} runs", "results by run", columns, tuple(rows), stacked=True)
 
 
 def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
@@ -336,8 +346,8 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
         first, last = values[0], values[-1]
         change = None if first is None or last is None else last - first
         cells.append((label or "model", int(head) if head else None, *values, change))
-    title = f"{quantity} by head or layer, values"
-    caption = f"Change: {runs.names[-1]} minus {runs.names[0]}. Head –: the whole layer."
+    title = f"{quantity} by {'head' if any('/' in place for place in places) else 'layer'}, values"
+    caption = f"Change: {runs.names[-1]} minus {runs.names[0]}."
     return Table(f"{prediction} heads", title, columns, tuple(cells), caption, tuple(places.values()), shown=SHOWN)
 
 
@@ -370,7 +380,7 @@ def _data(runs: Runs) -> dict[str, Any]:
                 "step": None if runs.steps is None else runs.steps[i],
                 "facts": each.facts,
                 "missing": each.run.notes,
-                "claims": [claim._asdict() for claim in claims.values()],
+                "claims": [plain_record(claim) for claim in claims.values()],
             }
             for i, (name, each, claims) in enumerate(zip(runs.names, runs.contents, runs.claims, strict=True))
         ],

@@ -154,7 +154,11 @@ def unit_name(rows: Sequence[Finding], count: int) -> str:
 
 
 def by_layer(
-    rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
+    rows: Sequence[Finding],
+    labels: Labels,
+    declarations: Declarations,
+    blocks: Labels | None = None,
+    null_name: str = "null",
 ) -> Figure:
     """Values and nulls of one quantity against the layer.
 
@@ -195,13 +199,14 @@ def by_layer(
     first = rows[0]
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     valued = [row for row in rows if math.isfinite(row.value)]
+    sentences = (_plotted(valued, heads), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
         f"{first.quantity} by layer",
         Axis("layer", "number", names=tuple(name or "model" for name in names)),
         Axis(first.quantity, unit, formula, range=ends),
         tuple(marks),
-        " ".join(filter(None, (_plotted(valued, heads), _bars(rows, nulls), f"{sample_size(valued)}.", outside))),
+        " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
     )
 
@@ -214,11 +219,11 @@ def _plotted(rows: Sequence[Finding], heads: int) -> str:
     return f"{quantity} of each head" + (", heads of a layer from left to right." if heads > 1 else ".")
 
 
-def _bars(rows: Sequence[Finding], nulls: Sequence[Finding]) -> str:
+def _bars(rows: Sequence[Finding], nulls: Sequence[Finding], null_name: str) -> str:
     """The caption's sentence on error bars and nulls."""
     bars = "Error bars: 95 % confidence intervals" if any(interval(r.low, r.high) for r in rows) else "No error bars"
     bands = any(interval(r.null_low, r.null_high) for r in nulls)
-    return bars + (f"; grey: null{' and its 95 % band' if bands else ''}." if nulls else ".")
+    return bars + (f"; grey: {null_name}{' and its 95 % band' if bands else ''}." if nulls else ".")
 
 
 def _capitalized(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import __version__
 from .._errors import MissingPackageError
 from ..page import Chip, Page, Section, Table, VerdictBanner, render
+from ..probing.runs.findings_file import plain_record
 from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
 from .findings_sections import choices_of, sections_of
@@ -67,7 +68,7 @@ def page_of_run(contents: RunContents) -> Page:
     measured = [claim.prediction for claim in claims]
     absent = [title_of(declarations, each) for each in declarations if each not in measured]
     notes = (*run.notes, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
-    warned = (Chip("incomplete", "undecided"),) if run.notes else ()
+    warned = (Chip("incomplete", "undecided"),) if run.notes else ()  # plain-words: ok
     methods, sections = _methods(run), sections_of(contents, claims)
     return Page(
         name=f"gradlogz-{name}",
@@ -107,7 +108,7 @@ def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any
         "run": described,
         "missing": run.notes,
         "facts": contents.facts,
-        "claims": [claim._asdict() for claim in findings.claims],
+        "claims": [plain_record(claim) for claim in findings.claims],
         "tokens": [token._asdict() for token in findings.tokens],
         "rows": rows[0] if rows else [],
     }

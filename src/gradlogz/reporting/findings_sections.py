@@ -38,7 +38,16 @@ from .findings_figures import (
     value_text,
     verdict_map,
 )
-from .findings_wording import Declarations, chip, claim_of, facts_of, method_of, title_of, unit_and_formula
+from .findings_wording import (
+    Declarations,
+    chip,
+    claim_of,
+    facts_of,
+    method_of,
+    sentences_of,
+    title_of,
+    unit_and_formula,
+)
 from .formatting import interval, known
 from .run_contents import RunContents
 
@@ -102,8 +111,8 @@ def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
             known(claim.value),
             interval(claim.low, claim.high) or None,
             known(claim.null),
-            counts(claim),
-            claim.words,
+            counts(claim, declarations),
+            sentences_of(declarations, claim),
         )
         for claim in claims
     ]
@@ -118,23 +127,32 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
 
 def statistic(claim: Summary, declarations: Declarations) -> str | None:
     """Name of the statistic of a claim, with its unit."""
+    declared = declarations.get(claim.prediction)
+    name = claim.quantity if declared is None else declared.statistic
     unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
-    return f"{claim.quantity} [{unit}]" if claim.quantity and unit != "1" else claim.quantity or None
+    return f"{name} [{unit}]" if claim.quantity and unit != "1" else name or None
 
 
-def counts(claim: Summary) -> str | None:
-    """Numbers of heads or layers that support and refute a claim, and of all that were tested; None if none was."""
-    return f"{claim.supported} / {claim.refuted} of {claim.judged}" if claim.judged else None
+def counts(claim: Summary, declarations: Declarations) -> str | None:
+    """Numbers of heads or layers that support and refute a claim, of all that were tested; None if none was."""
+    declared = declarations.get(claim.prediction)
+    unit = "" if declared is None or not declared.unit else f" {declared.unit}{'s' if claim.judged != 1 else ''}"
+    return f"{claim.supported} / {claim.refuted} of {claim.judged}{unit}" if claim.judged else None
 
 
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Section:
     """One claim: its result, then each of its quantities by head and by layer, the decisive one first."""
     decisive = judged(claim, rows)
-    words = " ".join(filter(None, (claim.words, claim.note))) or "The run contains no summary of this claim."
-    declared = facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"}
+    words = sentences_of(declarations, claim) or "The run contains no summary of this claim."
     quantities = [q for q in dict.fromkeys(row.quantity for row in (*decisive, *rows)) if _drawable(rows, q)]
-    views = tuple(View(quantity, _figures(_drawable(rows, quantity), blocks, declarations)) for quantity in quantities)
-    parts: list[Part] = [Text((words,)), Facts({"short name": title_of(declarations, claim.prediction), **declared})]
+    views = tuple(
+        View(
+            quantity,
+            _figures(_drawable(rows, quantity), blocks, declarations, _null_name(claim, quantity, declarations)),
+        )
+        for quantity in quantities
+    )
+    parts: list[Part] = [Text((words,)), Facts(_definition(claim, declarations))]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
     listed = decisive or list(rows)
     parts += [_table(claim.prediction, listed, blocks)] if listed else []
@@ -149,15 +167,33 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     )
 
 
+def _definition(claim: Summary, declarations: Declarations) -> dict[str, str]:
+    """Short name, statistic, null, formula and decision rule of a claim."""
+    facts = {"short name": title_of(declarations, claim.prediction)}
+    declared = declarations.get(claim.prediction)
+    if declared is None:
+        return facts | {"formula": "not declared in this run"}
+    tested = f", of {claim.judged} {declared.unit}{'s' if claim.judged != 1 else ''}" if claim.judged else ""
+    facts |= {"statistic": f"{statistic(claim, declarations)}{tested if declared.unit else ''}"}
+    facts |= {} if math.isnan(claim.null) else {"null": declared.null}
+    return facts | facts_of(declarations, claim.prediction)
+
+
+def _null_name(claim: Summary, quantity: str, declarations: Declarations) -> str:
+    """Name of the null of a quantity: that of the claim for its own quantity, else "null"."""
+    declared = declarations.get(claim.prediction)
+    return declared.null if declared is not None and quantity == claim.quantity else "null"
+
+
 def _drawable(rows: Sequence[Finding], quantity: str) -> list[Finding]:
     """Rows of a quantity; none if fewer than two have a value."""
     selected = [row for row in rows if row.quantity == quantity]
     return selected if sum(math.isfinite(row.value) for row in selected) > 1 else []
 
 
-def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> tuple[Figure, ...]:
+def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations, null_name: str) -> tuple[Figure, ...]:
     labels = labels_of(rows)
-    layers = by_layer(rows, labels, declarations, blocks)
+    layers = by_layer(rows, labels, declarations, blocks, null_name)
     if all(row.head is None for row in rows):
         return (replace(layers, wide=True),)
     return (head_map(rows, labels, declarations, blocks), layers)
@@ -276,8 +312,8 @@ LABELS = {
     "context": "context length [tokens]",
     "tokens": "tokens read",
     "documents": "documents read",
-    "twin": "random-weights baseline",
-    "without_twin": "no random-weights baseline",
+    "twin": "random-weights baseline",  # of earlier versions; plain-words: ok
+    "without_twin": "no random-weights baseline",  # of earlier versions; plain-words: ok
     "baseline": "random-weights baseline",
     "without_baseline": "no random-weights baseline",
 }

@@ -34,7 +34,7 @@ class VerdictStyle(NamedTuple):
 STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
-    "undecided": VerdictStyle("yellow", "undecided", STATUSES["undecided"]),
+    "inconclusive": VerdictStyle("yellow", "undecided", STATUSES["undecided"]),  # plain-words: ok
     "not applicable": VerdictStyle("bright_black", "silent", STATUSES["silent"]),
     "": VerdictStyle("", "silent", "blue"),
 }
@@ -57,9 +57,9 @@ def interval(low: float, high: float, number: Callable[[float], str] = digits) -
     return "" if math.isnan(low) or math.isnan(high) or low == high else f"{number(low)} to {number(high)}"
 
 
-def support(summary: Summary) -> str:
-    """How many of the heads or layers that are judged support a claim; nothing if none is judged."""
-    return f"{summary.supported} of {summary.judged}" if summary.judged else ""
+def counts_of(summary: Summary) -> str:
+    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; empty if none is judged."""
+    return f"{summary.supported}/{summary.refuted} of {summary.judged}" if summary.judged else ""
 
 
 def finite(value: float) -> float | None:
@@ -72,11 +72,14 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def model_line(facts: Mapping[str, Any]) -> str:
-    """The facts of a model that a reader of its table wants, in one line."""
-    parts = _architecture(facts) + ([f"{facts['tokens']:,} tokens"] if facts.get("tokens") else [])
+def measured_line(facts: Mapping[str, Any]) -> str:
+    """Architecture, layers, heads, tokens and documents of a measurement in one line."""
+    parts = _architecture(facts)
+    tokens, documents = facts.get("tokens"), facts.get("documents")
+    if isinstance(tokens, int) and tokens:
+        parts.append(f"{tokens:,} tokens" + (f" of {documents:,} documents" if isinstance(documents, int) else ""))
     parts += ["dequantised"] * bool(facts.get("dequantised"))
-    return ", ".join(parts + ["without a random twin"] * bool(facts.get("without_twin")))
+    return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 
 
 def model_sentence(facts: Mapping[str, Any]) -> str:

@@ -17,10 +17,10 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.intercepted_calls import WIDTH
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, count, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
 from ..inside.reprojection import at_tokens, queries_of
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
@@ -38,24 +38,25 @@ FORMULAS = """\
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens"""
 
 DECLARATION = Declaration(
-    title="Ascent of the log normaliser",
+    title="Ascent of log normaliser",
     claim="An attention sublayer moves tokens up the log normaliser of its keys.",
     formula=(
         "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
     ),
-    refutes="A gain that is not above that of the update of another token, or is negative.",
+    refutes="A gain below 0, or below that of updates permuted between tokens.",
     method=(
         FORMULAS,
-        "The sublayer is a step of ascent if its weights are tied (theory E7); a trained layer need not be one. A gain "
-        "of 1 is as good as the gradient of the same length. G is convex in the query, so that its rising for most "
-        "tokens says nothing; what counts is the gain beyond that of the update of another token of the same text "
-        "(permuted). The reversed update and a random direction are told beside it. The log normaliser of rows that "
-        "see one key is linear; they are kept.",
-        f"Measured on one token in {PART}, the same ones in every layer, which see all their keys.",
+        "With tied weights the attention update is an ascent step of G (theory E7); trained layers need not be tied. A "
+        "gain of 1 is that of the steepest-ascent step of equal norm. G is convex in the query, so that it rises under "
+        "most updates; the test statistic is therefore the gain in excess of the permuted-token null, in which each "
+        "token receives the update of another token of the same text. Reversed updates and random directions are "
+        "reported for comparison. G is linear for rows with a single visible key; such rows are included.",
+        f"The sample is one token in {PART}, the same tokens in every layer, restricted to tokens whose keys are all "
+        "visible.",
     ),
     decision_rule=(
-        f"A layer supports the claim if its gain lies above {LEAST:g} and above that of permuted updates; it refutes "
-        "it if it lies below 0 or below those."
+        f"A layer supports the claim if its gain is above {LEAST:g} and above that of permuted updates, and refutes it "
+        "if its gain is below 0 or below that of permuted updates. The model follows the majority of its layers."
     ),
     quantities={
         GAIN: Quantity("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
@@ -64,6 +65,11 @@ DECLARATION = Declaration(
         "gain, random": Quantity("1", "ΔG(random, |D| long) / ΔG(|D| ∇G/|∇G|)"),
         RISES: Quantity("share of tokens", "P(ΔG(D) > 0)"),
     },
+    statistic="median gain relative to the steepest-ascent step of equal norm",
+    null="permuted-token null",
+    unit="attention layer",
+    outcomes=("have a gain above the null", "a gain below it"),
+    remarks={NOTHING_MEASURED: "No attention layer can be re-projected at moved tokens, or the text is too short."},
 )
 
 
@@ -203,7 +209,7 @@ def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tenso
     return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
 
 
-def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:
     """The gain of every layer, its controls, and the share of tokens for which G rises."""
     return [
         row
@@ -224,30 +230,23 @@ RATIOS = {
 }
 
 
-def null(state: dict[str, Sums], model: Probed, twin: Twin[dict[str, Sums]] | None) -> list[Measured]:  # noqa: ARG001
-    """The gain of permuted updates; the share of tokens that rise in the random twin."""
+def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sums]] | None) -> list[Measured]:
+    """The gain of permuted updates; the share of rising tokens in the random-weights baseline."""
     found = [
         row
         for layer, sums in state.items()
         for row in measured(layer, GAIN, bootstrap(RATIOS["gain, permuted"], sums), 0)
     ]
-    others = {} if twin is None else twin.state
+    others = {} if baseline is None else baseline.state
     return found + [
         row for layer, sums in others.items() for row in measured(layer, RISES, bootstrap(RATIOS[RISES], sums), 0)
     ]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Layer by layer, and the model by the majority of its layers."""
+    """Judge every layer by its gain."""
     judged = judge(findings, GAIN, lambda f: Bounds(max(LEAST, f.null_high), max(0.0, f.null_low)))
-    c = count(judged, GAIN)
-    words = "Nothing was measured: no layer lets its queries be asked for, or the text is too short."
-    if c.judged:
-        words = (
-            f"The update of the middle layer gains {c.value:z.2f} of the best step of its length, that of another "
-            f"token {c.null:z.2f}; {c.supported} of {c.judged} layers climb, {c.refuted} do not."
-        )
-    return Judgement(judged, c.verdict, words, c.value, null=c.null, quantity=GAIN, note=c.note)
+    return conclude(judged, GAIN)
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

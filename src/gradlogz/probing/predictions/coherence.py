@@ -13,11 +13,22 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
+from ..hypothesis_tests import (
+    ALSO_BASELINE,
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    bootstrapped,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    shared_with_baseline,
+)
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import Estimate, Sums, ratio, sums_of
 from .observables.attention_rows import applies, rows_of
 
@@ -31,30 +42,42 @@ FORMULAS = """\
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats           [theory 6.2]"""
 
 DECLARATION = Declaration(
-    title="Coherence of heads",
-    claim="Heads are coherent: attention without gates is nearly the gradient of the mixture of its heads.",
+    title="Coherent heads",
+    claim="Heads are coherent: multi-head attention is nearly the gradient of the mixture of its heads.",
     formula="KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats",
-    refutes="A cost above half a nat: gates by the log normalisers would be far from uniform.",
+    refutes=f"A cost above {INCOHERENT:g} nats: gates by the log normalisers would be far from uniform.",
     method=(
         FORMULAS,
-        "A log normaliser is known only up to what an offset of the keys adds to it, <q, c>, which no weight sees; so "
-        f'the keys of each row are centred first, G_k - mean_j u_j, in the rows with small hashes: "{COST}". "{RAW}" '
-        "is that of the log normalisers as they are, of every row. Heads that see other keys than each other, or have "
-        "biases of their own, have log normalisers that cannot be compared, and so have layers that compute their own "
-        "logits.",
-        f'"{SHIFTED}" takes each head\'s log normaliser from another row of the same text (log n taken off): the '
-        "cost if heads knew nothing of each other.",
-        "Null: the random twin. It costs next to nothing, since all its logits are small: a small cost is no work of "
-        "training, and the sentence says so.",
+        "A log normaliser is defined up to <q, c> for an offset c of the keys, which leaves the attention weights "
+        f'unchanged; for "{COST}" the keys of each row are therefore centred, G_k - mean_j u_j, in a random sample of '
+        f'rows. "{RAW}" uses the log normalisers without centring, in all rows. Log normalisers are not comparable '
+        "between heads with different visible keys or biases, nor in layers that compute their own logits.",
+        f'"{SHIFTED}" takes the log normaliser of each head from another row of the same text (minus log n): the cost '
+        "of independent heads.",
+        "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "
+        "cost alone is not an effect of training.",
     ),
     decision_rule=(
-        f"A layer supports the claim if the interval of its cost lies below {COHERENT:g} nats, and refutes it if it "
-        f"lies above {INCOHERENT:g}; the model by more than half of its layers."
+        f"A layer supports the claim if its cost is below {COHERENT:g} nats, and refutes it above {INCOHERENT:g} nats. "
+        "The model follows the majority of its layers."
     ),
     quantities={
         COST: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         SHIFTED: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         RAW: Quantity("nats", "KL(uniform‖softmax_k(G_k))"),
+    },
+    statistic="median cost of uniform gates",
+    null="random-weights baseline",
+    unit="attention layer",
+    number="{:.3f} nats",
+    outcomes=(f"are below {COHERENT:g} nats", f"above {INCOHERENT:g} nats"),
+    details={SHIFTED: Label("median cost with log normalisers of other tokens", "{:.3f} nats", "baseline")},
+    remarks={
+        NOTHING_MEASURED: "No attention layer has heads with comparable log normalisers.",
+        ALSO_BASELINE: (
+            "{shared:.0f} of the {supported:.0f} supporting layers also pass with random weights, so for these the "
+            "result is not an effect of training."
+        ),
     },
 )
 
@@ -90,7 +113,7 @@ def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
     return G.logsumexp(1) - math.log(G.shape[1]) - G.mean(1)
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """Mean costs of every layer."""
     found = [absent(layer, COST) for layer, kept in state.items() if kept.costs is None]
     for name, (above, below) in COLUMNS.items():
@@ -98,23 +121,24 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """The same of random weights."""
-    return [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens]
+    return [] if baseline is None else [m for m in evaluate(baseline.state, baseline.model) if m.tokens]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the cost of each layer."""
+    """Judge every layer by its cost."""
     ruled = judge(findings, COST, lambda f: Bounds(COHERENT, INCOHERENT), small=True)
-    c = count(ruled, COST)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No layer has heads whose log normalisers can be compared.")
-    words = (
-        f"Of {c.judged} layers {c.supported} cost less than {COHERENT} nats and {c.refuted} more than {INCOHERENT}; "
-        f"the middle one {c.value:.3f}, and {middle(f.value for f in ruled if f.quantity == SHIFTED):.3f} with log "
-        "normalisers of other tokens."
-    ) + also_random(ruled, COST, COHERENT, small=True)
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=COST, note=c.note)
+    return conclude(
+        ruled,
+        COST,
+        details=[median_detail(SHIFTED, ruled, SHIFTED)],
+        remarks=shared_with_baseline(ruled, COST, COHERENT, small=True),
+    )
 
 
 def _comparable(event: Attended) -> bool:

@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 from ..._typing import Bool, Float, Tensor
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Estimate, Sums, sums_of
 from .observables.attention_rows import keys_seen
 
@@ -36,29 +36,34 @@ FORMULAS = """\
     correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that a token sees"""
 
 DECLARATION = Declaration(
-    title="Dropped covariance and loss",
-    claim="The covariance that attention drops is large where the model is unsure.",
+    title="Covariance tracks loss",
+    claim="The covariance of attended values, which attention drops, is large where the model is uncertain.",
     formula="partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n",
-    refutes=f"A correlation below {LEAST:g}.",
+    refutes=f"A partial correlation below {LEAST:g}.",
     method=(
         FORMULAS,
-        "The trace is that of values, before the output matrix: through that matrix it would need the covariance "
-        f"itself. It is at least {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
-        "comparable. Only rows that see two keys or more and have a next token count. Early tokens see few keys and "
-        "are hard to predict, which alone makes a correlation: the partial one is judged. Of a model with a masked "
-        f'head the loss of tokens that it sees is told as "{PSEUDO}" and not judged: it mostly copies them. Without a '
-        "head there is no loss.",
+        "The trace is that of the values before the output matrix; after it, the full covariance would be needed. It "
+        f"is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
+        "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
+        "visible keys and a high loss, which alone causes a correlation: the partial correlation is judged. For masked "
+        f'language models the loss of visible tokens is reported as "{PSEUDO}" and not judged, because such models '
+        "mostly copy visible tokens. Without a language-model head there is no loss.",
         "Null: the same with the spread of the token half a text away.",
     ),
     decision_rule=(
-        "By the average over layers: supported if the interval of the partial correlation lies above "
-        f"{LEAST:g} and above the null, refuted if it lies below {LEAST:g}. Layers are told each by itself."
+        "Judged is the average over layers: supported if its partial correlation is above "
+        f"{LEAST:g} and above the null, refuted below {LEAST:g}. Single layers are reported and not judged."
     ),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr P, loss | log n)"),
         PLAIN: Quantity("1", "corr(log Σ_h tr P, loss)"),
-        PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of seen tokens)"),
+        PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of visible tokens)"),
     },
+    statistic="partial correlation of log tr Cov with the next-token loss",
+    null="permuted-token null",
+    unit="",
+    details={"largest": Label("largest partial correlation of a layer", null="permuted-token null")},
+    remarks={NOTHING_MEASURED: "The model has no head that predicts the next token."},
 )
 
 
@@ -110,7 +115,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     return State("causal" if rows.causal else "masked", "\n".join(memory.spread), sums)
 
 
-def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: State, model: Probed) -> list[Measured]:
     """Correlations of every layer, and of the average over layers as that of the whole model."""
     if state.products is None:
         return [Measured("", None, PARTIAL, math.nan)] if state.head else []
@@ -122,7 +127,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     return plain + partial
 
 
-def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:  # noqa: ARG001
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
     """The spread of another token of the same text."""
     if state.products is None:
         return []
@@ -131,25 +136,23 @@ def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
-    whole = [f for f in findings if not f.layer and f.quantity == PARTIAL]
+    """Judge the partial correlation of the average over layers."""
+    of_model = [f for f in findings if not f.layer and f.quantity == PARTIAL]
 
     def bounds(f: Finding) -> Bounds:
         return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), LEAST)
 
-    ruled = judge(whole, PARTIAL, bounds)
-    rest = [f for f in findings if f not in whole]
-    c = count(ruled, PARTIAL)
-    if not c.judged:
-        reason = "The model has no head that predicts the next token."
-        return Judgement(ruled + rest, "not applicable", reason, quantity=PARTIAL)
+    ruled = judge(of_model, PARTIAL, bounds)
+    rest = [f for f in findings if f not in of_model]
+    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled + rest)
+    if not judgement.judged:
+        return judgement
     f = ruled[0]
-    best = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
-    words = (
-        f"The spread of attended values has a partial correlation of {f.value:z.2f} with the loss of the next token, "
-        f"{f.null:z.2f} with that of another token; at most {best.value:z.2f}, in {best.layer}."
+    largest = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
+    return judgement._replace(
+        **{name: getattr(f, name) for name in ("low", "high", "null_low", "null_high")},
+        details=(Detail("largest", largest.value, largest.low, largest.high, largest.null, layer=largest.layer),),
     )
-    return Judgement(ruled + rest, c.verdict, words, f.value, f.low, f.high, f.null, PARTIAL)
 
 
 def _keep(event: Attended, batch_pass: BatchPass, memory: _Memory) -> None:

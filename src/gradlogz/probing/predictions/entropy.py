@@ -14,11 +14,11 @@ import torch
 
 from ...attention.in_models.head_summaries import Thresholds
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured, random_band
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Quantity, Remark
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
 from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
 
@@ -49,20 +49,21 @@ FORMULAS = """\
     high logits       share of rows with a logit above the bound of the monitor's alert"""
 
 DECLARATION = Declaration(
-    title="Normalised entropy of heads",
-    claim="Training makes heads choose: their weights are sharper than those of random weights.",
-    formula="H / log n of every row, n the keys it sees",
-    refutes="Entropies above those of the same architecture with random weights.",
+    title="Entropy below baseline",
+    claim="Training lowers the entropy of attention: heads are more selective than with random weights.",
+    formula="normalised entropy H / log n of every row with n visible keys",
+    refutes="Normalised entropies above those of the same architecture with random weights.",
     method=(
         FORMULAS,
-        "The theory: steps up the log normaliser make weights sharper [theory 5.2], so that training should leave "
-        "heads less even than random weights do. Every number is beside that of a random twin: the mean over the "
-        "heads of its layer, and the band in which another head with random weights would lie. Alerts are those of "
-        "the monitor, on averages over the text.",
+        "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
+        "have lower entropy than random weights. The null value of every quantity is its mean over the heads of the "
+        "same layer of the random-weights baseline, with the 95 % prediction band of a further random head. Alerts use "
+        "the thresholds of the training monitor, on averages over the text.",
     ),
     decision_rule=(
-        f"A head supports the claim if the interval of its entropy lies below that band by {LEAST:g} of log n, and "
-        "refutes it if above the band by as much."
+        f"A head supports the claim if its normalised entropy is at least {LEAST:g} below the band of the "
+        "random-weights baseline, and refutes it if it is above the band by as much. The model follows the majority of "
+        "its heads."
     ),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
@@ -77,6 +78,15 @@ DECLARATION = Declaration(
         RANK: Quantity("dimensions", "tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)"),
     },
     references=("xiao24", "gu25"),
+    statistic="median normalised entropy",
+    null="random-weights baseline",
+    outcomes=("have lower entropy than the baseline", "higher"),
+    remarks={
+        NOTHING_MEASURED: "No attention row has two or more visible keys.",
+        "entropy_collapse": f"Alert: entropy collapse (mean below {COLLAPSE:g}) in {{layers}}.",
+        "attention_sink": "Alert: attention sink in more than half of the heads of {layers}.",
+        "logit_explosion": f"Alert: logits above {LOGIT:g} in {{layers}}.",
+    },
 )
 
 
@@ -111,7 +121,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     return {event.layer: found}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """Means over rows, with the bootstrap; ranks, with the jackknife; what alerts look at, of whole layers."""
     sums = {layer: kept.rows for layer, kept in state.items()}
     whole = {layer: Sums(each.totals.sum(1, keepdim=True)) for layer, each in sums.items()}
@@ -129,13 +139,17 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """The same of a head with random weights."""
-    if twin is None:
+    if baseline is None:
         return []
     by: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     found = []
-    for m in evaluate(twin.state, twin.model):
+    for m in evaluate(baseline.state, baseline.model):
         if m.head is None:
             found.append(m)
         else:
@@ -146,18 +160,9 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
+    """Judge every head by its normalised entropy; remark on alerts."""
     ruled = judge(findings, ENTROPY, lambda f: Bounds(f.null_low - LEAST, f.null_high + LEAST), small=True)
-    c = count(ruled, ENTROPY)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No head has a row that sees two keys.")
-    words = (
-        f"{c.supported} of {c.judged} heads are sharper than random weights and {c.refuted} more even; the middle head "
-        f"has {c.value:z.2f} of the uniform entropy, a random one {c.null:z.2f}."
-    )
-    alerts = _alerts(findings)
-    words += f" Alerts: {'; '.join(alerts)}." if alerts else ""
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=ENTROPY, note=c.note)
+    return conclude(ruled, ENTROPY, remarks=_alerts(findings))
 
 
 def _rank(layer: str, kept: LayerState) -> list[Measured]:
@@ -173,20 +178,21 @@ def _rank(layer: str, kept: LayerState) -> list[Measured]:
     return measured(layer, RANK, jackknifed(rank[0], rank[1:], q.tokens[0] - q.tokens[1:]), q.tokens[0])
 
 
-def _alerts(findings: list[Finding]) -> list[str]:
-    """What the monitor would say of these averages."""
+def _alerts(findings: list[Finding]) -> list[Remark]:
+    """Alerts of the training monitor for these averages, with their layers."""
     rules = (
-        ("entropy collapse", OF_LAYER, lambda f: f.value < COLLAPSE),
-        ("attention sink", SINKS, lambda f: f.value > 0.5),
-        ("logit explosion", HIGH, lambda f: f.value > 0),
+        ("entropy_collapse", OF_LAYER, lambda f: f.value < COLLAPSE),
+        ("attention_sink", SINKS, lambda f: f.value > 0.5),
+        ("logit_explosion", HIGH, lambda f: f.value > 0),
     )
-    told = []
-    for name, quantity, raised in rules:
-        layers = list(dict.fromkeys((f.layer, f.call) for f in findings if f.quantity == quantity and raised(f)))
-        if layers:
-            more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
-            told.append(f"{name} in {layers[0][0]}{more}")
-    return told
+    remarks = []
+    for key, quantity, raised in rules:
+        calls = dict.fromkeys((f.layer, f.call) for f in findings if f.quantity == quantity and raised(f))
+        if calls:
+            remarks.append(
+                Remark(key, layers=tuple(layer if call == 1 else f"{layer}#{call}" for layer, call in calls))
+            )
+    return remarks
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=100)

@@ -15,11 +15,11 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail
 from ..inside.events import Event, ForwardOutput, Normed, Passed
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
 from .observables.attention_rows import at, chosen
 
@@ -41,27 +41,27 @@ _OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
-    claim="Attention spreads the cloud of tokens more than the addition of an unrelated vector would.",
+    claim="Attention updates increase the variance of tokens more than uncorrelated updates would.",
     formula=(
         "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"
     ),
-    refutes="Attention sublayers whose updates draw tokens together: a negative excess.",
+    refutes="A negative excess: attention updates that contract the tokens.",
     method=(
         FORMULAS,
-        "A step up a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so that "
-        "tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same keys [theory 5.1, E15]. "
-        "Growth itself says little, since adding anything spreads a cloud. Traces are those of single tokens and "
-        "coordinates where these are massive: they are taken with and without the first token of each row, and "
-        f"volumes, in which every direction counts the same, are those of k = {DIRECTIONS} random directions, or of "
-        f"the whole stream if it is not wider. Norms have growth and volume. Measured on one token in {PART}, the "
-        "same ones in every layer.",
-        "Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess "
-        "also holds what updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) "
-        "sqrt(n)) for n tokens.",
+        "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
+        "that tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y with the same visible keys [theory 5.1, "
+        "E15]. The growth itself is uninformative, since any added vector increases the variance. A few massive tokens "
+        "or coordinates can dominate a trace: traces are computed with and without the first token of each row, and "
+        f"log determinants, which weight all directions equally, in k = {DIRECTIONS} random directions (or in the full "
+        "residual stream if it is not wider). Growth and volume are also reported for norms. The sample is one token "
+        f"in {PART}, the same tokens in every layer.",
+        "Nulls: for growth and volume, an uncorrelated update; for all else, the random-weights baseline. The band of "
+        "the excess also contains the permutation null of updates exchanged between tokens, with mean 0 and standard "
+        "deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
     ),
     decision_rule=(
-        "An attention sublayer is judged by the excess without first tokens: supported above "
-        f"{BOUND:g} and above its null, refuted below {-BOUND:g}."
+        f"An attention sublayer supports the claim if its excess without first tokens is above {BOUND:g} and above the "
+        f"null, and refutes it below {-BOUND:g}. The model follows the majority of its sublayers."
     ),
     quantities={
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
@@ -69,6 +69,11 @@ DECLARATION = Declaration(
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
         VOLUME_EXCESS: Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k"),
     },
+    statistic="median excess growth of log tr Cov without first tokens",
+    null="random-weights baseline",
+    unit="attention sublayer",
+    details={GROWTH: Label("median growth of log tr Cov", null="uncorrelated update")},
+    remarks={NOTHING_MEASURED: "No attention sublayer adds to a residual stream."},
 )
 
 
@@ -135,10 +140,12 @@ def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, StackState], model: Probed, twin: Twin[dict[str, StackState]] | None) -> list[Measured]:
+def null(
+    state: dict[str, StackState], model: Probed, baseline: Baseline[dict[str, StackState]] | None
+) -> list[Measured]:
     """Additions by chance, exchanged updates, random weights."""
     found = _estimates(state)
-    others = [] if twin is None else evaluate(twin.state, twin.model)
+    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
     random = {(m.layer, m.quantity): m for m in others if m.tokens}
     rows = []
     for sublayer in model.architecture.sublayers:
@@ -150,7 +157,7 @@ def null(state: dict[str, StackState], model: Probed, twin: Twin[dict[str, Stack
         for quantity, key in ((EXCESS[sublayer.kind], "deviation"), (REST[sublayer.kind], "deviation of rest")):
             chance = Measured(sublayer.name, None, quantity, *band(0.0, float(own[key][0].value)))
             rows.append(_wider(chance, random.get((sublayer.name, quantity))))
-    norms = set() if twin is None else set(_norms(twin.model))
+    norms = set() if baseline is None else set(_norms(baseline.model))
     return rows + [m for m in others if m.quantity == VOLUME_EXCESS or (m.layer in norms and m.tokens)]
 
 
@@ -167,20 +174,12 @@ def _wider(chance: Measured, random: Measured | None) -> Measured:
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the excess of attention sublayers without first tokens."""
-    judged = REST["attention"]
-    findings = judge(findings, judged, lambda f: Bounds(max(BOUND, f.null_high), -BOUND))
-    found = count(findings, judged)
-    if not found.judged:
-        return Judgement(findings, "not applicable", "No attention sublayer adds to a stream.", quantity=judged)
-    attention = {(f.layer, f.call) for f in findings if f.quantity == judged}
+    """Judge every attention sublayer by its excess without first tokens."""
+    quantity = REST["attention"]
+    findings = judge(findings, quantity, lambda f: Bounds(max(BOUND, f.null_high), -BOUND))
+    attention = {(f.layer, f.call) for f in findings if f.quantity == quantity}
     growth = [f for f in findings if f.quantity == GROWTH and (f.layer, f.call) in attention]
-    words = (
-        f"The log trace grows by {middle(f.value for f in growth):z.2f} in the middle attention sublayer, by "
-        f"{middle(f.null for f in growth):z.2f} if what is added were unrelated; without first tokens the excess is "
-        f"{found.value:z.2f}, and {found.null:z.2f} by the null."
-    )
-    return Judgement(findings, found.verdict, words, found.value, null=found.null, quantity=judged, note=found.note)
+    return conclude(findings, quantity, details=[median_detail(GROWTH, growth, GROWTH)])
 
 
 # Clouds --------------------------------------------------------------------------------------------------------------

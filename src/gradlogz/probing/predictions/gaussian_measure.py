@@ -15,11 +15,21 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    bootstrapped,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    random_band,
+)
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
@@ -46,23 +56,25 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Gaussian keys",
     claim="Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q.",
-    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the keys a row sees",
+    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the visible keys",
     refutes=(
-        f"Less than {100 * BAR:g} % of the way from mu to the attended mean, or from log n + <mu, q> to G, is "
-        "explained."
+        f"Less than {BAR:g} of the variance of the attended mean around mu, or of the log normaliser around "
+        "log n + <mu, q>, is explained."
     ),
     method=(
         FORMULAS,
-        f"All of this of the rows with small hashes that see {FEWEST} keys or more; biases are log weights of the "
-        "keys. Every measure obeys the formula to first order: where logits hardly vary it says nothing about the "
-        "keys, and a random twin obeys it.",
-        "Null of what is explained: Sigma of the next head's keys. Of all else: a random twin.",
+        f"The sample is a random subset of the rows with at least {FEWEST} visible keys; biases are log weights of the "
+        "keys. Every measure satisfies the formula to first order in the logits, so that it holds trivially where "
+        "logits hardly vary, as in the random-weights baseline.",
+        "Nulls: for explained variances, Sigma of the next head's keys; for all other quantities, the random-weights "
+        "baseline.",
     ),
     decision_rule=(
-        f'A head supports the claim if the interval of "{EXPLAINED}" lies above {BAR:g} and above the null, that of '
-        f'"{NORMALIZER}" above {BAR:g} too, and it has at least {INFORMED:g} nats of information (with less, any keys '
-        f"would do); it refutes it if one of the intervals lies below {BAR:g}. Both are needed: a single key that "
-        "takes all weight draws the mean along Sigma q by chance, and then the log normaliser tells."
+        f'A head supports the claim if "{EXPLAINED}" is above {BAR:g} and above the null, "{NORMALIZER}" is above '
+        f"{BAR:g}, and its attention carries at least {INFORMED:g} nats of information (below that, any keys would "
+        f"pass); it refutes the claim if either is below {BAR:g}. Both are needed because a single dominant key moves "
+        "the mean along Sigma q for any measure, which the log normaliser reveals. The model follows the majority of "
+        "its heads."
     ),
     quantities={
         EXPLAINED: Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
@@ -78,6 +90,16 @@ DECLARATION = Declaration(
         "position share": Quantity("1", "1 − tr Σ within / tr Σ pooled"),
     },
     references=("shim22",),
+    statistic="median explained variance of the attended mean",
+    null="other-head null",
+    details={
+        "high_entropy": Label("median in rows with normalised entropy above 0.75"),
+        "low_entropy": Label("median in rows with normalised entropy below 0.25"),
+    },
+    remarks={
+        NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
+        "too_even": f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot be judged.",
+    },
 )
 
 
@@ -113,7 +135,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     return {event.layer: found}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """Shares over rows with the bootstrap, of all of them and by their entropy; pooled ones with the jackknife."""
     found = [absent(layer, EXPLAINED) for layer, kept in state.items() if kept.key_heads is None]
     sums = _sums(state)
@@ -130,7 +152,11 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """The covariance of the next head's keys; of what no covariance enters, a random twin."""
     found = []
     every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if _several(state[layer])}
@@ -141,7 +167,7 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
             found += _pooled(layer, kept, turn=1)
     known = {(m.layer, m.quantity) for m in found}
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for m in [] if twin is None else evaluate(twin.state, twin.model):
+    for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
         if m.head is not None and (m.layer, m.quantity) not in known and m.quantity != EXPLAINED:
             by[m.layer, m.quantity].append(m.value)
     for (layer, quantity), values in by.items():
@@ -150,43 +176,36 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
-    informed = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == INFORMATION}
+    """Judge every head by its explained variances of the attended mean and of the log normaliser."""
+    information = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == INFORMATION}
 
     def bounds(f: Finding) -> Bounds:
-        known = informed.get((f.layer, f.call, f.head), 0.0) >= INFORMED
-        beyond = BAR if math.isnan(f.null_high) else max(BAR, f.null_high)
-        return Bounds(beyond if known else math.nan, BAR)
+        informed = information.get((f.layer, f.call, f.head), 0.0) >= INFORMED
+        least = BAR if math.isnan(f.null_high) else max(BAR, f.null_high)
+        return Bounds(least if informed else math.nan, BAR)
 
     ruled = judge(findings, EXPLAINED, bounds)
     ruled = judge(ruled, NORMALIZER, lambda f: Bounds(bounds(f._replace(null_high=math.nan))[0], BAR))
-    beside = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == NORMALIZER}
+    others = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == NORMALIZER}
     ruled = [
-        f._replace(verdict=_both(f.verdict, beside.get((f.layer, f.call, f.head), f.verdict)))
+        f._replace(verdict=_both(f.verdict, others.get((f.layer, f.call, f.head), f.verdict)))
         if f.quantity == EXPLAINED
         else f
         for f in ruled
     ]
-    c = count(ruled, EXPLAINED)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No layer hands on queries and keys whose products are its logits.")
-    sharp, even = (
-        middle(f.value for f in findings if f.quantity == f"{EXPLAINED}, entropy {name}")
-        for name in (BINS[0], BINS[-1])
-    )
-    words = (
-        f"A Gaussian measure explains {BAR:.0%} of attended means and log normalisers in {c.supported} of "
-        f"{c.judged} heads, less in {c.refuted}; of the means of the middle head {_number(c.value)}, in rows of "
-        f"entropy above 3/4 {_number(even)}, below 1/4 {_number(sharp)}."
-    )
-    few = sum(value < INFORMED for value in informed.values())
-    words += f" In {few} heads weights are too even to tell." if few else ""
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=EXPLAINED, note=c.note)
+    details = [
+        detail
+        for key, name in (("high_entropy", BINS[-1]), ("low_entropy", BINS[0]))
+        if not math.isnan((detail := median_detail(key, findings, f"{EXPLAINED}, entropy {name}")).value)
+    ]
+    too_even = sum(value < INFORMED for value in information.values())
+    remarks = (Remark("too_even", {"heads": too_even}),) if too_even else ()
+    return conclude(ruled, EXPLAINED, details=details, remarks=remarks)
 
 
 def _both(one: str, other: str) -> str:
-    """Supported by both, refuted by either."""
-    return one if one == other else "refuted" if "refuted" in (one, other) else "undecided"
+    """Combine two verdicts: supported if both are, refuted if either is."""
+    return one if one == other else "refuted" if "refuted" in (one, other) else "inconclusive"
 
 
 def _correlation(t: Tensor) -> Tensor:
@@ -308,10 +327,6 @@ def _explained(q: GroupMoments, mu: Tensor, Sigma: Tensor) -> Tensor:
     left = away - (Sigma @ q.mean_x.unsqueeze(-1)).squeeze(-1)
     spread = q.spread_y - 2 * (Sigma * q.xy).sum((-2, -1)) + ((Sigma @ q.xx) * Sigma).sum((-2, -1))
     return 1 - (q.divided(spread) + _square(left)) / (q.divided(q.spread_y) + _square(away))
-
-
-def _number(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:z.2f}"
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=60)

@@ -18,11 +18,11 @@ from ...dynamics.intervals import band_of_draws
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..computed import Computed
-from ..hypothesis_tests import Bounds, count, judge, measured, middle
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured, median_detail
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import (
     SAMPLE,
     Estimate,
@@ -93,30 +93,33 @@ _SHAPES = {
 
 DECLARATION = Declaration(
     title="Gaussian residual stream",
-    claim="The stream of tokens is a Gaussian cloud at every depth.",
-    formula="largest W² of the whitened leading components to N(0, 1) over directions, less that of a Gaussian cloud",
-    refutes=f"A cleaned excess above {BOUND:g}, more than the distance of a logistic law to the normal one.",
+    claim="The tokens of the residual stream are normally distributed at every depth.",
+    formula=(
+        "max over directions of W² between the whitened leading components and N(0, 1), minus its mean for Gaussian "
+        "samples"
+    ),
+    refutes=f"A cleaned excess above {BOUND:g}, more than the distance of a logistic distribution to the normal one.",
     method=(
         FORMULAS,
-        "The source expects the fixed point of attention and normalisation to be Gaussian. It is an equilibrium, and "
-        "an unstable one, and clouds that look Gaussian are often frozen or far from 0 [theory 10.1]: self weight and "
-        "mean fraction, |E x|² / E|x|², are told beside it. Measured before every attention sublayer and at the end, "
-        "on the tokens of least hash, the same at every depth, kept in the precision of the stream; self weights on "
-        "few rows.",
-        f"Three things fake other shapes: first tokens; massive activations, |a| > {LARGE:g} and at least {TIMES:g} "
-        "times the median [sun24]; and means of positions. Each is removed by itself, and all of them together: "
-        f'"{CLEANED}". Positions share a mean with their neighbours until {SHARED} tokens have it, and k tokens '
-        "without their mean are stretched by 1 / sqrt(1 - 1/k), so that a Gaussian stays the one it was.",
-        f"Null: {DRAWS} Gaussian clouds of the same documents, with the covariances between and within documents that "
-        "the sample has, cleaned likewise. They know that tokens of a text are alike, not that words come again. The "
-        "null of the excess is that of the random twin; its interval is of the jackknife over groups, with the axes "
-        "held and the null scaled to the tokens.",
+        "The source expects the fixed point of attention and normalisation to be Gaussian. It is an unstable "
+        "equilibrium, and samples that look Gaussian are often frozen or far from 0 [theory 10.1]; self weight and "
+        "mean fraction |E x|² / E|x|² are therefore reported as well. The residual stream is sampled before every "
+        "attention sublayer and at the end, at the same random tokens, in its own precision; self weights on a "
+        "subset of the rows.",
+        f"Three artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
+        f"{TIMES:g} times the median [sun24]; and position means. Each is removed separately, and all together: "
+        f'"{CLEANED}". Neighbouring positions are pooled until {SHARED} tokens share a mean, and k tokens without '
+        "their mean are rescaled by 1 / sqrt(1 - 1/k), so that a Gaussian sample remains Gaussian.",
+        f"Null: {DRAWS} Gaussian samples over the same documents, with the covariances between and within documents of "
+        "the data, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated words. The "
+        "null value of the excess is that of the random-weights baseline; its confidence interval is from the "
+        "jackknife over groups, with fixed axes and the null scaled to the number of tokens.",
     ),
     decision_rule=(
-        f"A depth supports the claim if the interval of its cleaned excess lies below {BOUND:g}, and refutes it if "
-        "above. In W² a logistic law is 0.008 from the normal one, a Laplace or uniform law 0.04, an exponential one "
-        "0.19. The largest is taken because of a Gaussian all projections are: clusters in a plane are seen on two "
-        "axes and hardly in the mean."
+        f"A depth supports the claim if its cleaned excess is below {BOUND:g}, and refutes it above {BOUND:g}. In W², "
+        "a logistic distribution is 0.008 from the normal one, a Laplace or uniform distribution 0.04, an exponential "
+        "one 0.19. The maximum over directions is used because all projections of a Gaussian are Gaussian: clusters "
+        "in a plane appear on two axes and hardly in the mean. The model follows the majority of its depths."
     ),
     quantities={
         MEAN: Quantity("1", "|E x|² / E|x|²"),
@@ -126,6 +129,16 @@ DECLARATION = Declaration(
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
+    statistic="median excess of max-sliced W² over Gaussian samples, cleaned",
+    null="random-weights baseline",
+    unit="depth",
+    number="{:.3f}",
+    details={
+        ALL: Label("median excess with all tokens", "{:.3f}", "random-weights baseline"),
+        OWN: Label("median self weight", null="random-weights baseline"),
+        MEAN: Label("median mean fraction", null="random-weights baseline"),
+    },
+    remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
 )
 
 
@@ -181,7 +194,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
     return found
 
 
-def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
     """What Gaussian clouds show; of the excess and of what is beside it, what the random twin does."""
     found = []
     for layer, tokens in _layers(state):
@@ -191,9 +204,9 @@ def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured
                 band = band_of_draws(_unsquared(name, draws), level=0.95)
                 low, usual, high = (float(end) for end in band)
                 found.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
-    of_twin = State() if twin is None else twin.state
-    for layer, tokens in _layers(of_twin):
-        found += _beside(layer, tokens, of_twin)
+    of_baseline = State() if baseline is None else baseline.state
+    for layer, tokens in _layers(of_baseline):
+        found += _beside(layer, tokens, of_baseline)
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             if cloud is not None:
@@ -204,20 +217,11 @@ def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Depth by depth, and the model by the majority of its depths."""
+    """Judge every depth by its cleaned excess."""
     quantity = f"{EXCESS}, {CLEANED}"
     ruled = judge(findings, quantity, lambda f: Bounds(BOUND, BOUND), small=True)
-    c = count(ruled, quantity)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No stream was recognised, or too few tokens of it were read.")
-    whole, own, mean = (middle(f.value for f in findings if f.quantity == q) for q in (f"{EXCESS}, {ALL}", OWN, MEAN))
-    words = (
-        f"Along its worst direction the cleaned cloud of the middle depth is {c.value:.3f} (W²) farther from a "
-        f"Gaussian than a Gaussian sample is, {whole:.3f} with all tokens, {c.null:.3f} with random weights; "
-        f"{c.supported} of {c.judged} depths are within {BOUND}, {c.refuted} beyond. Self weight {own:.2f}, mean "
-        f"fraction {mean:.2f}."
-    )
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=quantity, note=c.note)
+    reported = {ALL: f"{EXCESS}, {ALL}", OWN: OWN, MEAN: MEAN}
+    return conclude(ruled, quantity, details=[median_detail(key, findings, name) for key, name in reported.items()])
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------

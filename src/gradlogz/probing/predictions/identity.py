@@ -12,11 +12,11 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import absent
+from ..hypothesis_tests import NOTHING_MEASURED, absent, conclude
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Quantity, Remark
 from ..statistics import Histogram, histogram_of
 from .observables.attention_rows import applies, rows_of
 
@@ -28,27 +28,35 @@ EDGES = torch.tensor([2.0**power for power in range(-8, 33)], dtype=torch.float6
 FORMULAS = """\
     G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
     output   = ∇G(0)                                     exactly, for any weights
-    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in units of rounding"""
+    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in rounding units"""
 
 DECLARATION = Declaration(
-    title="Attention as a gradient",
+    title="Attention is a gradient",
     claim="The output of attention is the gradient of its log normaliser.",
     formula="error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)",
     refutes=(
-        f"An error above {LIMIT:g} units of rounding: the capture is at fault, and nothing else it says of the layer "
-        "holds."
+        f"An error above {LIMIT:g} rounding units. The identity holds for any weights, so such an error means that the "
+        "layer was not captured correctly and that its other results are invalid."
     ),
     method=(
         FORMULAS,
-        "The right side is differentiated by torch from logits that are written out, for the rows with small hashes; "
-        "the left is what the model went on with. A layer that is not exact was not captured as it computes, and "
-        "nothing said of it holds.",
+        "The gradient is computed by automatic differentiation from explicit logits, for a random sample of rows; the "
+        "output is the tensor that the model itself passes on. This is a self-check of the measurement and no "
+        "empirical claim.",
     ),
     decision_rule=(
-        f"A head is exact if the greatest error of its rows is at most {LIMIT:g} units of rounding; the model if all "
-        "heads are."
+        f"A head is exact if the largest error over its sampled rows is at most {LIMIT:g} rounding units. The claim is "
+        "supported if all heads are exact and refuted otherwise."
     ),
-    quantities={ERROR: Quantity("units of rounding", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
+    quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
+    statistic="largest error",
+    number="{:.3g} rounding units",
+    outcomes=("are exact", "are not"),
+    correction="",
+    remarks={
+        NOTHING_MEASURED: "No attention layer exposes its queries, keys and values.",
+        "not_exact": "Other results for these heads are invalid (in {layers}).",
+    },
 )
 
 
@@ -81,7 +89,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     return {event.layer: LayerState(histogram_of(errors, EDGES, valid=valid.transpose(0, 1).flatten(1)))}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """The greatest error of each head, rounded up to a power of 2; infinite where one is no number."""
     found = []
     for layer, kept in state.items():
@@ -96,30 +104,31 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # 
     return found
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """None: the statement holds for every model."""
     return []
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Exact if every head of every layer is within LIMIT units of rounding."""
+    """Judge every head by its largest error; one inexact head refutes the claim."""
     ruled = [
         f._replace(verdict="not applicable" if not f.tokens else "supported" if f.value <= LIMIT else "refuted")
         for f in findings
     ]
-    checked = [f for f in ruled if f.tokens]
-    wrong = [f for f in checked if f.verdict == "refuted"]
-    if not checked:
-        return Judgement(ruled, "not applicable", "No layer hands queries, keys and values to a function.")
-    worst = max(f.value for f in checked)
-    if wrong:
-        layers = list(dict.fromkeys(f.layer for f in wrong))
-        words = (
-            f"Not exact in {len(wrong)} of {len(checked)} heads, first in {layers[0]}: what is said of them is void."
-        )
-        return Judgement(ruled, "refuted", words, worst, quantity=ERROR)
-    words = f"Exact in {len(checked)} heads, to {worst:.3g} unit{'s' * (worst != 1)} of rounding."
-    return Judgement(ruled, "supported", words, worst, quantity=ERROR)
+    judgement = conclude(ruled, ERROR)
+    if not judgement.judged:
+        return judgement
+    largest = max(f.value for f in ruled if f.tokens)
+    layers = tuple(dict.fromkeys(f.layer for f in ruled if f.verdict == "refuted"))
+    return judgement._replace(
+        verdict="refuted" if layers else "supported",
+        value=largest,
+        remarks=(Remark("not_exact", layers=layers),) if layers else (),
+    )
 
 
 def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:

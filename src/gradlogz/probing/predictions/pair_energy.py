@@ -20,11 +20,11 @@ from ...dynamics.intervals import band_of_mean
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
-from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured, Ruling
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from .observables.residual_stream import Depth, depth_of, stack_of
 
@@ -35,7 +35,8 @@ LEVEL = 0.05
 ENERGY, SHARPER = "log pair energy", "log pair energy, beta sqrt(D)"
 CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
 NORMALIZER, OF_LOGITS = "log normalizer", "log pair energy of logits"
-SHARE, TWIN, TOTAL = "share of steps that rise", "share of steps that rise, beside random weights", "change over depth"
+SHARE, TOTAL = "share of steps that rise", "change over depth"
+BASELINE = "share of steps that rise, random weights"
 OBSERVED = {"mean_fraction": "mean fraction", "rank_one_residual": "rank-one residual", "clusters": "clusters"}
 RANK = "effective rank"
 COUNT = "tokens"
@@ -48,28 +49,29 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Pair energy over depth",
-    claim="The pair energy of the tokens of a text does not fall from layer to layer.",
+    claim="The pair energy of the tokens of a text does not decrease from layer to layer.",
     formula="change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence",
-    refutes="A step whose change is clearly negative.",
+    refutes="A significant decrease over any block.",
     method=(
         FORMULAS,
-        "Attention whose values are its keys never lets E fall, with or without the sphere, if all layers share one "
-        "symmetric positive form and nothing is masked [theory 5.3]. Tied layers come nearest to that; elsewhere, and "
-        "through feed-forward maps, falls are to be expected. Tokens are put on the sphere since streams grow with "
-        "depth. beta is 1; sqrt(D), that of tokens of radius sqrt(D) and logits over sqrt(D), is told beside it, where "
-        f"tokens see little but themselves. Of a sequence of n tokens the m = {TOKENS} of least hash are compared: "
-        "sum_{i != j} is scaled by n (n - 1) / (m (m - 1)).",
-        f"Beside it over depth, on {SEQUENCES} sequences: mean fraction, effective rank, rank-one residual and "
-        "clusters of their tokens.",
-        "Nulls: changes have those of the random twin, in which attention without any form lets tokens meet as well. "
-        "The share of steps that rise has a random order of depths: of L + 1 numbers in random order, the number that "
-        "rise has Euler's distribution, L/2 on average.",
+        "Attention whose values are its keys never decreases E, with or without projection to the sphere, if all "
+        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Tied layers come nearest to "
+        "these assumptions; otherwise, and through feed-forward maps, decreases are expected. Tokens are projected to "
+        "the sphere because the norm of the residual stream grows with depth. beta is 1; sqrt(D), the value for tokens "
+        "of radius sqrt(D) and logits divided by sqrt(D), is also reported, where tokens attend almost only to "
+        f"themselves. In a sequence of n tokens a random subset of m = {TOKENS} is compared, and sum_{{i != j}} is "
+        "scaled by n (n - 1) / (m (m - 1)).",
+        f"Also reported over depth, on {SEQUENCES} sequences: mean fraction, effective rank, rank-one residual and "
+        "number of clusters of their tokens.",
+        "Nulls: for changes, the random-weights baseline, whose attention contracts tokens as well. For the share of "
+        "increases, a random order of depths: the number of increases among L + 1 numbers in random order has the "
+        "Eulerian distribution, with mean L/2.",
     ),
     decision_rule=(
-        f"A step supports the claim if the interval of its change lies above {LEAST:g} and above that of the same "
-        f"step with random weights, where tokens meet as well, and refutes it if below {-LEAST:g}. The model: refuted "
-        "if any step is; supported if none is and as many steps support it as a random order has rises at most in "
-        f"{100 * LEVEL:g} %; else undecided, as with fewer than three layers."
+        f"A block supports the claim if its change is above {LEAST:g} and above that of the random-weights baseline, "
+        f"and refutes it below {-LEAST:g}. The model: refuted if any block is; supported if none is and the "
+        f"permutation test over depths rejects a random order at {100 * LEVEL:g} %; else inconclusive, as with fewer "
+        "than three layers."
     ),
     quantities={
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
@@ -80,12 +82,26 @@ DECLARATION = Declaration(
         TOTAL: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over all blocks"),
         RISES: Quantity("share of sequences", "P(Δ log E > 0)"),
         SHARE: Quantity("share of steps", "P(Δ log E > 0)"),
-        TWIN: Quantity("share of steps", "P(Δ log E > 0)"),
+        BASELINE: Quantity("share of steps", "P(Δ log E > 0)"),
         NORMALIZER: Quantity("nats", "Σᵢ Gᵢ / n"),
         OBSERVED["mean_fraction"]: Quantity("1", "|E x|² / E|x|²"),
         OBSERVED["rank_one_residual"]: Quantity("1", "|X − 1 x̄ᵀ| / |X|"),
         OBSERVED["clusters"]: Quantity("count", "linked at 5 % of √E|x|²"),
         RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
+    },
+    statistic="share of blocks with increasing pair energy",
+    null="random-order null",
+    unit="block",
+    outcomes=("have a significant increase", "a significant decrease"),
+    details={
+        "p_value": Label("p-value of the permutation test over depths", "{:.2g}"),
+        "baseline": Label("share of increasing blocks in the random-weights baseline"),
+        "attention_alone": Label("blocks whose attention alone increases the pair energy"),
+    },
+    remarks={
+        NOTHING_MEASURED: "No residual stream was recognised.",
+        "tied": "The theorem assumes tied layers; this model's layers are tied.",
+        "untied": "The theorem assumes tied layers; this model's are untied.",
     },
 )
 
@@ -155,7 +171,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     return State(samples=samples, **found)
 
 
-def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
+def evaluate(state: State, model: Probed) -> list[Measured]:
     """Energies and changes with the bootstrap; what sequences show, with Student's interval of their mean."""
     found = []
     columns = (
@@ -177,47 +193,49 @@ def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
         tokens = int(steps[0].totals[0, 3])
         rising = [float(mean(sums.totals[0])) > 0 for sums in steps]
         found.append(Measured("", None, SHARE, sum(rising) / len(rising), tokens=tokens))
-        found.append(Measured("", None, TWIN, sum(rising) / len(rising), tokens=tokens))
+        found.append(Measured("", None, BASELINE, sum(rising) / len(rising), tokens=tokens))
         total = Sums(torch.stack([sums.totals for sums in steps]).mean(0))
         found += measured("", TOTAL, bootstrap(lambda totals: len(steps) * mean(totals), total), tokens)
     return found
 
 
-def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
-    """What the random twin shows, and of the share of steps that rise what a random order of depths does."""
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
+    """Values of the random-weights baseline; for the share of steps that rise, a random order of depths."""
     found = []
     if steps := len(state.steps):
         chance = torch.tensor(_ascents_of(state.steps), dtype=torch.float64)
         low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
         found.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
-    others = [] if twin is None else evaluate(twin.state, model)
+    others = [] if baseline is None else evaluate(baseline.state, model)
     return found + [m for m in others if m.quantity != SHARE]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Step by step, and the model by the decision rule."""
+    """Judge every block by its change, and the model by the permutation test over depths."""
 
     def bounds(f: Finding) -> Bounds:
         return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), -LEAST)
 
     ruled = judge(findings, CHANGE, bounds)
-    c = count(ruled, CHANGE)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No stream was recognised.")
-    by = {f.quantity: f for f in ruled if not f.layer}
-    p = sum(_ascents_of(f.layer for f in ruled if f.quantity == CHANGE)[c.supported :])
-    ruling: Ruling = "refuted" if c.refuted else "supported" if p <= LEVEL else "undecided"
-    tied = any(f.call > 1 for f in ruled)
-    random = "" if math.isnan(by[TWIN].null) else f", with random weights in {by[TWIN].null:.0%}"
-    words = (
-        f"Over {c.judged} steps the pair energy rises clearly in {c.supported} and falls clearly in {c.refuted}; it "
-        f"rises on average in {by[SHARE].value:.0%} of them{random}; in a random order of depths so many clear rises "
-        f"have probability {p:.2g}. The theorem is about layers that are tied; these are{'' if tied else ' not'}."
+    judgement = conclude(ruled, CHANGE)
+    if not judgement.judged:
+        return judgement
+    of_model = {f.quantity: f for f in ruled if not f.layer}
+    p = sum(_ascents_of(f.layer for f in ruled if f.quantity == CHANGE)[judgement.supported :])
+    ruling: Ruling = "refuted" if judgement.refuted else "supported" if p <= LEVEL else "inconclusive"
+    details = [Detail("p_value", p)]
+    if not math.isnan(random := of_model[BASELINE].null):
+        details.append(Detail("baseline", random))
+    if alone := [f.value > 0 for f in ruled if f.quantity == BY_ATTENTION]:
+        details.append(Detail("attention_alone", count=sum(alone), total=len(alone)))
+    f = of_model[SHARE]
+    return judgement._replace(
+        verdict=ruling,
+        quantity=SHARE,
+        **{name: getattr(f, name) for name in ("value", "low", "high", "null", "null_low", "null_high")},
+        details=tuple(details),
+        remarks=(Remark("tied" if any(f.call > 1 for f in ruled) else "untied"),),
     )
-    alone = [f.value > 0 for f in ruled if f.quantity == BY_ATTENTION]
-    words += f" Attention alone raises it on average in {sum(alone)} of {len(alone)}." if alone else ""
-    f = by[SHARE]
-    return Judgement(ruled, ruling, words, f.value, f.low, f.high, f.null, SHARE, c.note)
 
 
 def energies(taken: "Taken") -> Float[Tensor, "b 2"]:

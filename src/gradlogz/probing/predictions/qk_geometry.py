@@ -18,14 +18,22 @@ import torch
 from ..._typing import Tensor
 from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle, outside
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
@@ -63,34 +71,48 @@ _OF_FORMS = {
 }
 
 DECLARATION = Declaration(
-    title="Geometry of QK matrices",
-    claim="The logit form of each head is symmetric and positive, as a Fisher information is.",
+    title="Positive QK matrices",
+    claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
     formula=(
         "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
     ),
-    refutes="Less than half of the squared norm of a form in its positive symmetric part.",
+    refutes="Less than half of the squared norm of a QK matrix in its positive symmetric part.",
     method=(
         FORMULAS,
-        "Both conjectures make B symmetric and positive semidefinite. Gains of the norm are inside W_q and W_k, so "
-        "that B acts on tokens that are only normalised, and what a centring norm cannot see is left out.",
-        "Nulls: random rotations between queries and keys for what B is by itself, the first three and the cosines "
-        "with I, whose deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which "
-        "tell alignment from size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) "
-        "|B_s|² |T|²), B_0 and T_0 without trace, since symmetric matrices of trace 0 are an irreducible space of "
-        'rotations. With rotary embeddings B is the form of a token with itself, and "over distances" W_q R̄ W_kᵀ, '
-        "turned as on the average over the keys that the head attends to; where a part of the coordinates stays, its "
-        "share of the squared norm is told. Where queries and keys are normalised B is that of their directions.",
+        "Both conjectures make B symmetric and positive semidefinite. Norm gains are part of W_q and W_k, so that B "
+        "acts on normalised tokens; the direction that a centring norm removes is projected out.",
+        "Nulls: for the first three quantities and the cosine with I, random rotations between queries and keys, with "
+        "standard deviation sqrt(2) / r; for the cosines with other T, rotations of B_s, which separate alignment from "
+        "size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 "
+        "and T_0 are the traceless parts (an irreducible representation of the rotations). With rotary embeddings B "
+        'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ with the rotation averaged over '
+        "the attended distances. With partial rotary embeddings the share of the squared norm in unrotated coordinates "
+        "is reported as well. If queries and keys are normalised, B acts on their directions.",
     ),
     decision_rule=(
-        f"A head is judged by the positive cosine, which the weights fix: supported above {SUPPORTS:g}, refuted below "
-        "sqrt(1/2), where less than half of the form is symmetric and positive. The other cosines are told beside "
-        "their nulls."
+        f"A head supports the claim if its positive cosine, a function of the weights alone, is above {SUPPORTS:g}, "
+        "and refutes it below sqrt(1/2), where less than half of the squared norm is symmetric and positive. The model "
+        "follows the majority of its heads. The other cosines are not judged."
     ),
     quantities={
         **_OF_FORMS,
         FISHER: Quantity("1", "cos(W_kᵀ (B + Bᵀ)/2 W_k, E Cov_a(k))"),
         **{name + OVER: quantity for name, quantity in _OF_FORMS.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
+    },
+    statistic="median positive cosine",
+    null="random-rotation null",
+    correction="",
+    details={
+        **{
+            name: Label(f"median {name}", null="rotation null", counted="above the rotation null")
+            for name in (WITH_C, WITH_INVERSE, FISHER)
+        },
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        **OVER_REMARKS,
     },
 )
 
@@ -144,7 +166,11 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """Under random rotations."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
@@ -180,25 +206,16 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the positive cosine."""
+    """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
     findings = judge(findings, POSITIVE, lambda f: Bounds(SUPPORTS, REFUTES))
-    found = count(findings, POSITIVE)
-    if not found.judged:
-        words = "No layer of self-attention has matrices that act on what it reads."
-        return Judgement(findings, "not applicable", words, quantity=POSITIVE)
-    told = []
+    cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
-        of = [f for f in findings if f.quantity == quantity]
-        if of:
-            above = sum(stands and f.value > f.null for f, stands in zip(of, outside(of), strict=True))
-            told.append(f"{quantity.removeprefix('cosine with the ')} {middle(f.value for f in of):z.2f} ({above})")
-    words = (
-        f"The middle cosine with a positive form is {found.value:z.2f} ({found.null:z.2f} if keys are rotated). Middle "
-        f"cosines, and how many heads are above rotations: {', '.join(told)}."
-    ) + over_distances(findings, POSITIVE + OVER, "the middle cosine with a positive form")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
-    )  # fmt: skip
+        rows = [f for f in findings if f.quantity == quantity]
+        if rows:
+            above = sum(stands and f.value > f.null for f, stands in zip(rows, outside(rows), strict=True))
+            cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
+    details, remarks = over_distances(findings, POSITIVE + OVER)
+    return conclude(findings, POSITIVE, details=(*cosines, *details), remarks=remarks)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:

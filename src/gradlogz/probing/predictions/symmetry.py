@@ -14,14 +14,23 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import absent, band, count, measured, middle, outside
+from ..hypothesis_tests import NOTHING_MEASURED, absent, band, conclude, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput
 from ..inside.head_weights import HeadWeights, Turning, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Sums, jackknifed
-from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    by_group,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
 OF_HEAD = "symmetry of the head"
@@ -43,35 +52,48 @@ _SCORES = {
 }
 
 DECLARATION = Declaration(
-    title="Symmetry of QK matrices",
-    claim="The logit form of each layer is symmetric: queries and keys play the same part.",
+    title="Symmetric QK matrices",
+    claim="The QK matrix W_q W_k^T of each attention layer is symmetric.",
     formula="tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns",
-    refutes="A symmetry score below 1/2.",
+    refutes=f"A symmetry score below {BOUND:g}.",
     method=(
         FORMULAS,
-        "As in the published tables the matrices are those of the checkpoint: without gains of norms and without "
-        'rotations. "Over distances" they are W_q R̄ W_kᵀ, with the rotations of rotary embeddings averaged over the '
-        "keys that each head attends to; where a part of the coordinates stays, its share of the squared norm is told. "
-        "Shared heads are counted with each of their queries.",
+        "As in the published tables, the matrices are those of the checkpoint, without norm gains and without "
+        'rotations. "Over distances" uses W_q R̄ W_kᵀ with rotary rotations averaged over the attended distances of '
+        "each head. With partial rotary embeddings the share of the squared norm in unrotated coordinates is reported "
+        "as well. Shared key heads are counted with each of their query heads.",
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
-        ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, "
-        "decoders directional.",
-        "Nulls: of symmetry, random rotations of the stream between queries and keys: mean 1 / D, deviation "
-        "sqrt(2) / D; of directionality, the norms of a coordinate's row and column exchanged at random, as if queries "
-        "and keys were alike.",
+        ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are reported to be "
+        "symmetric, decoders directional.",
+        "Nulls: for symmetry, random rotations of the residual stream between queries and keys, with mean 1 / D and "
+        "standard deviation sqrt(2) / D; for directionality, random exchanges of the row norm and the column norm of "
+        "each coordinate.",
     ),
     decision_rule=(
-        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports that above "
-        f"{BOUND:g}, where three quarters of |M|² are symmetric, and above its null; it refutes it below {BOUND:g}. "
-        "Matrices are known exactly."
+        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports the claim if "
+        f"its symmetry is above {BOUND:g}, where three quarters of |M|² are symmetric, and above the null, and refutes "
+        f"it below {BOUND:g}. The model follows the majority of its layers. Matrices have no sampling error."
     ),
     quantities={
         **_SCORES,
         **{name + OVER: quantity for name, quantity in _SCORES.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     references=("saponati25",),
+    statistic="median symmetry",
+    null="random-rotation null",
+    unit="attention layer",
+    correction="",
+    details={
+        DIRECTIONALITY: Label("median directionality", null="exchange null"),
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No attention layer has query and key matrices of equal input width.",
+        "published": "Published values: symmetry .51 and directionality -.08 for bert-base, .15 and -.58 for gpt2.",
+        **OVER_REMARKS,
+    },
 )
 
 
@@ -105,7 +127,11 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
     """Rotations, and exchanges of rows and columns."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
@@ -129,30 +155,22 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the symmetry of each layer."""
-    of = [f for f in findings if f.quantity == SYMMETRY and not math.isnan(f.value)]
-    stands = {(f.layer, f.call): stands for f, stands in zip(of, outside(of), strict=True)}
+    """Judge every layer by its symmetry."""
+    rows = [f for f in findings if f.quantity == SYMMETRY and not math.isnan(f.value)]
+    significant = {(f.layer, f.call): stands for f, stands in zip(rows, outside(rows), strict=True)}
 
     def ruled(f: Finding) -> Finding:
         if f.quantity != SYMMETRY:
             return f
         if math.isnan(f.value):
             return f._replace(verdict="not applicable")
-        above = "supported" if stands[f.layer, f.call] else "undecided"
+        above = "supported" if significant[f.layer, f.call] else "inconclusive"
         return f._replace(verdict=above if f.value > BOUND else "refuted")
 
     findings = [ruled(f) for f in findings]
-    found = count(findings, SYMMETRY)
-    if not found.judged:
-        return Judgement(findings, "not applicable", "No layer has matrices of queries and keys.", quantity=SYMMETRY)
-    direction = middle(f.value for f in findings if f.quantity == DIRECTIONALITY)
-    words = (
-        f"The middle symmetry of {found.judged} layers is {found.value:z.2f}, directionality {direction:z.2f}; "
-        "published are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
-    ) + over_distances(findings, SYMMETRY + OVER, "the middle symmetry")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
-    )  # fmt: skip
+    direction = median_detail(DIRECTIONALITY, findings, DIRECTIONALITY)
+    details, remarks = over_distances(findings, SYMMETRY + OVER)
+    return conclude(findings, SYMMETRY, details=(direction, *details), remarks=(Remark("published"), *remarks))
 
 
 def symmetry(U: Float[Tensor, "*b D d"], V: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b"]:

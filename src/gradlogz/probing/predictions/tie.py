@@ -16,14 +16,22 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, outside
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Comoments, Sums, jackknifed
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
@@ -43,31 +51,40 @@ _COSINES = {
 
 DECLARATION = Declaration(
     title="Tied QK and OV matrices",
-    claim=(
-        "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
-    ),
-    formula="cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens",
-    refutes="A cosine below 1/2: most of the update then lies across the gradient.",
+    claim="The OV matrix W_v W_o of each head is proportional to its transposed QK matrix W_k W_q^T.",
+    formula="cos(W_v W_o, W_k W_q^T) per head, norm gains included, weighted by the covariance of the tokens",
+    refutes=f"A weighted cosine below {BOUND:g}: most of the update is then orthogonal to the gradient.",
     method=(
         FORMULAS,
-        "Tokens enter through the norm that makes them, whose gain is part of W_k and W_v; the gradient leaves "
-        "through the norm that the layer reads, whose gain is part of W_q, and the update through the one that closes "
-        "the sublayer. What a norm that centres cannot see is left out on both sides [theory E13]. With rotary "
-        'embeddings these are the products without rotation, those of a token with itself; "over distances" W_q is '
-        "W_q R̄, turned as on the average over the keys that the head attends to, and where a part of the coordinates "
-        "stays, its share of the squared norm is told.",
-        "Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance |AᵀB|² / "
-        "(D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.",
+        "The QK matrix is W_q W_k^T, the OV matrix W_v W_o. If they are tied, the attention update is an ascent step "
+        "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
+        "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
+        "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
+        'itself; "over distances" uses W_q R̄ with the rotation averaged over the attended distances. With partial '
+        "rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
+        "Nulls: for the cosine, random rotations of the output space, with mean 0 and variance |AᵀB|² / (D |A|² |B|²); "
+        "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
     ),
     decision_rule=(
-        f"A head is judged by the weighted cosine against {BOUND:g}, half way between no tie and an exact one: "
-        "supported above it and above the other heads, refuted below it."
+        f"A head supports the claim if its weighted cosine is above {BOUND:g} and above the other-head null, and "
+        f"refutes it below {BOUND:g}. The model follows the majority of its heads."
     ),
     quantities={
         **_COSINES,
         LAYER: Quantity("1", "cos(W_v W_o, W_k W_qᵀ), all heads"),
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
+    },
+    statistic="median weighted cosine",
+    null="other-head null",
+    details={
+        "above_rotations": Label("heads above the random-rotation null"),
+        "below_rotations": Label("heads below the random-rotation null"),
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        **OVER_REMARKS,
     },
 )
 
@@ -138,7 +155,9 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
+def null(
+    state: dict[str, LayerState], model: Probed, baseline: Baseline[dict[str, LayerState]] | None
+) -> list[Measured]:
     """Rotations, other heads, random weights."""
     rows = []
     for layer in model.architecture.attention:
@@ -155,32 +174,26 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
             rows += [Measured(layer, h, COSINE + OVER, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
             each = _permuted(factors, read, R[0])
             rows += [Measured(layer, h, WEIGHTED + OVER, *ends) for h, ends in enumerate(each)]
-        other = None if twin is None else _factors(twin.model, layer)
-        if twin is not None and other is not None:
+        other = None if baseline is None else _factors(baseline.model, layer)
+        if baseline is not None and other is not None:
             rows.append(
-                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, twin.model, layer)))))
+                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, baseline.model, layer)))))
             )
     return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the weighted cosine of each head; how many heads beat random rotations is told beside it."""
+    """Judge every head by its weighted cosine; count the heads outside the random-rotation null."""
     findings = judge(findings, WEIGHTED, _bounds)
-    found = count(findings, WEIGHTED)
-    if not found.judged:
-        words = "No layer of self-attention has matrices that act on what it reads."
-        return Judgement(findings, "not applicable", words, quantity=WEIGHTED)
     plain = [f for f in findings if f.quantity == COSINE]
-    apart = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
-    toward = sum(f.value > 0 for f in apart)
-    words = (
-        f"The middle cosine is {found.value:z.2f} ({found.null:z.2f} with the value maps of other heads). More than "
-        f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
-        "from it."
-    ) + over_distances(findings, WEIGHTED + OVER, "the middle cosine")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
-    )  # fmt: skip
+    significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
+    above = sum(f.value > 0 for f in significant)
+    rotated = (
+        Detail("above_rotations", count=above, total=len(plain)),
+        Detail("below_rotations", count=len(significant) - above, total=len(plain)),
+    )
+    details, remarks = over_distances(findings, WEIGHTED + OVER)
+    return conclude(findings, WEIGHTED, details=(*rotated, *details), remarks=remarks)
 
 
 def _bounds(finding: Finding) -> Bounds:

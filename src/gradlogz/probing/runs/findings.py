@@ -92,10 +92,10 @@ class Findings:
         return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
 
     def summary(self) -> list[Summary]:
-        """One row for each prediction of each model, in the order in which they were made.
+        """One summary for each prediction of each model, in the order of computation.
 
-        A prediction without a claim of its own is summed up by its rows: the middle value of what is judged, and the
-        verdict that all of them share.
+        A prediction without a claim is summarised by its rows: the median of the judged values, and the verdict if it
+        is the same for all rows.
         """
         claims = {(claim.model, claim.prediction): claim for claim in self.claims}
         rows: dict[tuple[str, str], list[Finding]] = {}
@@ -183,20 +183,18 @@ class Findings:
 def _sum_up(claim: Claim | None, rows: Sequence[Finding], key: tuple[str, str]) -> Summary:
     judged = [row for row in rows if row.verdict and (claim is None or row.quantity == claim.quantity)]
     counts = Counter(row.verdict for row in judged)
-    number = len(judged) - counts["not applicable"]
-    share = counts["supported"] / number if number else NAN
     if claim is None:
-        verdict = next(iter(counts)) if len(counts) == 1 else "undecided" if counts else ""
-        middle = [
-            median(known) if (known := [v for v in column if not math.isnan(v)]) else NAN
+        verdict = next(iter(counts)) if len(counts) == 1 else "inconclusive" if counts else ""
+        medians = [
+            median(numbers) if (numbers := [v for v in column if not math.isnan(v)]) else NAN
             for column in ([getattr(row, name) for row in judged] for name in ("value", "null"))
         ]
         quantity = judged[0].quantity if len({row.quantity for row in judged}) == 1 else ""
-        claim = Claim(*key, "", quantity, middle[0], NAN, NAN, middle[1], verdict, "")
-    return Summary(
-        **{name: getattr(claim, name) for name in Summary._fields if name in Claim._fields},
-        judged=number,
-        supported=counts["supported"],
-        refuted=counts["refuted"],
-        share=share,
-    )
+        claim = Claim(*key, "", quantity, medians[0], NAN, NAN, medians[1], verdict)
+    number, supported, refuted = claim.judged, claim.supported, claim.refuted
+    if not number:
+        number = len(judged) - counts["not applicable"]
+        supported, refuted = counts["supported"], counts["refuted"]
+    common = {name: getattr(claim, name) for name in Summary._fields if name in Claim._fields}
+    common |= {"judged": number, "supported": supported, "refuted": refuted}
+    return Summary(**common, share=supported / number if number else NAN)

@@ -4,6 +4,8 @@
     rows, claims, tokens     the records of records.py, field by field: NaN is null, infinities are words
     declarations             the texts of each prediction, by its name; files of format 1 have none
 
+Files of format 1 and 2 have sentences in place of details, remarks and counts; they become the `text` of a claim.
+
 The reader is strict, and refuses the first problem that it meets, or lenient: then it leaves out what cannot be read
 and makes a note of it.
 
@@ -19,10 +21,11 @@ from typing import Any, NoReturn, TypeVar
 
 from ..._errors import InputValueError
 from .findings import Findings
-from .records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
+from .records import VERDICTS, Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
 
 FINDINGS = "findings.json"
 HEADS = 4096  # more than any layer has; a map of them would fill the memory
+OLD_INCONCLUSIVE = "undecided"  # format 1 and 2  # plain-words: ok
 AGAIN = "Make the run again."
 Record = TypeVar("Record", Finding, Claim, Token)
 
@@ -46,17 +49,13 @@ class Problems:
 
 
 def findings_to_json(findings: Findings) -> str:
-    """Findings as JSON; NaN is null there, and infinities are words, which JSON has no numbers for."""
+    """Findings as JSON; NaN becomes null, and infinities, which JSON cannot represent, become words."""
     records = {
-        kind: [{name: _plain(value) for name, value in entry._asdict().items()} for entry in getattr(findings, kind)]
-        for kind in ("rows", "claims", "tokens")
+        kind: [plain_record(entry) for entry in getattr(findings, kind)] for kind in ("rows", "claims", "tokens")
     }
-    declarations = {
-        name: {**each._asdict(), "quantities": {q: unit._asdict() for q, unit in each.quantities.items()}}
-        for name, each in findings.declarations.items()
-    }
-    whole: dict[str, Any] = {"facts": {**findings.facts}, **records, "declarations": declarations}
-    return json.dumps(whole, indent=1, allow_nan=False)
+    declarations = {name: plain_record(each) for name, each in findings.declarations.items()}
+    content: dict[str, Any] = {"facts": {**findings.facts}, **records, "declarations": declarations}
+    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def write_findings(path: str | os.PathLike[str], findings: Findings) -> None:
@@ -118,9 +117,41 @@ def _entries(record: type[Record], content: Mapping[str, Any], kind: str, proble
 
 
 def _entry(record: type[Record], content: Any) -> Record | None:
-    """The row, claim or token of its dictionary; None if it lacks something or holds what is not known."""
+    """The row, claim or token in a dictionary; None if a field is missing or invalid."""
     if not isinstance(content, dict):
         return None
+    fields = _fields(record, _upgraded(content))
+    if fields is None:
+        return None
+    head = fields.get("head")
+    if fields.get("verdict", "") not in ("", *VERDICTS) or isinstance(head, bool) or not isinstance(head, int | None):
+        return None
+    if head is not None and not 0 <= head < HEADS:
+        return None
+    for name, parse in (("details", _detail), ("remarks", _remark)):
+        if name in fields:
+            parts = [parse(each) for each in fields[name]] if isinstance(fields[name], list) else [None]
+            if None in parts:
+                return None
+            fields[name] = tuple(parts)
+    try:
+        return record(**fields)
+    except TypeError:
+        return None
+
+
+def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """A row or claim of an older format in the form of this one."""
+    if content.get("verdict") == OLD_INCONCLUSIVE:
+        content = {**content, "verdict": "inconclusive"}
+    texts = [content.get(name) for name in ("words", "note")]
+    if isinstance(texts[0], str) and "text" not in content:
+        content = {**content, "text": " ".join(text for text in texts if isinstance(text, str) and text)}
+    return content
+
+
+def _fields(record: type[Any], content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of a record in a dictionary; None if a number or a text is of another type."""
     fields: dict[str, Any] = {}
     for name, annotation in record.__annotations__.items():
         if name in content:
@@ -129,17 +160,29 @@ def _entry(record: type[Record], content: Any) -> Record | None:
                 fields[name] = (math.nan if value is None else float(value)) if annotation is float else value
             except (TypeError, ValueError):
                 return None
-            if annotation in (str, int) and not isinstance(value, annotation):
+            if annotation in (str, int) and (not isinstance(value, annotation) or isinstance(value, bool)):
                 return None
-    head = fields.get("head")
-    if fields.get("verdict", "") not in ("", *VERDICTS) or isinstance(head, bool) or not isinstance(head, int | None):
+    return fields
+
+
+def _detail(content: Any) -> Detail | None:
+    fields = _fields(Detail, content) if isinstance(content, dict) else None
+    if fields is None or "key" not in fields:
         return None
-    if head is not None and not 0 <= head < HEADS:
+    counts = (fields.get(name) for name in ("count", "total"))
+    return Detail(**fields) if all(isinstance(each, int | None) for each in counts) else None
+
+
+def _remark(content: Any) -> Remark | None:
+    fields = _fields(Remark, content) if isinstance(content, dict) else None
+    if fields is None or "key" not in fields:
         return None
-    try:
-        return record(**fields)
-    except TypeError:
+    numbers, layers = fields.get("numbers", {}), fields.get("layers", [])
+    if not isinstance(numbers, dict) or not all(isinstance(each, int | float) for each in numbers.values()):
         return None
+    if not isinstance(layers, list) or not all(isinstance(each, str) for each in layers):
+        return None
+    return Remark(fields["key"], numbers, tuple(layers))
 
 
 def _identity(entry: Finding | Claim | Token) -> tuple[Any, ...]:
@@ -163,28 +206,59 @@ def _declarations(content: Mapping[str, Any], problems: Problems) -> dict[str, D
 
 
 def _declaration(content: Any) -> Declaration | None:
-    """The declaration of its dictionary; None if it lacks something or holds what is not text."""
+    """The declaration in a dictionary; None if a required text is missing or a field is of another type."""
     if not isinstance(content, dict) or not isinstance(content.get("quantities"), dict):
         return None
-    lists: dict[str, Any] = {name: content.get(name, []) for name in ("method", "references")}
-    texts: dict[str, Any] = {
-        name: content.get(name) for name in Declaration._fields if name not in ("quantities", *lists)
-    }
-    if not all(isinstance(each, list) for each in lists.values()):
+    fields: dict[str, Any] = {}
+    for name in Declaration._fields:
+        if name not in content:
+            continue  # files of format 2 have no words for results
+        value = content[name]
+        if name in ("method", "references", "outcomes"):
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                return None
+            fields[name] = tuple(value)
+        elif name in ("quantities", "details", "remarks"):
+            if not isinstance(value, dict):
+                return None
+            parsed = {key: _declared(name, each) for key, each in value.items()}
+            fields[name] = {key: each for key, each in parsed.items() if each is not None}
+        elif isinstance(value, str):
+            fields[name] = value
+        else:
+            return None
+    if len(fields.get("outcomes", ("", ""))) != 2:
         return None
-    if not all(isinstance(each, str) for each in (*texts.values(), *lists["method"], *lists["references"])):
+    try:
+        return Declaration(**{"method": (), **fields})
+    except TypeError:
         return None
-    quantities = {name: unit for name, each in content["quantities"].items() if (unit := _quantity(each)) is not None}
-    method, references = tuple(lists["method"]), tuple(lists["references"])
-    return Declaration(**texts, quantities=quantities, method=method, references=references)
 
 
-def _quantity(content: Any) -> Quantity | None:
-    unit, formula = (content.get(name) if isinstance(content, dict) else None for name in Quantity._fields)
-    return Quantity(unit, formula) if isinstance(unit, str) and isinstance(formula, str) else None
+def _declared(kind: str, content: Any) -> Quantity | Label | str | None:
+    """An entry of the quantities, details or remarks of a declaration."""
+    if kind == "remarks":
+        return content if isinstance(content, str) else None
+    record: type[Quantity] | type[Label] = Quantity if kind == "quantities" else Label
+    fields = _fields(record, content) if isinstance(content, dict) else None
+    try:
+        return None if fields is None else record(**fields)
+    except TypeError:
+        return None
+
+
+def plain_record(entry: Any) -> dict[str, Any]:
+    """A record as a dictionary of plain values, for JSON."""
+    return {name: _plain(value) for name, value in entry._asdict().items()}
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return plain_record(value)
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return None if math.isnan(value) else "infinity" if value > 0 else "-infinity"

@@ -27,7 +27,7 @@ from ..._errors import InputValueError
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
 
-FORMAT = 2  # 1 had no declarations, and a file of statistics
+FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
 
 
@@ -241,7 +241,7 @@ def _check_description(content: Mapping[str, Any], place: Path, problems: Proble
         )
         remedy = f"It was written by gradlogz {version}; install that or a later one."
         problems.meet(note, f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy)
-    elif number < FORMAT and not problems.strict:
+    elif number < 2 and not problems.strict:
         problems.notes.append(
             f"The run is of format {number}, written by gradlogz {version}, without declarations: names stand in place "
             "of titles, and units, formulas and methods are not known."
@@ -282,7 +282,7 @@ def _findings(place: Path, model: Mapping[str, Any], problems: Problems) -> Find
     if isinstance(content, str) and not problems.strict and (rows := _rows(place / PARQUET)):
         problems.notes.append(
             f"{FINDINGS} cannot be read ({content}): rows are those of {PARQUET}. The verdicts on whole claims are "
-            "lost; here a claim is undecided where its heads or layers differ."
+            "lost; here a claim is inconclusive where its heads or layers differ."
         )
         content = {"facts": {model.get("name"): model}, "rows": rows, "claims": [], "tokens": []}
     if isinstance(content, str):

@@ -18,17 +18,19 @@ import torch
 
 from ...._typing import Float, Tensor
 from ...batch_pass import BatchPass
-from ...hypothesis_tests import middle
+from ...hypothesis_tests import median
 from ...inside.events import Attended
 from ...inside.head_weights import HeadWeights, Turning
-from ...runs.records import Finding
+from ...runs.records import Detail, Finding, Label, Remark
 from ...statistics import GROUPS, Sums
 from .attention_rows import applies, rows_of
 
 FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
 OVER = ", over distances"  # behind the names of quantities of the average form
-STILL = "share that does not turn"
-NAMED = 3  # layers of which nothing is known
+STILL = "share without rotation"
+OVER_KEY = "over_distances"  # of the detail and of the remark
+OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over the attended distances", null="null")}
+OVER_REMARKS = {OVER_KEY: "No average over distances in {layers}: queries and keys do not rotate by fixed angles."}
 
 
 def distances(event: Attended, batch_pass: BatchPass) -> dict[int, Sums] | None:
@@ -67,17 +69,12 @@ def mean_rotations(
     return averaged(weights.turning, torch.cat((whole.unsqueeze(0), whole - found[left]))[..., 1:])
 
 
-def over_distances(findings: Sequence[Finding], quantity: str, named: str) -> str:
-    """A sentence on what a quantity is over distances, and in which layers it is not known; empty of other models."""
-    of = [f for f in findings if f.quantity == quantity]
-    known, missed = middle(f.value for f in of), sorted({f.layer for f in of if math.isnan(f.value)})
-    told = "" if math.isnan(known) else f" Averaged over the distances that heads attend to, {named} is {known:z.2f}."
-    if missed:
-        told += (
-            f" Not applicable over distances: {', '.join(missed[:NAMED])}{' and more' if len(missed) > NAMED else ''}"
-        )
-        told += ", where queries and keys turn by no fixed angles."
-    return told
+def over_distances(findings: Sequence[Finding], quantity: str) -> tuple[tuple[Detail, ...], tuple[Remark, ...]]:
+    """Median of a quantity over distances, and the layers without fixed angles; both empty for other models."""
+    rows = [f for f in findings if f.quantity == quantity]
+    value, missing = median(f.value for f in rows), tuple(sorted({f.layer for f in rows if math.isnan(f.value)}))
+    details = () if math.isnan(value) else (Detail(OVER_KEY, value, null=median(f.null for f in rows)),)
+    return details, (Remark(OVER_KEY, layers=missing),) if missing else ()
 
 
 def averaged(turning: Turning, weights: Float[Tensor, "*b h bins"]) -> Float[Tensor, "*b h d d"]:
