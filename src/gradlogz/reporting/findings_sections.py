@@ -25,7 +25,7 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.runs.records import Finding, Summary, Token
+from ..probing.runs.records import Declaration, Finding, Summary, Token
 from .findings_figures import (
     Labels,
     blocks_of,
@@ -127,7 +127,7 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
 
 def statistic(claim: Summary, declarations: Declarations) -> str | None:
     """Name of the statistic of a claim, with its unit."""
-    declared = declarations.get(claim.prediction)
+    declared = _declared(claim, declarations)
     name = claim.quantity if declared is None else declared.statistic
     unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
     return f"{name} [{unit}]" if claim.quantity and unit != "1" else name or None
@@ -135,9 +135,21 @@ def statistic(claim: Summary, declarations: Declarations) -> str | None:
 
 def counts(claim: Summary, declarations: Declarations) -> str | None:
     """Numbers of heads or layers that support and refute a claim, of all that were tested; None if none was."""
+    return f"{claim.supported} / {claim.refuted} of {_tested(claim, declarations)}" if claim.judged else None
+
+
+def _declared(claim: Summary, declarations: Declarations) -> Declaration | None:
+    """Declaration with a named statistic; None for runs of earlier formats, which have no names."""
     declared = declarations.get(claim.prediction)
+    default = Declaration._field_defaults["statistic"]
+    return None if declared is None or declared.statistic == default else declared
+
+
+def _tested(claim: Summary, declarations: Declarations) -> str:
+    """Number of the heads or layers that were tested, "72 heads"."""
+    declared = _declared(claim, declarations)
     unit = "" if declared is None or not declared.unit else f" {declared.unit}{'s' if claim.judged != 1 else ''}"
-    return f"{claim.supported} / {claim.refuted} of {claim.judged}{unit}" if claim.judged else None
+    return f"{claim.judged}{unit}"
 
 
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Section:
@@ -170,18 +182,17 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
 def _definition(claim: Summary, declarations: Declarations) -> dict[str, str]:
     """Short name, statistic, null, formula and decision rule of a claim."""
     facts = {"short name": title_of(declarations, claim.prediction)}
-    declared = declarations.get(claim.prediction)
-    if declared is None:
-        return facts | {"formula": "not declared in this run"}
-    tested = f", of {claim.judged} {declared.unit}{'s' if claim.judged != 1 else ''}" if claim.judged else ""
-    facts |= {"statistic": f"{statistic(claim, declarations)}{tested if declared.unit else ''}"}
-    facts |= {} if math.isnan(claim.null) else {"null": declared.null}
-    return facts | facts_of(declarations, claim.prediction)
+    declared = _declared(claim, declarations)
+    if declared is not None:
+        tested = f", of {_tested(claim, declarations)}" if claim.judged and declared.unit else ""
+        facts["statistic"] = f"{statistic(claim, declarations)}{tested}"
+        facts |= {} if math.isnan(claim.null) else {"null": declared.null}
+    return facts | (facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"})
 
 
 def _null_name(claim: Summary, quantity: str, declarations: Declarations) -> str:
     """Name of the null of a quantity: that of the claim for its own quantity, else "null"."""
-    declared = declarations.get(claim.prediction)
+    declared = _declared(claim, declarations)
     return declared.null if declared is not None and quantity == claim.quantity else "null"
 
 
