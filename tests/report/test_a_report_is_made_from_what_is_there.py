@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from gradlogz import report
-from gradlogz.probing.runs.run_folder import Run, write_run
+from gradlogz.probing.runs.run_folder import Run, read_run, write_run
 from gradlogz.reporting.findings_page import page_of_run
 from gradlogz.reporting.run_contents import contents_of
 from support.invented_findings import DECLARATIONS, findings
@@ -60,7 +60,11 @@ def test_a_run_of_a_later_version(folder):
     def later(said):
         said["rows"][0]["colour"] = "blue"
         said["rows"][1]["verdict"] = "doubtful"
+<<<<<<< HEAD
         del said["claims"][2]["quantity"]
+=======
+        del said["claims"][2]["verdict"]
+>>>>>>> verdicts
         said["pictures"] = []
 
     changed(folder, "findings.json", later)
@@ -206,3 +210,52 @@ def test_a_run_without_declarations_shows_names(folder):
     assert "entropy" in parts_of(page, "entropy")["facts"].rows.values()
     axis = parts_of(page, "entropy")["views"].views[0].parts[0].marks[0].name
     assert axis == "entropy [1]"
+
+
+def older(folder, number):
+    """Change a run into one of an older format: sentences in claims, older names of a verdict and of the baseline."""
+
+    def claims(content):
+        for claim in content["claims"]:
+            words = claim.pop("text")
+            for name in ("judged", "supported", "refuted", "null_low", "null_high", "details", "remarks"):
+                del claim[name]
+            claim |= {"words": words, "note": "With Benjamini and Hochberg."}
+        for entry in (*content["rows"], *content["claims"]):
+            entry["verdict"] = entry["verdict"].replace("inconclusive", "undecided")
+        content["facts"]["planted"]["without_twin"] = "It cannot be made."
+        for declared in content["declarations"].values():
+            for name in ("statistic", "null", "unit", "number", "outcomes", "correction", "details", "remarks"):
+                del declared[name]
+        if number == 1:
+            del content["declarations"]
+
+    changed(folder, "findings.json", claims)
+    changed(folder, "run.json", lambda run: run.update(format=number, files={}, times={"twin": 1.0}))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_of_an_older_format_is_read_and_its_sentences_are_shown(folder, number):
+    older(folder, number)
+    (folder / "findings.parquet").unlink(missing_ok=True)
+    contents = contents_of(folder, "report")
+    assert len(contents.run.notes) == (number == 1)
+    before, after = findings().summary(), contents.findings.summary()
+    assert [s.verdict for s in after] == [s.verdict for s in before]
+    assert [(s.judged, s.supported, s.refuted) for s in after] == [(s.judged, s.supported, s.refuted) for s in before]
+    (entropy,) = (s for s in after if s.prediction == "entropy")
+    assert entropy.text == "They do. With Benjamini and Hochberg."
+    assert contents.facts["without_baseline"] == "It cannot be made."
+    assert contents.run.times == {"baseline": 1.0}
+    assert read_run(folder).findings.rows[0].verdict == findings().rows[0].verdict  # the strict reader reads it too
+    assert "They do. With Benjamini and Hochberg." in report(folder)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"details": 3}, {"details": [{"value": 1.0}]}, {"details": [{"key": "a", "count": "b"}]},
+               {"remarks": [{"key": "a", "numbers": {"b": "c"}}]}, {"remarks": [{"key": "a", "layers": [3]}]},
+               {"judged": "many"}, {"judged": True}]
+)  # fmt: skip
+def test_a_claim_with_a_damaged_field_is_left_out(folder, damage):
+    changed(folder, "findings.json", lambda content: content["claims"][0].update(damage))
+    assert "1 of 4 claims in findings.json cannot be read; they are left out." in missing(folder)

@@ -102,7 +102,9 @@ def findings(model="planted", *, layers=LAYERS, heads=HEADS, more=0, shift=0.0, 
     rows.append(Finding(model, "whole", "", 1, None, "loss", 2.5 + shift, 2.4, 2.6, verdict="inconclusive"))
     claims = [
         Claim(model, "entropy", "Heads choose.", "entropy", 0.5 + shift, 0.4, 0.6, 0.9, "supported", "They do."),
-        Claim(model, "ascent", "Layers climb.", "gain", 0.1 + shift, 0.05, 0.2, 0.05, "refuted", "They do not."),
+        Claim(
+            model, "ascent", "Layers climb.", "gain", 0.1 + shift, 0.05, 0.2, 0.05, "refuted", "They do not. A note."
+        ),
         Claim(
             model,
             "linearity",

@@ -11,7 +11,7 @@ Read next: findings_wording.py (the sentences of --details), findings_notebook.p
 """
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..probing.runs.findings import Findings
@@ -19,8 +19,9 @@ from ..probing.runs.records import VERDICTS, Summary
 from .findings_wording import Declarations, title_of, verdict_sentences
 from .formatting import STYLES, counts_of, decimals, interval, measured_line
 
-PLAIN_WIDTH = 80  # columns of plain text, and of a console that is no terminal
-GAP = "  "
+PLAIN_WIDTH = 80  # columns of plain text
+WIDEST = 100  # columns of a sentence on a wide terminal
+TITLE = 29  # columns of a title with its indentation
 SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
 ASCII = {"✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "≤": "<="}
 
@@ -49,28 +50,32 @@ class Line(NamedTuple):
 
 
 def table_lines(findings: Findings, width: int, *, details: bool = False) -> Iterator[Line]:
-    """The table of claims for each model, every line at most `width` columns wide.
+    """The table of claims for each model below a line with its facts; every line at most `width` columns wide."""
+    for model, facts in findings.facts.items():
+        yield from _wrapped(Line(f"{model}: {measured_line(facts)}".rstrip(": "), "bold"), width)
+        yield from claim_lines(findings, model, width, details=details)
+
+
+def claim_lines(findings: Findings, model: str, width: int, *, details: bool = False) -> Iterator[Line]:
+    """The table of claims for one model, without its facts.
 
     details: add the sentences of each claim below its line.
     """
-    claims = findings.summary()
-    for model, facts in findings.facts.items():
-        yield from _wrapped(Line(f"{model}: {measured_line(facts)}".rstrip(": "), "bold"), width)
-        of_model = [claim for claim in claims if claim.model == model]
-        if not of_model:
-            continue
-        columns = [column for column in COLUMNS if column.terminal <= width]
-        yield Line(_row("claim", [column.heading for column in columns], columns, width, indent=""), "dim")
-        for verdict in (*VERDICTS, ""):
-            group = [claim for claim in of_model if claim.verdict == verdict]
-            if group:
-                style = STYLES[verdict].terminal
-                yield Line(f"{SYMBOLS[verdict]} {verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
-                for claim in group:
-                    yield Line(_row(title_of(findings.declarations, claim.prediction), _cells(claim, columns), columns,
-                                    width, indent="  "), style)  # fmt: skip
-                    if details:
-                        yield from _sentences(claim, findings.declarations, width)
+    claims = [claim for claim in findings.summary() if claim.model == model]
+    if not claims:
+        return
+    columns = [column for column in COLUMNS if column.terminal <= width]
+    yield Line(_row("claim", [column.heading for column in columns], columns, width), "dim")
+    for verdict in (*VERDICTS, ""):
+        group = [claim for claim in claims if claim.verdict == verdict]
+        if group:
+            style = STYLES[verdict].terminal
+            yield Line(f"{SYMBOLS[verdict]} {verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
+        for claim in group:
+            title = title_of(findings.declarations, claim.prediction)
+            yield Line(_row(f"  {title}", _cells(claim, columns), columns, width), style)
+            if details:
+                yield from _sentences(claim, findings.declarations, width)
 
 
 def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool = False) -> Iterator[Any]:
@@ -78,7 +83,7 @@ def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool
     return rich_lines(table_lines(findings, options.max_width, details=details), options.encoding)
 
 
-def rich_lines(lines: Iterator[Line], encoding: str) -> Iterator[Any]:
+def rich_lines(lines: Iterable[Line], encoding: str) -> Iterator[Any]:
     """Lines as texts of rich that are never wrapped, in ASCII if the encoding has no symbols."""
     from rich.text import Text
 
@@ -107,11 +112,10 @@ def cut(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
-def _row(title: str, cells: Sequence[str], columns: Sequence[Column], width: int, *, indent: str) -> str:
-    numbers = "".join(GAP[: 1 + (width >= PLAIN_WIDTH)] + cell.rjust(column.width)
-                      for cell, column in zip(cells, columns, strict=True))  # fmt: skip
-    room = max(width - len(numbers), 8)
-    return (cut(indent + title, min(room, 30)) + numbers)[:width]
+def _row(title: str, cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
+    gap = "  " if width >= PLAIN_WIDTH else " "
+    numbers = "".join(gap + cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+    return (cut(title, min(max(width - len(numbers), 8), TITLE)) + numbers)[:width]
 
 
 def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
@@ -126,7 +130,7 @@ def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
 
 def _sentences(claim: Summary, declarations: Declarations, width: int) -> Iterator[Line]:
     text = " ".join(verdict_sentences(claim, declarations.get(claim.prediction)))
-    for line in textwrap.wrap(text, max(width - 4, 16)):
+    for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16)):
         yield Line(f"    {line}", "dim")
 
 

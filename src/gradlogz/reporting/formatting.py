@@ -95,4 +95,5 @@ def _architecture(facts: Mapping[str, Any]) -> list[str]:
     parts = [str(facts["architecture"])] if facts.get("architecture") else []
     if facts.get("parameters") and isinstance(facts["parameters"], int):
         parts.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
-    return parts + [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
+    counts = {name: facts[name] for name in ("layers", "heads") if facts.get(name)}
+    return parts + [f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items()]

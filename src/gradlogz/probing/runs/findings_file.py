@@ -26,6 +26,7 @@ from .records import VERDICTS, Claim, Declaration, Detail, Finding, Label, Quant
 FINDINGS = "findings.json"
 HEADS = 4096  # more than any layer has; a map of them would fill the memory
 OLD_INCONCLUSIVE = "undecided"  # format 1 and 2  # plain-words: ok
+OLD_KEYS = {"without_twin": "without_baseline", "twin": "baseline"}  # facts and times  # plain-words: ok
 AGAIN = "Make the run again."
 Record = TypeVar("Record", Finding, Claim, Token)
 
@@ -95,11 +96,17 @@ def findings_in(content: Mapping[str, Any], problems: Problems, name: str = "") 
     if not isinstance(facts, dict) or not all(isinstance(each, dict) for each in facts.values()):
         problems.meet(f"The facts of models in {FINDINGS} cannot be read.", "facts must be objects", "others")
         facts = {}
+    facts = {model: renamed(each) for model, each in facts.items()}
     if not problems.strict:
         entries: list[Any] = [*rows, *claims, *tokens]
         models = dict.fromkeys(entry.model for entry in entries)
         facts = {model: facts.get(model, {}) for model in models} or facts or {name: {}}
     return Findings(facts, rows, claims, tokens, _declarations(content, problems))
+
+
+def renamed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts or times with the keys of this format."""
+    return {OLD_KEYS.get(key, key): value for key, value in content.items()}
 
 
 def _entries(record: type[Record], content: Mapping[str, Any], kind: str, problems: Problems) -> list[Record]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from ... import __version__
 from ..._errors import InputValueError
 from .findings import Findings
-from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
+from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
 
 FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
@@ -229,6 +229,7 @@ def _description(place: Path, problems: Problems) -> dict[str, Any]:
     else:
         _check_description(content, place, problems)
     known = {name: content[name] for name, kind in DESCRIBED.items() if isinstance(content.get(name), kind)}
+    known |= {name: renamed(known[name]) for name in ("model", "times") if name in known}
     return {name: None if kind is int else kind() for name, kind in DESCRIBED.items()} | known
 
 
