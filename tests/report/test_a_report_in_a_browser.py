@@ -192,7 +192,7 @@ def test_all_data_is_taken_along(opened, path):
     whole = json.loads(text)
     assert file == "gradlogz-planted.json"
     assert len(whole["rows"]["rows"]) == len(expected.rows)
-    assert whole["claims"][1]["text"] == "They do not."
+    assert whole["claims"][1]["text"] == "They do not. A note."
     assert whole["tokens"][0]["text"] == "about a [token] of it"
     for name in ("map-of-claims", "entropy-entropy-by-layer"):
         drawing = ElementTree.fromstring(one.taken(f"[data-of='{name}'][data-as=svg]")[1])
