@@ -234,12 +234,12 @@ class Likelihood:
 
     def _negatives(self) -> VisiblePairs:
         """The same without the positive."""
-        seen = self._seen()._replace(kept=None)
+        seen = self._seen()._replace(included=None)
         if self._outside:
             return seen
         if self.positive is None and seen.plain:
             return seen._replace(itself=False)
-        return seen._replace(dropped=self._index())
+        return seen._replace(excluded=self._index())
 
     def _log_normalizer(self, eta: Tensor, center: Tensor) -> Tensor:
         """G of the candidates moved by -centre."""
