@@ -60,11 +60,7 @@ def test_a_run_of_a_later_version(folder):
     def later(said):
         said["rows"][0]["colour"] = "blue"
         said["rows"][1]["verdict"] = "doubtful"
-<<<<<<< HEAD
         del said["claims"][2]["quantity"]
-=======
-        del said["claims"][2]["verdict"]
->>>>>>> verdicts
         said["pictures"] = []
 
     changed(folder, "findings.json", later)
