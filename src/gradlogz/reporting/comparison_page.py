@@ -243,8 +243,8 @@ def _claims(runs: Runs) -> Table:
         words = claim_of(runs.declarations, next(claim for claim in summaries if claim is not None))
         rows.append((Link(words, prediction), *(_cell(claim) for claim in summaries)))
     caption = (
-        "Verdict, and median over heads (or layers) of the statistic of the claim. –: not tested. Each claim links to "
-        "its section."
+        "Verdict and value of the statistic, for most claims a median over heads or layers. –: not tested. Each claim "
+        "links to its section."
     )
     return Table("claims", "Claims of the theory", columns, tuple(rows), caption, stacked=True)
 

@@ -249,8 +249,11 @@ def head_map(
     return _mapped(f"{first.prediction} {title}", title, rows, labels, heat, caption)
 
 
-def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
-    """Heat map of the verdicts on one quantity, layers by heads."""
+def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None, correction: str = "") -> Figure:
+    """Heat map of the verdicts on one quantity, layers by heads.
+
+    correction: name of the multiple-testing correction, for the caption.
+    """
     first, order = rows[0], list(VERDICTS)
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
@@ -259,7 +262,8 @@ def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None =
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
     counts = Counter(row.verdict for row in rows if row.verdict)
     divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    caption = f"Verdict on each head by its {first.quantity} (FDR 5 %): {divided}; n = {sum(counts.values())} heads."
+    tests = f" ({correction})" if correction else ""
+    caption = f"Verdict on each head by its {first.quantity}{tests}: {divided}. n = {sum(counts.values())} heads."
     return _mapped(f"{first.prediction} verdicts", f"verdicts by {first.quantity}", rows, labels, heat, caption)
 
 

@@ -26,7 +26,7 @@ ABOUT = "Tests, on one transformer, of the theory that softmax attention is the 
 
 # "How to read this page": terms that tables, figures and sentences use, each defined once.
 GUIDE = {
-    "value": "Median over heads (or layers) of the named statistic, unless the result states otherwise.",
+    "value": "Value of the named statistic for the model; for most claims a median over heads or layers.",
     "95 % CI": (
         "95 % confidence interval over documents: Poisson bootstrap, or a jackknife over eight groups of documents for "
         "statistics of covariance matrices. Statistics of weights alone have no sampling error and no interval."
@@ -39,7 +39,7 @@ GUIDE = {
     "verdict on a head": (
         "Supported or refuted if the 95 % confidence interval lies beyond the bound of the decision rule and the "
         "p-value passes the Benjamini–Hochberg procedure at a false discovery rate (FDR) of 5 %; otherwise "
-        "inconclusive."
+        "inconclusive. Statistics of weights alone are compared with the bound directly."
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
@@ -129,7 +129,8 @@ def _methods(run: Run) -> tuple[str, ...]:
         "Verdicts. A head supports a claim if its 95 % confidence interval lies beyond the bound of the claim, and "
         "refutes it if the interval lies beyond the opposite bound. p-values are those of Student's t distribution "
         "with seven degrees of freedom, and both directions are corrected over all heads by the Benjamini–Hochberg "
-        "procedure at FDR 5 % [benjamini95]; otherwise the head is inconclusive. The verdict on the model is that of "
-        "the majority of its heads or layers, unless its decision rule states otherwise.",
+        "procedure at FDR 5 % [benjamini95]; otherwise the head is inconclusive. Statistics of weights alone are "
+        "compared with the bound directly. The verdict on the model is that of the majority of its heads or layers, "
+        "unless its decision rule states otherwise.",
         "Theory. The claims follow from [shim22], with corrections.",
     )

@@ -91,10 +91,10 @@ def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
 # Claims --------------------------------------------------------------------------------------------------------------
 
 CAPTION = (
-    "Value: median over heads (or layers) unless the result states otherwise. Null: the same statistic under the null "
-    "model of the claim. Support / refute: number of heads (or layers) that support and refute the claim at FDR 5 %, "
-    "of all that were tested. –: not available; statistics of weights alone have no confidence interval. Each claim "
-    "links to its section."
+    "Value: the statistic of the model, for most claims a median over heads or layers. Null: the same statistic under "
+    "the null model. Support / refute: number of heads or layers that support and refute the claim, of all that were "
+    "tested, at FDR 5 % where the statistic has a confidence interval. –: not available; statistics of weights alone "
+    "have no confidence interval. Each claim links to its section."
 )
 
 
@@ -249,7 +249,9 @@ def _map(
     labels = labels_of([row for rows in heads.values() for row in rows])
     total = [View("number of supported claims", (_support(heads, labels, blocks, declarations),))]
     views = total if len(heads) > 1 else []
-    views += [View(title_of(declarations, name), (verdict_map(rows, labels, blocks),)) for name, rows in heads.items()]
+    for name, rows in heads.items():
+        correction = declarations[name].correction if name in declarations else ""
+        views.append(View(title_of(declarations, name), (verdict_map(rows, labels, blocks, correction),)))
     words = Text(("Click a head, or choose one from the list above, to filter every section.",))
     return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
 
