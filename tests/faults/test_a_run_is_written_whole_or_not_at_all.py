@@ -112,7 +112,7 @@ def seed_of(place):
     try:
         run = read_run(place)
     except ValueError as error:
-        if "a run must be a folder" in str(error):
+        if "there is no run folder" in str(error):
             return None
         raise
     assert same(run, run_of(run.seed))
@@ -175,7 +175,7 @@ def test_an_incomplete_run_is_read_only_by_a_lenient_reader(tmp_path):
         read_run(place)
     lenient = read_run(place, strict=False)
     assert same(lenient._replace(notes=()), run)
-    assert lenient.notes == ("The run stopped before its end, after 15 tokens; the numbers are of that part.",)
+    assert "after 15 tokens" in lenient.notes[0]
 
 
 def test_a_run_of_the_first_format_is_read(tmp_path):

@@ -88,7 +88,7 @@ def test_tables_fit_and_are_plain_where_there_is_no_terminal(run, tmp_path, name
     table, closing = output[: output.index("\nRun")], output[output.index("\nRun") :]
     lines = [line for line in table.splitlines() if not line.startswith("Measured: ")]
     assert max(map(len, lines)) <= (columns or 80)
-    assert sum(line.startswith("  ") for line in lines) >= 5  # one line for each claim
+    assert sum(line.startswith(("  ", "✓", "✗", "~", "–")) for line in lines) >= 5  # one line for each claim
     assert f"Page: {tmp_path / 'page.html'}" in closing
 
 

@@ -2,17 +2,17 @@
 
 check_file, check_drawing   raise before the computation if an output cannot be written after it
 terminal                    a console on standard output, or on standard error if JSON takes standard output
-print_lines                 lines of a table on a console
+print_lines, print_closing  lines of a table on a console; what was measured, and the run folder
 progress                    a transient progress bar
 write_page, write_json      the files
 """
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -70,6 +70,15 @@ def print_lines(console: Console, lines: "Iterable[Line]") -> None:
 
     for text in rich_lines(lines, console.encoding):
         console.print(text, highlight=False, soft_wrap=False)
+
+
+def print_closing(console: Console, model: str, facts: "Mapping[str, Any]", run: str | os.PathLike[str]) -> None:
+    """Print what was measured, wrapped to the console, and the path of the run on one line."""
+    from ..reporting.formatting import measured_line
+
+    text = f"Measured: {model}, {measured_line(facts)}".rstrip(", ")
+    console.print(text, highlight=False, markup=False)
+    console.print(f"Run: {os.fspath(run)}", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import RUN_PAGE, check_file, print_lines, terminal, write_json
+from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
 
 if TYPE_CHECKING:
     from ..probing.inside.loading import Loaded
@@ -60,7 +60,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", "--twin", help="Share of tokens for the random-weights baseline; 0 for none."),
+        typer.Option("--baseline", help="Share of tokens for the random-weights baseline; 0 for none."),
     ] = 0.1,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Permission to read pickled weights as plain tensors.")
@@ -80,7 +80,6 @@ def command(
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
     from ..reporting.findings_terminal import claim_lines
-    from ..reporting.formatting import measured_line
 
     console = terminal(json)
     place = Path(out) if out is not None else Path(RUNS) / _label(model)
@@ -106,9 +105,8 @@ def command(
         console.print("Interrupted: the results are of the text read so far.", style="yellow")
     if details:
         console.print(measured.report.words(), style="dim", highlight=False)
-    closing = [f"Measured: {name}, {measured_line(findings.facts[name])}", f"Run: {place}", page_line(place)]
-    for line in closing:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_closing(console, name, findings.facts[name], place)
+    console.print(page_line(place), highlight=False, soft_wrap=True, markup=False)
     return 0 if measured.complete else INTERRUPTED
 
 
@@ -129,9 +127,9 @@ def _label(name: str) -> str:
 
 def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
-        fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
-        remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
-        raise InputValueError("probe", "model", f"the model must read text or images, got {fact}", remedy)
+        problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
+        remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
+        raise InputValueError("probe", "model", problem, remedy)
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":

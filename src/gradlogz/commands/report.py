@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import RUN_PAGE, Open, check_drawing, check_file, print_lines, terminal, write_page
+from .outputs import RUN_PAGE, Open, check_drawing, check_file, print_closing, print_lines, terminal, write_page
 
 
 def command(
@@ -25,7 +25,6 @@ def command(
     """
     from ..reporting.findings_page import page_of_run, rendered
     from ..reporting.findings_terminal import claim_lines
-    from ..reporting.formatting import measured_line
     from ..reporting.run_contents import contents_of
 
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
@@ -37,7 +36,6 @@ def command(
     check_file("report", "--out", path)
     console = terminal(None)
     print_lines(console, claim_lines(contents.findings, contents.name, console.width, details=details))
-    for line in (f"Measured: {contents.name}, {measured_line(contents.facts)}", f"Run: {run}"):
-        console.print(line.rstrip(", "), highlight=False, soft_wrap=True, markup=False)
+    print_closing(console, contents.name, contents.facts, run)
     write_page(console, path, html, show=open_)
     return 0

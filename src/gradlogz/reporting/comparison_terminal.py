@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..probing.runs.records import Summary
 from .findings_terminal import SYMBOLS, TITLE, Line, cut
 from .findings_wording import Declarations, title_of
-from .formatting import STYLES, decimals
+from .formatting import decimals
 
 CELL = 10  # columns of a run
 GAP = "  "
@@ -63,10 +63,8 @@ def _table(
             cells = [_cell(summary) for summary in summaries]
             if changes:
                 cells.append(_change(summaries))
-            verdicts = {summary.verdict for summary in summaries if summary is not None}
-            style = STYLES[verdicts.pop()].terminal if len(verdicts) == 1 else ""
             text = cut(f"  {title_of(declarations, prediction)}", title)
-            yield Line(text + "".join(GAP + cell.rjust(CELL) for cell in cells), style)
+            yield Line((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip())
 
 
 def _cell(summary: Summary | None) -> str:

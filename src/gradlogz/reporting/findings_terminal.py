@@ -1,8 +1,8 @@
 """Findings on a terminal: one line for each claim, grouped by verdict, at most as wide as the terminal.
 
-    claim                      value           95 % CI    null  support/refute
-    ✗ refuted (2)
-    ✗ Tied QK and OV matrices -0.053  -0.061 to -0.044   0.001      0/72 of 72
+    claim                          value           95 % CI     null  support/refute
+    refuted (1)
+    ✗ Tied QK and OV matrices     -0.053  -0.061 to -0.044    0.001      0/72 of 72
 
 From 80 columns on all columns are shown; narrower terminals lose the confidence interval, then the null value and the
 counts. Long titles are cut. A console that cannot encode the symbols has ASCII in their place.
@@ -21,7 +21,8 @@ from .formatting import STYLES, counts_of, decimals, interval, measured_line
 
 PLAIN_WIDTH = 80  # columns of plain text
 WIDEST = 100  # columns of a sentence on a wide terminal
-TITLE = 29  # columns of a title with its indentation
+NO_BREAK = "\N{NO-BREAK SPACE}"
+TITLE = 28  # columns of a title with its symbol
 SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
 ASCII = {"✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "≤": "<="}
 
@@ -37,16 +38,17 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("value", 7, 36),
     Column("95 % CI", 16, 80),
-    Column("null", 6, 50),
-    Column("support/refute", 14, 56),
+    Column("null", 7, 50),
+    Column("support/refute", 14, 60),
 )
 
 
 class Line(NamedTuple):
-    """A line of text with the style of rich in which it is printed."""
+    """A line of text with a style of rich, which applies to its first `extent` characters, or to all of them."""
 
     text: str
     style: str = ""
+    extent: int | None = None
 
 
 def table_lines(findings: Findings, width: int, *, details: bool = False) -> Iterator[Line]:
@@ -70,10 +72,10 @@ def claim_lines(findings: Findings, model: str, width: int, *, details: bool = F
         group = [claim for claim in claims if claim.verdict == verdict]
         if group:
             style = STYLES[verdict].terminal
-            yield Line(f"{SYMBOLS[verdict]} {verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
+            yield Line(f"{verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
         for claim in group:
             title = title_of(findings.declarations, claim.prediction)
-            yield Line(_row(f"  {title}", _cells(claim, columns), columns, width), style)
+            yield Line(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
             if details:
                 yield from _sentences(claim, findings.declarations, width)
 
@@ -88,12 +90,15 @@ def rich_lines(lines: Iterable[Line], encoding: str) -> Iterator[Any]:
     from rich.text import Text
 
     for line in lines:
-        yield Text(encodable(line.text, encoding), style=line.style, no_wrap=True, overflow="crop")
+        text = Text(encodable(line.text, encoding), no_wrap=True, overflow="crop")
+        if line.style:
+            text.stylize(line.style, 0, line.extent)
+        yield text
 
 
 def plain_lines(findings: Findings) -> str:
     """The table of claims as plain text of 80 columns."""
-    return "\n".join(line.text.rstrip() for line in table_lines(findings, PLAIN_WIDTH))
+    return "\n".join(line.text for line in table_lines(findings, PLAIN_WIDTH))
 
 
 def encodable(text: str, encoding: str) -> str:
@@ -115,7 +120,7 @@ def cut(text: str, width: int) -> str:
 def _row(title: str, cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
     gap = "  " if width >= PLAIN_WIDTH else " "
     numbers = "".join(gap + cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
-    return (cut(title, min(max(width - len(numbers), 8), TITLE)) + numbers)[:width]
+    return (cut(title, min(max(width - len(numbers), 8), TITLE)) + numbers)[:width].rstrip()
 
 
 def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
@@ -129,9 +134,9 @@ def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
 
 
 def _sentences(claim: Summary, declarations: Declarations, width: int) -> Iterator[Line]:
-    text = " ".join(verdict_sentences(claim, declarations.get(claim.prediction)))
-    for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16)):
-        yield Line(f"    {line}", "dim")
+    text = " ".join(verdict_sentences(claim, declarations.get(claim.prediction))).replace(" %", f"{NO_BREAK}%")
+    for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16), break_on_hyphens=False):
+        yield Line(f"    {line.replace(NO_BREAK, ' ')}", "dim")
 
 
 def _wrapped(line: Line, width: int) -> Iterator[Line]:

@@ -59,7 +59,12 @@ def written(value: float, number: str = "{:.2f}") -> str:
 
 def _valued(name: str, value: float, null: float, null_name: str, number: str) -> str:
     comparison = "" if math.isnan(null) else f" ({null_name} {written(null, number)})"
-    return f"{name} {written(value, number)}{comparison}"
+    return f"{_before_number(name)}{written(value, number)}{comparison}"
+
+
+def _before_number(name: str) -> str:
+    """The name with a space, or with a colon if it ends with a number itself."""
+    return f"{name}: " if name[-1:].isdigit() else f"{name} "
 
 
 def _counts(claim: Summary, declaration: Declaration) -> str:
@@ -78,7 +83,7 @@ def _detail(detail: Detail, declaration: Declaration) -> str:
     parts = [] if math.isnan(detail.null) else [f"{null} {written(detail.null, number)}"]
     parts += [] if detail.count is None else [f"{detail.count}{total} {declaration.unit}s {counted}"]
     parts += [detail.layer] if detail.layer else []
-    return f"{text} {written(detail.value, number)}" + (f" ({'; '.join(parts)})" if parts else "")
+    return f"{_before_number(text)}{written(detail.value, number)}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _remark(remark: Remark, declaration: Declaration) -> str:
@@ -173,7 +178,7 @@ def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
     """The claims under their verdicts, each by its title and in its words."""
-    found = []
+    verdict_groups = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(
             (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
@@ -181,5 +186,5 @@ def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group
             if claim.verdict == verdict
         )
         if entries:
-            found.append(Group(chip(verdict, len(entries)), entries))
-    return tuple(found)
+            verdict_groups.append(Group(chip(verdict, len(entries)), entries))
+    return tuple(verdict_groups)

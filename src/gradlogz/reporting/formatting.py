@@ -74,10 +74,9 @@ def known(value: float) -> float | None:
 
 def measured_line(facts: Mapping[str, Any]) -> str:
     """Architecture, layers, heads, tokens and documents of a measurement in one line."""
-    parts = _architecture(facts)
-    tokens, documents = facts.get("tokens"), facts.get("documents")
-    if isinstance(tokens, int) and tokens:
-        parts.append(f"{tokens:,} tokens" + (f" of {documents:,} documents" if isinstance(documents, int) else ""))
+    parts = _architecture({name: fact for name, fact in facts.items() if name != "parameters"})
+    counts = {name: facts.get(name) for name in ("tokens", "documents")}
+    parts += [f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int) and count]
     parts += ["dequantised"] * bool(facts.get("dequantised"))
     return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 

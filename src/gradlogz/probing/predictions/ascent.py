@@ -1,9 +1,9 @@
-"""Attention plus residual climbs the log normaliser of the layer's own keys.
+"""Ascent: an attention update increases the log normaliser of the layer's keys.
 
-    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
+    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: residual stream, normed; keys fixed
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens
 
-Read next: tie.py (the weights that would make it exact), ../inside/reprojection.py (how moved tokens are read).
+Read next: tie.py (the weights that make it exact), ../inside/reprojection.py (queries of moved tokens).
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from .observables.attention_rows import applies, at, chosen, log_weights_of
 
-PART = 16  # one token in so many
-LEAST = 0.05  # of the best gain: what is worth calling an ascent
+PART = 16  # one token in PART is sampled
+LEAST = 0.05  # smallest gain that counts as ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
 
 GAIN, RISES = "gain", "share of tokens that rise"
 
 FORMULAS = """\
-    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
+    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: residual stream, normed; keys fixed
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens"""
 
 DECLARATION = Declaration(
@@ -74,9 +74,9 @@ DECLARATION = Declaration(
 
 
 class _Layer(NamedTuple):
-    """A layer, and what it computed of the chosen tokens; of the arguments of its call what their queries meet.
+    """An attention call at the sampled tokens: keys, masks and statistics that their queries need.
 
-    attn_mask: bias and mask of these tokens.
+    attn_mask: bias and mask of the sampled tokens.
     """
 
     layer_call: LayerCall
@@ -94,7 +94,7 @@ class _Layer(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """The stream and the update of the chosen tokens, and the updates of others."""
+    """Residual stream and update of the sampled tokens, and the updates of other tokens."""
 
     stream: Float[Tensor, "b r D"]
     update: Float[Tensor, "b r D"]
@@ -108,7 +108,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Sums] | None:
-    """Changes of G, summed over the chosen tokens of each row."""
+    """Changes of G, summed over the sampled tokens of each row."""
     memory = batch_pass.memory(_Memory)
     if isinstance(event, Attended):
         if event.layer_call is not None and applies(event, batch_pass) and not event.crosses:
@@ -120,8 +120,10 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
             pairs = ((event.stream, layer.places), (event.update, layer.places), (event.update, others))
             memory.moved[event.sublayer.name] = _Moved(*(_taken(t, places) for t, places in pairs))
     elif isinstance(event, ForwardOutput):
-        found = {name: _changes(memory.layers[name], *each) for name, each in memory.moved.items()}
-        return {name: sums_of(columns, batch_pass.documents) for name, columns in found.items() if columns is not None}
+        changes = {name: _changes(memory.layers[name], *each) for name, each in memory.moved.items()}
+        return {
+            name: sums_of(columns, batch_pass.documents) for name, columns in changes.items() if columns is not None
+        }
     return None
 
 
@@ -137,7 +139,7 @@ def _layer(event: Attended, layer_call: LayerCall, batch_pass: BatchPass) -> _La
 
 
 def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor, "b k"] | None:
-    """The columns, summed over the chosen tokens of each row; None if the layer computes its own logits."""
+    """Columns summed over the sampled tokens of each row, [b, k]; None if the layer computes its own logits."""
     g = _gradient(layer, x)
     if g is None:
         return None
@@ -151,7 +153,7 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
             "reversed": -D,
             "random": random * (length / random.norm(dim=-1, keepdim=True)),
         }
-        # All steps are computed at once, as further tokens of the same places.
+        # All steps are computed at once, as additional tokens at the same positions.
         q = queries_of(layer.layer_call, x + torch.stack(list(steps.values())))
         G = layer.log_normalizer.masked_fill(layer.log_normalizer == -torch.inf, 0.0).sum(1) / layer.scale
         change = dict(zip(steps, (_log_normalizers(layer, q, len(steps)) - G).double(), strict=True))  # type: ignore[arg-type]
@@ -161,7 +163,7 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
 
 
 def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"] | None:
-    """Of G in the stream: that in a query is the attended mean of the keys, but for a soft cap."""
+    """Gradient of G in the residual stream; in a query it is the attended mean of keys, but for soft caps."""
     with torch.enable_grad():
         moved = x.detach().requires_grad_()
         q = queries_of(layer.layer_call, moved.unsqueeze(0))
@@ -176,17 +178,17 @@ def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"
 
 @lru_cache(maxsize=1)
 def _random(shape: torch.Size, device: torch.device) -> Tensor:
-    """Directions, the same ones in every layer, since drawing them is slow."""
+    """Random directions, the same in every layer because drawing them is slow."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, non_blocking=True)
 
 
 def _log_normalizers(layer: _Layer, query: Float[Tensor, "b h kr d"], versions: int) -> Float[Tensor, "k b r"]:
-    """sum_h G_h / beta of every version of the chosen tokens."""
+    """sum_h G_h / beta for every version of the sampled tokens, [k, b, r]."""
     mask = layer.attn_mask
     G = attend(
         query,
         layer.key,
-        layer.key[..., :WIDTH],  # only the log normaliser is wanted
+        layer.key[..., :WIDTH],  # only the log normaliser is needed
         attn_mask=None if mask is None else mask.repeat(1, 1, versions, 1),
         scale=layer.scale,
         softcap=layer.softcap,
@@ -203,24 +205,24 @@ def _taken(t: Float[Tensor, "b n D"], places: Int[Tensor, "b r"]) -> Float[Tenso
 
 
 def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
-    """Another token of the same row for each, half of the row away."""
+    """Position of another token of the same row for each token, half a row away."""
     n = known.sum(1, keepdim=True).clamp(min=1)
-    first = known.int().argmax(1, keepdim=True)  # of rows that are padded on the left
+    first = known.int().argmax(1, keepdim=True)  # rows may be padded on the left
     return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
 
 
 def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:
-    """The gain of every layer, its controls, and the share of tokens for which G rises."""
+    """Gain of every layer, its controls, and the share of tokens for which G rises."""
     return [
         row
         for layer, sums in state.items()
-        for quantity, of in RATIOS.items()
-        for row in measured(layer, quantity, bootstrap(of, sums), sums.totals[0, 0])
+        for quantity, function in RATIOS.items()
+        for row in measured(layer, quantity, bootstrap(function, sums), sums.totals[0, 0])
     ]
 
 
-def _over(name: str, whole: str) -> Callable[[Tensor], Tensor]:
-    return lambda totals: totals[..., COLUMNS.index(name)] / totals[..., COLUMNS.index(whole)]
+def _over(name: str, divisor: str) -> Callable[[Tensor], Tensor]:
+    return lambda totals: totals[..., COLUMNS.index(name)] / totals[..., COLUMNS.index(divisor)]
 
 
 RATIOS = {
@@ -231,14 +233,14 @@ RATIOS = {
 
 
 def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sums]] | None) -> list[Measured]:
-    """The gain of permuted updates; the share of rising tokens in the random-weights baseline."""
-    found = [
+    """Gain of permuted updates; share of rising tokens in the random-weights baseline."""
+    rows = [
         row
         for layer, sums in state.items()
         for row in measured(layer, GAIN, bootstrap(RATIOS["gain, permuted"], sums), 0)
     ]
     others = {} if baseline is None else baseline.state
-    return found + [
+    return rows + [
         row for layer, sums in others.items() for row in measured(layer, RISES, bootstrap(RATIOS[RISES], sums), 0)
     ]
 

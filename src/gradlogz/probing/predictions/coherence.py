@@ -1,9 +1,9 @@
-"""What it costs that heads do not gate each other.
+"""Coherence: the cost of uniform gates between heads.
 
     h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
 
-Read next: entropy.py, ../../measures/mixture.py (the bound and its gap).
+Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
 """
 
 import math
@@ -34,7 +34,7 @@ from .observables.attention_rows import applies, rows_of
 
 COST, SHIFTED, RAW = "cost", "cost, other tokens", "raw cost"
 COHERENT, INCOHERENT = 0.1, 0.5
-COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: column of the sum, column of what it is divided by
+COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numerator and denominator
 
 FORMULAS = """\
     h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
@@ -75,7 +75,7 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No attention layer has heads with comparable log normalisers.",
         ALSO_BASELINE: (
-            "{shared:.0f} of the {supported:.0f} supporting layers also pass with random weights, so for these the "
+            "Supporting layers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
             "result is not an effect of training."
         ),
     },
@@ -83,29 +83,29 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """Costs summed over rows; None of a layer whose heads cannot be compared."""
+    """Costs summed over rows; None for a layer whose heads are not comparable."""
 
     costs: Sums | None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Costs summed over rows: of the chosen ones with centred keys, and of all."""
+    """Costs summed over rows: sampled rows with centred keys, and all rows."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or not _comparable(event):
         return {event.layer: LayerState(None)}
     valid = batch_pass.real(event) & event.attention.seen[:, 0]
     every = _sum(cost(event.attention.log_normalizer), valid)
-    found = every.new_zeros(len(every), 3)
+    sampled = every.new_zeros(len(every), 3)
     if (rows := rows_of(event, batch_pass)) is not None:
-        seen = rows.log_weights > -torch.inf
-        n = rows.seen
-        G = rows.logits.logsumexp(-1) - n.log() - (rows.products * seen).sum(-1) / n
-        # Head k takes the row k places further: rows of one text in the order of their hashes.
-        kept = rows.valid & (n[:, 0] > 1)
+        visible = rows.log_weights > -torch.inf
+        n = rows.visible
+        G = rows.logits.logsumexp(-1) - n.log() - (rows.products * visible).sum(-1) / n
+        # Head k takes the row k positions further, in the order of hashes within a text.
+        several = rows.valid & (n[:, 0] > 1)
         mixed = _shifted(G, rows.valid)
-        found = torch.cat((_sum(cost(G), kept), _sum(cost(mixed), kept)[:, 1:]), -1)
-    return {event.layer: LayerState(sums_of(torch.cat((found, every), -1).unsqueeze(1), batch_pass.documents))}
+        sampled = torch.cat((_sum(cost(G), several), _sum(cost(mixed), several)[:, 1:]), -1)
+    return {event.layer: LayerState(sums_of(torch.cat((sampled, every), -1).unsqueeze(1), batch_pass.documents))}
 
 
 def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
@@ -114,11 +114,11 @@ def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """Mean costs of every layer."""
-    found = [absent(layer, COST) for layer, kept in state.items() if kept.costs is None]
+    """Mean costs of every layer, with bootstrap intervals."""
+    rows = [absent(layer, COST) for layer, layer_state in state.items() if layer_state.costs is None]
     for name, (above, below) in COLUMNS.items():
-        found += _rows(state, name, above, below)
-    return found
+        rows += _rows(state, name, above, below)
+    return rows
 
 
 def null(
@@ -126,7 +126,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """The same of random weights."""
+    """Mean costs of the random-weights baseline."""
     return [] if baseline is None else [m for m in evaluate(baseline.state, baseline.model) if m.tokens]
 
 
@@ -142,20 +142,20 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def _comparable(event: Attended) -> bool:
-    """Whether all heads, two or more, see the same keys with the same weights."""
+    """True if there are two or more heads, all with the same visible keys and biases."""
     call = event.arguments
     shared = all(t is None or t.ndim < 3 or t.shape[-3] == 1 for t in (call.attn_mask, call.bias, call.segments))
     return shared and call.sinks is None and call.softcap is None and call.query.shape[1] > 1
 
 
 def _sum(values: Float[Tensor, "b m"], valid: Tensor) -> Float[Tensor, "b 2"]:
-    """Count and sum of each row of the batch."""
-    kept = values.masked_fill(~valid, 0.0)
-    return torch.stack((valid.double().sum(-1), kept.double().sum(-1)), -1)
+    """Count and sum for each row of the batch, [b, 2]."""
+    summands = values.masked_fill(~valid, 0.0)
+    return torch.stack((valid.double().sum(-1), summands.double().sum(-1)), -1)
 
 
 def _shifted(G: Float[Tensor, "b h r"], valid: Tensor) -> Float[Tensor, "b h r"]:
-    """The log normalisers of head k at the row k places further, around the valid rows of each sequence."""
+    """Log normalisers of head k at the row k positions further, cyclic over the valid rows of each sequence."""
     b, h, r = G.shape
     many = valid.sum(-1).clamp(min=1)[:, None, None]
     places = torch.arange(r, device=G.device) + torch.arange(h, device=G.device)[:, None]
@@ -163,12 +163,12 @@ def _shifted(G: Float[Tensor, "b h r"], valid: Tensor) -> Float[Tensor, "b h r"]
 
 
 def _rows(state: dict[str, LayerState], name: str, above: int, below: int) -> list[Measured]:
-    sums = {layer: kept.costs for layer, kept in state.items() if kept.costs is not None}
-    found = []
+    sums = {layer: layer_state.costs for layer, layer_state in state.items() if layer_state.costs is not None}
+    rows = []
     for layer, estimate in bootstrapped(sums, lambda t: ratio(t, above, below)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
-        found += measured(layer, name, one, sums[layer].totals[0, 0, below])
-    return found
+        rows += measured(layer, name, one, sums[layer].totals[0, 0, below])
+    return rows
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=130)

@@ -1,9 +1,9 @@
-"""How sharply a head chooses, and the other numbers of its rows.
+"""Normalised entropy of attention heads, and other statistics of their rows.
 
-    entropy           H / log n                  of a row that sees n keys, 2 or more; 1 if its weights are uniform
+    entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
 
-Read next: gaussian_measure.py (what entropy allows), ../../attention/in_models/head_summaries.py (the alerts in
-training).
+Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/head_summaries.py (the
+alerts in training).
 """
 
 from collections import defaultdict
@@ -24,9 +24,9 @@ from .observables.attention_rows import applies, keys_seen, moments_of_keys, mom
 
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"
 OF_LAYER, SINKS, RANK = "entropy of the layer", "heads with a sink", "logit rank"
-LEAST = 0.02  # of log n: less is no choice
+LEAST = 0.02  # smallest relevant difference of normalised entropies
 COLLAPSE, LOGIT, SINK = (float(bound or 0.0) for bound in Thresholds())
-# name: column of the sum, column of what it is divided by
+# name: columns of numerator and denominator
 COLUMNS = {
     ENTROPY: (2, 1),
     "logit variance": (3, 0),
@@ -38,15 +38,15 @@ COLUMNS = {
 }
 
 FORMULAS = """\
-    entropy           H / log n                  of a row that sees n keys, 2 or more; 1 if its weights are uniform
+    entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
     logit variance    sum_j p_j (s_j - E)²       the energy variance
     max logit         max_j s_j
     log normalizer    G
-    sink              the weight on the first key that is no padding                                  [xiao24] [gu25]
-    learned sink      that on a logit of its own, where a model has one
-    logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       of the field of logits <q, k - mean k>, over all texts:
-                      the participation ratio of its squared singular values, from 1 to d; of a part of the tokens
-    high logits       share of rows with a logit above the bound of the monitor's alert"""
+    sink              weight on the first key that is no padding                                      [xiao24] [gu25]
+    learned sink      weight on a learned sink logit, if the model has one
+    logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       participation ratio (1 to d) of the squared
+                      singular values of the logits <q, k - mean k> over all texts, from a sample of the tokens
+    high logits       share of rows with a logit above the threshold of the monitor"""
 
 DECLARATION = Declaration(
     title="Entropy below baseline",
@@ -91,7 +91,7 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """Of a layer: sums over the rows of its heads; whether it has learned sinks; moments of queries and keys."""
+    """Sums over the rows of the heads of a layer; presence of learned sinks; moments of queries and keys."""
 
     rows: Sums
     learned: bool
@@ -100,7 +100,7 @@ class LayerState(NamedTuple):
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Sums over the rows of each document, and the second moments of queries and keys."""
+    """Sums over the rows of each document, and second moments of queries and keys."""
     if not isinstance(event, Attended) or len(event.attention.log_normalizer) != len(batch_pass.batch.keys):
         return None
     a = event.attention
@@ -115,28 +115,30 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     rows = [torch.ones_like(G), several, even, V, top, G, weight_of_first(event), learned, high]
     valid = (batch_pass.real(event).unsqueeze(1) & a.seen).unsqueeze(-1)
     values = torch.stack(rows, -1).masked_fill(~valid, 0.0).sum(2, dtype=torch.float64)
-    found = LayerState(sums_of(values, batch_pass.documents), sinks is not None)
+    layer_state = LayerState(sums_of(values, batch_pass.documents), sinks is not None)
     if applies(event, batch_pass):
-        found = found._replace(queries=moments_of_queries(event, batch_pass), keys=moments_of_keys(event, batch_pass))
-    return {event.layer: found}
+        layer_state = layer_state._replace(
+            queries=moments_of_queries(event, batch_pass), keys=moments_of_keys(event, batch_pass)
+        )
+    return {event.layer: layer_state}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """Means over rows, with the bootstrap; ranks, with the jackknife; what alerts look at, of whole layers."""
-    sums = {layer: kept.rows for layer, kept in state.items()}
-    whole = {layer: Sums(each.totals.sum(1, keepdim=True)) for layer, each in sums.items()}
-    found = []
+    """Means over rows (bootstrap), ranks (jackknife), and the layer averages that alerts use."""
+    sums = {layer: layer_state.rows for layer, layer_state in state.items()}
+    of_layers = {layer: Sums(each.totals.sum(1, keepdim=True)) for layer, each in sums.items()}
+    rows = []
     for name, (above, below) in COLUMNS.items():
         for layer, estimate in bootstrapped(sums, partial(ratio, above=above, below=below)).items():
             if name != LEARNED or state[layer].learned:
-                found += measured(layer, name, estimate, sums[layer].totals[0, :, below])
-    for layer, estimate in bootstrapped(whole, lambda t: ratio(t, 2, 1)).items():
+                rows += measured(layer, name, estimate, sums[layer].totals[0, :, below])
+    for layer, estimate in bootstrapped(of_layers, lambda t: ratio(t, 2, 1)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
-        found += measured(layer, OF_LAYER, one, whole[layer].totals[0, 0, 1])
+        rows += measured(layer, OF_LAYER, one, of_layers[layer].totals[0, 0, 1])
         share = (ratio(sums[layer].totals[0], 6, 0) > SINK).double().mean()
-        found.append(Measured(layer, None, SINKS, float(share), tokens=int(whole[layer].totals[0, 0, 0])))
-        found += _rank(layer, state[layer])
-    return found
+        rows.append(Measured(layer, None, SINKS, float(share), tokens=int(of_layers[layer].totals[0, 0, 0])))
+        rows += _rank(layer, state[layer])
+    return rows
 
 
 def null(
@@ -144,19 +146,19 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """The same of a head with random weights."""
+    """Values of the random-weights baseline: of layers, and bands over the heads of a layer."""
     if baseline is None:
         return []
     by: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    found = []
+    nulls = []
     for m in evaluate(baseline.state, baseline.model):
         if m.head is None:
-            found.append(m)
+            nulls.append(m)
         else:
             by[m.layer, m.quantity].append(m)
     for (layer, quantity), rows in by.items():
-        found += random_band(layer, quantity, torch.tensor([m.value for m in rows]))
-    return found
+        nulls += random_band(layer, quantity, torch.tensor([m.value for m in rows]))
+    return nulls
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -165,12 +167,12 @@ def verdict(findings: list[Finding]) -> Judgement:
     return conclude(ruled, ENTROPY, remarks=_alerts(findings))
 
 
-def _rank(layer: str, kept: LayerState) -> list[Measured]:
-    if kept.queries is None or kept.keys is None:
+def _rank(layer: str, layer_state: LayerState) -> list[Measured]:
+    if layer_state.queries is None or layer_state.keys is None:
         return []
-    q, k = kept.queries.versions(), kept.keys.versions()
+    q, k = layer_state.queries.versions(), layer_state.keys.versions()
     if len(q.tokens) != len(k.tokens):
-        return []  # a group whose keys are all hidden
+        return []  # all keys of a group are masked
     A = q.covariance + q.mean_x.unsqueeze(-1) * q.mean_x.unsqueeze(-2)
     C = k.covariance.repeat_interleave(A.shape[1] // k.xx.shape[1], 1)
     A = A @ C

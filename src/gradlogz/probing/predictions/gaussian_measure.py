@@ -1,9 +1,8 @@
-"""Do keys look Gaussian to their queries?
+"""Gaussian keys: the attended mean and the log normaliser of a Gaussian measure.
 
     h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
 
-Read next: observables/attention_rows.py (the rows), entropy.py (on which it depends), ../../measures/gaussian.py (the
-measure).
+Read next: observables/attention_rows.py (the rows), entropy.py, ../../measures/gaussian.py (the measure).
 """
 
 import math
@@ -35,22 +34,23 @@ from .observables.attention_rows import Rows, applies, moments_of_keys, moments_
 
 EXPLAINED, NORMALIZER, INFORMATION = "mean explained", "log normalizer explained", "information"
 POOLED, WITHIN = "pooled", "within position"
-BAR = 0.8  # a sink, which no Gaussian has, reaches 0.6 to 0.8 by chance; 128 Gaussian keys 0.9 at Var u = 1
+BAR = 0.8  # attention sinks reach 0.6 to 0.8 without Gaussian keys; 128 Gaussian keys reach 0.9 at Var u = 1
 INFORMED, FEWEST = 0.1, 8
-STEP = 4  # between the positions that are looked at
+STEP = 4  # distance of the sampled positions
+RANDOM = "random-weights baseline"
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 FORMULAS = """\
     h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
-    mu, Sigma           of the keys that the row sees; q scaled. In logits u_j = <q, k_j>, without a matrix:
+    mu, Sigma           of the visible keys of a row; q scaled. In logits u_j = <q, k_j>, without a matrix:
                         <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
-    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²          m: the attended mean, over rows; 1 is exact
-    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, over rows together: the direction alone
-    log normalizer explained, R², correlation      of G against log n + <mu, q>, against a constant, with the formula
-    information         log n - H, in nats; frozen: the share of rows with Var u > 2 log n, in which the largest of n
-                        Gaussian logits outweighs all others and no finite sample obeys the formula      [theory 10.3]
-    pooled              the same with mu, Sigma of the keys of all texts, from moments of a part of the tokens
-    within position     with Sigma of keys around the mean at their position in the sequence, as rotations leave it
+    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact
+    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, pooled over rows: agreement of directions
+    log normalizer explained, R², correlation      of G, relative to log n + <mu, q>, to a constant, with the formula
+    information         log n - H, in nats; frozen: share of rows with Var u > 2 log n, where the largest of n
+                        Gaussian logits dominates and no finite sample satisfies the formula             [theory 10.3]
+    pooled              with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
+    within position     with Sigma of keys around the mean of their position in the sequence
     position share      1 - tr Sigma within position / tr Sigma pooled"""
 
 DECLARATION = Declaration(
@@ -93,8 +93,8 @@ DECLARATION = Declaration(
     statistic="median explained variance of the attended mean",
     null="other-head null",
     details={
-        "high_entropy": Label("median in rows with normalised entropy above 0.75"),
-        "low_entropy": Label("median in rows with normalised entropy below 0.25"),
+        "high_entropy": Label("median in rows with normalised entropy above 0.75", null=RANDOM),
+        "low_entropy": Label("median in rows with normalised entropy below 0.25", null=RANDOM),
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
@@ -104,10 +104,10 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """Of a layer: sums over rows by range of entropy, and moments; all None where its logits are no products.
+    """Sums over rows of a layer by range of entropy, and moments; all None if its logits are no inner products.
 
-    key_heads: how many heads its keys have.
-    queries: of scaled queries with attended means; positions: of keys around their mean at each position.
+    key_heads: number of key heads.
+    queries: moments of scaled queries with attended means. positions: moments of keys around their position means.
     """
 
     key_heads: int | None = None
@@ -118,38 +118,40 @@ class LayerState(NamedTuple):
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Sums over the chosen rows, apart for four ranges of entropy; moments of queries, attended means and keys."""
+    """Sums over the sampled rows, for four ranges of entropy; moments of queries, attended means and keys."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or event.arguments.softcap is not None:
         return {event.layer: LayerState()}
     rows = rows_of(event, batch_pass)
-    found = LayerState(event.key.shape[1], None if rows is None else sums_of(_columns(rows), batch_pass.documents))
+    layer_state = LayerState(
+        event.key.shape[1], None if rows is None else sums_of(_columns(rows), batch_pass.documents)
+    )
     mean = event.attention.key_mean
     if event.arguments.sinks is None and mean is not None:
-        found = found._replace(
+        layer_state = layer_state._replace(
             queries=moments_of_queries(event, batch_pass),
             keys=moments_of_keys(event, batch_pass),
             positions=_positions(event, mean.dtype, batch_pass) if len(event.key) > 1 else None,
         )
-    return {event.layer: found}
+    return {event.layer: layer_state}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """Shares over rows with the bootstrap, of all of them and by their entropy; pooled ones with the jackknife."""
-    found = [absent(layer, EXPLAINED) for layer, kept in state.items() if kept.key_heads is None]
+    """Explained variances over all rows and by entropy (bootstrap), and pooled ones (jackknife)."""
+    rows = [absent(layer, EXPLAINED) for layer, layer_state in state.items() if layer_state.key_heads is None]
     sums = _sums(state)
     every = {layer: Sums(s.totals.sum(2)) for layer, s in sums.items()}
     for name, function in SHARES.items():
         for layer, estimate in bootstrapped(every, function).items():
-            found += measured(layer, name, estimate, every[layer].totals[0, :, 0])
+            rows += measured(layer, name, estimate, every[layer].totals[0, :, 0])
     for i, name in enumerate(BINS):
         of_bin = {layer: Sums(s.totals[:, :, i]) for layer, s in sums.items()}
         for layer, estimate in bootstrapped(of_bin, SHARES[EXPLAINED]).items():
-            found += measured(layer, f"{EXPLAINED}, entropy {name}", estimate, of_bin[layer].totals[0, :, 0])
-    for layer, kept in state.items():
-        found += _pooled(layer, kept, turn=0)
-    return found
+            rows += measured(layer, f"{EXPLAINED}, entropy {name}", estimate, of_bin[layer].totals[0, :, 0])
+    for layer, layer_state in state.items():
+        rows += _pooled(layer, layer_state, turn=0)
+    return rows
 
 
 def null(
@@ -157,22 +159,22 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """The covariance of the next head's keys; of what no covariance enters, a random twin."""
-    found = []
+    """Values with the covariance of the next head's keys; elsewhere those of the random-weights baseline."""
+    rows = []
     every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if _several(state[layer])}
     for layer, estimate in bootstrapped(every, lambda t: 1 - t[..., 5] / t[..., 1]).items():
-        found += measured(layer, EXPLAINED, estimate, every[layer].totals[0, :, 0])
-    for layer, kept in state.items():
-        if _several(kept):
-            found += _pooled(layer, kept, turn=1)
-    known = {(m.layer, m.quantity) for m in found}
+        rows += measured(layer, EXPLAINED, estimate, every[layer].totals[0, :, 0])
+    for layer, layer_state in state.items():
+        if _several(layer_state):
+            rows += _pooled(layer, layer_state, turn=1)
+    known = {(m.layer, m.quantity) for m in rows}
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
     for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
         if m.head is not None and (m.layer, m.quantity) not in known and m.quantity != EXPLAINED:
             by[m.layer, m.quantity].append(m.value)
     for (layer, quantity), values in by.items():
-        found += random_band(layer, quantity, torch.tensor(values))
-    return found
+        rows += random_band(layer, quantity, torch.tensor(values))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -225,10 +227,10 @@ SHARES = {
 
 
 def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
-    """What each chosen row adds, summed over the rows of a sequence in each of four ranges of entropy."""
+    """Columns of the sampled rows, summed within each sequence and range of entropy, [b, h, 4, k]."""
     u, w = rows.products, rows.log_weights
     hidden = w == -torch.inf
-    mass, n = w.logsumexp(-1), rows.seen
+    mass, n = w.logsumexp(-1), rows.visible
     base = (w - mass.unsqueeze(-1)).exp()
     mean = (base * u).sum(-1)
     away = u - mean.unsqueeze(-1)
@@ -238,7 +240,7 @@ def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
     p = (s - G.unsqueeze(-1)).exp()
     H = G - (p * s.masked_fill(hidden, 0.0)).sum(-1)
     # Both displacements in one product: sum_j (p_j - base_j) k_j and sum_j base_j (u_j - mean) k_j.
-    centre = rows.key.mean(2, keepdim=True)  # an offset would cost digits
+    centre = rows.key.mean(2, keepdim=True)  # an offset would lose digits
     moved = rows.averaged(p - base, rows.key - centre)
     expected = rows.averaged(base * away, rows.key - centre)
     other = (rows.key - centre).roll(1, 1)
@@ -252,10 +254,10 @@ def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
         _square(moved - elsewhere), g.square(), (g - variance / 2).square(), x, x.square(), y, x * y, y.square(),
         n.log() - H, (variance > 2 * n.log()).to(G.dtype),
     ]  # fmt: skip
-    kept = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
+    enough = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
     part = (4 * H / n.log()).floor().clamp(0, 3)
-    found = torch.stack(columns, -1).masked_fill(~kept.unsqueeze(-1), 0.0).double()
-    each = [found.masked_fill((part != i).unsqueeze(-1), 0.0).sum(2) for i in range(len(BINS))]
+    masked = torch.stack(columns, -1).masked_fill(~enough.unsqueeze(-1), 0.0).double()
+    each = [masked.masked_fill((part != i).unsqueeze(-1), 0.0).sum(2) for i in range(len(BINS))]
     return torch.stack(each, 2)
 
 
@@ -264,9 +266,9 @@ def _square(t: Tensor) -> Tensor:
 
 
 def _positions(event: Attended, dtype: torch.dtype, batch_pass: BatchPass) -> Comoments:
-    """Moments of keys around the mean of all sequences of the batch at the same position, of one degree less each."""
-    k, seen = event.key[:, :, ::STEP].to(dtype), event.visible_keys()
-    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if seen is None else seen[:, ::STEP]
+    """Moments of keys around their position means over the batch, corrected for the lost degree of freedom."""
+    k, visible = event.key[:, :, ::STEP].to(dtype), event.visible_keys()
+    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if visible is None else visible[:, ::STEP]
     weight = keys[:, None, :, None].to(k.dtype)
     several = weight.sum(0)
     mean = (weight * k).sum(0) / several.clamp(min=1)
@@ -277,40 +279,40 @@ def _positions(event: Attended, dtype: torch.dtype, batch_pass: BatchPass) -> Co
 
 
 def _sums(state: dict[str, LayerState]) -> dict[str, Sums]:
-    return {layer: kept.rows for layer, kept in state.items() if kept.rows is not None}
+    return {layer: layer_state.rows for layer, layer_state in state.items() if layer_state.rows is not None}
 
 
-def _several(kept: LayerState) -> bool:
-    """Whether there is a next head with other keys."""
-    return kept.key_heads is not None and kept.key_heads > 1
+def _several(layer_state: LayerState) -> bool:
+    """True if there is another key head."""
+    return layer_state.key_heads is not None and layer_state.key_heads > 1
 
 
-def _pooled(layer: str, kept: LayerState, *, turn: int) -> list[Measured]:
-    """What mu + Sigma q explains with moments over all texts; of the heads `turn` further, as the null."""
-    if kept.queries is None or kept.keys is None:
+def _pooled(layer: str, layer_state: LayerState, *, turn: int) -> list[Measured]:
+    """Explained variances with moments over all texts; the null takes Sigma `turn` heads further."""
+    if layer_state.queries is None or layer_state.keys is None:
         return []
-    q, k = kept.queries.versions(), kept.keys.versions()
+    q, k = layer_state.queries.versions(), layer_state.keys.versions()
     if len(q.tokens) != len(k.tokens):
-        return []  # a group whose keys are all hidden
+        return []  # all keys of a group are masked
     tokens = q.tokens[0] - q.tokens[1:]
-    found = []
-    for name, Sigma, varied in _covariances(k, kept.positions):
+    measurements = []
+    for name, Sigma, varied in _covariances(k, layer_state.positions):
         share = _explained(q, k.mean_x, Sigma.roll(turn, 1))
         shares = {f"{name} mean explained": share}
         if name == WITHIN and not turn:
-            spread, whole = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
-            shares["position share"] = (1 - spread / whole).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
+            spread, total = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
+            shares["position share"] = (1 - spread / total).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
         for quantity, each in shares.items():
             estimate = jackknifed(each[0], each[1:], tokens)
             if not varied:
                 nothing = torch.full_like(estimate.value, torch.nan)
                 estimate = estimate._replace(low=nothing, high=nothing)
-            found += measured(layer, quantity, estimate, q.tokens[0])
-    return found
+            measurements += measured(layer, quantity, estimate, q.tokens[0])
+    return measurements
 
 
 def _covariances(k: GroupMoments, positions: Comoments | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """Sigma of each kind, with and without each group; and whether it was met in all groups, so that it varies."""
+    """Sigma of each kind, in total and without each group, and a flag: measured in all groups, so that it varies."""
     yield POOLED, k.covariance, True
     if positions is not None:
         within = positions.versions()
@@ -320,7 +322,7 @@ def _covariances(k: GroupMoments, positions: Comoments | None) -> Iterator[tuple
 
 
 def _explained(q: GroupMoments, mu: Tensor, Sigma: Tensor) -> Tensor:
-    """1 - E|m - mu - Sigma q|² / E|m - mu|² from the moments of (q, m), [v, h]."""
+    """1 - E|m - mu - Sigma q|² / E|m - mu|², [v, h], from the moments of (q, m)."""
     each = q.xx.shape[1] // Sigma.shape[1]
     mu, Sigma = mu.repeat_interleave(each, 1), Sigma.repeat_interleave(each, 1)
     away = q.mean_y - mu

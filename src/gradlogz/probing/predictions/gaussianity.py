@@ -1,9 +1,9 @@
-"""Is the stream a Gaussian cloud?
+"""Gaussianity: distance of the residual stream to a normal distribution.
 
-    W²        squared distance of whitened tokens along a direction, in order, to the quantiles of N(0, 1)
-    excess    = max W² - what Gaussian clouds of these documents show on average
+    W²        mean squared distance of sorted whitened tokens along a direction to the quantiles of N(0, 1)
+    excess    = max W² - its mean over Gaussian samples of the same documents
 
-Read next: observables/gaussianity_tests.py (the numbers), pair_energy.py (the cloud over depth).
+Read next: observables/gaussianity_tests.py (the statistics), pair_energy.py (tokens over depth).
 """
 
 import math
@@ -56,28 +56,28 @@ from .observables.gaussianity_tests import (
 )
 from .observables.residual_stream import Depth, depth_of
 
-DRAWS = 39  # the fewest of which the extremes make a band of 95 %
+DRAWS = 39  # the smallest number of draws whose extremes are a 95 % band
 BOUND = 0.01
-FEWEST = 128  # tokens below which a shape is not asked for
-NUMBERS = 1 << 21  # kept of a depth at most: 4096 tokens up to width 512, fewer above
+FEWEST = 128  # smallest number of tokens
+NUMBERS = 1 << 21  # stored at each depth at most: 4096 tokens up to width 512, fewer above
 LARGE, TIMES = 100.0, 1000.0  # a massive activation
 
 ALL, CLEANED = "all tokens", "cleaned"
 FIRST, MASSIVE, POSITIONS = "without first tokens", "without massive activations", "without position means"
 REMOVED = {ALL: (), FIRST: (FIRST,), MASSIVE: (MASSIVE,), POSITIONS: (POSITIONS,), CLEANED: (FIRST, MASSIVE, POSITIONS)}
-JUDGED = (ALL, CLEANED)  # of which all is told
-EXCESS, OWN, MEAN, SHARE = "excess", "self weight", "mean fraction", "tokens with massive activations"
-ABOUT = ("document", "position", "group")  # kept of a token beside the streams
+JUDGED = (ALL, CLEANED)  # with all statistics
+EXCESS, SELF, MEAN, SHARE = "excess", "self weight", "mean fraction", "tokens with massive activations"
+ABOUT = ("document", "position", "group")  # stored with each token
 
 FORMULAS = f"""\
     z         tokens on their {COMPONENTS} leading principal axes, whitened
-    W²        squared distance of z along a direction, in order, to the quantiles of N(0, 1)
+    W²        mean squared distance of sorted z along a direction to the quantiles of N(0, 1)
     sliced    = sqrt(mean W²) over {DIRECTIONS} random directions; also over the axes, and over {RANDOM}
               projections of all coordinates
     largest   = sqrt(max W²) over the axes and the directions
-    excess    = max W² - what Gaussian clouds of these documents show on average
-    and       skewness and kurtosis of Mardia [mardia74], A²/n of Anderson and Darling [anderson54], and how much more
-              likely the best logistic law makes a token than the best normal law"""
+    excess    = max W² - its mean over Gaussian samples of the same documents
+    also      Mardia's skewness and kurtosis [mardia74], Anderson-Darling A²/n [anderson54], and the log likelihood
+              ratio per token of the best logistic to the best normal distribution"""
 
 _SHAPES = {
     LARGEST: Quantity("standard deviations", "√max W²(z·u, N(0,1))"),
@@ -88,7 +88,7 @@ _SHAPES = {
     LOGISTIC: Quantity("nats per token", "(log L_logistic − log L_normal) / n"),
     "skewness": Quantity("1", "E (zᵢ·zⱼ)³"),
     "kurtosis": Quantity("1", "E|z|⁴ − d(d + 2)"),
-    EXCESS: Quantity("variance of z", "max W² − that of Gaussian clouds"),
+    EXCESS: Quantity("variance of z", "max W² − that of Gaussian samples"),
 }
 
 DECLARATION = Declaration(
@@ -124,18 +124,18 @@ DECLARATION = Declaration(
     quantities={
         MEAN: Quantity("1", "|E x|² / E|x|²"),
         SHARE: Quantity("share of tokens", f"P(|a| > {LARGE:g} and > {TIMES:g} × median)"),
-        OWN: Quantity("weight", "aᵢᵢ"),
+        SELF: Quantity("weight", "aᵢᵢ"),
         **{f"{name}, {which}": quantity for which in JUDGED for name, quantity in _SHAPES.items()},
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
-    statistic="median excess of max-sliced W² over Gaussian samples, cleaned",
+    statistic="median cleaned excess of max-sliced W² over Gaussian samples",
     null="random-weights baseline",
     unit="depth",
     number="{:.3f}",
     details={
         ALL: Label("median excess with all tokens", "{:.3f}", "random-weights baseline"),
-        OWN: Label("median self weight", null="random-weights baseline"),
+        SELF: Label("median self weight", null="random-weights baseline"),
         MEAN: Label("median mean fraction", null="random-weights baseline"),
     },
     remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
@@ -143,14 +143,14 @@ DECLARATION = Declaration(
 
 
 class State(NamedTuple):
-    """Tokens of the sample at every depth, by stack; weights of tokens on themselves, by layer."""
+    """Sampled tokens at every depth, by stack; self weights, by layer."""
 
     samples: Mapping[str, Sample] = {}
-    own: Mapping[str, Sums] = {}
+    self_weights: Mapping[str, Sums] = {}
 
 
 class _Chosen(NamedTuple):
-    """The tokens of a stack that enter the sample, and the streams taken of them so far."""
+    """Tokens of a stack in the sample, and their residual streams so far."""
 
     hashes: Int[Tensor, " m"]
     rows: Int[Tensor, " m"]
@@ -164,7 +164,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
-    """The tokens of the sample at every depth, and what tokens give themselves."""
+    """Sampled tokens at every depth, and self weights."""
     if isinstance(event, Attended):
         return _own_weight(event, batch_pass)
     depth, samples = depth_of(event, batch_pass), batch_pass.memory(_Memory).samples
@@ -172,55 +172,55 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
         _take(depth, batch_pass, samples)
     if not isinstance(event, ForwardOutput) or not samples:
         return None
-    return State({stack: sample_of(of.taken, of.hashes, size=of.size) for stack, of in samples.items()})
+    return State({stack: sample_of(sample.taken, sample.hashes, size=sample.size) for stack, sample in samples.items()})
 
 
 def evaluate(state: State, model: Probed) -> list[Measured]:
-    """Shapes and mean fractions with the jackknife over groups, self weights with the bootstrap."""
-    found = []
+    """Shape statistics and mean fractions (jackknife over groups), self weights (bootstrap)."""
+    rows = []
     for layer, tokens in _layers(state):
-        found += _beside(layer, tokens, state)
+        rows += _beside(layer, tokens, state)
         for which in REMOVED:
             cloud = tokens.without(which, model.computed)
             if cloud is None:
-                found.append(Measured(layer, None, f"{LARGEST}, {which}", math.nan))
+                rows.append(Measured(layer, None, f"{LARGEST}, {which}", math.nan))
             elif which in JUDGED:
-                found += _shapes(layer, which, cloud)
+                rows += _shapes(layer, which, cloud)
                 estimate = excess(cloud, _gaussian(cloud, model)[LARGEST])
-                found += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
+                rows += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
             else:
                 value = float(largest_square(cloud.features, cloud.axes).sqrt())
-                found.append(Measured(layer, None, f"{LARGEST}, {which}", value, tokens=len(cloud.features)))
-    return found
+                rows.append(Measured(layer, None, f"{LARGEST}, {which}", value, tokens=len(cloud.features)))
+    return rows
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """What Gaussian clouds show; of the excess and of what is beside it, what the random twin does."""
-    found = []
+    """Values of Gaussian samples; for excess, mean fraction and self weight those of the random-weights baseline."""
+    rows = []
     for layer, tokens in _layers(state):
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
                 band = band_of_draws(_unsquared(name, draws), level=0.95)
                 low, usual, high = (float(end) for end in band)
-                found.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
+                rows.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
     of_baseline = State() if baseline is None else baseline.state
     for layer, tokens in _layers(of_baseline):
-        found += _beside(layer, tokens, of_baseline)
+        rows += _beside(layer, tokens, of_baseline)
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             if cloud is not None:
                 draws = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
                 estimate = excess(cloud, largest_square(draws, cloud.axes))
-                found += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
-    return found
+                rows += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every depth by its cleaned excess."""
     quantity = f"{EXCESS}, {CLEANED}"
     ruled = judge(findings, quantity, lambda f: Bounds(BOUND, BOUND), small=True)
-    reported = {ALL: f"{EXCESS}, {ALL}", OWN: OWN, MEAN: MEAN}
+    reported = {ALL: f"{EXCESS}, {ALL}", SELF: SELF, MEAN: MEAN}
     return conclude(ruled, quantity, details=[median_detail(key, findings, name) for key, name in reported.items()])
 
 
@@ -228,7 +228,7 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def _take(depth: Depth, batch_pass: BatchPass, samples: dict[str, _Chosen]) -> None:
-    """The tokens of least hash of a stream; all depths of a stack have the same ones, chosen once, on the CPU."""
+    """Store the tokens of smallest hash; all depths of a stack share them, and they are chosen once, on the CPU."""
     if depth.stack not in samples:
         n, width = depth.stream.shape[1:]
         batch = batch_pass.batch
@@ -240,29 +240,29 @@ def _take(depth: Depth, batch_pass: BatchPass, samples: dict[str, _Chosen]) -> N
         about = (keys.repeat_interleave(n)[rows], positions, torch.full_like(rows, batch.group))
         taken = dict(zip(ABOUT, about, strict=True))
         samples[depth.stack] = _Chosen(hashes[rows], rows.to(depth.stream.device, non_blocking=True), taken, size)
-    of = samples[depth.stack]
-    of.taken[depth.layer] = depth.stream.flatten(0, 1)[of.rows]
+    sample = samples[depth.stack]
+    sample.taken[depth.layer] = depth.stream.flatten(0, 1)[sample.rows]
 
 
 def _own_weight(event: Attended, batch_pass: BatchPass) -> State | None:
-    """Weights of tokens on themselves, mean over heads: sums and counts of each row."""
+    """Self weights of tokens, mean over heads: sums and counts for each row."""
     if event.crosses or not applies(event, batch_pass) or event.query.shape[2] != event.key.shape[2]:
         return None
     rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     at = rows.places[:, None, :, None].expand(-1, event.query.shape[1], -1, 1)
-    own = (rows.logits.gather(-1, at).squeeze(-1) - rows.of(event.attention.log_normalizer)).exp().mean(1)
-    count = rows.valid.to(own.dtype).sum(1)
-    values = torch.stack((count, own.masked_fill(~rows.valid, 0.0).sum(1), count), -1)
-    return State(own={event.layer: sums_of(values.double(), batch_pass.documents)})
+    self_weight = (rows.logits.gather(-1, at).squeeze(-1) - rows.of(event.attention.log_normalizer)).exp().mean(1)
+    count = rows.valid.to(self_weight.dtype).sum(1)
+    values = torch.stack((count, self_weight.masked_fill(~rows.valid, 0.0).sum(1), count), -1)
+    return State(self_weights={event.layer: sums_of(values.double(), batch_pass.documents)})
 
 
-# Of the merged sample ------------------------------------------------------------------------------------------------
+# The merged sample ---------------------------------------------------------------------------------------------------
 
 
 class _Tokens(NamedTuple):
-    """The sample at one depth."""
+    """The sampled tokens at one depth."""
 
     x: Float[Tensor, "n D"]
     documents: Int[Tensor, " n"]
@@ -271,7 +271,7 @@ class _Tokens(NamedTuple):
     massive: Bool[Tensor, " n"]
 
     def without(self, which: str, computed: Computed) -> ProjectedTokens | None:
-        """The tokens that are left without what is removed, projected; None of too few."""
+        """Remaining tokens after the removals of `which`, projected; None if they are too few."""
         any_massive = bool(self.massive.any())
         removed = tuple(each for each in REMOVED[which] if each != MASSIVE or any_massive)
         keep = torch.ones_like(self.massive)
@@ -300,7 +300,7 @@ def _layers(state: State) -> Iterator[tuple[str, _Tokens]]:
 
 
 def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
-    """The numbers of Gaussian clouds, drawn once."""
+    """Shape statistics of Gaussian samples, drawn once."""
 
     def compute() -> dict[str, Tensor]:
         drawn = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
@@ -310,43 +310,47 @@ def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
 
 
 def _shapes(layer: str, which: str, cloud: ProjectedTokens) -> list[Measured]:
-    """All numbers of a cloud."""
-    counts, kept = _without_groups(cloud.groups)
-    parts = [shape(cloud.features[keep], cloud.axes) for keep in kept]
-    found = []
+    """All shape statistics of a sample, with jackknife intervals."""
+    counts, masks = _without_groups(cloud.groups)
+    parts = [shape(cloud.features[keep], cloud.axes) for keep in masks]
+    rows = []
     for name in parts[0]:
         values = torch.stack([_unsquared(name, part[name]) for part in parts])
-        found += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
-    return found
+        rows += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
+    return rows
 
 
 def excess(cloud: ProjectedTokens, draws: Float[Tensor, " m"]) -> Estimate:
-    """The largest W² beyond the mean of Gaussian clouds; without a group these are farther from their law too."""
-    counts, kept = _without_groups(cloud.groups)
-    squares = torch.stack([largest_square(cloud.features[keep], cloud.axes) for keep in kept])
-    sizes = torch.stack([keep.sum() for keep in kept])
+    """Largest W² minus its mean over Gaussian samples, which is scaled to the size of each jackknife sample."""
+    counts, masks = _without_groups(cloud.groups)
+    squares = torch.stack([largest_square(cloud.features[keep], cloud.axes) for keep in masks])
+    sizes = torch.stack([keep.sum() for keep in masks])
     less = squares - draws.double().mean() * (sizes[0] / sizes)
     return jackknifed(less[0], less[1:], counts)
 
 
 def _unsquared(name: str, value: Tensor) -> Tensor:
-    """Distances themselves, not their squares; other numbers as they are."""
+    """Distances in place of squared distances; other statistics unchanged."""
     return value.sqrt() if name in (LARGEST, SLICED, AXES, PROJECTIONS) else value
 
 
 def _beside(layer: str, tokens: _Tokens, state: State) -> list[Measured]:
-    """Mean fraction, massive activations and self weight."""
-    counts, kept = _without_groups(tokens.groups)
+    """Mean fraction, share of massive activations and self weight."""
+    counts, masks = _without_groups(tokens.groups)
     n, x = len(tokens.x), tokens.x.double()
-    values = torch.stack([OBSERVABLES["mean_fraction"](x[keep], None, None) for keep in kept])
-    found = measured(layer, MEAN, jackknifed(values[0], values[1:], counts), n)
-    found.append(Measured(layer, None, SHARE, float(tokens.massive.double().mean()), tokens=n))
-    own = state.own.get(layer)
-    return found if own is None else found + measured(layer, OWN, bootstrap(ratio, own), own.totals[0, 2])
+    values = torch.stack([OBSERVABLES["mean_fraction"](x[keep], None, None) for keep in masks])
+    rows = measured(layer, MEAN, jackknifed(values[0], values[1:], counts), n)
+    rows.append(Measured(layer, None, SHARE, float(tokens.massive.double().mean()), tokens=n))
+    self_weights = state.self_weights.get(layer)
+    return (
+        rows
+        if self_weights is None
+        else rows + measured(layer, SELF, bootstrap(ratio, self_weights), self_weights.totals[0, 2])
+    )
 
 
 def _without_groups(groups: Int[Tensor, " n"]) -> tuple[Int[Tensor, " g"], list[Bool[Tensor, " n"]]]:
-    """How many tokens each group has; all tokens, and all but those of each group, if there are several."""
+    """Number of tokens of each group; masks of all tokens, and of all but one group if there are several."""
     present, counts = groups.unique(return_counts=True)
     every = torch.ones_like(groups, dtype=torch.bool)
     return counts, [every, *(groups != g for g in present if len(present) > 1)]

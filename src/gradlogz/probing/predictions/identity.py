@@ -1,9 +1,9 @@
-"""Attention is the gradient of its log normaliser: a check of the capture, never a finding.
+"""Identity: attention is the gradient of its log normaliser; a self-check of the capture.
 
     G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
     output   = ∇G(0)                                     exactly, for any weights
 
-Read next: gaussian_measure.py (what the same rows say of their keys), observables/attention_rows.py (which rows).
+Read next: gaussian_measure.py (the same rows), observables/attention_rows.py (their sampling).
 """
 
 from typing import NamedTuple
@@ -20,8 +20,8 @@ from ..runs.records import Declaration, Finding, Quantity, Remark
 from ..statistics import Histogram, histogram_of
 from .observables.attention_rows import applies, rows_of
 
-PART = 1 / 4  # of the chosen rows: a layer that is wrong is wrong in most
-LIMIT = 64.0  # sums of a few thousand terms, each rounded
+PART = 1 / 4  # share of the sampled rows: a wrong layer is wrong in most rows
+LIMIT = 64.0  # rounding errors of sums of a few thousand terms
 ERROR = "error"
 EDGES = torch.tensor([2.0**power for power in range(-8, 33)], dtype=torch.float64)
 
@@ -61,13 +61,13 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """The errors of each head, [h]; None of a layer that hands on no queries, or drops weights at random."""
+    """Errors of each head, [h]; None for a layer that exposes no queries, or that uses dropout."""
 
     errors: Histogram | None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """The errors of the chosen rows, counted between powers of 2."""
+    """Histogram of the errors of the sampled rows, with powers of 2 as edges."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or event.arguments.dropout_p:
@@ -90,18 +90,18 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The greatest error of each head, rounded up to a power of 2; infinite where one is no number."""
-    found = []
-    for layer, kept in state.items():
-        if kept.errors is None:
-            found.append(absent(layer, ERROR))
+    """Largest error of each head, rounded up to a power of 2; infinite if an error is NaN."""
+    rows = []
+    for layer, layer_state in state.items():
+        if layer_state.errors is None:
+            rows.append(absent(layer, ERROR))
             continue
-        counts = kept.errors.counts.cpu()
+        counts = layer_state.errors.counts.cpu()
         ends = torch.cat((EDGES, EDGES.new_tensor([torch.inf, torch.inf])))
         for head, bins in enumerate(counts):
             last = int(bins.nonzero().max()) if int(bins.sum()) else 0
-            found.append(Measured(layer, head, ERROR, float(ends[last]), tokens=int(bins.sum())))
-    return found
+            rows.append(Measured(layer, head, ERROR, float(ends[last]), tokens=int(bins.sum())))
+    return rows
 
 
 def null(
@@ -109,7 +109,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """None: the statement holds for every model."""
+    """Return no null values: the identity holds for every model."""
     return []
 
 
@@ -132,7 +132,7 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """∇_omega of log sum_j exp(s_j + <v_j, omega>) at 0, [b, h, r, v]; a sink is a key whose value is 0."""
+    """∇_omega log sum_j exp(s_j + <v_j, omega>) at 0, [b, h, r, v]; a sink is a key with value 0."""
     b, h, r, n = s.shape
     with torch.enable_grad():
         omega = torch.zeros(b, h, r, v.shape[-1], dtype=s.dtype, device=s.device, requires_grad=True)

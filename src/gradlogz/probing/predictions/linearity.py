@@ -1,9 +1,9 @@
-"""Is the feed-forward map affine?
+"""Linearity: held-out R² of affine fits to feed-forward sublayers.
 
-    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    u         = f(z)                           z: input of the sublayer, u: its update of the residual stream x
     held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
 
-Read next: ../statistics/regression.py (the fits), expansion.py (what sublayers do to the cloud).
+Read next: ../statistics/regression.py (the fits), expansion.py (growth of the variance).
 """
 
 import math
@@ -38,11 +38,11 @@ DISTANCE, ANISOTROPY = "distance to the identity", "anisotropy"
 SUPPORTS, REFUTES = 0.9, 0.5
 
 FORMULAS = """\
-    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    u         = f(z)                           z: input of the sublayer, u: its update, x' = x + u the residual stream
     held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
     score     = 1 - min_A |X̃A - X̃'|²          X̃, X̃': x and x' centred, of norm 1; all tokens at once     [razzhigaev24]
     distance  = |B - I|_C / |I|_C              B: the best affine map from x to x';  |A|²_C = tr Aᵀ C A, C = Cov(x)
-    identity  = 1 - tr Cov(u) / tr Cov(x')     what remains if the sublayer is left out: a score near 1 may be this"""
+    identity  = 1 - tr Cov(u) / tr Cov(x')     score of the identity map, without the sublayer"""
 
 DECLARATION = Declaration(
     title="Affine feed-forward maps",
@@ -85,7 +85,7 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No feed-forward sublayer was recognised.",
         ALSO_BASELINE: (
-            "{shared:.0f} of the {supported:.0f} supporting sublayers also pass with random weights, so for these the "
+            "Supporting sublayers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
             "result is not an effect of training."
         ),
     },
@@ -93,42 +93,42 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """Moments of what a sublayer reads, and of the stream where that is another, with what it adds."""
+    """Moments of the input of a sublayer with its update, and of the residual stream if it differs from the input."""
 
-    given: Comoments
+    inputs: Comoments
     stream: Comoments | None = None
 
 
 def matrices(architecture: Architecture) -> dict[str, int]:
-    """Products of what each feed-forward sublayer reads, and of the stream if that is another, with its update."""
-    D, found = architecture.width, {}
+    """Sizes of the products of inputs, and of the residual stream if it differs, with updates."""
+    D, sizes = architecture.width, {}
     for sublayer in architecture.sublayers:
         if sublayer.kind == "feed_forward":
             for tokens in ("input",) if sublayer.reads is None else ("input", "stream"):
-                found[f"{tokens} and update of {sublayer.name}"] = bytes_of_moments(D, D)
-    return found
+                sizes[f"{tokens} and update of {sublayer.name}"] = bytes_of_moments(D, D)
+    return sizes
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Products of what each feed-forward sublayer reads, and of the stream, with what it adds."""
+    """Moments of the input of each feed-forward sublayer, and of the residual stream, with its update."""
     if not isinstance(event, Passed) or event.sublayer.kind != "feed_forward":
         return None
     mask = batch_pass.real(event)
-    given = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
+    inputs = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
     if event.given is event.stream:
-        return {event.sublayer.name: LayerState(given)}
+        return {event.sublayer.name: LayerState(inputs)}
     stream = token_moments(event.stream, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
-    return {event.sublayer.name: LayerState(given, stream)}
+    return {event.sublayer.name: LayerState(inputs, stream)}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The shares of variance that affine maps explain, and what belongs beside them."""
+    """R² of affine maps, and related statistics of each feed-forward sublayer."""
     rows = []
     for sublayer in model.architecture.sublayers:
         if sublayer.kind != "feed_forward":
             continue
-        found = state.get(sublayer.name)
-        rows += [absent(sublayer.name, HELD_OUT)] if found is None else _measured(sublayer.name, found)
+        layer_state = state.get(sublayer.name)
+        rows += [absent(sublayer.name, HELD_OUT)] if layer_state is None else _measured(sublayer.name, layer_state)
     return rows
 
 
@@ -142,9 +142,9 @@ def null(
         else [m for m in evaluate(baseline.state, baseline.model) if m.tokens and m.quantity != IN_SAMPLE]
     )
     for sublayer in model.architecture.sublayers:
-        found = state.get(sublayer.name)
-        if sublayer.kind == "feed_forward" and found is not None:
-            n, p = float(found.given.tokens.sum()), found.given.total().mean_x.shape[-1]
+        layer_state = state.get(sublayer.name)
+        if sublayer.kind == "feed_forward" and layer_state is not None:
+            n, p = float(layer_state.inputs.tokens.sum()), layer_state.inputs.total().mean_x.shape[-1]
             rows.append(Measured(sublayer.name, None, IN_SAMPLE, min(p / (n - 1), 1.0)))
     return rows
 
@@ -166,26 +166,26 @@ def verdict(findings: list[Finding]) -> Judgement:
     )
 
 
-def _measured(name: str, found: LayerState) -> list[Measured]:
-    given = found.given
-    stream = given if found.stream is None else found.stream
-    tokens = given.tokens.sum()
-    fit, whole = affine_fit(given), affine_fit(with_residual(stream))
+def _measured(name: str, layer_state: LayerState) -> list[Measured]:
+    inputs = layer_state.inputs
+    stream = inputs if layer_state.stream is None else layer_state.stream
+    tokens = inputs.tokens.sum()
+    fit, residual_fit = affine_fit(inputs), affine_fit(with_residual(stream))
     rows = measured(name, HELD_OUT, fit.held_out, tokens)
-    rows += measured(name, WITH_RESIDUAL, whole.held_out, tokens)
+    rows += measured(name, WITH_RESIDUAL, residual_fit.held_out, tokens)
     rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
     described = {
         IN_SAMPLE: fit.in_sample,
-        SCORE: whole.in_sample,
-        COORDINATES: _median_over_coordinates(given.total(), fit.coefficients),
-        DISTANCE: _distance(stream.total(), whole.coefficients),
+        SCORE: residual_fit.in_sample,
+        COORDINATES: _median_over_coordinates(inputs.total(), fit.coefficients),
+        DISTANCE: _distance(stream.total(), residual_fit.coefficients),
         ANISOTROPY: _anisotropy(stream.total()),
     }
     return rows + [Measured(name, None, quantity, float(v), tokens=int(tokens)) for quantity, v in described.items()]
 
 
 def with_residual(comoments: Comoments) -> Comoments:
-    """The moments of x and x + u from those of x and u."""
+    """Moments of x and x + u, from those of x and u."""
     return Comoments(tuple(None if m is None else _added(m) for m in comoments.groups))
 
 
@@ -215,7 +215,7 @@ def _identity(m: GroupMoments) -> Tensor:
 
 
 def _anisotropy(m: GroupMoments) -> Tensor:
-    """The share of the first principal component."""
+    """Share of the variance in the first principal component."""
     return torch.linalg.eigvalsh(m.xx)[..., -1] / _diagonal(m.xx).sum(-1)
 
 

@@ -1,9 +1,9 @@
-"""Does the pair energy rise from layer to layer?
+"""Pair energy of the tokens of a sequence, and its changes over depth.
 
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
     change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
 
-Read next: observables/residual_stream.py (where the stream is looked at), ../../dynamics/observables.py.
+Read next: observables/residual_stream.py (the depths), ../../dynamics/observables.py.
 """
 
 import math
@@ -28,9 +28,9 @@ from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from .observables.residual_stream import Depth, depth_of, stack_of
 
-TOKENS = 64  # of a sequence that are compared
-SEQUENCES = 16  # kept for what has no sums
-LEAST = 0.001  # of log E: less is no change
+TOKENS = 64  # compared in each sequence
+SEQUENCES = 16  # stored for statistics that are no sums
+LEAST = 0.001  # smallest relevant change of log E
 LEVEL = 0.05
 ENERGY, SHARPER = "log pair energy", "log pair energy, beta sqrt(D)"
 CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
@@ -107,7 +107,7 @@ DECLARATION = Declaration(
 
 
 class State(NamedTuple):
-    """Sums over sequences by layer, and some sequences themselves by stack.
+    """Sums over sequences by layer, and sampled sequences by stack.
 
     energies: log pair energies at every depth; steps, attention: their changes over a block and over attention;
     logits: the log normalisers.
@@ -128,7 +128,7 @@ class _Before(NamedTuple):
 
 @dataclass
 class _Memory:
-    """Columns of each kind and layer; the last block; the chosen tokens, and those of some sequences, by stack."""
+    """Columns of each kind and layer; the last block; sampled tokens and sequences, by stack."""
 
     columns: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     before: _Before | None = None
@@ -137,7 +137,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
-    """Energies of every depth and their changes, summed over sequences; some sequences themselves."""
+    """Energies of every depth and their changes, summed over sequences; sampled sequences."""
     memory = batch_pass.memory(_Memory)
     columns = memory.columns
     if isinstance(event, Attended):
@@ -161,19 +161,19 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
             _keep(depth, taken, memory)
     if not isinstance(event, ForwardOutput) or not columns:
         return None
-    # One sum for all: it costs as much as that of a single layer.
+    # One sum over all layers costs as much as that of a single layer.
     totals = sums_of(torch.stack(list(columns.values()), 1), batch_pass.documents).totals.unbind(1)
-    found: dict[str, dict[str, Sums]] = {}
+    sums: dict[str, dict[str, Sums]] = {}
     for (name, layer), each in zip(columns, totals, strict=True):
-        found.setdefault(name, {})[layer] = Sums(each)
-    kept = memory.sequences.items()
-    samples = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in kept}
-    return State(samples=samples, **found)
+        sums.setdefault(name, {})[layer] = Sums(each)
+    sequences = memory.sequences.items()
+    samples = {name: sample_of(vectors, hashes, size=SEQUENCES) for name, (hashes, vectors) in sequences}
+    return State(samples=samples, **sums)
 
 
 def evaluate(state: State, model: Probed) -> list[Measured]:
-    """Energies and changes with the bootstrap; what sequences show, with Student's interval of their mean."""
-    found = []
+    """Energies and changes (bootstrap); statistics of sequences (t interval of their mean)."""
+    rows = []
     columns = (
         (state.energies, {ENERGY: 1, SHARPER: 2}),
         (state.steps, {CHANGE: 1, RISES: 2}),
@@ -185,29 +185,29 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
         for quantity, column in quantities.items():
             for layer, estimate in bootstrapped(sums, partial(mean, column=column)).items():
                 one = Estimate(*(t.squeeze(0) for t in estimate))
-                found += measured(layer, quantity, one, sums[layer].totals[0, 0, 3])
+                rows += measured(layer, quantity, one, sums[layer].totals[0, 0, 3])
     for sample in state.samples.values():
-        found += _observed(sample)
+        rows += _observed(sample)
     steps = list(state.steps.values())
     if steps:
         tokens = int(steps[0].totals[0, 3])
         rising = [float(mean(sums.totals[0])) > 0 for sums in steps]
-        found.append(Measured("", None, SHARE, sum(rising) / len(rising), tokens=tokens))
-        found.append(Measured("", None, BASELINE, sum(rising) / len(rising), tokens=tokens))
+        rows.append(Measured("", None, SHARE, sum(rising) / len(rising), tokens=tokens))
+        rows.append(Measured("", None, BASELINE, sum(rising) / len(rising), tokens=tokens))
         total = Sums(torch.stack([sums.totals for sums in steps]).mean(0))
-        found += measured("", TOTAL, bootstrap(lambda totals: len(steps) * mean(totals), total), tokens)
-    return found
+        rows += measured("", TOTAL, bootstrap(lambda totals: len(steps) * mean(totals), total), tokens)
+    return rows
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
     """Values of the random-weights baseline; for the share of steps that rise, a random order of depths."""
-    found = []
+    rows = []
     if steps := len(state.steps):
         chance = torch.tensor(_ascents_of(state.steps), dtype=torch.float64)
         low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
-        found.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
+        rows.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
     others = [] if baseline is None else evaluate(baseline.state, model)
-    return found + [m for m in others if m.quantity != SHARE]
+    return rows + [m for m in others if m.quantity != SHARE]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -239,21 +239,21 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def energies(taken: "Taken") -> Float[Tensor, "b 2"]:
-    """log E - 2 log n of each sequence, on the unit sphere, with beta 1 and sqrt(D)."""
+    """log E - 2 log n of each sequence, [b, 2], on the unit sphere, with beta 1 and sqrt(D)."""
     u = taken.x / taken.x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(taken.x.dtype).tiny)
     g = u @ u.mT
     pairs = (taken.valid.unsqueeze(-1) & taken.valid.unsqueeze(-2)).float().triu(1).bool()
     m, n = taken.valid.sum(1).double(), taken.tokens
     scale = n * (n - 1) / (m * (m - 1)).clamp(min=1.0)
-    found = []
+    log_energies = []
     for beta in (1.0, math.sqrt(u.shape[-1])):
         others = 2 * (beta * (g - 1)).exp().masked_fill(~pairs, 0.0).sum((-2, -1)).double()
-        found.append(beta + (n + scale * others).log() - 2 * n.log())
-    return torch.stack(found, -1)
+        log_energies.append(beta + (n + scale * others).log() - 2 * n.log())
+    return torch.stack(log_energies, -1)
 
 
 def ascents(steps: int) -> list[float]:
-    """The probability of 0, 1, ... rises along steps + 1 numbers in random order: Euler's numbers over (steps + 1)!."""
+    """Probabilities of 0, 1, ... rises among steps + 1 numbers in random order: Eulerian numbers / (steps + 1)!."""
     chance = [1.0]
     for n in range(2, steps + 2):
         padded = [0.0, *chance, 0.0]
@@ -262,7 +262,7 @@ def ascents(steps: int) -> list[float]:
 
 
 def _ascents_of(layers: Iterable[str]) -> list[float]:
-    """The same of all steps of a model, whose stacks are ordered each by itself."""
+    """Probabilities of 0, 1, ... rises over all steps of a model, with independent orders of its stacks."""
     chance = [1.0]
     for steps in Counter(stack_of(layer) for layer in layers).values():
         one = ascents(steps)
@@ -278,7 +278,7 @@ def _ascents_of(layers: Iterable[str]) -> list[float]:
 
 
 class Taken(NamedTuple):
-    """The tokens of each sequence that are compared, and how many it has."""
+    """Sampled tokens of each sequence, and its number of tokens."""
 
     x: Float[Tensor, "b m D"]
     valid: Bool[Tensor, "b m"]
@@ -294,7 +294,7 @@ class _Chosen(NamedTuple):
 
 
 def _taken(depth: Depth, batch_pass: BatchPass, memory: _Memory) -> Taken:
-    """The tokens of least hash of each sequence, chosen once for a stack, on the CPU."""
+    """Tokens of smallest hash of each sequence, chosen once for a stack, on the CPU."""
     if depth.stack not in memory.chosen:
         memory.chosen[depth.stack] = _choose(depth, batch_pass.batch)
     chosen = memory.chosen[depth.stack]
@@ -311,58 +311,61 @@ def _choose(depth: Depth, batch: Batch) -> _Chosen:
     several = mask.sum(1) >= 2
     first = token_hashes(keys, starts.unsqueeze(-1)).squeeze(-1).masked_fill(~several, 2**63 - 1)
     least, sequences = first.topk(min(SEQUENCES, int(several.sum())), largest=False)
-    found = (places, mask.gather(1, places), mask.sum(1).double(), sequences)
-    places, valid, tokens, sequences = (t.to(device, non_blocking=True) for t in found)
+    tensors = (places, mask.gather(1, places), mask.sum(1).double(), sequences)
+    places, valid, tokens, sequences = (t.to(device, non_blocking=True) for t in tensors)
     return _Chosen(places, valid, tokens, sequences, least)
 
 
 def _keep(depth: Depth, taken: Taken, memory: _Memory) -> None:
-    """The tokens of the sequences of least hash, in the precision of the stream, as many for each."""
+    """Store the tokens of the sequences of smallest hash, in the precision of the stream, padded to one size."""
     chosen, held = memory.chosen[depth.stack], memory.sequences
     if depth.stack not in held:
         held[depth.stack] = (chosen.hashes, {COUNT: chosen.valid[chosen.sequences].sum(1)})
     x = taken.x[chosen.sequences].to(depth.stream.dtype)
-    # Tokens that are there come first; all samples have one shape.
+    # Valid tokens come first; all samples have one shape.
     order = (~chosen.valid[chosen.sequences]).int().argsort(dim=1, stable=True)
     x = x.gather(1, order.unsqueeze(-1).expand_as(x))
     held[depth.stack][1][depth.layer] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
 
 
 def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]:
-    """Of each sequence of two tokens or more: 1, the values, and how many tokens."""
+    """1, the values and the number of tokens, [b, 4], for sequences of two or more tokens, else 0."""
     several = (taken.tokens >= 2).unsqueeze(-1)
     columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.tokens.unsqueeze(-1)), 1)
     return columns.masked_fill(~several, 0.0)
 
 
 def _of_logits(event: Attended, batch_pass: BatchPass, columns: dict[tuple[str, str], Tensor]) -> None:
-    """The log normalisers of each sequence, and the energy of its logits."""
+    """Add the mean log normaliser of each sequence, and the pair energy of its logits."""
     G = event.attention.log_normalizer
     if event.crosses or len(G) != len(batch_pass.batch.keys):
         return
-    seen = batch_pass.real(event).unsqueeze(1) & event.attention.seen
-    n = seen.sum(-1).to(G.dtype)
-    total = G.masked_fill(~seen, 0.0).sum(-1) / n.clamp(min=1.0)
-    energy = G.masked_fill(~seen, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
+    visible = batch_pass.real(event).unsqueeze(1) & event.attention.seen
+    n = visible.sum(-1).to(G.dtype)
+    total = G.masked_fill(~visible, 0.0).sum(-1) / n.clamp(min=1.0)
+    energy = G.masked_fill(~visible, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
     one, tokens = torch.ones_like(n[:, :1]), n.amax(1, keepdim=True)
-    found = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
-    columns["logits", event.layer] = found.masked_fill(~(n > 0).all(1, keepdim=True), 0.0).double()
+    row = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
+    columns["logits", event.layer] = row.masked_fill(~(n > 0).all(1, keepdim=True), 0.0).double()
 
 
-# Of the merged sequences ---------------------------------------------------------------------------------------------
+# The merged sequences ------------------------------------------------------------------------------------------------
 
 
 def _observed(sample: Sample) -> Iterator[Measured]:
-    """The mean over sequences of what their tokens show, at every depth."""
+    """Means over sequences of the observables of their tokens, at every depth."""
     counts = sample.vectors[COUNT].tolist()
     for layer, sequences in sample.vectors.items():
         if layer == COUNT or not counts:
             continue
         clouds = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
-        values = {told: [OBSERVABLES[name](x, None, None) for x in clouds] for name, told in OBSERVED.items()}
+        values = {
+            quantity_name: [OBSERVABLES[name](x, None, None) for x in clouds]
+            for name, quantity_name in OBSERVED.items()
+        }
         values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in clouds]
-        for quantity, found in values.items():
-            each = torch.stack(found).double()
+        for quantity, observed in values.items():
+            each = torch.stack(observed).double()
             low, high = math.nan, math.nan
             if len(each) > 1:
                 low, _, high = (float(end) for end in band_of_mean(each, level=0.95))
@@ -370,7 +373,7 @@ def _observed(sample: Sample) -> Iterator[Measured]:
 
 
 def _turned(x: Float[Tensor, "m D"]) -> Float[Tensor, "m k"]:
-    """The tokens in coordinates of their own span, with the same eigenvalues: m tokens need no D x D matrix."""
+    """Tokens in coordinates of their span, with the same eigenvalues: m tokens need no D x D matrix."""
     return torch.linalg.qr(x.mT).R.mT if len(x) < x.shape[1] else x
 
 

@@ -1,10 +1,10 @@
-"""Are logit forms symmetric, and do rows or columns of them stand out?
+"""Symmetry and directionality of QK matrices, as published.
 
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
-    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
-    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
+    directionality  = (r - c) / (r + c)                                                    negative: large columns
 
-Read next: qk_geometry.py (the same forms as tokens meet them).
+Read next: qk_geometry.py (the same matrices with norm gains).
 """
 
 import math
@@ -35,15 +35,15 @@ from .observables.attention_distance import (
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
 OF_HEAD = "symmetry of the head"
 BOUND = 0.5
-DEVIATIONS = 2.0  # above the mean, for a row to stand out
+DEVIATIONS = 2.0  # standard deviations above the mean that define a large row or column
 DRAWS = 200
 
 FORMULAS = f"""\
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
-    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
-    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
-    r               = sum over rows of how far their norm exceeds mean + {DEVIATIONS:g} standard deviations;
-    c                 likewise of columns"""
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
+    directionality  = (r - c) / (r + c)                                                    negative: large columns
+    r               = sum over rows of the excess of their norm over mean + {DEVIATIONS:g} standard deviations;
+    c                 the same for columns"""
 
 _SCORES = {
     SYMMETRY: Quantity("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
@@ -98,20 +98,20 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """How far the heads of a layer look, by group."""
+    """Attention distances of the heads of a layer, by group."""
 
     distances: dict[int, Sums] | None = None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """How far heads look, for the average over rotations; all else is of weights."""
+    """Attention distances, for the average over rotations; all else depends on the weights alone."""
     if not isinstance(event, Attended):
         return None
     return {event.layer: LayerState(distances(event, batch_pass))}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The scores of each layer, and of each head alone."""
+    """Scores of each layer and of each head."""
     rows = []
     for layer in model.architecture.attention:
         weights = model.weights.get(layer)
@@ -132,7 +132,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Rotations, and exchanges of rows and columns."""
+    """Values under random rotations, and under random exchanges of row and column norms."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
         weights = model.weights.get(layer)
@@ -148,7 +148,7 @@ def null(
         draws = directionality(torch.where(swap, row, column), torch.where(swap, column, row))
         ends = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
         rows.append(Measured(layer, None, DIRECTIONALITY, 0.0, *ends))
-        if weights.rotary:  # rotations of the stream know nothing of those of queries
+        if weights.rotary:  # rotations of the stream commute with those of queries
             rows.append(Measured(layer, None, SYMMETRY + OVER, *rotated))
             rows += [Measured(layer, h, OF_HEAD + OVER, *rotated) for h in range(len(weights.query))]
     return rows
@@ -174,28 +174,28 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def symmetry(U: Float[Tensor, "*b D d"], V: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b"]:
-    """tr M² / tr M Mᵀ of M = U Vᵀ, from the products of the columns of its factors."""
+    """tr M² / tr M Mᵀ of M = U Vᵀ, from Gram matrices of its factors."""
     return _scored(V.mT @ U, U.mT @ U, V.mT @ V)
 
 
 def _scored(across: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The same from VᵀU, UᵀU and VᵀV."""
+    """tr M² / tr M Mᵀ from VᵀU, UᵀU and VᵀV."""
     return (across * across.mT).sum((-2, -1)) / (query * key).sum((-2, -1))
 
 
 def _turned_symmetry(U: Float[Tensor, "D hd"], V: Float[Tensor, "D hd"], R: Float[Tensor, "v h d d"]) -> Tensor:
-    """The same of heads side by side, with R between queries and keys of each: from the products of the columns."""
+    """Symmetry of all heads together, with the rotation R of each head between its queries and keys."""
     h, d = R.shape[1:3]
 
     def turn(products: Tensor) -> Tensor:
-        """Products of columns, [*, hd, hd], times the rotations of the heads in their blocks."""
+        """Gram matrix [*, hd, hd] times the block-diagonal rotations of the heads."""
         return (products.unflatten(-1, (h, d)).transpose(-3, -2) @ R).transpose(-3, -2).flatten(-2)
 
     return _scored(turn(V.mT @ U), turn(turn(U.mT @ U).mT), V.mT @ V)
 
 
 def directionality(rows: Float[Tensor, "*b D"], columns: Float[Tensor, "*b D"]) -> Float[Tensor, "*b"]:
-    """(r - c) / (r + c), from the norms of rows and columns; 0 where none stands out."""
+    """(r - c) / (r + c), from the norms of rows and columns; 0 if none is large."""
     r, c = (_excess(norms) for norms in (rows, columns))
     return torch.where(r + c > 0, (r - c) / (r + c), 0.0)
 
@@ -206,16 +206,16 @@ def _excess(norms: Tensor) -> Tensor:
 
 
 def _norms(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    """The norms of the rows and of the columns of U Vᵀ."""
+    """Norms of the rows and of the columns of U Vᵀ."""
     return ((U @ (V.mT @ V)) * U).sum(-1).sqrt(), ((V @ (U.mT @ U)) * V).sum(-1).sqrt()
 
 
-def _over_distances(layer: str, kept: LayerState, weights: HeadWeights) -> list[Measured]:
-    """The scores of forms with the average rotation between queries and keys."""
-    found = by_group(kept.distances)
-    rows_of_groups = torch.zeros(GROUPS) if found is None else found[:, 0, 0]
+def _over_distances(layer: str, layer_state: LayerState, weights: HeadWeights) -> list[Measured]:
+    """Scores with the average rotation between queries and keys."""
+    weight_sums = by_group(layer_state.distances)
+    rows_of_groups = torch.zeros(GROUPS) if weight_sums is None else weight_sums[:, 0, 0]
     groups = rows_of_groups.nonzero().squeeze(-1).tolist()
-    R = mean_rotations(kept.distances, weights, groups)
+    R = mean_rotations(layer_state.distances, weights, groups)
     if R is None or not isinstance(weights.turning, Turning):
         return [absent(layer, SYMMETRY + OVER)]
     left = rows_of_groups[groups if len(groups) > 1 else []]
@@ -233,7 +233,7 @@ def _over_distances(layer: str, kept: LayerState, weights: HeadWeights) -> list[
 
 
 def _sides(weights: HeadWeights) -> tuple[Tensor, Tensor]:
-    """W_q and W_k of all heads side by side, [D, h d]."""
+    """W_q and W_k of all heads, concatenated, [D, h d]."""
     return _side(weights.query), _side(weights.key)
 
 

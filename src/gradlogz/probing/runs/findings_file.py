@@ -1,13 +1,12 @@
-"""Findings as one file of JSON, and its one reader.
+"""JSON file of findings, and its only reader.
 
-    facts                    of each model, by its name
+    facts                    facts of each model, by its name
     rows, claims, tokens     the records of records.py, field by field: NaN is null, infinities are words
     declarations             the texts of each prediction, by its name; files of format 1 have none
 
 Files of format 1 and 2 have sentences in place of details, remarks and counts; they become the `text` of a claim.
 
-The reader is strict, and refuses the first problem that it meets, or lenient: then it leaves out what cannot be read
-and makes a note of it.
+The strict reader raises at the first problem; the lenient one leaves out unreadable parts and notes them.
 
 Read next: run_folder.py (the folder that holds the file), records.py.
 """
@@ -24,29 +23,29 @@ from .findings import Findings
 from .records import VERDICTS, Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
 
 FINDINGS = "findings.json"
-HEADS = 4096  # more than any layer has; a map of them would fill the memory
+HEADS = 4096  # largest plausible number of heads; a larger map would exhaust the memory
 OLD_INCONCLUSIVE = "undecided"  # format 1 and 2  # plain-words: ok
 OLD_KEYS = {"without_twin": "without_baseline", "twin": "baseline"}  # facts and times  # plain-words: ok
-AGAIN = "Make the run again."
+AGAIN = "Run the probe again."
 Record = TypeVar("Record", Finding, Claim, Token)
 
 
 class Problems:
-    """Problems that a reader meets: a strict one refuses the first, a lenient one makes a note of each."""
+    """Problems of a reader: a strict one raises at the first, a lenient one collects notes."""
 
     def __init__(self, call: str, *, strict: bool) -> None:
         self.call, self.strict = call, strict
         self.notes: list[str] = []
 
-    def meet(self, note: str, condition: str, fact: str, remedy: str = AGAIN) -> None:
-        """Refuse in the form of every error if strict; else keep the note."""
+    def meet(self, note: str, problem: str, remedy: str = AGAIN) -> None:
+        """Raise if strict; else add the note."""
         if self.strict:
-            self.refuse(condition, fact, remedy)
+            self.refuse(problem, remedy)
         self.notes.append(note)
 
-    def refuse(self, condition: str, fact: str, remedy: str = AGAIN) -> NoReturn:
-        """Refuse whatever the reader is."""
-        raise InputValueError(self.call, "path", f"{condition}, got {fact}", remedy)
+    def refuse(self, problem: str, remedy: str = AGAIN) -> NoReturn:
+        """Raise, strict or not."""
+        raise InputValueError(self.call, "path", problem, remedy)
 
 
 def findings_to_json(findings: Findings) -> str:
@@ -60,21 +59,21 @@ def findings_to_json(findings: Findings) -> str:
 
 
 def write_findings(path: str | os.PathLike[str], findings: Findings) -> None:
-    """Findings as one file of JSON."""
+    """Write findings as one JSON file."""
     Path(path).write_text(findings_to_json(findings) + "\n", encoding="utf-8")
 
 
 def read_findings(path: str | os.PathLike[str]) -> Findings:
-    """The findings that write_findings wrote."""
+    """Read the findings of a file of write_findings."""
     problems = Problems("read_findings", strict=True)
     content = object_in(Path(path))
     if isinstance(content, str):
-        problems.refuse(f"{Path(path).name} must be readable", content)
+        problems.refuse(f"{Path(path).name} is not readable ({content})")
     return findings_in(content, problems)
 
 
 def object_in(path: Path) -> dict[str, Any] | str:
-    """The object that a file of JSON holds, or in a few words why there is none."""
+    """The object in a JSON file, or the reason why it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -85,16 +84,16 @@ def object_in(path: Path) -> dict[str, Any] | str:
 
 
 def findings_in(content: Mapping[str, Any], problems: Problems, name: str = "") -> Findings:
-    """The findings in the object of a file.
+    """Findings from the object of a JSON file.
 
-    name: of the model where a lenient reader finds none.
+    name: name of the model if a lenient reader finds none.
     """
     rows = _entries(Finding, content, "rows", problems)
     claims = _entries(Claim, content, "claims", problems)
     tokens = _entries(Token, content, "tokens", problems)
     facts = content.get("facts")
     if not isinstance(facts, dict) or not all(isinstance(each, dict) for each in facts.values()):
-        problems.meet(f"The facts of models in {FINDINGS} cannot be read.", "facts must be objects", "others")
+        problems.meet(f"The facts of models in {FINDINGS} cannot be read.", f"the facts in {FINDINGS} are no objects")
         facts = {}
     facts = {model: renamed(each) for model, each in facts.items()}
     if not problems.strict:
@@ -110,16 +109,16 @@ def renamed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(record: type[Record], content: Mapping[str, Any], kind: str, problems: Problems) -> list[Record]:
-    """The entries of a kind, without those that cannot be read."""
-    given = content.get(kind)
-    if not isinstance(given, list):
-        problems.meet(f"There are no {kind} in {FINDINGS}.", f"{FINDINGS} must hold a list of {kind}", "none")
+    """Entries of a kind, without unreadable ones."""
+    stored = content.get(kind)
+    if not isinstance(stored, list):
+        problems.meet(f"There are no {kind} in {FINDINGS}.", f"{FINDINGS} has no list of {kind}")
         return []
-    entries = [entry for each in given if (entry := _entry(record, each)) is not None]
-    if left := len(given) - len(entries):
-        counts = f"{left} of {len(given)}"
+    entries = [entry for each in stored if (entry := _entry(record, each)) is not None]
+    if left := len(stored) - len(entries):
+        counts = f"{left} of {len(stored)}"
         note = f"{counts} {kind} in {FINDINGS} cannot be read; they are left out."
-        problems.meet(note, f"{kind} in {FINDINGS} must be readable", f"{counts} that are not")
+        problems.meet(note, f"{counts} {kind} in {FINDINGS} are not readable")
     return entries if problems.strict else list({_identity(entry): entry for entry in entries}.values())
 
 
@@ -199,17 +198,17 @@ def _identity(entry: Finding | Claim | Token) -> tuple[Any, ...]:
 
 
 def _declarations(content: Mapping[str, Any], problems: Problems) -> dict[str, Declaration]:
-    """What predictions declare, without what cannot be read; nothing in files of format 1."""
-    given = content.get("declarations", {})
-    found = {
+    """Readable declarations of predictions; none in files of format 1."""
+    stored = content.get("declarations", {})
+    declarations = {
         name: declared
-        for name, each in (given.items() if isinstance(given, dict) else ())
+        for name, each in (stored.items() if isinstance(stored, dict) else ())
         if (declared := _declaration(each)) is not None
     }
-    if not isinstance(given, dict) or len(found) < len(given):
-        note = f"Some of the declarations in {FINDINGS} cannot be read; names stand in their place."
-        problems.meet(note, f"declarations in {FINDINGS} must be readable", "some that are not")
-    return found
+    if not isinstance(stored, dict) or len(declarations) < len(stored):
+        note = f"Some declarations in {FINDINGS} cannot be read; names replace their titles."
+        problems.meet(note, f"some declarations in {FINDINGS} are not readable")
+    return declarations
 
 
 def _declaration(content: Any) -> Declaration | None:
