@@ -86,7 +86,7 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
     """Transient progress bar; without a total it only moves."""
     from rich.progress import Progress
 
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
         def tell(done: int | None = None, total: int | None = None, /, *, what: str | None = None) -> None:

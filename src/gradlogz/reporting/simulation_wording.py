@@ -58,7 +58,7 @@ def _numbers(simulation: Simulation, kind: str) -> str:
     if kind == "blow-up":
         return f" (in step {_range([e['step'] for e in found], '.0f')})"
     if kind in ("gaussian", "other"):
-        usual = max(e["sliced_wasserstein of a gaussian"] for e in found)
+        usual = max(e["sliced_wasserstein_null"] for e in found)
         distance = _range([e["sliced_wasserstein"] for e in found], ".3f")
         return f" (sliced Wasserstein distance {distance}; a Gaussian stays below {usual:.3f}, 99 times in 100)"
     return ""

@@ -1,0 +1,96 @@
+"""Result tables on a terminal, the same for every command: one line per quantity, then three closing lines.
+
+    quantity         value   95 % CI    theory   verdict
+    cluster count    4.25    3.45–5.05  4–5      ✓ supported
+
+    run      ...     what was computed
+    results  ...     where the result files are
+    page     ...     where the page is
+
+A table that is wider than the terminal becomes a list, two or more lines per quantity; no cell is ever cut.
+
+Read next: simulation_terminal.py and tracks_terminal.py (the rows).
+"""
+
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+PLAIN_WIDTH = 80  # columns where standard output is no terminal
+GAP = "  "
+NO_VALUE = "–"
+SYMBOLS = {
+    "supported": ("✓", "green"),
+    "consistent": ("✓", "green"),
+    "holds": ("✓", "green"),
+    "refuted": ("✗", "red"),
+    "inconsistent": ("✗", "red"),
+    "fails": ("✗", "red"),
+    "inconclusive": ("~", "yellow"),
+}
+Row = Sequence[str]
+
+
+def marked(verdict: str) -> Text:
+    """The verdict with its symbol and colour; a dash for a quantity that is not judged."""
+    if verdict not in SYMBOLS:
+        return Text(NO_VALUE, "bright_black")
+    symbol, colour = SYMBOLS[verdict]
+    return Text(f"{symbol} {verdict}", colour)
+
+
+def result_table(heads: Row, rows: Sequence[Row], verdicts: Sequence[str], width: int) -> list[Text]:
+    """Lines of a table of `width` columns at most: the cells of each row, then its verdict.
+
+    The first cell names the quantity; empty cells are shown as a dash.
+    """
+    cells = [[cell or NO_VALUE for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    marks = [marked(verdict) for verdict in verdicts]
+    last = max(len(mark) for mark in [Text("verdict"), *marks])
+    if sum(widths) + len(GAP) * len(widths) + last > width:
+        return [line for row, mark in zip(cells, marks, strict=True) for line in _listed(heads, row, mark, width)]
+    lines = [Text(_aligned([*heads], widths) + "verdict", "bold")]
+    return lines + [Text(_aligned(row, widths)).append_text(mark) for row, mark in zip(cells, marks, strict=True)]
+
+
+def _aligned(row: Row, widths: Sequence[int]) -> str:
+    """Cells side by side, each with the gap after it; the name to the left, numbers to the right."""
+    first, *others = (
+        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return GAP.join([first, *others]) + GAP
+
+
+def _listed(heads: Row, row: Row, mark: Text, width: int) -> list[Text]:
+    """One quantity as a few lines: its name and verdict, then its other cells, each after its head."""
+    name, *others = row
+    pairs = [f"{head} {cell}".replace(" ", "\0") for head, cell in zip(heads[1:], others, strict=True) if cell != "–"]
+    # Lines break between pairs only.
+    body = textwrap.wrap(", ".join(pairs), width - len(GAP), break_on_hyphens=False) if pairs else []
+    gap = max(len(GAP), width - len(name) - len(mark))
+    together = len(name) + len(GAP) + len(mark) <= width
+    first = [Text(name + " " * gap).append_text(mark)] if together else [Text(name), Text(GAP).append_text(mark)]
+    return [*first, *(Text(GAP + line.replace("\0", " ")) for line in body)]
+
+
+def closing_lines(run: str, results: str, page: str, width: int) -> list[Text]:
+    """Three lines after a table: what was run, folded to `width`; the result files; the page."""
+    indent = " " * 9
+    folded = textwrap.fill(run, max(width, 40), initial_indent=indent, subsequent_indent=indent).strip()
+    parts = (("run", folded), ("results", results), ("page", page))
+    return [Text.assemble((f"{name:<9}", "bold"), value) for name, value in parts]
+
+
+def terminal_width(console: Console) -> int:
+    """Columns of the terminal; 80 for a file or a pipe, unless COLUMNS is set."""
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else PLAIN_WIDTH
+
+
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines as they are: a terminal wraps long ones, a file or a pipe keeps them whole."""
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
