@@ -93,7 +93,7 @@ def command(
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, twin=baseline, seed=seed, progress=sys.stderr.isatty(),
+        length=length, predictions=only, baseline=baseline, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)

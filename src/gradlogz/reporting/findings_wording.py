@@ -178,10 +178,15 @@ def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[s
 
 
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
-    """Numbers of supported, refuted and inconclusive claims of a model."""
+    """Numbers of supported, refuted and inconclusive claims of a model, for the first screen of its page."""
     counts = Counter(claim.verdict for claim in claims)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
-    return f"{model}: {len(claims)} claims, {', '.join(parts)}." if parts else f"{model}: no claim could be judged."
+    *decided, absent = VERDICTS
+    tested = sum(counts[verdict] for verdict in decided)
+    if not tested:
+        return f"No claim could be tested on {model}."
+    parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in decided)
+    rest = f"; {counts[absent]} {'is' if counts[absent] == 1 else 'are'} {absent}" if counts[absent] else ""
+    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}{rest}."
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
