@@ -1,6 +1,6 @@
-"""The settings of a simulation: sizes, temperature, step size, contraction, initial distribution.
+"""Settings of a simulation: sizes, temperature, step size, contraction, initial distribution.
 
-Read next: initial_clouds.py (the clouds that they describe), presets.py (settings with names), run_simulation.py.
+Read next: initial_clouds.py (the initial clouds), presets.py (named settings), run_simulation.py.
 """
 
 import math
@@ -13,21 +13,31 @@ from ..dynamics.contraction import NAMES, Given
 CONTRACTIONS = (*NAMES, "resolvent")
 INITIAL = ("gaussian", "uniform", "laplace", "exponential", "sphere", "circle")  # drawn by initial_clouds.py
 PLACEMENTS = ("post", "pre", "peri")
-OWN = "given"  # the start of a cloud of the user's own, whose law is not known
+CUSTOM = "given"  # initial distribution of a custom cloud
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """The numbers of a run.
+    """Parameters of a simulation.
 
     Args:
-        contraction: a name, or several joined by "+", first first: "center+rms_norm".
-        heads: the coordinates are split among them, as in a transformer whose weights are the identity.
-        keys: how many frozen keys the tokens attend to, of the law of a start on a sphere or circle, else Gaussian; 0:
-            tokens attend to each other.
-        residual: whether a token is added to what it attends to.
-        seeds: how many clouds are run, from `seed` on.
-        every: steps between two looks at the clouds; 0: each step at first, then ever fewer, sixteen for each doubling.
+        tokens: number of tokens of a cloud.
+        dim: dimension of a token.
+        beta: inverse temperature of attention.
+        tau: step size; negative values descend.
+        contraction: normalisation after each step; several are joined by "+" and applied in order: "center+rms_norm".
+        initial: distribution of the initial tokens.
+        steps: number of steps.
+        placement: position of the contraction: "post", "pre" or "peri".
+        causal: whether each token attends only to itself and earlier tokens.
+        residual: whether the residual connection is kept.
+        heads: number of heads; each has dim / heads coordinates, as in a transformer with identity weights.
+        keys: number of frozen keys, drawn from `initial` if that is a sphere or circle, else Gaussian; with 0, tokens
+            attend to each other.
+        seeds: number of clouds.
+        seed: seed of the first cloud; the others have the seeds that follow.
+        every: recording interval in steps; 0 records on a logarithmic schedule: every step at first, then sixteen
+            records per doubling of the time.
     """
 
     tokens: int = 500
@@ -47,14 +57,14 @@ class SimulationSettings:
     every: int = 0
 
     @property
-    def given(self) -> Given:
-        """The contraction, as evolve takes it."""
+    def contraction_names(self) -> Given:
+        """The contraction as a name or a tuple of names, as `evolve` takes it."""
         names = tuple(self.contraction.split("+"))
         return names[0] if len(names) == 1 else names
 
     @property
-    def looks(self) -> list[int]:
-        """The steps after which the clouds are looked at; each is a multiple of its distance to the one before."""
+    def recorded_steps(self) -> list[int]:
+        """Steps at which observables are recorded; each is a multiple of its distance to the previous one."""
         times = [0]
         while (t := times[-1]) < self.steps:
             step = self.every or 1 << max(0, t.bit_length() - 5)
@@ -65,7 +75,7 @@ class SimulationSettings:
 
 
 def check(settings: SimulationSettings) -> None:
-    """Refuse what cannot be run."""
+    """Raise an error for settings that cannot be simulated."""
     for wrong, condition, fact, remedy in _refusals(settings):
         if wrong:
             raise InputValueError(sentence("simulate", condition, fact, remedy))
