@@ -30,8 +30,8 @@ verify: .venv/.demo
 # Every folder of tests is in one of the two runs: annotated shapes are checked at run time in the first, and the second
 # is of the folders that cannot bear it (UNCHECKED in tests/conftest.py, with the reasons). A new folder is in the first.
 test: .venv/.test
-	$(BIN)/python -m pytest -n $(JOBS) --typecheck
-	$(BIN)/python -m pytest -n $(JOBS) --no-typecheck
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --typecheck
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --no-typecheck
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests

@@ -38,7 +38,7 @@ from gradlogz.kernels.attention import decoding, gpu
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
-SHAPES = [(4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
+SHAPES = [(16, 16, 512, 64), (32, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
 # Batch, heads, heads of keys, queries, keys, head size, and whether a tenth of the keys is padding.
 DECODING = [
     (8, 32, 8, 1, 4096, 128, False),

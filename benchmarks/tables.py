@@ -17,7 +17,7 @@ NAMES = (
     "probe.md",
     "contrastive.md",
 )
-PAGES = tuple(ROOT / "docs" / name for name in NAMES)
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES))
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
     ("output and log normaliser", "output and entropy", "covariance_product"),
@@ -41,6 +41,29 @@ def cpu() -> str:
             lines.append(f"| {problem} | " + " | ".join(cells) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
+
+
+def performance() -> str:
+    """Ratios of attention with its statistics to plain attention, on two cores and on a GPU."""
+    results = ROOT / "benchmarks" / "results"
+    lines = [
+        "| device and rival | batch, heads, tokens, head size | mask | forward | forward and backward |",
+        "|---|---|---|---|---|",
+    ]
+    cpu = {
+        (row["problem"], row["asked"]): row for row in json.loads((results / "attention_cpu.json").read_text())["rows"]
+    }
+    for heads, tokens, size in ((8, 1024, 64), (8, 2048, 128)):
+        problem = f"{heads} x {tokens} x {size}"
+        forward = cpu[problem, "scalar"]["ratio"]
+        both = cpu[f"{problem}, forward and backward", "output and log normaliser"]["ratio"]
+        shape = (1, heads, tokens, size)
+        lines.append(f"| two CPU cores, float32; SDPA | {shape} | full | {forward:.2f} | {both:.2f} |")
+    for row in json.loads((results / "attention_gpu.json").read_text())["rows"]:
+        ms, mask = row["ms"], "causal" if row["causal"] else "full"
+        forward, both = (ms[f"attend{way}"] / ms[f"cudnn{way}"] for way in ("", " with backward"))
+        lines.append(f"| H200, bfloat16; cuDNN | {tuple(row['shape'])} | {mask} | {forward:.2f} | {both:.2f} |")
+    return "\n".join(lines)
 
 
 def gpu() -> str:
@@ -328,6 +351,7 @@ def contrastive_gpu() -> str:
 
 
 TABLES = {
+    "performance": performance,
     "cpu": cpu,
     "gpu": gpu,
     "layers": layers,

@@ -1,9 +1,9 @@
-"""The few checks of arguments, one sentence each.
+"""Checks of arguments that several chapters share.
 
-    call: argument must condition; got fact. Remedy.
+    call: what is wrong with which argument (the value, if it helps). What to do.
 
-Messages hold shapes, dtypes and counts, never tensors. Values are looked at only where there are values to look at:
-not while torch.compile traces, not on the wrapped tensors of torch.func.
+Messages hold shapes, dtypes and counts, never tensors. Values are checked only where they can be read: not while
+torch.compile traces, and not on the wrapped tensors of torch.func.
 
 Read next: _input_errors.py (the exceptions).
 """
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ._input_errors import InputError as InputError
+from ._input_errors import InputNotImplementedError as InputNotImplementedError
 from ._input_errors import InputRuntimeError as InputRuntimeError
 from ._input_errors import InputTypeError as InputTypeError
 from ._input_errors import InputValueError as InputValueError
 from ._input_errors import MissingPackageError as MissingPackageError
-from ._input_errors import sentence as sentence
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -43,19 +43,19 @@ def check_floats(call: str, **given: Tensor) -> None:
     for name, t in given.items():
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
-            raise InputTypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+            raise InputTypeError(call, name, f"{name} must be a tensor, got {fact}", remedy)
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float() or {name}.double(); a mask of zeros and ones with {name}.bool()."
-            raise InputTypeError(sentence(call, f"{name} must be float32 or float64", f"{t.dtype}", remedy))
+            raise InputTypeError(call, name, f"{name} must be float32 or float64, got {t.dtype}", remedy)
     if len({t.dtype for t in given.values()}) > 1:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
         raise InputTypeError(
-            sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype).")
+            call, None, f"tensors must share one dtype, got {fact}", "Convert one of them with .to(dtype)."
         )
     if len({t.device for t in given.values()}) > 1:
         fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
         raise InputValueError(
-            sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device).")
+            call, None, f"tensors must be on one device, got {fact}", "Move one of them with .to(device)."
         )
 
 
@@ -67,7 +67,9 @@ def check_finite(call: str, **tensors: Tensor) -> None:
         bad = int((~torch.isfinite(t)).sum())
         if bad:
             fact = f"{bad} of {t.numel()} entries that are NaN or infinite"
-            raise InputValueError(sentence(call, f"{name} must be finite", fact, "Mask or remove those entries first."))
+            raise InputValueError(
+                call, name, f"{name} must be finite, got {fact}", "Mask or remove those entries first."
+            )
 
 
 def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
@@ -77,7 +79,9 @@ def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
     bad = int((torch.isnan(logarithms) | (logarithms == torch.inf)).sum())
     if bad:
         fact = f"{bad} of {logarithms.numel()} entries that are NaN or +inf"
-        raise InputValueError(sentence(call, f"{name} must be finite or -inf", fact, "Use -inf for what has no mass."))
+        raise InputValueError(
+            call, name, f"{name} must be finite or -inf, got {fact}", "Use -inf for what has no mass."
+        )
 
 
 def check_positive(call: str, **tensors: Tensor) -> None:
@@ -87,7 +91,7 @@ def check_positive(call: str, **tensors: Tensor) -> None:
             continue
         if bool((t <= 0).any()):
             fact = f"{int((t <= 0).sum())} of {t.numel()} entries at or below 0"
-            raise InputValueError(sentence(call, f"{name} must be positive", fact, "Pass values above 0."))
+            raise InputValueError(call, name, f"{name} must be positive, got {fact}", "Pass values above 0.")
 
 
 ANY_MASS = "Normalise them (torch.log_softmax), or use add for measures of any mass."
@@ -101,7 +105,7 @@ def check_normalized(call: str, name: str, total: Tensor, remedy: str = ANY_MASS
     worst = float(total.detach().abs().max()) if total.numel() else 0.0
     if not worst <= tolerance:
         fact = f"a log sum of {worst:.3g} at worst"
-        raise InputValueError(sentence(call, f"{name} must sum to one", fact, remedy))
+        raise InputValueError(call, name, f"{name} must sum to one, got {fact}", remedy)
 
 
 def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
@@ -113,9 +117,9 @@ def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
     asymmetry = (matrix - matrix.mT).abs().amax((-2, -1))
     if bool((asymmetry > tolerance).any()):
         fact = f"an asymmetry of {float(asymmetry.max()):.3g}"
-        raise InputValueError(sentence(call, f"{name} must be symmetric", fact, f"Pass ({name} + {name}.mT) / 2."))
+        raise InputValueError(call, name, f"{name} must be symmetric, got {fact}", f"Pass ({name} + {name}.mT) / 2.")
     smallest = torch.linalg.eigvalsh(matrix).amin(-1)
     if bool((smallest < -tolerance).any()):
         fact = f"a smallest eigenvalue of {float(smallest.min()):.3g}"
         remedy = "Clip its negative eigenvalues, or add a multiple of the identity."
-        raise InputValueError(sentence(call, f"{name} must be positive semidefinite", fact, remedy))
+        raise InputValueError(call, name, f"{name} must be positive semidefinite, got {fact}", remedy)

@@ -204,11 +204,11 @@ def test_measures_by_name_become_the_law_of_x(name):
     ids=lambda p: type(p).__name__,
 )
 def test_other_distributions_are_refused(p):
-    with pytest.raises(TypeError, match=f"^from_distribution: p must be a .*; got {type(p).__name__}"):
+    with pytest.raises(TypeError, match=f"^from_distribution: .*{type(p).__name__}"):
         gz.measures.from_distribution(p)
 
 
 @pytest.mark.parametrize("h", [gz.Sphere(3), gz.Empirical(torch.zeros(2, 3)), gz.Spins(torch.zeros(3))], ids=type)
 def test_laws_that_torch_does_not_have_are_refused(h):
-    with pytest.raises(TypeError, match=f"^to_distribution: .* must .*; got {type(h).__name__}"):
+    with pytest.raises(TypeError, match=f"^to_distribution: .*{type(h).__name__}"):
         gz.measures.to_distribution(h, torch.zeros(3))

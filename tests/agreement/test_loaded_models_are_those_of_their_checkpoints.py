@@ -236,7 +236,7 @@ def test_pickled_weights_are_read_on_request_and_run_no_code(tmp_path):
 
     with (tmp_path / "pytorch_model.bin").open("wb") as file:
         pickle.dump({"embeddings.word_embeddings.weight": Trap()}, file, protocol=2)
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match="plain tensors"):
         load(tmp_path, allow_pickle=True)
     assert not (tmp_path / "sprung").exists()
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz._errors import InputError, InputRuntimeError, InputTypeError, InputValueError, MissingPackageError
+from support.error_form import FORM
 
 CALLS = {  # words that reach the chapter, and the function of the chapter that is called
     "verify": ([], "gradlogz.verification.program.statements"),
@@ -54,16 +55,16 @@ def failing(name, error, monkeypatch):
 @EACH
 @pytest.mark.parametrize("kind", [InputError, InputValueError, InputTypeError, InputRuntimeError, MissingPackageError])
 def test_bad_input_is_one_line_on_standard_error_and_exits_with_2(name, kind, monkeypatch):
-    result = failing(name, kind("call: name must be [known]; got\n'x'. Name another."), monkeypatch)
+    result = failing(name, kind("call", "name", "name must be [known], got\n'x'", "Name another."), monkeypatch)
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == "call: name must be [known]; got 'x'. Name another."
+    assert result.stderr.splitlines()[-1] == "call: name must be [known], got 'x'. Name another."
     assert result.stdout.strip() == ""
 
 
 @EACH
 @pytest.mark.parametrize("kind", [ValueError, TypeError, ImportError, RuntimeError, OSError, KeyError])
 def test_any_other_error_keeps_its_traceback_and_exits_with_1(name, kind, monkeypatch):
-    error = kind("call: a number must be finite; got NaN. This is a bug.")
+    error = kind("a number must be finite")
     result = failing(name, error, monkeypatch)
     assert result.exit_code == 1
     assert result.exception is error
@@ -76,7 +77,7 @@ def test_bad_input_of_its_own_is_refused_in_one_line(name):
     assert result.exit_code == 2
     assert result.stdout.strip() == ""
     (line,) = result.stderr.splitlines()
-    assert " must " in line
+    assert FORM.fullmatch(line), line
 
 
 @EACH
@@ -93,7 +94,7 @@ from gradlogz.cli import main
 from gradlogz.tracking import run_tracking
 
 def broken(*args, **options):
-    raise ValueError("imm: shapes must match; got (2, 3). This is a bug.")
+    raise ValueError("imm: shapes must match")
 
 run_tracking.FILTERS["imm"] = broken
 sys.argv = ["gradlogz", "track"]

@@ -126,9 +126,9 @@ def test_nothing_waits_for_the_device():
 
 def test_devices_are_not_mixed():
     a = torch.randn(4, 16)
-    with pytest.raises(ValueError, match="tensors must be on one device"):
+    with pytest.raises(ValueError, match="one device"):
         gz.info_nce(a.cuda(), a)
-    with pytest.raises(ValueError, match="labels must be on the device of the vectors"):
+    with pytest.raises(ValueError, match=r"labels.*device"):
         gz.info_nce(a.cuda(), a.cuda(), labels=torch.arange(4))
 
 

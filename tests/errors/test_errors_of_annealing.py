@@ -11,36 +11,40 @@ keys = Empirical(torch.eye(3, dtype=F64))
 eta = torch.ones(3, dtype=F64)
 
 ERRORS = [
-    (ValueError, "draw_particles: count must be at least 1; got 0.", lambda: draw_particles(keys, 0)),
+    (ValueError, "draw_particles: count", "least", lambda: draw_particles(keys, 0)),
     (
         ValueError,
-        'resample_ancestors: scheme must be "systematic", "stratified" or "multinomial"; got \'residual\'.',
+        "resample_ancestors: scheme",
+        "multinomial",
         lambda: resample_ancestors(eta, scheme="residual"),
     ),
     (
         TypeError,
-        "anneal: start must be an Empirical of particles; got Gaussian.",
+        "anneal: start",
+        "Empirical",
         lambda: anneal(Gaussian(eta, torch.eye(3, dtype=F64)), eta),
     ),
     (
         TypeError,
-        "anneal: start must be an Empirical of particles; got one with weights per query.",
+        "anneal: start",
+        "Empirical",
         lambda: anneal(Empirical(torch.eye(3, dtype=F64), torch.zeros(2, 3, dtype=F64)), eta),
     ),
-    (ValueError, "anneal: eta must have shape (3,); got shape (2, 3).", lambda: anneal(keys, eta.expand(2, 3))),
-    (ValueError, "anneal: threshold must be in [0, 1]; got 2.", lambda: anneal(keys, eta, threshold=2)),
+    (ValueError, "anneal: eta", "shape (3,)", lambda: anneal(keys, eta.expand(2, 3))),
+    (ValueError, "anneal: threshold", "in", lambda: anneal(keys, eta, threshold=2)),
     *(
         (
             ValueError,
-            "anneal: schedule must be a positive number of steps, or times that increase from above 0 to 1; "
-            f"got {count} times.",
+            "anneal: schedule",
+            f"{count} times",
             lambda schedule=schedule: anneal(keys, eta, schedule=schedule),
         )
         for schedule, count in ((0, 0), ([0.5, 0.4, 1.0], 3), ([0.0, 1.0], 2), ([0.5], 1))
     ),
     (
         ValueError,
-        "anneal: move must keep the shape (3, 3); got shape (2, 3).",
+        "anneal: move",
+        "shape",
         lambda: anneal(keys, eta, move=lambda x, eta, generator: x[:2]),
     ),
 ]

@@ -12,22 +12,26 @@ unit = Gaussian(torch.zeros(2, dtype=torch.float64), two)
 ERRORS = [
     (
         ValueError,
-        "Gibbs: h and g must have one dimension; got 2 and 3.",
+        "Gibbs: h",
+        "one dimension",
         lambda: Gibbs(Empirical(two), Empirical(three)),
     ),
     (
         ValueError,
-        "Gibbs: the joint law of two Gaussians must have rho(B Sigma) < 1; got 1.",
+        "Gibbs: h",
+        "Sigma",
         lambda: Gibbs(unit, unit),
     ),
     (
         TypeError,
-        "Gibbs: h and g must be Empirical measures here; got Gaussian and Empirical.",
+        "Gibbs: h",
+        "Empirical",
         lambda: Gibbs(unit, Empirical(two)).stationary(),
     ),
     (
         ValueError,
-        "Gibbs: h and g must have no batch here; got one.",
+        "Gibbs: h",
+        "batch",
         lambda: Gibbs(Empirical(two.expand(4, 2, 2)), Empirical(two)).transition(),
     ),
 ]

@@ -18,65 +18,74 @@ y = torch.zeros(4, 1, dtype=F64)
 ERRORS = [
     (
         TypeError,
-        "smooth: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        "smooth: model",
+        "SwitchingModel",
         lambda: smooth(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, start),
     ),
     (
         TypeError,
-        "enumerate_modes: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        "enumerate_modes: model",
+        "SwitchingModel",
         lambda: enumerate_modes(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, start),
     ),
     (
         TypeError,
-        "rao_blackwell_filter: model must be a SwitchingModel or a NonlinearModel; got KalmanModel.",
+        "rao_blackwell_filter: model",
+        "SwitchingModel",
         lambda: rao_blackwell_filter(KalmanModel(eye, eye, eye[:1], eye[:1, :1]), y, start),
     ),
     (
         ValueError,
-        'smooth: method must be "imm", "gpb2", "kim" or "enumerate"; got \'gpb1\'.',
+        "smooth: method",
+        "enumerate",
         lambda: smooth(model, y, start, method="gpb1"),
     ),
     (
         ValueError,
-        'smooth: lag must be 0 or more, for "imm", "gpb2" and "kim"; and max_histories be for "enumerate" alone; '
-        "got lag=-1 and max_histories=None for 'gpb2'.",
+        "smooth: lag",
+        "gpb2",
         lambda: smooth(model, y, start, lag=-1),
     ),
     (
         ValueError,
-        'smooth: lag must be 0 or more, for "imm", "gpb2" and "kim"; and max_histories be for "enumerate" alone; '
-        "got lag=1 and max_histories=None for 'enumerate'.",
+        "smooth: lag",
+        "gpb2",
         lambda: smooth(model, y, start, method="enumerate", lag=1),
     ),
     (
         ValueError,
-        'smooth: lag must be 0 or more, for "imm", "gpb2" and "kim"; and max_histories be for "enumerate" alone; '
-        "got lag=None and max_histories=5 for 'imm'.",
+        "smooth: lag",
+        "gpb2",
         lambda: smooth(model, y, start, method="imm", max_histories=5),
     ),
     (
         ValueError,
-        "smooth: observations must be [*b, t, o=1]; got shape (4, 2).",
+        "smooth: observations",
+        "[*b,",
         lambda: smooth(model, torch.zeros(4, 2, dtype=F64), start),
     ),
     (
         ValueError,
-        "smooth: prior.covariance must be positive semidefinite; got a smallest eigenvalue of -1.",
+        "smooth: prior.covariance",
+        "positive semidefinite",
         lambda: smooth(model, y, Prior(start.mean, -eye)),
     ),
     (
         ValueError,
-        "rao_blackwell_filter: particles must be at least 1 and threshold in [0, 1]; got 0 and 0.5.",
+        "rao_blackwell_filter: particles",
+        "threshold",
         lambda: rao_blackwell_filter(model, y, start, particles=0),
     ),
     (
         ValueError,
-        "rao_blackwell_filter: particles must be at least 1 and threshold in [0, 1]; got 256 and 2.",
+        "rao_blackwell_filter: particles",
+        "threshold",
         lambda: rao_blackwell_filter(model, y, start, threshold=2),
     ),
     (
         ValueError,
-        'rao_blackwell_filter: model must say what a component is that a mode lacks; got components and fill="modes".',
+        "rao_blackwell_filter: model",
+        "component",
         lambda: rao_blackwell_filter(unequal, y, start),
     ),
 ]

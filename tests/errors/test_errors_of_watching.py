@@ -127,82 +127,94 @@ def of_foreign_mask():
 missed = "every attention layer must make a call that can be seen; got none from 0."
 
 ERRORS = [
-    (TypeError, "observe: model must be a torch.nn.Module; got str.", lambda: run(observe("bert"), None)),
+    (TypeError, "observe: model", "a torch.nn.Module", lambda: run(observe("bert"), None)),
     (
         RuntimeError,
-        "observe: a model must be observed once at a time; got one that is observed already.",
+        "observe: model",
+        "observed",
         twice,
     ),
     (
         RuntimeError,
-        "observe: the model must compute attention; got 1 passes without any.",
+        "observe: model",
+        "compute attention",
         lambda: run(observe(model := nn.Sequential(nn.Linear(4, 4))), model, torch.randn(2, 4)),
     ),
     (
         RuntimeError,
-        f"observe: {missed}",
+        "observe: model",
+        "make",
         lambda: run(observe(model := nn.Sequential(HiddenAttention())), model, torch.randn(2, 3, 4)),
     ),
     (
         ValueError,
-        "Observation.stack: statistic must be one of Attention; got 'weights'.",
+        "Observation.stack: statistic",
+        "Attention",
         lambda: stacked("weights"),
     ),
     (
         ValueError,
-        "Observation.stack: all layers must have entropy of one shape; got 2 shapes.",
+        "Observation.stack: statistic",
+        "entropy",
         of_unlike_layers,
     ),
-    (TypeError, "monitor: model must be a torch.nn.Module; got NoneType.", lambda: run(monitor(None), None)),
+    (TypeError, "monitor: model", "a torch.nn.Module", lambda: run(monitor(None), None)),
     (
         TypeError,
-        "monitor: model must run in one thread; got torch.nn.DataParallel, which copies it to many.",
+        "monitor: model",
+        "thread",
         lambda: run(monitor(nn.DataParallel(GPT())), None),
     ),
     (
         ValueError,
-        "monitor: every must be a positive integer; got 0.",
+        "monitor: every",
+        "positive",
         lambda: run(monitor(GPT(), every=0), None),
     ),
     (
         TypeError,
-        "monitor: writer must have add_scalar or take a row; got str.",
+        "monitor: writer",
+        "add_scalar",
         lambda: run(monitor(GPT(), writer="runs/1"), None),
     ),
     (
         RuntimeError,
-        "monitor.row: a step with a forward pass must have ended; got none: no optimizer has stepped yet.",
+        "monitor.row: None",
+        "ended",
         early,
     ),
-    (RuntimeError, "monitor: the model must compute attention; got 1 steps without any.", no_attention),
-    (RuntimeError, f"monitor: {missed}", missed_in_training),
+    (RuntimeError, "monitor: model", "compute attention", no_attention),
+    (RuntimeError, "monitor: model", "make", missed_in_training),
     (
         RuntimeError,
-        "monitor: torch must compute its layers the same with and without hooks; got encoder.layers.0.self_attn, "
-        "frozen and in eval mode, for which it has a fused operator.",
+        "monitor: torch",
+        "compute",
         frozen,
     ),
     (
         NotImplementedError,
-        "monitor: the model must run outside torch.vmap; got blocks.0.attention inside it.",
+        "monitor: model",
+        "outside",
         many_at_once,
     ),
-    (ImportError, "register: transformers must be installed; got none.", without_transformers),
-    (TypeError, "register: model must be a transformers model; got GPT.", lambda: register(GPT())),
+    (ImportError, "register: transformers", "installed", without_transformers),
+    (TypeError, "register: model", "transformers", lambda: register(GPT())),
     (
         NotImplementedError,
-        "register: every attention layer must ask transformers for its attention function; got "
-        "transformer.h.0.self_attention, transformer.h.1.self_attention, which do not.",
+        "register: model",
+        "transformers",
         lambda: register(small("bloom")),
     ),
     (
         NotImplementedError,
-        "attend: the layer must let its queries see keys by a mask; got indices= of Identity.",
+        "attend: model",
+        "queries",
         sparse,
     ),
     (
         TypeError,
-        "attend: attention_mask must be a tensor or a block mask; got SimpleNamespace.",
+        "attend: attention_mask",
+        "tensor",
         of_foreign_mask,
     ),
 ]
@@ -224,7 +236,7 @@ def test_a_layer_between_others_is_missed_once(hidden):
     model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8), hidden, nn.TransformerEncoderLayer(4, 2, 8))
     name = "1.0" if isinstance(hidden, nn.Sequential) else "1"
     for context in (observe, monitor):
-        with pytest.raises(RuntimeError, match=f"can be seen; got none from {name}. Pass"):
+        with pytest.raises(RuntimeError, match=rf" {name}\b.* Pass"):
             run(context(model), model, torch.randn(5, 2, 4))
 
 

@@ -1,4 +1,4 @@
-"""No error without a test: every raise statement of the package is in the agreed form and is hit by some refusal.
+"""No error without a test: every raise statement of the package names its call and argument, and some refusal hits it.
 
 The statements are found by walking the syntax of the package; the refusals are those listed by the files beside this.
 """
@@ -7,6 +7,7 @@ import ast
 import importlib
 from pathlib import Path
 
+from gradlogz import _errors
 from support.error_form import PACKAGE, refused
 
 CHAPTERS = ["commands", "_errors.py", "special", "kernels", "measures"]
@@ -29,13 +30,12 @@ def raise_statements():
                 yield (path.relative_to(PACKAGE).as_posix(), node.lineno, node.end_lineno), node
 
 
-def test_every_message_is_written_as_a_sentence():
+def test_every_error_names_its_call_and_argument():
     for site, node in raise_statements():
         assert isinstance(node.exc, ast.Call), site
-        (message,) = node.exc.args
-        assert isinstance(message, ast.Call), site
-        assert isinstance(message.func, ast.Name), site
-        assert message.func.id == "sentence", site
+        assert isinstance(node.exc.func, ast.Name), site
+        assert issubclass(getattr(_errors, node.exc.func.id), _errors.InputError), site
+        assert len(node.exc.args) == len(("call", "argument", "problem", "remedy")), site
 
 
 def test_every_raise_statement_is_reached():

@@ -84,9 +84,9 @@ def test_size_one_broadcasts_on_either_side(name):
 def test_nothing_broadcasts_from_the_right(name):
     measure, eta, _ = case(name)
     batch, d = measure.batch_shape[0], measure.dim
-    with pytest.raises(ValueError, match="must begin with the"):
+    with pytest.raises(ValueError, match="batch"):
         measure.mean(eta[0, 0])  # [d]: the batch is missing
-    with pytest.raises(ValueError, match="must begin with the"):
+    with pytest.raises(ValueError, match="batch"):
         measure.mean(eta.new_zeros(batch + 1, batch, d))  # a batch in the place of the queries
-    with pytest.raises(ValueError, match="must have the same query dimensions"):
+    with pytest.raises(ValueError, match="query dimensions"):
         measure.kl(eta, eta[:, 0])  # one per measure beside several

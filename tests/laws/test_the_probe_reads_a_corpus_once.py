@@ -132,7 +132,7 @@ def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words)
 def test_matrices_that_cannot_fit_are_refused_before_the_work(words, monkeypatch):
     monkeypatch.setattr(memory_limits, "LARGE", 1)
     monkeypatch.setattr(memory_limits, "memory_of", lambda device: 2**10)
-    with pytest.raises(ValueError, match=r"statistics must fit into memory; got 0.0 GiB of matrices of the stream"):
+    with pytest.raises(ValueError, match=r"memory.*0\.0 GiB"):
         gradlogz.probe(model(), words, TEXTS, tokens=None)
     found = gradlogz.probe(model(), words, TEXTS, tokens=None, predictions=["entropy"], twin=0)
     assert found.rows
@@ -175,7 +175,7 @@ def test_a_row_that_does_not_fit_is_said(words):
     one.forward = lambda **given: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     layout = running.discover(model(), {"input_ids": torch.tensor([[3, 4, 5]])})
     batch = next(batching.batches(documents(), words, tokens=None))
-    with pytest.raises(RuntimeError, match=r"must fit into memory; got one row of 30 tokens"):
+    with pytest.raises(RuntimeError, match=r"memory.*30 tokens"):
         statistics_of(one, layout, batch, [tie.PREDICTION])
 
 
@@ -297,10 +297,10 @@ def test_a_real_model_is_probed():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--json", "no/such/findings.json"], "probe: --json must name a file that can be written; got no/such"),
-        (["--only", "luck"], "probe: predictions must be names of predictions; got 'luck'"),
+        (["--json", "no/such/findings.json"], "probe: --json "),
+        (["--only", "luck"], "probe: predictions "),
         (["no such model"], "load: "),
-        (["--text", "no such file", "--only", "symmetry"], "documents: source must be a file or a folder that exists"),
+        (["--text", "no such file", "--only", "symmetry"], "documents: source "),
     ],
     ids=["file", "prediction", "model", "text"],
 )
@@ -345,5 +345,5 @@ def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(wo
     plain.fixed = Fixed()
     found = running.measure(plain, words, documents(), tokens=None, twin=1.0, predictions=["entropy"])
     assert found.twin is None
-    assert "reset_parameters; got fixed, a Fixed" in found.facts["without_twin"]
+    assert "reset_parameters" in found.facts["without_twin"]
     assert "without a random twin" in str(running.evaluate(found, predictions=["entropy"]))

@@ -87,7 +87,7 @@ def test_a_check_that_raises_has_failed_and_says_why():
 def test_a_selection_of_nothing_exits_with_2():
     result = run("verify", "--only", "no such statement")
     assert result.exit_code == 2
-    assert "must match a statement" in result.stderr
+    assert "--only" in result.stderr
     assert result.stdout == ""
 
 

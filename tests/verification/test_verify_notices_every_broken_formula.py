@@ -4,6 +4,8 @@ Each formula of the package is broken in turn: its result changes sign, or, wher
 of them does.
 """
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,8 +46,14 @@ def flipped(formula):
     return broken
 
 
+@functools.cache
+def cheapest_first():
+    """All statements by their time, so that a broken formula is noticed before solvers iterate on it."""
+    return [result.statement for result in sorted(verify(), key=lambda result: result.seconds)]
+
+
 def some_statement_fails() -> bool:
-    return any(not verdict.holds for verdict in verify())
+    return any(not verdict.holds for verdict in verify(cheapest_first()))
 
 
 @pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda x: x if isinstance(x, str) else x.__name__)

@@ -16,7 +16,7 @@ from typing import Literal, SupportsIndex
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._errors import InputTypeError, InputValueError, sentence, shape_of
+from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import dispatch
 from ..kernels.attention.dropout import Dropout
@@ -224,15 +224,15 @@ def _sink(sinks: Tensor, like: Attention, lead: torch.Size) -> Attention:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         fact = f"{sinks.dtype}" if isinstance(sinks, Tensor) else type(sinks).__name__
         raise InputTypeError(
-            sentence("attend", "sinks must be a floating tensor", fact, "Pass one logit per query head.")
+            "attend", "sinks", f"sinks must be a floating tensor, got {fact}", "Pass one logit per query head."
         )
     if sinks.device != like.output.device:
         remedy = "Move it with sinks.to(query.device)."
-        raise InputValueError(sentence("attend", f"sinks must be on {like.output.device}", f"{sinks.device}", remedy))
+        raise InputValueError("attend", "sinks", f"sinks must be on {like.output.device}, got {sinks.device}", remedy)
     if sinks.ndim == 0 or not masks.broadcasts((1,) * (len(lead) + 1 - sinks.ndim) + tuple(sinks.shape), (*lead, h)):
         condition = f"sinks must be [h] or [*b, h] with h={h} query heads"
         raise InputValueError(
-            sentence("attend", condition, f"shape {shape_of(sinks)}", "Pass one logit per query head.")
+            "attend", "sinks", f"{condition}, got shape {shape_of(sinks)}", "Pass one logit per query head."
         )
     whole = sinks.to(like.log_normalizer.dtype).expand(*lead, h).reshape(math.prod(lead), h, 1)
     logit = whole.expand_as(like.log_normalizer)
@@ -265,7 +265,7 @@ def _four_dimensional(
     except RuntimeError:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in _named(query, key, value))
         remedy = "Dimensions before the heads must be equal or 1."
-        raise InputValueError(sentence("attend", "batch dimensions must broadcast", fact, remedy)) from None
+        raise InputValueError("attend", "query", f"batch dimensions must broadcast, got {fact}", remedy) from None
     heads = [1 if t.ndim < 3 else t.shape[-3] for t in (query, key, value)]
     of_keys = max(heads[1:])
     h = max(heads) if heads[0] == 1 else heads[0]
@@ -277,7 +277,7 @@ def _four_dimensional(
             remedy = "Use a multiple of the number of key heads."
             if not enable_gqa:
                 remedy = "Pass enable_gqa=True if groups share key heads; tensors are [*b, heads, tokens, size]."
-            raise InputValueError(sentence("attend", condition, fact, remedy))
+            raise InputValueError("attend", "key", f"{condition}, got {fact}", remedy)
     whole = (h, of_keys, of_keys)
     arranged = []
     for t, count in zip((query, key, value), whole, strict=True):
@@ -304,12 +304,12 @@ def _check_number(name: str, number: float | None) -> None:
         return
     if isinstance(number, Tensor):
         remedy = "For a learned temperature pass query * scale and scale=1.0; a soft cap is fixed."
-        raise InputTypeError(sentence("attend", f"{name} must be a number", "a tensor", remedy))
+        raise InputTypeError("attend", name, f"{name} must be a number, got a tensor", remedy)
     if torch.compiler.is_compiling():  # it may be a symbol
         return
     if not isinstance(number, float | int) or not math.isfinite(number) or (name == "softcap" and number <= 0):
         condition = "softcap must be positive and finite" if name == "softcap" else "scale must be a finite number"
-        raise InputValueError(sentence("attend", condition, f"{number!r}", f"Leave {name} out for its default."))
+        raise InputValueError("attend", "softcap", f"{condition}, got {number!r}", f"Leave {name} out for its default.")
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statistics: str) -> None:
@@ -319,25 +319,25 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, statisti
     (*_, d), (*_, n, of_keys), (*_, of_values, _) = query.shape, key.shape, value.shape
     if d != of_keys or d == 0:
         condition = f"key must end in d={d} > 0, the dimension of query"
-        raise InputValueError(sentence("attend", condition, f"shape {shape_of(key)}", "Project one of them first."))
+        raise InputValueError("attend", "key", f"{condition}, got shape {shape_of(key)}", "Project one of them first.")
     if n != of_values:
         condition = f"value must hold n={n} tokens, one for each key"
         raise InputValueError(
-            sentence("attend", condition, f"shape {shape_of(value)}", "Cut or pad one of them first.")
+            "attend", "value", f"{condition}, got shape {shape_of(value)}", "Cut or pad one of them first."
         )
     if n == 0:
         remedy = "To hide all keys use a mask: such rows have output 0 and log normaliser -inf."
-        raise InputValueError(sentence("attend", "key must hold at least one token", f"shape {shape_of(key)}", remedy))
+        raise InputValueError("attend", "key", f"key must hold at least one token, got shape {shape_of(key)}", remedy)
     if not 0.0 <= dropout_p < 1.0:
         remedy = "Pass the probability of dropping a weight."
-        raise InputValueError(sentence("attend", "dropout_p must be in [0, 1)", f"{dropout_p}", remedy))
+        raise InputValueError("attend", "dropout_p", f"dropout_p must be in [0, 1), got {dropout_p}", remedy)
     if statistics not in ("none", "scalar", "moments"):
         condition, remedy = 'statistics must be "none", "scalar" or "moments"', "Leave it out for the scalars."
-        raise InputValueError(sentence("attend", condition, f"{statistics!r}", remedy))
+        raise InputValueError("attend", "statistics", f"{condition}, got {statistics!r}", remedy)
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         condition, fact = "the call must not be exported", "torch.export, which knows only torch's own operators"
         remedy = "Export with scaled_dot_product_attention in its place."
-        raise NotImplementedError(sentence("attend", condition, fact, remedy))
+        raise InputNotImplementedError("attend", None, f"{condition}, got {fact}", remedy)
 
 
 def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -357,23 +357,23 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in _named(query, key, value):
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
-            raise InputTypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
+            raise InputTypeError("attend", name, f"{name} must be a tensor, got {fact}", remedy)
         if t.is_nested:
             remedy = "Pad it with torch.nested.to_padded_tensor and mask, or pack it and pass segments."
-            raise InputTypeError(sentence("attend", f"{name} must be a plain tensor", "a nested tensor", remedy))
+            raise InputTypeError("attend", name, f"{name} must be a plain tensor, got a nested tensor", remedy)
         if t.dtype not in DTYPES:
             remedy = "Convert it to float16, bfloat16, float32 or float64."
-            raise InputTypeError(sentence("attend", f"{name} must be floating", f"{t.dtype}", remedy))
+            raise InputTypeError("attend", name, f"{name} must be floating, got {t.dtype}", remedy)
         if t.ndim < 2:
             fact, remedy = f"shape {shape_of(t)}", "Add the missing dimensions with unsqueeze."
-            raise InputValueError(sentence("attend", f"{name} must be [*b, tokens, features]", fact, remedy))
+            raise InputValueError("attend", name, f"{name} must be [*b, tokens, features], got {fact}", remedy)
     if not query.dtype == key.dtype == value.dtype:
         castable = _autocast(query) and torch.float64 not in (query.dtype, key.dtype, value.dtype)
         if not castable:
             fact = ", ".join(f"{name} {t.dtype}" for name, t in _named(query, key, value))
             remedy = "Convert one of them with .to(dtype)."
-            raise InputTypeError(sentence("attend", "query, key and value must share one dtype", fact, remedy))
+            raise InputTypeError("attend", "query", f"query, key and value must share one dtype, got {fact}", remedy)
     if not query.device == key.device == value.device:
         fact = ", ".join(f"{name} on {t.device}" for name, t in _named(query, key, value))
         remedy = "Move one of them with .to(device)."
-        raise InputValueError(sentence("attend", "query, key and value must be on one device", fact, remedy))
+        raise InputValueError("attend", "query", f"query, key and value must be on one device, got {fact}", remedy)

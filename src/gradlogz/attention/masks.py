@@ -15,7 +15,7 @@ from typing import SupportsIndex
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention.scoring import Sight
 
@@ -31,11 +31,11 @@ def band(
 def _window(window: tuple[SupportsIndex | None, SupportsIndex | None]) -> tuple[int | None, int | None]:
     if not (isinstance(window, tuple | list) and len(window) == 2):
         remedy = "Hugging Face's sliding_window=W is window=(W - 1, 0)."
-        raise InputTypeError(sentence("attend", "window must be a pair (left, right)", f"{window!r}", remedy))
+        raise InputTypeError("attend", "window", f"window must be a pair (left, right), got {window!r}", remedy)
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, SupportsIndex) or side < 0):  # type: ignore[operator]
             remedy = "Count the neighbours without the query's own position; no limit is None, not -1."
-            raise InputValueError(sentence("attend", "window must hold integers >= 0 or None", f"{window!r}", remedy))
+            raise InputValueError("attend", "window", f"window must hold integers >= 0 or None, got {window!r}", remedy)
     left, right = (None if side is None else index(side) for side in window)
     return left, right
 
@@ -62,7 +62,9 @@ def sight(
             bias = attn_mask if bias is None else attn_mask.to(wide) + _floating("bias", bias, like).to(wide)
         else:
             remedy = "Convert it with attn_mask.bool() (True = attend), or to the dtype of query if it is additive."
-            raise InputTypeError(sentence("attend", "attn_mask must be bool or floating", f"{attn_mask.dtype}", remedy))
+            raise InputTypeError(
+                "attend", "attn_mask", f"attn_mask must be bool or floating, got {attn_mask.dtype}", remedy
+            )
     if bias is not None:
         bias = _arranged("attn_mask or bias", _floating("bias", bias, like), lead, size)
         if bias.dtype not in (like.dtype, torch.float32):
@@ -76,17 +78,17 @@ def _floating(name: str, tensor: Tensor, like: Tensor) -> Tensor:
     _check_tensor(name, tensor, like)
     if not tensor.is_floating_point():
         remedy = f"Pass a bool mask as attn_mask, or convert with {name}.to(query.dtype)."
-        raise InputTypeError(sentence("attend", f"{name} must be floating", f"{tensor.dtype}", remedy))
+        raise InputTypeError("attend", name, f"{name} must be floating, got {tensor.dtype}", remedy)
     return tensor
 
 
 def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         fact, remedy = type(tensor).__name__, "Wrap it in torch.as_tensor."
-        raise InputTypeError(sentence("attend", f"{name} must be a tensor", fact, remedy))
+        raise InputTypeError("attend", name, f"{name} must be a tensor, got {fact}", remedy)
     if tensor.device != like.device:
         remedy = f"Move it with {name}.to(query.device)."
-        raise InputValueError(sentence("attend", f"{name} must be on {like.device}", f"{tensor.device}", remedy))
+        raise InputValueError("attend", name, f"{name} must be on {like.device}, got {tensor.device}", remedy)
 
 
 def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int, int]) -> Tensor:
@@ -102,7 +104,7 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
         remedy = (
             "A padding mask of keys [b, n] is mask[:, None, None, :], one of rows and keys [b, m, n] mask[:, None]."
         )
-        raise InputValueError(sentence("attend", condition, f"shape {shape_of(tensor)}", remedy))
+        raise InputValueError("attend", name, f"{condition}, got shape {shape_of(tensor)}", remedy)
     tensor = tensor.reshape(shape).expand(*shape[:-1], size[-1])
     if all(s == 1 for s in shape[:-3]):
         return tensor.reshape(1, *tensor.shape[-3:])
@@ -120,17 +122,17 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
     _, m, n = size
     if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
         remedy = "Number the documents: 0 0 0 1 1 2."
-        raise InputTypeError(sentence("attend", "segments must be integers", f"{segments.dtype}", remedy))
+        raise InputTypeError("attend", "segments", f"segments must be integers, got {segments.dtype}", remedy)
     whole = (*lead, n)
     shape = (1,) * (len(whole) - segments.ndim) + tuple(segments.shape)
     if not broadcasts(shape, whole) or shape[-1] != n:
         condition = f"segments must broadcast against {whole}, batch and keys"
         remedy = "Give each key the number of its document; heads share them."
-        raise InputValueError(sentence("attend", condition, f"shape {shape_of(segments)}", remedy))
+        raise InputValueError("attend", "segments", f"{condition}, got shape {shape_of(segments)}", remedy)
     if m > n:
         remedy = "Queries are the last keys; pass an attn_mask for cross attention between packed sequences."
         raise InputValueError(
-            sentence("attend", "segments must come with no more queries than keys", f"{m} and {n}", remedy)
+            "attend", "segments", f"segments must come with no more queries than keys, got {m} and {n}", remedy
         )
     segments = segments.reshape(shape)
     if all(s == 1 for s in shape[:-1]):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Tensor
 
 # sigmoid of this is 1 and exp of its negative 0 in every dtype; products with it are finite, with inf they are not.
@@ -62,7 +62,7 @@ class Attention(NamedTuple):
         if self.output.shape != other.output.shape or self.log_normalizer.shape != other.log_normalizer.shape:
             fact = f"shapes {shape_of(self.output)} and {shape_of(other.output)}"
             remedy = "Attend with the same queries to each block of keys, and to values of one dimension."
-            raise InputValueError(sentence("merge", "both results must be of the same queries", fact, remedy))
+            raise InputValueError("merge", "other", f"both results must be of the same queries, got {fact}", remedy)
         G_a, G_b = self.log_normalizer, other.log_normalizer
         dead_a, dead_b = G_a == -torch.inf, G_b == -torch.inf
         # A part without mass lies so far below the other that it counts nothing; two of them are told apart at the end.

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .._input_errors import InputValueError, MissingPackageError, sentence
+from .._input_errors import InputValueError, MissingPackageError
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
@@ -38,7 +38,7 @@ def check_file(call: str, flag: str, path: Path | str | None) -> None:
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         fact = "a folder" if path.is_dir() else "no such folder" if not path.parent.is_dir() else "no permission"
         condition = f"{flag} must name a file that can be written"
-        raise InputValueError(sentence(call, condition, f"{path}, {fact}", "Name another."))
+        raise InputValueError(call, flag, f"{condition}, got {path}, {fact}", "Name another.")
 
 
 def check_drawing(call: str) -> None:
@@ -50,7 +50,7 @@ def check_drawing(call: str) -> None:
             f"{name} must be installed to make a page",
             "Install it with: pip install 'gradlogz[report]'.",
         )
-        raise MissingPackageError(sentence(call, condition, f"no {name}", remedy))
+        raise MissingPackageError(call, name, f"{condition}, got no {name}", remedy)
 
 
 def terminal(json: str | None) -> Console:

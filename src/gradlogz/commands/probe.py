@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .._input_errors import InputValueError, sentence
+from .._input_errors import InputValueError
 from .outputs import RUN_PAGE, check_file, terminal, write_json
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
         fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
         remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
-        raise InputValueError(sentence("probe", "the model must read text or images", fact, remedy))
+        raise InputValueError("probe", "model", f"the model must read text or images, got {fact}", remedy)
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .._input_errors import InputValueError, sentence
+from .._input_errors import InputValueError
 from .outputs import check_drawing, check_file, progress, terminal, write_json, write_page
 
 
@@ -40,7 +40,7 @@ def command(
     selected = statements(only)
     if not selected:
         condition, remedy = "--only must match a statement", "Without it all are checked."
-        raise InputValueError(sentence("verify", condition, repr(only), remedy))
+        raise InputValueError("verify", "--only", f"{condition}, got {only!r}", remedy)
     results = []
     with progress(console, "Checking the theory", len(selected)) as tell:
         for result in verify(selected):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from .._errors import sentence
+from .._errors import InputRuntimeError
 from .._typing import Float, Int, Tensor
 from ..kernels.attention import dispatch
 from ..kernels.attention.scoring import Scoring, Sight
@@ -78,7 +78,7 @@ def ring_info_nce(
 def _check_started(call: str) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first; with one process info_nce is all it needs."
-        raise RuntimeError(sentence(call, "processes must have been joined", "no process group", remedy))
+        raise InputRuntimeError(call, "processes", "processes must have been joined, got no process group", remedy)
 
 
 def _sizes(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:

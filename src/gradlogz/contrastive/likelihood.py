@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
 from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_add, log_sum_exp, pairs
@@ -95,7 +95,7 @@ class Likelihood:
         if self.log_weights is not None:
             if tuple(self.log_weights.shape) != (n,):
                 fact, remedy = f"shape {shape_of(self.log_weights)}", "Pass one for each candidate."
-                raise InputValueError(sentence(call, f"log_weights must have shape ({n},)", fact, remedy))
+                raise InputValueError(call, "log_weights", f"log_weights must have shape ({n},), got {fact}", remedy)
             check_alike(call, candidates=self.candidates, log_weights=self.log_weights)
         if self.labels is not None:
             own, others = self.labels if isinstance(self.labels, tuple) else (self.labels, self.labels)
@@ -105,7 +105,7 @@ class Likelihood:
         if self.mask is not None:
             if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (m, n):
                 fact, remedy = f"{self.mask.dtype} of shape {shape_of(self.mask)}", "True is a possible negative."
-                raise InputValueError(sentence(call, f"mask must be bool of shape ({m}, {n})", fact, remedy))
+                raise InputValueError(call, "mask", f"mask must be bool of shape ({m}, {n}), got {fact}", remedy)
             check_alike(call, anchor=self.anchor, mask=self.mask)
         check_temperature(call, self.temperature, self.anchor)
         check_precision(call, self.precision)

@@ -31,7 +31,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch.nn.functional import logsigmoid
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_sum_exp, pairs
 from .likelihood import Labels, Likelihood
@@ -232,12 +232,12 @@ def supervised_contrastive(
     check_choice(call, "reduction", reduction, ("mean", "sum", "none", "pairs"))
     if mean_inside_log and denominator == "pair":
         condition, remedy = 'denominator must be "all" where mean_inside_log=True', "Leave one of them out."
-        raise InputValueError(sentence(call, condition, '"pair"', remedy))
+        raise InputValueError(call, "denominator", f'{condition}, got "pair"', remedy)
     z = unit(wide(vectors)) if normalize else wide(vectors)
     x = z - z.detach().mean(0)  # candidates may move together, and digits are saved
     members, positives = _positives(x, labels)
     some = members > 0
-    _check_some(call, some, "labels must name at least one pair", "a label for each vector alone")
+    _check_some(call, "labels", some, "labels must name at least one pair", "a label for each vector alone")
     count = members.clamp(min=1)
     family = Likelihood(z, x, temperature=temperature, exclude_self=True, call=call)
     eta = family.eta
@@ -285,7 +285,7 @@ def nca(
     x = unit(wide(vectors)) if normalize else wide(vectors)
     members, _ = _positives(x, labels)
     some = members > 0
-    _check_some("nca", some, "labels must name at least one pair", "a label for each vector alone")
+    _check_some("nca", "labels", some, "labels must name at least one pair", "a label for each vector alone")
     x = x - x.detach().mean(0)  # distances do not change, and their digits are saved
     log_weights = -x.square().sum(-1) / temperature
     family = Likelihood(x, x, temperature=temperature / 2, log_weights=log_weights, exclude_self=True, call="nca")
@@ -492,7 +492,7 @@ def uniformity_loss(
     if m < 2:
         remedy = "Pass a larger batch."
         raise InputValueError(
-            sentence("uniformity_loss", "vectors must be at least two", f"shape {shape_of(vectors)}", remedy)
+            "uniformity_loss", "vectors", f"vectors must be at least two, got shape {shape_of(vectors)}", remedy
         )
     x = unit(wide(vectors)) if normalize else wide(vectors)
     x = x - x.detach().mean(0)
@@ -548,7 +548,7 @@ class Contrastive(torch.nn.Module):
         if not 0 < temperature < math.inf:
             remedy = "Pass a positive number; small ones sharpen."
             raise InputValueError(
-                sentence("Contrastive", "temperature must be above 0 and finite", f"{temperature}", remedy)
+                "Contrastive", "temperature", f"temperature must be above 0 and finite, got {temperature}", remedy
             )
         self.loss, self.minimum = LOSSES[loss] if isinstance(loss, str) else loss, minimum
         self.options: dict[str, Any] = {**options}
@@ -582,6 +582,7 @@ def _loss(call: str, family: Likelihood, decoupled: bool) -> Float[Tensor, " m"]
     odds = family.log_odds()
     _check_some(
         call,
+        "candidates",
         odds.detach() != torch.inf,
         "candidates must leave a negative for each anchor",
         "none for some",
@@ -590,10 +591,12 @@ def _loss(call: str, family: Likelihood, decoupled: bool) -> Float[Tensor, " m"]
     return -odds
 
 
-def _check_some(call: str, some: Bool[Tensor, " m"], condition: str, fact: str, *, every: bool = False) -> None:
+def _check_some(
+    call: str, argument: str, some: Bool[Tensor, " m"], condition: str, fact: str, *, every: bool = False
+) -> None:
     """Something is left to compare."""
     if readable(some) and not bool(some.all() if every else some.any()):
-        raise InputValueError(sentence(call, condition, fact, "Use a larger batch, or hide less."))
+        raise InputValueError(call, argument, f"{condition}, got {fact}", "Use a larger batch, or hide less.")
 
 
 def _softplus(x: Tensor) -> Tensor:
@@ -631,7 +634,7 @@ def _sampled(
     if not isinstance(negatives, Tensor) or negatives.ndim not in (1, 2) or negatives.shape[-1] == 0:
         fact = f"shape {shape_of(negatives)}" if isinstance(negatives, Tensor) else type(negatives).__name__
         remedy = "Pass indices of candidates, k for each anchor or k for all."
-        raise InputValueError(sentence(call, f"negatives must be [{m}, k] or [k] with k > 0", fact, remedy))
+        raise InputValueError(call, "negatives", f"negatives must be [{m}, k] or [k] with k > 0, got {fact}", remedy)
     shape = (m, negatives.shape[-1]) if negatives.ndim == 2 else tuple(negatives.shape)
     check_integers(call, "negatives", negatives, shape, anchor)
     check_indices(call, "negatives", negatives, candidates.shape[0])
@@ -645,6 +648,6 @@ def _log_noise(call: str, noise: Tensor, candidates: Tensor) -> Tensor:
     if not isinstance(noise, Tensor) or tuple(noise.shape) != tuple(candidates.shape[:1]):
         fact = f"shape {shape_of(noise)}" if isinstance(noise, Tensor) else type(noise).__name__
         remedy = "Pass the log probability of each candidate under the noise."
-        raise InputValueError(sentence(call, f"noise must have shape ({candidates.shape[0]},)", fact, remedy))
+        raise InputValueError(call, "noise", f"noise must have shape ({candidates.shape[0]},), got {fact}", remedy)
     check_alike(call, candidates=candidates, noise=noise)
     return wide(noise)

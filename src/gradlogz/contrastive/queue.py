@@ -9,7 +9,7 @@ Read next: losses.py.
 
 import torch
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._typing import Float, Int, Tensor
 from .validation import check_integers
 
@@ -34,7 +34,7 @@ class Queue(torch.nn.Module):
         super().__init__()
         if size < 1 or dim < 1:
             fact, remedy = f"size={size}, dim={dim}", "Pass how many vectors it holds, and of what dimension."
-            raise InputValueError(sentence("Queue", "size and dim must be at least 1", fact, remedy))
+            raise InputValueError("Queue", "size", f"size and dim must be at least 1, got {fact}", remedy)
         self.register_buffer("vectors", torch.zeros(size, dim, dtype=dtype))
         self.register_buffer("labels_of_all", torch.full((size,), -1))
         self._filled = self._place = 0
@@ -45,7 +45,7 @@ class Queue(torch.nn.Module):
         size, dim = self.vectors.shape
         if vectors.ndim != 2 or vectors.shape[1] != dim:
             fact, remedy = f"shape {shape_of(vectors)}", "Project them first, or make another queue."
-            raise InputValueError(sentence("Queue.put", f"vectors must be [m, {dim}]", fact, remedy))
+            raise InputValueError("Queue.put", "vectors", f"vectors must be [m, {dim}], got {fact}", remedy)
         if labels is not None:
             check_integers("Queue.put", "labels", labels, tuple(vectors.shape[:1]), vectors)
         count = min(vectors.shape[0], size)

@@ -5,7 +5,7 @@ Shapes, dtypes and devices are always looked at; values only where they can be r
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, has_values, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, has_values, present, shape_of
 from .._typing import Float, Int, Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -19,23 +19,21 @@ def check_vectors(call: str, **given: Tensor | None) -> None:
     for name, t in vectors.items():
         if not isinstance(t, Tensor):
             remedy = "Wrap it in torch.as_tensor."
-            raise InputTypeError(sentence(call, f"{name} must be a tensor", type(t).__name__, remedy))
+            raise InputTypeError(call, name, f"{name} must be a tensor, got {type(t).__name__}", remedy)
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float()."
-            raise InputTypeError(sentence(call, f"{name} must be of a floating dtype", f"{t.dtype}", remedy))
+            raise InputTypeError(call, name, f"{name} must be of a floating dtype, got {t.dtype}", remedy)
         if t.ndim != 2:
             remedy = "Flatten what comes before the last dimension."
-            raise InputValueError(sentence(call, f"{name} must be [m, d]", f"shape {shape_of(t)}", remedy))
+            raise InputValueError(call, name, f"{name} must be [m, d], got shape {shape_of(t)}", remedy)
         if t.shape[0] == 0:
             remedy = "Skip the batch, or pass at least one vector."
-            raise InputValueError(
-                sentence(call, f"{name} must hold at least one vector", f"shape {shape_of(t)}", remedy)
-            )
+            raise InputValueError(call, name, f"{name} must hold at least one vector, got shape {shape_of(t)}", remedy)
     check_alike(call, **vectors)
     if len({t.shape[1] for t in vectors.values()}) > 1:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in vectors.items())
         remedy = "Project one side to the dimension of the other."
-        raise InputValueError(sentence(call, "vectors must have one dimension d", fact, remedy))
+        raise InputValueError(call, "vectors", f"vectors must have one dimension d, got {fact}", remedy)
 
 
 def check_alike(call: str, **given: Tensor) -> None:
@@ -43,12 +41,12 @@ def check_alike(call: str, **given: Tensor) -> None:
     if len({t.device for t in given.values()}) > 1:
         fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
         raise InputValueError(
-            sentence(call, "tensors must be on one device", fact, "Move one of them with .to(device).")
+            call, None, f"tensors must be on one device, got {fact}", "Move one of them with .to(device)."
         )
     if len({t.dtype for t in given.values() if t.is_floating_point()}) > 1:
         fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
         raise InputTypeError(
-            sentence(call, "tensors must share one dtype", fact, "Convert one of them with .to(dtype).")
+            call, None, f"tensors must share one dtype, got {fact}", "Convert one of them with .to(dtype)."
         )
 
 
@@ -56,23 +54,21 @@ def check_rows(call: str, name: str, given: Tensor, rows: int, of: str) -> None:
     """Something has one row for each of others."""
     if given.shape[0] != rows:
         remedy = f"Pass one row for each of {of}."
-        raise InputValueError(
-            sentence(call, f"{name} must have {rows} rows, as {of}", f"shape {shape_of(given)}", remedy)
-        )
+        raise InputValueError(call, name, f"{name} must have {rows} rows, as {of}, got shape {shape_of(given)}", remedy)
 
 
 def check_integers(call: str, name: str, given: Tensor, shape: tuple[int, ...], beside: Tensor) -> None:
     """Labels or indices: integers of this shape, on the device of what they belong to."""
     if not isinstance(given, Tensor) or given.dtype not in INTEGERS:
         fact = f"{given.dtype}" if isinstance(given, Tensor) else type(given).__name__
-        raise InputTypeError(sentence(call, f"{name} must be a tensor of integers", fact, "Convert it with .long()."))
+        raise InputTypeError(call, name, f"{name} must be a tensor of integers, got {fact}", "Convert it with .long().")
     if tuple(given.shape) != shape:
         remedy = "Pass one for each vector."
-        raise InputValueError(sentence(call, f"{name} must have shape {shape}", f"shape {shape_of(given)}", remedy))
+        raise InputValueError(call, name, f"{name} must have shape {shape}, got shape {shape_of(given)}", remedy)
     if given.device != beside.device:
         fact = f"{given.device} and {beside.device}"
         remedy = "Move it with .to(device)."
-        raise InputValueError(sentence(call, f"{name} must be on the device of the vectors", fact, remedy))
+        raise InputValueError(call, name, f"{name} must be on the device of the vectors, got {fact}", remedy)
 
 
 def check_indices(call: str, name: str, given: Int[Tensor, "..."], count: int) -> None:
@@ -80,7 +76,7 @@ def check_indices(call: str, name: str, given: Int[Tensor, "..."], count: int) -
     if readable(given) and given.numel() and not bool(((given >= 0) & (given < count)).all()):
         fact = f"indices from {int(given.min())} to {int(given.max())}"
         remedy = "Count candidates from 0."
-        raise InputValueError(sentence(call, f"{name} must be indices of the {count} candidates", fact, remedy))
+        raise InputValueError(call, name, f"{name} must be indices of the {count} candidates, got {fact}", remedy)
 
 
 def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside: Tensor) -> None:
@@ -89,17 +85,19 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside:
         if temperature.numel() != 1:
             fact = f"shape {shape_of(temperature)}"
             remedy = "Divide the anchors by their own temperatures instead."
-            raise InputValueError(sentence(call, "temperature must be one number", fact, remedy))
+            raise InputValueError(call, "temperature", f"temperature must be one number, got {fact}", remedy)
         if temperature.device != beside.device and temperature.device.type != "cpu":
             fact = f"{temperature.device} and {beside.device}"
             remedy = "Move it with .to(device)."
-            raise InputValueError(sentence(call, "temperature must be on the device of the vectors", fact, remedy))
+            raise InputValueError(
+                call, "temperature", f"temperature must be on the device of the vectors, got {fact}", remedy
+            )
         if not readable(temperature):
             return
         temperature = temperature.item()
     if not 0 < temperature < float("inf"):
         remedy = "Pass a positive number; small ones sharpen."
-        raise InputValueError(sentence(call, "temperature must be above 0 and finite", f"{temperature}", remedy))
+        raise InputValueError(call, "temperature", f"temperature must be above 0 and finite, got {temperature}", remedy)
 
 
 def check_precision(call: str, precision: torch.dtype | None) -> None:
@@ -107,7 +105,7 @@ def check_precision(call: str, precision: torch.dtype | None) -> None:
     if precision not in (None, torch.bfloat16, torch.float16):
         remedy = "Leave it out: the vectors then meet in their own."
         raise InputValueError(
-            sentence(call, "precision must be torch.bfloat16 or torch.float16", f"{precision}", remedy)
+            call, "precision", f"precision must be torch.bfloat16 or torch.float16, got {precision}", remedy
         )
 
 
@@ -115,7 +113,7 @@ def check_choice(call: str, name: str, given: str, choices: tuple[str, ...]) -> 
     """One of a few words."""
     if given not in choices:
         remedy = "Pass one of those words."
-        raise InputValueError(sentence(call, f"{name} must be one of {', '.join(choices)}", repr(given), remedy))
+        raise InputValueError(call, name, f"{name} must be one of {', '.join(choices)}, got {given!r}", remedy)
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -21,7 +21,7 @@ from typing import Literal
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, shape_of
 from .._typing import Float, Tensor
 
 
@@ -208,13 +208,15 @@ class _Given(Contraction):
         if not isinstance(found, Tensor) or found.shape != cloud.shape:
             fact = f"shape {shape_of(found)}" if isinstance(found, Tensor) else type(found).__name__
             condition = f"contraction must keep the shape {shape_of(cloud)} of the cloud"
-            raise InputValueError(sentence("evolve", condition, fact, "Return one token for each token."))
+            raise InputValueError(
+                "evolve", "contraction", f"{condition}, got {fact}", "Return one token for each token."
+            )
         return found
 
     def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         condition, fact = "contraction must be known in closed form", "a function of tokens"
         remedy = "Pass one by name, or evolve a sample of the cloud."
-        raise InputTypeError(sentence("GaussianCloud", condition, fact, remedy))
+        raise InputTypeError("GaussianCloud", "contraction", f"{condition}, got {fact}", remedy)
 
 
 NAMES: dict[str, Contraction] = {
@@ -245,12 +247,12 @@ def contraction_of(given: Given, tau: float | Tensor) -> Contraction:
             return Resolvent(tau)
         if given not in NAMES:
             remedy = f"It is one of {', '.join([*NAMES, 'resolvent'])}, or a function."
-            raise InputValueError(sentence("evolve", "contraction must be a known name", f"{given!r}", remedy))
+            raise InputValueError("evolve", "contraction", f"contraction must be a known name, got {given!r}", remedy)
         return NAMES[given]
     if not callable(given):
         remedy = "Pass the name of one, a function of a cloud, or a tuple of these."
         raise InputTypeError(
-            sentence("evolve", "contraction must be a name or a function", type(given).__name__, remedy)
+            "evolve", "contraction", f"contraction must be a name or a function, got {type(given).__name__}", remedy
         )
     return _Given(given)
 
@@ -304,4 +306,4 @@ def _check_spread(name: str, spread: Tensor, needed: str) -> None:
     if not torch.compiler.is_compiling() and bool((spread <= 0).any()):
         fact = f"{int((spread <= 0).sum())} of {spread.numel()} clouds without"
         remedy = "Use more tokens than dimensions, or a contraction of tokens such as rms_norm."
-        raise InputValueError(sentence("evolve", f"a cloud under {name} must have {needed}", fact, remedy))
+        raise InputValueError("evolve", "cloud", f"a cloud under {name} must have {needed}, got {fact}", remedy)

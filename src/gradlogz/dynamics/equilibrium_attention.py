@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from .._autocast import autocast_disabled
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
@@ -82,14 +82,14 @@ class EquilibriumAttention(nn.Module):
                 "embed_dim must be a multiple of num_heads",
             )
             remedy = "Each head has embed_dim / num_heads coordinates."
-            raise InputValueError(sentence("EquilibriumAttention", condition, fact, remedy))
+            raise InputValueError("EquilibriumAttention", "embed_dim", f"{condition}, got {fact}", remedy)
         if contraction not in CONTRACTIONS:
             remedy = "Others make tokens depend on each other."
             condition = f"contraction must be one of {', '.join(CONTRACTIONS)}"
-            raise InputValueError(sentence("EquilibriumAttention", condition, f"{contraction!r}", remedy))
+            raise InputValueError("EquilibriumAttention", "contraction", f"{condition}, got {contraction!r}", remedy)
         if not tau > 0:
             remedy = "1 is a whole step along attention."
-            raise InputValueError(sentence("EquilibriumAttention", "tau must be positive", f"{tau}", remedy))
+            raise InputValueError("EquilibriumAttention", "tau", f"tau must be positive, got {tau}", remedy)
         super().__init__()
         self.embed_dim, self.num_heads, self.kdim = embed_dim, num_heads, embed_dim if kdim is None else kdim
         self.tau, self.contraction, self.moving = tau, contraction, moving
@@ -198,18 +198,20 @@ class EquilibriumAttention(nn.Module):
         call = "EquilibriumAttention"
         if key is not None and self.moving:
             remedy = "Leave it out, or build the layer with moving=False."
-            raise InputValueError(sentence(call, "key must not be given where the tokens are the keys", "one", remedy))
+            raise InputValueError(call, "key", "key must not be given where the tokens are the keys, got one", remedy)
         sizes = {"query": (query, self.embed_dim), "key": (query if key is None else key, self.kdim)}
         for name, (t, size) in sizes.items():
             if t.ndim < 2 or t.shape[-1] != size or t.shape[:-2] != query.shape[:-2]:
                 condition = f"{name} must be [*b, tokens, {size}], with one batch for query and key"
                 remedy = "The batch comes first; kdim is the size of the context."
-                raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+                raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
         wanted = sizes["key"][0].shape[:-1]
         if padding is not None and (padding.dtype != torch.bool or padding.shape != wanted):
             condition = f"key_padding_mask must be bool of shape {tuple(wanted)}"
             remedy = "True leaves a key out."
-            raise InputValueError(sentence(call, condition, f"{padding.dtype} of shape {shape_of(padding)}", remedy))
+            raise InputValueError(
+                call, "key_padding_mask", f"{condition}, got {padding.dtype} of shape {shape_of(padding)}", remedy
+            )
 
 
 def _linear(projection: nn.Linear, tokens: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, present, shape_of
 from .._progress import Progress, reporter
 from .._typing import Float, Int, Tensor
 from ..kernels.attention.operator import attention
@@ -102,7 +102,7 @@ class Trajectory(NamedTuple):
         if self.cloud.ndim != 2:
             remedy = "Take trajectory.verdicts."
             fact = f"a batch of shape {tuple(self.cloud.shape[:-2])}"
-            raise InputValueError(sentence("Trajectory.verdict", "there must be one cloud", fact, remedy))
+            raise InputValueError("Trajectory.verdict", "there", f"there must be one cloud, got {fact}", remedy)
         return self.verdicts[0]
 
     @property
@@ -133,7 +133,7 @@ class Trajectory(NamedTuple):
         if name not in self.observed or of not in ("mean", "cloud"):
             condition, fact = 'name must be observed and of be "mean" or "cloud"', f"{name!r} and {of!r}"
             remedy = f"Observed were {', '.join(self.observed) or 'none'}: ask evolve to observe it."
-            raise InputValueError(sentence("Trajectory.band", condition, fact, remedy))
+            raise InputValueError("Trajectory.band", "name", f"{condition}, got {fact}", remedy)
         values = self.observed[name]
         draws = values.reshape(values.shape[0], -1).mT.to(self.cloud.dtype)
         return band_of_mean(draws, level=level) if of == "mean" else band_of_draws(draws, level=level)
@@ -257,29 +257,31 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
     check_floats("evolve", cloud=x, **present(**tensors))
     if x.ndim < 2 or x.shape[-2] == 0 or x.shape[-1] == 0:
         remedy = "Give at least one token of at least one dimension."
-        raise InputValueError(sentence("evolve", "cloud must be [*b, n, d]", f"shape {shape_of(x)}", remedy))
+        raise InputValueError("evolve", "cloud", f"cloud must be [*b, n, d], got shape {shape_of(x)}", remedy)
     d = x.shape[-1]
     for name, t in present(**tensors).items():
         square = name != "keys"
         if t.ndim < 2 or t.shape[-1] != d or (square and t.shape[-2] != d):
             condition = f"{name} must {'be [d, d] or [h, d, d]' if square else 'end in d'} with d={d} of the cloud"
-            raise InputValueError(sentence("evolve", condition, f"shape {shape_of(t)}", "Project one of them first."))
+            raise InputValueError("evolve", name, f"{condition}, got shape {shape_of(t)}", "Project one of them first.")
     if ascent.causal and ascent.keys is not None:
         remedy = "Frozen keys have no order among the tokens: drop causal or keys."
         raise InputValueError(
-            sentence("evolve", "keys must be None under a causal mask", f"shape {shape_of(ascent.keys)}", remedy)
+            "evolve", "keys", f"keys must be None under a causal mask, got shape {shape_of(ascent.keys)}", remedy
         )
     if ascent.precision not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         condition, remedy = "precision must be a floating dtype", "torch.bfloat16 is the usual one."
-        raise InputTypeError(sentence("evolve", condition, f"{ascent.precision!r}", remedy))
+        raise InputTypeError("evolve", "precision", f"{condition}, got {ascent.precision!r}", remedy)
     for name, count in (("steps", steps), ("every", every)):
         if isinstance(count, bool) or not isinstance(count, int) or count < (1 if name == "every" else 0):
             remedy = "Count in whole steps."
-            raise InputValueError(sentence("evolve", f"{name} must be a positive integer", f"{count!r}", remedy))
+            raise InputValueError("evolve", name, f"{name} must be a positive integer, got {count!r}", remedy)
     unknown = [name for name in names if name not in OBSERVABLES]
     if unknown:
         remedy = f"They are {', '.join(OBSERVABLES)}."
-        raise InputValueError(sentence("evolve", "observe must name observables", f"{unknown[0]!r}", remedy))
+        raise InputValueError("evolve", "observe", f"observe must name observables, got {unknown[0]!r}", remedy)
     if placement not in ("post", "pre", "peri"):
         remedy = "post is that of the first transformer, pre that of most since."
-        raise InputValueError(sentence("evolve", 'placement must be "post", "pre" or "peri"', f"{placement!r}", remedy))
+        raise InputValueError(
+            "evolve", "placement", f'placement must be "post", "pre" or "peri", got {placement!r}', remedy
+        )

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import torch
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputRuntimeError, InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
 Map = Callable[[Tensor], Tensor]
@@ -94,11 +94,11 @@ def equilibrium(
     check_floats("equilibrium", start=start)
     if method not in ("anderson", "newton", "iterate"):
         condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Anderson's method suits most maps."
-        raise InputValueError(sentence("equilibrium", condition, f"{method!r}", remedy))
+        raise InputValueError("equilibrium", "method", f"{condition}, got {method!r}", remedy)
     if start.ndim < 1 + tokens_interact:
         remedy = "Add the missing dimension with unsqueeze."
         condition = f"start must be [*b, {'n, d' if tokens_interact else 'd'}]"
-        raise InputValueError(sentence("equilibrium", condition, f"shape {shape_of(start)}", remedy))
+        raise InputValueError("equilibrium", "start", f"{condition}, got shape {shape_of(start)}", remedy)
     enough = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     f, x, restore = _flat(step, start.detach(), tokens_interact)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def equilibrium(
     if throw and not bool(resting.all()):
         fact = f"{int((~resting).sum())} of {resting.numel()} tokens that still move after {max_iterations} steps"
         remedy = "Raise max_iterations or the tolerance, or pass throw=False and look at converged."
-        raise RuntimeError(sentence("equilibrium", "every token must come to rest", fact, remedy))
+        raise InputRuntimeError("equilibrium", None, f"every token must come to rest, got {fact}", remedy)
     if torch.is_grad_enabled():
         x = _attached(f, x, max_iterations, enough, throw)
     return Equilibrium(restore(x), residual, resting, taken)
@@ -183,7 +183,7 @@ def _check_step(step: Map, x: Tensor) -> None:
     if image.shape != x.shape:
         remedy = "Return one token for each token."
         condition, fact = f"step must keep the shape {shape_of(x)}", f"shape {shape_of(image)}"
-        raise InputValueError(sentence("equilibrium", condition, fact, remedy))
+        raise InputValueError("equilibrium", "step", f"{condition}, got {fact}", remedy)
 
 
 class _Solver(ABC):
@@ -351,13 +351,15 @@ def _attached(step: Map, x: Tensor, max_iterations: int, enough: float, throw: b
     def through(gradient: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # f was differentiated at a constant x*, which is wrong from the second order on
             condition, fact = "its gradient must not be differentiated again", "create_graph=True"
-            raise RuntimeError(sentence("equilibrium", condition, fact, "Unroll the steps for second derivatives."))
+            raise InputRuntimeError(
+                "equilibrium", None, f"{condition}, got {fact}", "Unroll the steps for second derivatives."
+            )
         goal = enough * gradient.norm(dim=-1)
         found, left = _krylov(product, gradient, goal, max(max_iterations, 1))
         if throw and bool((left > goal).any()):
             fact = f"{int((left > goal).sum())} of {left.numel()} tokens without"
             remedy = "The Jacobian has an eigenvalue near 1 there: change the map, or pass throw=False."
-            raise RuntimeError(sentence("equilibrium", "every token must have a gradient", fact, remedy))
+            raise InputRuntimeError("equilibrium", None, f"every token must have a gradient, got {fact}", remedy)
         return found
 
     whole.register_hook(through)
@@ -383,7 +385,7 @@ def secular_equilibrium(
             "Around 0 both ends of the longest axis are such places.",
         )
         fact = f"{radius} and a mean of length {float(m.norm(dim=-1).min()):.3g}"
-        raise InputValueError(sentence("secular_equilibrium", condition, fact, remedy))
+        raise InputValueError("secular_equilibrium", "radius", f"{condition}, got {fact}", remedy)
     top = c[..., -1]
     low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at the one and at most r at the other
     for _ in range(200):

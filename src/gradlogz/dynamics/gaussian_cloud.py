@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
 from .contraction import Given, contraction_of
 from .evolution import Ascent
@@ -59,7 +59,7 @@ class GaussianCloud(NamedTuple):
         if bool((2 * beta * time * c >= 1).any()):
             fact = f"{time} and a cloud that is infinite at {float(self.blow_up_time(beta=beta).min()):.4g}"
             remedy = "Ask for an earlier time, or a smaller beta."
-            raise InputValueError(sentence("GaussianCloud.flow", "time must be before the blow-up", fact, remedy))
+            raise InputValueError("GaussianCloud.flow", "time", f"time must be before the blow-up, got {fact}", remedy)
         return (V * (c / (1 - 2 * beta * time * c)).unsqueeze(-2)) @ V.mT
 
     def blow_up_time(self, *, beta: float = 1.0) -> Float[Tensor, "*b"]:
@@ -81,12 +81,16 @@ def _check(cloud: GaussianCloud, ascent: Ascent) -> None:
     d = cloud.mean.shape[-1]
     if cloud.covariance.shape[-2:] != (d, d):
         condition, fact = f"covariance must end in [{d}, {d}]", f"shape {shape_of(cloud.covariance)}"
-        raise InputValueError(sentence("GaussianCloud", condition, fact, "Its side is the size of the mean."))
+        raise InputValueError(
+            "GaussianCloud", "covariance", f"{condition}, got {fact}", "Its side is the size of the mean."
+        )
     for name, given in (("keys", ascent.keys), ("feed_forward", ascent.feed_forward)):
         if given is not None:
             remedy = "Evolve a sample of it."
-            raise InputTypeError(sentence("GaussianCloud", f"ascent must have no {name}", "some", remedy))
+            raise InputTypeError("GaussianCloud", "ascent", f"ascent must have no {name}, got some", remedy)
     if ascent.causal or (ascent.B is not None and ascent.B.ndim != 2):
         fact = "a causal mask" if ascent.causal else "several heads"
         remedy = "Evolve a sample of it."
-        raise InputTypeError(sentence("GaussianCloud", "every token must see the same law by one head", fact, remedy))
+        raise InputTypeError(
+            "GaussianCloud", None, f"every token must see the same law by one head, got {fact}", remedy
+        )

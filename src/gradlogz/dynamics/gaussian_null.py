@@ -19,7 +19,7 @@ import math
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
 from ..special.distributions import chi_square_quantile
 from .contraction import Given, moments_of
@@ -107,7 +107,7 @@ def mardia_band(name: str, n: int, dim: int, *, level: float = 0.95) -> Confiden
     if name not in ("skewness", "kurtosis") or not 0 < level < 1 or dim < 1 or n <= dim + 1:
         condition = 'name must be "skewness" or "kurtosis", level in (0, 1) and n above dim + 1'
         fact, remedy = f"{name!r}, {level}, n={n} and dim={dim}", "Ask null_band for other observables."
-        raise InputValueError(sentence("mardia_band", condition, fact, remedy))
+        raise InputValueError("mardia_band", "name", f"{condition}, got {fact}", remedy)
     d, tails = dim, torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
     if name == "kurtosis":
         mean = d * (d + 2) * (n - 1) / (n + 1) - d * (d + 2)
@@ -147,11 +147,11 @@ def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | N
 def _check(name: str, cloud: Tensor, ascent: Ascent | None, needs: bool) -> None:
     if name not in OBSERVABLES:
         remedy = f"They are {', '.join(OBSERVABLES)}."
-        raise InputValueError(sentence("null_band", "name must be that of an observable", f"{name!r}", remedy))
+        raise InputValueError("null_band", "name", f"name must be that of an observable, got {name!r}", remedy)
     check_floats("null_band", cloud=cloud)
     if cloud.ndim < 2 or cloud.shape[-2] < 2:
         condition, remedy = "cloud must be [*b, n, d] with n above 1", "One token has no shape."
-        raise InputValueError(sentence("null_band", condition, f"shape {shape_of(cloud)}", remedy))
+        raise InputValueError("null_band", "cloud", f"{condition}, got shape {shape_of(cloud)}", remedy)
     if needs and ascent is None:
         condition, remedy = f"ascent must be given for {name}", "Pass the ascent under which it was observed."
-        raise InputTypeError(sentence("null_band", condition, "none", remedy))
+        raise InputTypeError("null_band", "ascent", f"{condition}, got none", remedy)

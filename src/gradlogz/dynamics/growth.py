@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import torch
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from .._typing import Float, Tensor
 from ..special.bessel import bessel_ratio, log_bessel
 
@@ -38,7 +38,7 @@ def hermite_growth(
     if min(alpha) < 0 or sum(alpha) == 0 or len(c) != len(alpha):
         condition = "order must be a positive integer, or one >= 0 for each variance"
         remedy = "Order 3 is the skewness, 4 the kurtosis."
-        raise InputValueError(sentence("hermite_growth", condition, f"{order!r} and {len(c)} variances", remedy))
+        raise InputValueError("hermite_growth", "order", f"{condition}, got {order!r} and {len(c)} variances", remedy)
     total = 1.0
     for a, count in enumerate(alpha):
         if count:
@@ -55,7 +55,7 @@ def sphere_growth(degree: int, *, dim: int, beta: float, tau: float, radius: flo
     if degree < 1 or dim < 2 or not beta > 0:
         condition, fact = "degree must be >= 1, dim >= 2 and beta > 0", f"{degree}, {dim} and {beta}"
         raise InputValueError(
-            sentence("sphere_growth", condition, fact, "Degree 0 is the mass, which does not change.")
+            "sphere_growth", "degree", f"{condition}, got {fact}", "Degree 0 is the mass, which does not change."
         )
     x = torch.tensor(beta * radius**2, dtype=torch.float64)
     a = float(bessel_ratio(dim / 2 - 1, x))
@@ -116,7 +116,7 @@ def escape_time(n: int | float, *, beta: float, tau: float, variance: float = 1.
     """
     if not n > 0 or not beta * variance > 0:
         condition, fact = "n, beta and variance must be positive", f"{n}, {beta} and {variance}"
-        raise InputValueError(sentence("escape_time", condition, fact, "Count tokens, or take 6 / skewness."))
+        raise InputValueError("escape_time", "n", f"{condition}, got {fact}", "Count tokens, or take 6 / skewness.")
     growth = hermite_growth(3, variance=variance, beta=beta, tau=tau)
     return math.inf if growth <= 1 else max(0.0, math.log(n / 6) / 2 / math.log(growth))
 
@@ -137,6 +137,6 @@ def critical_beta(n: int, dim: int) -> float:
     """
     if n < 1 or dim < 1:
         remedy = "Count tokens and dimensions."
-        raise InputValueError(sentence("critical_beta", "n and dim must be positive", f"{n} and {dim}", remedy))
+        raise InputValueError("critical_beta", "n", f"n and dim must be positive, got {n} and {dim}", remedy)
     inside = 1 - 2 * math.log(n) / dim
     return math.inf if inside < 0 else 1 - math.sqrt(inside)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputRuntimeError, InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
@@ -70,7 +70,7 @@ def retrieve(
     _check("retrieve", state, patterns, beta)
     if not 0 < damping < 2:
         remedy = "1 is the update of the paper, less is slower and as sure."
-        raise InputValueError(sentence("retrieve", "damping must be in (0, 2)", f"{damping}", remedy))
+        raise InputValueError("retrieve", "damping", f"damping must be in (0, 2), got {damping}", remedy)
     size = patterns.detach().square().sum(-1).amax(-1, keepdim=True).sqrt()
     enough = (torch.finfo(state.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
     x = state
@@ -87,7 +87,7 @@ def retrieve(
     if throw and not bool(resting.all()):
         fact = f"{int((~resting).sum())} of {resting.numel()} states that still move after {max_iterations} steps"
         remedy = "Raise max_iterations, or pass throw=False and look at converged."
-        raise RuntimeError(sentence("retrieve", "every state must come to rest", fact, remedy))
+        raise InputRuntimeError("retrieve", None, f"every state must come to rest, got {fact}", remedy)
     return Retrieval(x, resting, taken)
 
 
@@ -119,7 +119,7 @@ def capacity_constant(*, beta: float, K: float, d: int, p: float) -> float:
     if not (beta > 0 and K > 0 and d > 1 and 0 < p <= 1):
         condition, fact = "beta and K must be positive, d > 1 and 0 < p <= 1", f"{beta}, {K}, {d} and {p}"
         remedy = "p is the probability of failure."
-        raise InputValueError(sentence("capacity_constant", condition, fact, remedy))
+        raise InputValueError("capacity_constant", "beta", f"{condition}, got {fact}", remedy)
     a = 2 * (1 + math.log(2 * beta * K**2 * p * (d - 1))) / (d - 1)
     b = 2 * K**2 * beta / 5
     # W e^W = z by Newton's method in log W: log W + W = log z is concave and increasing.
@@ -177,6 +177,6 @@ def _check(call: str, state: Tensor, patterns: Tensor, beta: float) -> None:
     if state.ndim < 2 or patterns.ndim < 2 or state.shape[-1] != patterns.shape[-1] or patterns.shape[-2] == 0:
         fact = f"{shape_of(state)} and {shape_of(patterns)}"
         remedy = "Add the missing dimension with unsqueeze."
-        raise InputValueError(sentence(call, "state must be [*b, m, d] and patterns [*b, n, d]", fact, remedy))
+        raise InputValueError(call, "state", f"state must be [*b, m, d] and patterns [*b, n, d], got {fact}", remedy)
     if not beta > 0:
-        raise InputValueError(sentence(call, "beta must be positive", f"{beta}", "It is an inverse temperature."))
+        raise InputValueError(call, "beta", f"beta must be positive, got {beta}", "It is an inverse temperature.")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
 from ..special.distributions import student_quantile
 
@@ -43,7 +43,7 @@ def band_of_draws(draws: Float[Tensor, "m *s"], *, level: float) -> ConfidenceBa
     if not 0 < level < 1 or m < least:
         condition = "level must be in (0, 1) and draws at least 2 / (1 - level) - 1"
         remedy = f"Take {max(least, 39)} draws or more." if least else "A level is a probability, such as 0.95."
-        raise InputValueError(sentence("band_of_draws", condition, f"{level} and {m} draws", remedy))
+        raise InputValueError("band_of_draws", "level", f"{condition}, got {level} and {m} draws", remedy)
     k = int((m + 1) * (1 - level) / 2 + 1e-9)
     ordered = draws.sort(0).values
     return ConfidenceBand(ordered[k - 1], draws.quantile(0.5, 0), ordered[m - k])
@@ -58,7 +58,7 @@ def band_of_mean(draws: Float[Tensor, "m *s"], *, level: float) -> ConfidenceBan
     if not 0 < level < 1 or m < 2:
         condition = "level must be in (0, 1) and draws at least 2"
         remedy = "Evolve a batch of clouds, or bootstrap one."
-        raise InputValueError(sentence("band_of_mean", condition, f"{level} and {m} draws", remedy))
+        raise InputValueError("band_of_mean", "level", f"{condition}, got {level} and {m} draws", remedy)
     t = float(student_quantile(torch.tensor(m - 1.0), level))
     half = t * draws.std(0) / math.sqrt(m)
     return ConfidenceBand(draws.mean(0) - half, draws.mean(0), draws.mean(0) + half)
@@ -75,7 +75,9 @@ def bootstrap_clouds(
     check_floats("bootstrap_clouds", cloud=cloud)
     if cloud.ndim != 2 or draws < 1:
         condition, fact = "cloud must be [n, d] and draws positive", f"shape {shape_of(cloud)} and {draws}"
-        raise InputValueError(sentence("bootstrap_clouds", condition, fact, "A batch of clouds has its own spread."))
+        raise InputValueError(
+            "bootstrap_clouds", "cloud", f"{condition}, got {fact}", "A batch of clouds has its own spread."
+        )
     n = cloud.shape[0]
     where = torch.device("cpu") if generator is None else generator.device
     return cloud[torch.randint(n, (draws, n), generator=generator, device=where).to(cloud.device)]

@@ -20,7 +20,7 @@ from typing import Literal, Unpack
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
+from .._errors import InputRuntimeError, InputTypeError, InputValueError, check_floats, present, shape_of
 from .._typing import Float, Tensor
 from ..measures.algebra import pushforward
 from ..measures.empirical import Empirical
@@ -56,11 +56,11 @@ class Ising:
         check_floats("Ising", weights=W, bias=b)
         if b.ndim != 1 or W.shape != (len(b), len(b)):
             fact, remedy = f"{shape_of(W)} and {shape_of(b)}", "Without fields pass a bias of zeros."
-            raise InputValueError(sentence("Ising", "weights and bias must be [d, d] and [d]", fact, remedy))
+            raise InputValueError("Ising", "weights", f"weights and bias must be [d, d] and [d], got {fact}", remedy)
         if not torch.equal(W, W.mT) or bool((W.diagonal() != 0).any()):
             remedy = "Pass (W + W.mT) / 2; the diagonal adds a constant to the energy."
             condition, fact = "weights must be symmetric and 0 on the diagonal", "others"
-            raise InputValueError(sentence("Ising", condition, fact, remedy))
+            raise InputValueError("Ising", "weights", f"{condition}, got {fact}", remedy)
 
     def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """-<x, W x>/2 - <b, x>; of a mean m, the mean energy of independent spins."""
@@ -85,10 +85,10 @@ class Ising:
         self._check("settle", state)
         if bool((state.abs() != 1).any()):
             remedy = "Take state.sign() of a state without zeros."
-            raise InputValueError(sentence("Ising.settle", "state must be of -1 and 1", "others", remedy))
+            raise InputValueError("Ising.settle", "state", "state must be of -1 and 1, got others", remedy)
         if order not in ("asynchronous", "synchronous"):
             condition, remedy = 'order must be "asynchronous" or "synchronous"', "One by one always ends."
-            raise InputValueError(sentence("Ising.settle", condition, f"{order!r}", remedy))
+            raise InputValueError("Ising.settle", "order", f"{condition}, got {order!r}", remedy)
         x = state.clone()
         resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
         taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
@@ -102,7 +102,7 @@ class Ising:
         if throw and not bool(resting.all()):
             fact = f"{int((~resting).sum())} of {resting.numel()} states that still turn after {max_iterations} rounds"
             remedy = "Turn them one by one, raise max_iterations, or pass throw=False and look at converged."
-            raise RuntimeError(sentence("Ising.settle", "every state must come to rest", fact, remedy))
+            raise InputRuntimeError("Ising.settle", None, f"every state must come to rest, got {fact}", remedy)
         return Retrieval(x, resting, taken)
 
     def mean_field(
@@ -144,7 +144,7 @@ class Ising:
         if state.ndim == 0 or state.shape[-1] != len(self.bias):
             condition = f"states must end in d={len(self.bias)}"
             remedy = "One number for each spin."
-            raise InputValueError(sentence(f"Ising.{name}", condition, f"shape {shape_of(state)}", remedy))
+            raise InputValueError(f"Ising.{name}", "states", f"{condition}, got shape {shape_of(state)}", remedy)
 
 
 def hebbian(patterns: Float[Tensor, "n d"], bias: Float[Tensor, " d"] | None = None) -> Ising:
@@ -194,7 +194,7 @@ def boltzmann_machine(
         fact = f"{shape_of(weights)}, {shape_of(visible_bias)} and {shape_of(hidden_bias)}"
         condition = "weights and biases must be [d, e], [d] and [e]"
         remedy = "One row for each visible spin."
-        raise InputValueError(sentence("boltzmann_machine", condition, fact, remedy))
+        raise InputValueError("boltzmann_machine", "weights", f"{condition}, got {fact}", remedy)
     return Gibbs(Spins(visible_bias), pushforward(Spins(hidden_bias), weights))
 
 
@@ -203,7 +203,7 @@ def visible_law(machine: Gibbs) -> Empirical:
     if not isinstance(machine.h, Spins) or machine.h.bias.ndim != 1:
         remedy = "Make it with boltzmann_machine or gaussian_machine."
         condition = "machine must have one set of spins on its first side"
-        raise InputTypeError(sentence("visible_law", condition, type(machine.h).__name__, remedy))
+        raise InputTypeError("visible_law", "machine", f"{condition}, got {type(machine.h).__name__}", remedy)
     points = spin_corners(machine.h.dim, like=machine.h.bias)
     return Empirical(points, points @ machine.h.bias + machine.g.log_normalizer(points))
 
@@ -216,7 +216,7 @@ def spin_corners(dim: int, *, like: Float[Tensor, "..."] | None = None) -> Float
     """
     if not 1 <= dim <= MOST:
         remedy = "Draw from a machine's chain instead, or use the mean field."
-        raise InputValueError(sentence("spin_corners", f"dim must be from 1 to {MOST}", f"{dim}", remedy))
+        raise InputValueError("spin_corners", "dim", f"dim must be from 1 to {MOST}, got {dim}", remedy)
     of = torch.zeros(()) if like is None else like
     index = torch.arange(2**dim, device=of.device).unsqueeze(-1)
     bits = (index >> torch.arange(dim - 1, -1, -1, device=of.device)) & 1
@@ -232,4 +232,4 @@ def _check_patterns(call: str, patterns: Tensor, bias: Tensor | None) -> None:
     if patterns.ndim != 2 or patterns.numel() == 0 or (bias is not None and bias.shape != patterns.shape[1:]):
         fact = shape_of(patterns) if bias is None else f"{shape_of(patterns)} and {shape_of(bias)}"
         condition, remedy = "patterns must be [n, d] and bias [d]", "One pattern a row."
-        raise InputValueError(sentence(call, condition, f"{fact}", remedy))
+        raise InputValueError(call, "patterns", f"{condition}, got {fact}", remedy)

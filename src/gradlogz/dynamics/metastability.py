@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
 BLOCK = 1024  # tokens whose distances to all are held at once
@@ -64,7 +64,9 @@ def plateaus(
             "counts and times must be [t], and times increase",
             f"{shape_of(counts)} and {shape_of(times)}",
         )
-        raise InputValueError(sentence("plateaus", condition, fact, "Take one cloud of the batch: counts[:, i]."))
+        raise InputValueError(
+            "plateaus", "counts", f"{condition}, got {fact}", "Take one cloud of the batch: counts[:, i]."
+        )
     firsts = [0, *(counts.diff().nonzero().flatten() + 1).tolist()]
     numbers, at = [int(c) for c in counts[firsts]], times.double().tolist()
     starts = [at[first] for first in firsts]
@@ -114,7 +116,7 @@ def renyi_centers(cloud: Float[Tensor, "*b n d"], *, radius: float, strong: bool
     if cloud.ndim < 2 or not radius >= 0:
         condition, fact = "cloud must be [*b, n, d] and radius >= 0", f"shape {shape_of(cloud)} and {radius}"
         raise InputValueError(
-            sentence("renyi_centers", condition, fact, "A radius of 4 / sqrt(beta) is the published one.")
+            "renyi_centers", "cloud", f"{condition}, got {fact}", "A radius of 4 / sqrt(beta) is the published one."
         )
     lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
     x = cloud.reshape(-1, n, d)

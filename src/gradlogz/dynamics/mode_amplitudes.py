@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
 from .contraction import moments_of
 
@@ -56,7 +56,7 @@ def harmonic_mode(cloud: Float[Tensor, "*b n d"], degree: int) -> Float[Tensor, 
     n, d = cloud.shape[-2:]
     if d < 2:
         condition, remedy = "cloud must have two dimensions or more", "On the line there is no sphere."
-        raise InputValueError(sentence("harmonic_mode", condition, f"shape {shape_of(cloud)}", remedy))
+        raise InputValueError("harmonic_mode", "cloud", f"{condition}, got shape {shape_of(cloud)}", remedy)
     u = torch.nn.functional.normalize(cloud, dim=-1, eps=torch.finfo(cloud.dtype).tiny)
     if d == 2:
         angle = degree * torch.atan2(u[..., 1], u[..., 0])
@@ -79,4 +79,4 @@ def _check(call: str, cloud: Tensor, name: str, count: int) -> None:
     check_floats(call, cloud=cloud)
     if cloud.ndim < 2 or count < 1:
         condition, fact = f"cloud must be [*b, n, d] and {name} >= 1", f"shape {shape_of(cloud)} and {count}"
-        raise InputValueError(sentence(call, condition, fact, "Order and degree 0 are the mass, which is 1."))
+        raise InputValueError(call, "cloud", f"{condition}, got {fact}", "Order and degree 0 are the mass, which is 1.")

@@ -13,7 +13,7 @@ import dataclasses
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, present, shape_of
 from .._pytree import record
 from .._typing import Bool, Float, Int, Tensor
 
@@ -42,7 +42,7 @@ class Prior:
         if m.ndim == 0 or P.shape[-2:] != (m.shape[-1],) * 2:
             condition = "mean must end in [s] and covariance in [s, s]"
             fact = f"shapes {shape_of(m)} and {shape_of(P)}"
-            raise InputValueError(sentence("Prior", condition, fact, "s is the size of the state."))
+            raise InputValueError("Prior", "mean", f"{condition}, got {fact}", "s is the size of the state.")
 
 
 @record
@@ -75,7 +75,7 @@ class Series:
         if y.ndim < 2 or y.shape[-2] == 0:
             condition = "observations must be [*b, t, o] with one step or more"
             remedy = "One series of numbers is [t, 1]; targets come first."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+            raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
         if self.mask is not None:
             check_mask(call, self.mask, y)
         if self.lengths is not None:
@@ -95,7 +95,7 @@ def check_prior(call: str, prior: object) -> None:
     """The prior of a filter is a `Prior`."""
     if not isinstance(prior, Prior):
         remedy = "Pass Prior(mean, covariance)."
-        raise InputTypeError(sentence(call, "prior must be a Prior", type(prior).__name__, remedy))
+        raise InputTypeError(call, "prior", f"prior must be a Prior, got {type(prior).__name__}", remedy)
 
 
 def check_mask(call: str, mask: Tensor, y: Tensor) -> None:
@@ -104,7 +104,7 @@ def check_mask(call: str, mask: Tensor, y: Tensor) -> None:
     if mask.dtype != torch.bool or mask.shape not in (y.shape, y.shape[:-1]):
         condition = f"mask must be bool, {shape_of(y)} or {tuple(y.shape[:-1])}, true where something was observed"
         fact = f"{mask.dtype} of shape {shape_of(mask)}"
-        raise InputValueError(sentence(call, condition, fact, "Compare it with 0 to make it bool."))
+        raise InputValueError(call, "mask", f"{condition}, got {fact}", "Compare it with 0 to make it bool.")
     _check_device(call, "mask", mask, y)
 
 
@@ -114,21 +114,23 @@ def _check_lengths(call: str, lengths: Tensor, y: Tensor) -> None:
     if not whole or lengths.shape != y.shape[:-2]:
         condition = f"lengths must be whole numbers of shape {tuple(y.shape[:-2])}, one for each target"
         fact = f"{lengths.dtype} of shape {shape_of(lengths)}"
-        raise InputValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+        raise InputValueError(
+            call, "lengths", f"{condition}, got {fact}", "Pass how many steps of each target were observed."
+        )
     _check_device(call, "lengths", lengths, y)
 
 
 def _check_tensor(call: str, name: str, given: object) -> None:
     if not isinstance(given, Tensor):
         fact, remedy = type(given).__name__, "Wrap it in torch.tensor."
-        raise InputTypeError(sentence(call, f"{name} must be a tensor", fact, remedy))
+        raise InputTypeError(call, name, f"{name} must be a tensor, got {fact}", remedy)
 
 
 def _check_device(call: str, name: str, given: Tensor, y: Tensor) -> None:
     """Masks and lengths are where the observations are."""
     if given.device != y.device:
         fact, remedy = f"{name} on {given.device}, observations on {y.device}", "Move one of them with .to(device)."
-        raise InputValueError(sentence(call, "tensors must be on one device", fact, remedy))
+        raise InputValueError(call, None, f"tensors must be on one device, got {fact}", remedy)
 
 
 def _check_steps(call: str, name: str, shape: torch.Size, y: Tensor) -> None:
@@ -137,4 +139,4 @@ def _check_steps(call: str, name: str, shape: torch.Size, y: Tensor) -> None:
     if shape not in (each, steps):
         condition = f"{name} must be {each} or {steps}, one for each observation"
         remedy = "Times count from the prior, at time 0; inputs end in their size u."
-        raise InputValueError(sentence(call, condition, f"shape {tuple(shape)}", remedy))
+        raise InputValueError(call, name, f"{condition}, got shape {tuple(shape)}", remedy)

@@ -22,7 +22,6 @@ from .._errors import (
     check_positive_semidefinite,
     has_values,
     present,
-    sentence,
     shape_of,
 )
 from .._typing import Bool, Float, Int, Tensor
@@ -56,13 +55,13 @@ def prepared_parts(
     check_floats(call, observations=y, model=model.R)
     if y.shape[-1] != o:
         condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the model."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+        raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
     batch, steps = y.shape[:-2], y.shape[-2]
     known = model.steps
     if known not in (None, 1, steps):
         condition = f"observations must have t={known}, the steps of the model"
         remedy = "Cut the model or the series; a model that does not change has no time dimension."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+        raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
     if known is not None:  # targets come before time
         _check_targets(call, model, batch)
     seen = seen_of(call, series, validate)
@@ -102,7 +101,7 @@ def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> F
         log_pi = _spread(call, name, given, batch, k, ())
         if given.shape[-1] != k:
             condition, fact = f"{name} must end in k={k}, the modes", f"shape {shape_of(given)}"
-            raise InputValueError(sentence(call, condition, fact, "Pass one for each mode; None is uniform."))
+            raise InputValueError(call, name, f"{condition}, got {fact}", "Pass one for each mode; None is uniform.")
         if model.validate:
             check_logarithms(call, name, given)
             check_normalized(call, f"exp({name})", given.logsumexp(-1), LOGARITHMS)
@@ -114,7 +113,7 @@ def check_model(call: str, model: object) -> None:
     if not isinstance(model, SwitchingModel | NonlinearModel):
         condition = "model must be a SwitchingModel or a NonlinearModel"
         remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
-        raise InputTypeError(sentence(call, condition, type(model).__name__, remedy))
+        raise InputTypeError(call, "model", f"{condition}, got {type(model).__name__}", remedy)
 
 
 def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> None:
@@ -137,7 +136,7 @@ def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> N
         )
         condition = f"state must be one of this filter, with {wanted} of s={s} components"
         fact = f"shapes {shape_of(state.mean)} and {shape_of(state.log_probability)}"
-        raise InputValueError(sentence(call, condition, fact, "Begin with init of the same filter."))
+        raise InputValueError(call, "state", f"{condition}, got {fact}", "Begin with init of the same filter.")
 
 
 def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
@@ -149,12 +148,12 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
         condition = "observe and move must be finite, with finite derivatives, where the filter goes"
         fact = f"{lost} of {failure.numel()} that are not"
         remedy = 'A bearing has no tangent at the sensor itself: begin elsewhere, or take method="ukf".'
-        raise InputValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(call, "observe", f"{condition}, got {fact}", remedy)
     bad = int((failure != 0).sum())
     if bad:
         condition = "H P H^T + R must be positive definite, so that what is observed has a density"
         fact = f"{bad} of {failure.numel()} that are not"
-        raise InputValueError(sentence(call, condition, fact, "Give R a small positive diagonal."))
+        raise InputValueError(call, "R", f"{condition}, got {fact}", "Give R a small positive diagonal.")
 
 
 def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
@@ -170,7 +169,9 @@ def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"]
         outside = (lengths < 0) | (lengths > y.shape[-2])
         if validate and has_values(lengths) and bool(outside.any()):
             condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
-            raise InputValueError(sentence(call, condition, fact, "Pass how many steps of each target were observed."))
+            raise InputValueError(
+                call, "lengths", f"{condition}, got {fact}", "Pass how many steps of each target were observed."
+            )
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
         seen = inside if seen is None else seen & inside
@@ -187,7 +188,7 @@ def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor 
         else:
             condition, fact = "times must come with a model of continuous time", "one with a transition matrix"
             remedy = "Build the model with Generator(rate) in its place, or drop times=."
-        raise InputValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(call, "times", f"{condition}, got {fact}", remedy)
     if times is None:
         return None
     dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
@@ -198,7 +199,7 @@ def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor 
         if has_values(dt) and bool((dt < 0).any()):
             fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
             remedy = "Sort them, or pass times - times[..., :1] if the prior is at the first observation's time."
-            raise InputValueError(sentence(call, "times must not go backwards", fact, remedy))
+            raise InputValueError(call, "times", f"times must not go backwards, got {fact}", remedy)
     return dt
 
 
@@ -211,10 +212,12 @@ def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
         else:
             name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
         condition = f"inputs must be given if and only if the model has {name}"
-        raise InputValueError(sentence(call, condition, fact, "Inputs u enter as B u and D u, or as functions say."))
+        raise InputValueError(
+            call, "inputs", f"{condition}, got {fact}", "Inputs u enter as B u and D u, or as functions say."
+        )
     if inputs is not None and inputs.shape[-1] != u:
         condition, fact = f"inputs must end in u={u}", f"shape {shape_of(inputs)}"
-        raise InputValueError(sentence(call, condition, fact, "u is the number of columns of B and D."))
+        raise InputValueError(call, "inputs", f"{condition}, got {fact}", "u is the number of columns of B and D.")
 
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
@@ -224,7 +227,7 @@ def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
         if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
             condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
             remedy = "Leave targets out of a model that they share."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+            raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
 
 
 def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
@@ -236,5 +239,5 @@ def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: 
         *forms, last = dict.fromkeys(f"[{', '.join(map(str, (*front, *ending)))}]" for front in ((), (k,), full))
         condition = f"{name} must be {', '.join(forms)} or {last}"
         remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     return t.expand(*full, *ending)

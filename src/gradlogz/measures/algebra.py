@@ -14,7 +14,7 @@ Read next: composed.py (the measures these make), duality.py (the other side).
 
 import torch
 
-from .._errors import InputValueError, check_floats, present, sentence
+from .._errors import InputValueError, check_floats, present
 from .._typing import Float, Tensor, as_scalar_tensor
 from .composed import Convolution, Product, Pushforward, Reweighted, Sum, Tilted
 from .measure import Measure, check_measures
@@ -76,13 +76,13 @@ def reweight(h: Measure, log_mass: float | Float[Tensor, "*b"]) -> Measure:
 def _joined(call: str, measures: tuple[Measure, ...], *, one_dimension: bool = True) -> tuple[Measure, ...]:
     if not measures:
         raise InputValueError(
-            sentence(call, "at least one measure must be given", "none", "Pass the parts one by one.")
+            call, "measures", "at least one measure must be given, got none", "Pass the parts one by one."
         )
     check_measures(call, **{f"measure {i}": h for i, h in enumerate(measures)})
     check_floats(call, **present(**{f"measure {i}": h._reference() for i, h in enumerate(measures)}))
     if one_dimension and len({h.dim for h in measures}) > 1:
         fact = ", ".join(f"d={h.dim}" for h in measures)
         remedy = "Use pushforward to bring them to one space."
-        raise InputValueError(sentence(call, "measures must live on one space", fact, remedy))
+        raise InputValueError(call, "measures", f"measures must live on one space, got {fact}", remedy)
     common_batch(call, *(h.batch_shape for h in measures))
     return measures

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from .empirical import Empirical
 from .measure import Measure, check_measures
@@ -54,7 +54,7 @@ def draw_particles(
     """
     check_measures("draw_particles", h=h)
     if count < 1:
-        raise InputValueError(sentence("draw_particles", "count must be at least 1", f"{count}", "Draw some."))
+        raise InputValueError("draw_particles", "count", f"count must be at least 1, got {count}", "Draw some.")
     here = h._reference()
     zero = torch.zeros(*h.batch_shape, *shape, h.dim) if here is None else here.new_zeros(*h.batch_shape, *shape, h.dim)
     points = h.sample(zero, (count,), generator=generator).movedim(0, -2)
@@ -147,7 +147,9 @@ def resample_ancestors(
     k = n if count is None else count
     if scheme not in ("systematic", "stratified", "multinomial"):
         condition = 'scheme must be "systematic", "stratified" or "multinomial"'
-        raise InputValueError(sentence("resample_ancestors", condition, f"{scheme!r}", "Systematic ones vary least."))
+        raise InputValueError(
+            "resample_ancestors", "scheme", f"{condition}, got {scheme!r}", "Systematic ones vary least."
+        )
     total = log_weights.detach().double().softmax(-1).cumsum(-1)
     total = total / total[..., -1:]
     width = 1 if scheme == "systematic" else k
@@ -199,7 +201,7 @@ def _moved(move: Move, x: Tensor, eta: Tensor, generator: torch.Generator | None
     y = move(x, eta, generator)
     if y.shape != x.shape:
         condition, remedy = f"move must keep the shape {shape_of(x)}", "Return one particle for each."
-        raise InputValueError(sentence("anneal", condition, f"shape {shape_of(y)}", remedy))
+        raise InputValueError("anneal", "move", f"{condition}, got shape {shape_of(y)}", remedy)
     return y
 
 
@@ -210,7 +212,7 @@ def _times(schedule: int | Sequence[float]) -> list[float]:
     if not times or not rising or times[-1] != 1.0:
         condition = "schedule must be a positive number of steps, or times that increase from above 0 to 1"
         remedy = "The last time is that of eta itself."
-        raise InputValueError(sentence("anneal", condition, f"{len(times)} times", remedy))
+        raise InputValueError("anneal", "schedule", f"{condition}, got {len(times)} times", remedy)
     return times
 
 
@@ -220,12 +222,12 @@ def _check(start: Empirical, eta: Tensor, threshold: float) -> None:
     ):
         remedy = "Draw them with draw_particles(h, count)."
         fact = type(start).__name__ if not isinstance(start, Empirical) else "one with weights per query"
-        raise InputTypeError(sentence("anneal", "start must be an Empirical of particles", fact, remedy))
+        raise InputTypeError("anneal", "start", f"start must be an Empirical of particles, got {fact}", remedy)
     check_floats("anneal", start=start.points, eta=eta)
     wanted = (*start.batch_shape, start.dim)
     if shape_of(eta) != wanted:
         condition, remedy = f"eta must have shape {wanted}", "One query for each set of particles."
-        raise InputValueError(sentence("anneal", condition, f"shape {shape_of(eta)}", remedy))
+        raise InputValueError("anneal", "eta", f"{condition}, got shape {shape_of(eta)}", remedy)
     if not 0 <= threshold <= 1:
         remedy = "It is a part of the number of particles."
-        raise InputValueError(sentence("anneal", "threshold must be in [0, 1]", f"{threshold}", remedy))
+        raise InputValueError("anneal", "threshold", f"threshold must be in [0, 1], got {threshold}", remedy)

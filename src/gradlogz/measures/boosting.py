@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, has_values, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, has_values, present, shape_of
 from .._typing import Float, Tensor
 from .empirical import Empirical
 from .measure import Measure
@@ -42,15 +42,17 @@ def margin_measure(
         fact = f"shapes {shape_of(labels)} and {shape_of(predictions)}"
         remedy = "Pass one row of predictions for each label."
         raise InputValueError(
-            sentence("margin_measure", "labels must be [*b, n] beside predictions [*b, n, j]", fact, remedy)
+            "margin_measure", "labels", f"labels must be [*b, n] beside predictions [*b, n, j], got {fact}", remedy
         )
     if scores is not None and scores.shape != labels.shape:
         condition = f"scores must have the shape of labels, {shape_of(labels)}"
-        raise InputValueError(sentence("margin_measure", condition, f"shape {shape_of(scores)}", "Expand them first."))
+        raise InputValueError(
+            "margin_measure", "scores", f"{condition}, got shape {shape_of(scores)}", "Expand them first."
+        )
     if has_values(labels) and not bool((labels.abs() == 1).all()):
         fact = f"{int((labels.abs() != 1).sum())} other labels"
         raise InputValueError(
-            sentence("margin_measure", "labels must be -1 or 1", fact, "Map classes to -1 and 1 first.")
+            "margin_measure", "labels", f"labels must be -1 or 1, got {fact}", "Map classes to -1 and 1 first."
         )
     points = -labels.unsqueeze(-1) * predictions
     return Empirical(points, None if scores is None else -labels * scores)
@@ -64,14 +66,16 @@ def boost(h: Measure, learner: int | None = None) -> Round:
     """
     if not isinstance(h, Empirical):
         remedy = "Build it with margin_measure."
-        raise InputTypeError(sentence("boost", "h must be an Empirical of margins", type(h).__name__, remedy))
+        raise InputTypeError("boost", "h", f"h must be an Empirical of margins, got {type(h).__name__}", remedy)
     if learner is not None and not 0 <= learner < h.dim:
         condition = f"learner must be one of the {h.dim} weak learners, 0 to {h.dim - 1}"
-        raise InputValueError(sentence("boost", condition, f"learner={learner}", "Without it the best one is taken."))
+        raise InputValueError(
+            "boost", "learner", f"{condition}, got learner={learner}", "Without it the best one is taken."
+        )
     if has_values(h.points) and not bool((h.points.abs() == 1).all()):
         fact = f"{int((h.points.abs() != 1).sum())} of {h.points.numel()} other answers"
         remedy = "Take their sign, or minimise G along the learner."
-        raise InputValueError(sentence("boost", "predictions must be -1 or 1", fact, remedy))
+        raise InputValueError("boost", "predictions", f"predictions must be -1 or 1, got {fact}", remedy)
     zero = torch.zeros(*h.batch_shape, h.dim, dtype=h.points.dtype, device=h.points.device)
     edges = -h.mean(zero)  # E_w[y f_j], between -1 and 1: tells the best learner
     chosen = edges.abs().argmax(-1) if learner is None else torch.full(edges.shape[:-1], learner, device=edges.device)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .._errors import InputValueError, check_finite, check_floats, present, sentence, shape_of
+from .._errors import InputValueError, check_finite, check_floats, present, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special import log_domain
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
@@ -37,7 +37,7 @@ class Tilted(Measure):
         if self.by.ndim != len(self.h.batch_shape) + 1 or self.by.shape[-1] != self.h.dim:
             condition = f"by must be [*b, d={self.h.dim}] with the {len(self.h.batch_shape)} batch dimensions of h"
             raise InputValueError(
-                sentence("tilt", condition, f"shape {shape_of(self.by)}", "Pass one tilt per measure.")
+                "tilt", "by", f"{condition}, got shape {shape_of(self.by)}", "Pass one tilt per measure."
             )
         common_batch("tilt", self.h.batch_shape, self.by.shape[:-1])
         if self.validate:
@@ -251,12 +251,12 @@ class Pushforward(Measure):
         if W.ndim != len(batch) + 2 or W.shape[-1] != self.h.dim:
             condition = f"matrix must be [*b, e, d={self.h.dim}] with the {len(batch)} batch dimensions of h"
             raise InputValueError(
-                sentence("pushforward", condition, f"shape {shape_of(W)}", "It maps x to matrix @ x.")
+                "pushforward", "matrix", f"{condition}, got shape {shape_of(W)}", "It maps x to matrix @ x."
             )
         if b is not None and (b.ndim != len(batch) + 1 or b.shape[-1] != W.shape[-2]):
             condition = f"shift must be [*b, e={W.shape[-2]}]"
             raise InputValueError(
-                sentence("pushforward", condition, f"shape {shape_of(b)}", "It is added to matrix @ x.")
+                "pushforward", "shift", f"{condition}, got shape {shape_of(b)}", "It is added to matrix @ x."
             )
         common_batch("pushforward", *self._batches())
         if self.validate:

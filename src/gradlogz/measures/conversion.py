@@ -12,7 +12,7 @@ Read next: statistic.py (the table of families), exponential.py.
 import torch
 from torch import distributions as D
 
-from .._errors import InputTypeError, sentence
+from .._errors import InputTypeError
 from .._typing import Float, Tensor
 from .exponential import Gamma, OneHot, Poisson
 from .gaussian import Gaussian
@@ -55,7 +55,7 @@ def from_distribution(p: D.Distribution) -> Measure:
             return Poisson(p.rate.unsqueeze(-1))
     known = "Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson"
     remedy = "Write its log normaliser as a measure (docs/adding_a_measure.md)."
-    raise InputTypeError(sentence("from_distribution", f"p must be a {known}", type(p).__name__, remedy))
+    raise InputTypeError("from_distribution", "p", f"p must be a {known}, got {type(p).__name__}", remedy)
 
 
 def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
@@ -87,7 +87,7 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
             return D.Wishart(df, smat(h.mean(eta)) / df[..., None, None])
     remedy = "Use the measure itself: sample, log_density, kl."
     condition = "the measure must be one whose tilted law torch has"
-    raise InputTypeError(sentence("to_distribution", condition, type(h).__name__, remedy))
+    raise InputTypeError("to_distribution", "measure", f"{condition}, got {type(h).__name__}", remedy)
 
 
 def _member(family: str, theta: Tensor) -> D.Distribution:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_floats, sentence, shape_of
+from .._errors import InputRuntimeError, InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import null_vectors, projector, pseudo_inverse
 from .algebra import tilt
@@ -94,7 +94,7 @@ def dual(
         remedy = (
             "Their means may lie on the boundary of the hull; raise max_iterations, or read converged with throw=False."
         )
-        raise RuntimeError(sentence("dual", f"the gap must fall below {tolerance:g}", fact, remedy))
+        raise InputRuntimeError("dual", "max_iterations", f"the gap must fall below {tolerance:g}, got {fact}", remedy)
 
     # A Newton step of value 0 whose derivative is that of the implicit function u -> eta.
     outside = (search.separating != 0).any(-1, keepdim=True)
@@ -124,7 +124,9 @@ def mean_to_natural(
     if outside:
         fact = f"{outside} of {result.converged.numel()} rows outside"
         remedy = "dual(h, mean).separating holds a direction that proves it."
-        raise InputValueError(sentence("mean_to_natural", "mean must lie inside the hull of the support", fact, remedy))
+        raise InputValueError(
+            "mean_to_natural", "mean", f"mean must lie inside the hull of the support, got {fact}", remedy
+        )
     return result.eta
 
 
@@ -144,7 +146,7 @@ def bregman(
     check_floats("bregman", a=a, b=b)
     if a.shape != b.shape:
         fact = f"shapes {shape_of(a)} and {shape_of(b)}"
-        raise InputValueError(sentence("bregman", "a and b must have one shape", fact, "Expand them to one shape."))
+        raise InputValueError("bregman", "a", f"a and b must have one shape, got {fact}", "Expand them to one shape.")
     gradient = torch.func.grad(lambda x: convex(x).sum())(b)
     return convex(a) - convex(b) - (gradient * (a - b)).sum(-1)
 
@@ -185,7 +187,7 @@ def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
     if mean.ndim != len(h.batch_shape) + 1:
         condition = f"mean must be [*b, d={h.dim}], one for each measure"
         remedy = "For several means of one measure use dual."
-        raise InputValueError(sentence("maximum_entropy", condition, f"shape {shape_of(mean)}", remedy))
+        raise InputValueError("maximum_entropy", "mean", f"{condition}, got shape {shape_of(mean)}", remedy)
     eta = mean_to_natural(h, mean)
     return MaximumEntropy(tilt(h, eta), eta, h.relative_entropy(eta))
 

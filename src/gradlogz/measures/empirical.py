@@ -27,7 +27,6 @@ from .._errors import (
     check_logarithms,
     has_values,
     present,
-    sentence,
     shape_of,
 )
 from .._typing import Bool, Float, Tensor
@@ -74,19 +73,21 @@ class Empirical(Measure):
         if points.ndim < 2:
             remedy = "Add the missing dimension with points.unsqueeze(-1) or points.unsqueeze(0)."
             raise InputValueError(
-                sentence("Empirical", "points must be [*b, n, d]", f"shape {shape_of(points)}", remedy)
+                "Empirical", "points", f"points must be [*b, n, d], got shape {shape_of(points)}", remedy
             )
         if points.shape[-2] == 0:
             fact = f"shape {shape_of(points)}"
             raise InputValueError(
-                sentence("Empirical", "points must hold at least one point", fact, "A mask can hide it.")
+                "Empirical", "points", f"points must hold at least one point, got {fact}", "A mask can hide it."
             )
         if log_weights is not None:
             batch, n = points.ndim - 2, points.shape[-2]
             if log_weights.ndim not in (batch + 1, batch + 2) or log_weights.shape[-1] != n:
                 condition = f"log_weights must be [*b, n] or [*b, m, n] with n={n} and {batch} batch dimensions"
                 remedy = "Insert size-1 batch dimensions, or leave it out for equal weights."
-                raise InputValueError(sentence("Empirical", condition, f"shape {shape_of(log_weights)}", remedy))
+                raise InputValueError(
+                    "Empirical", "log_weights", f"{condition}, got shape {shape_of(log_weights)}", remedy
+                )
             common_batch("Empirical", points.shape[:batch], log_weights.shape[:batch])
         if self.validate:
             check_finite("Empirical", points=points)
@@ -111,7 +112,7 @@ class Empirical(Measure):
                     "Pass masses, or log_weights to Empirical.",
                 )
                 fact = f"{bad} of {weights.numel()} entries below 0, NaN or infinite"
-                raise InputValueError(sentence("Empirical.weighted", condition, fact, remedy))
+                raise InputValueError("Empirical.weighted", "weights", f"{condition}, got {fact}", remedy)
         some = weights > 0
         return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 
@@ -243,4 +244,4 @@ class Empirical(Measure):
         if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
             remedy = "Flatten the queries to one dimension, or share one row of log_weights."
-            raise InputValueError(sentence("Empirical", condition, f"{eta.shape[-2]} queries", remedy))
+            raise InputValueError("Empirical", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)

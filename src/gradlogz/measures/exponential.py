@@ -27,7 +27,6 @@ from .._errors import (
     check_logarithms,
     check_normalized,
     check_positive,
-    sentence,
     shape_of,
 )
 from .._typing import Bool, Float, Tensor
@@ -92,7 +91,7 @@ class Separable(Measure):
         if any(f.ndim == 0 for f in fields.values()) or len({f.shape[-1] for f in fields.values()}) > 1:
             fact = ", ".join(f"{n} {shape_of(f)}" for n, f in fields.items())
             remedy = "Use unsqueeze(-1) for a law on the line, and one d for all fields."
-            raise InputValueError(sentence(name, "fields must be [*b, d]", fact, remedy))
+            raise InputValueError(name, "fields", f"fields must be [*b, d], got {fact}", remedy)
         common_batch(name, *(f.shape[:-1] for f in fields.values()))
         if self.validate:
             check_finite(name, **fields)
@@ -266,7 +265,10 @@ class OneHot(Measure):
         if log_p.ndim == 0 or log_p.shape[-1] == 0:
             fact = f"shape {shape_of(log_p)}"
             raise InputValueError(
-                sentence("OneHot", "log_probabilities must be [*b, d] with d >= 1", fact, "One a category.")
+                "OneHot",
+                "log_probabilities",
+                f"log_probabilities must be [*b, d] with d >= 1, got {fact}",
+                "One a category.",
             )
         if self.validate:
             check_logarithms("OneHot", "log_probabilities", log_p)

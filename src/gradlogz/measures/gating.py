@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkab
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_floats, present, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, present, shape_of
 from .._typing import Float, Tensor
 from ..special import log_domain
 
@@ -42,7 +42,9 @@ class PartialStatistics(NamedTuple):
         if self.mean.shape != other.mean.shape or (self.covariance is None) != (other.covariance is None):
             fact = f"means of shapes {shape_of(self.mean)} and {shape_of(other.mean)}"
             remedy = "Take both with, or both without, a covariance."
-            raise InputValueError(sentence("merge", "both parts must be of the same queries and kind", fact, remedy))
+            raise InputValueError(
+                "merge", "other", f"both parts must be of the same queries and kind, got {fact}", remedy
+            )
         k = self.log_normalizer.ndim
         both = [torch.stack([a, b], k) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
         return _merged(PartialStatistics(*both))
@@ -88,7 +90,7 @@ def merge(first: Any, *others: Any) -> Any:
             fact = ", ".join(type(p).__name__ for p in (first, *others))
             remedy = "Wrap log normaliser, mean and covariance in PartialStatistics."
             raise InputTypeError(
-                sentence("merge", "parts must be PartialStatistics or Attentions, of one kind", fact, remedy)
+                "merge", "parts", f"parts must be PartialStatistics or Attentions, of one kind, got {fact}", remedy
             )
     if not others and isinstance(first, PartialStatistics):
         return _merged(first)
@@ -103,7 +105,7 @@ def _merged(partials: PartialStatistics) -> PartialStatistics:
     for name, (t, ending, extra) in tails.items():
         if G.ndim == 0 or t.shape[: G.ndim] != G.shape or t.ndim != G.ndim + extra:
             condition = f"{name} must be [*b, {ending}] beside log_normalizer of shape {shape_of(G)}"
-            raise InputValueError(sentence("merge", condition, f"shape {shape_of(t)}", "Expand it first."))
+            raise InputValueError("merge", name, f"{condition}, got shape {shape_of(t)}", "Expand it first.")
     r = gate(G)
     mean = gated_mean(r, means)
     covariance = None if covariances is None else gated_covariance(r, means, mean, covariances)

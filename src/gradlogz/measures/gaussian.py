@@ -20,7 +20,6 @@ from .._errors import (
     check_positive_semidefinite,
     has_values,
     present,
-    sentence,
     shape_of,
 )
 from .._typing import Float, Tensor
@@ -49,10 +48,12 @@ class Gaussian(Measure):
         check_floats("Gaussian", loc=mu, **parts)
         if mu.ndim == 0:
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
-            raise InputValueError(sentence("Gaussian", "loc must be [*b, d]", f"shape {shape_of(mu)}", remedy))
+            raise InputValueError("Gaussian", "loc", f"loc must be [*b, d], got shape {shape_of(mu)}", remedy)
         if not parts:
             remedy = "A point mass is Empirical(loc.unsqueeze(-2))."
-            raise InputValueError(sentence("Gaussian", "some part of the covariance must be given", "none", remedy))
+            raise InputValueError(
+                "Gaussian", "covariance_matrix", "some part of the covariance must be given, got none", remedy
+            )
         d = mu.shape[-1]
         for name, part, tail in (
             ("covariance_matrix", dense, (d, d)),
@@ -66,7 +67,7 @@ class Gaussian(Measure):
                 ending = ", ".join("r" if t is None else str(t) for t in tail)
                 condition = f"{name} must be [*b, {ending}] beside loc of shape {shape_of(mu)}"
                 remedy = "Give every field the batch dimensions of loc, or 1 in their place."
-                raise InputValueError(sentence("Gaussian", condition, f"shape {shape_of(part)}", remedy))
+                raise InputValueError("Gaussian", name, f"{condition}, got shape {shape_of(part)}", remedy)
             common_batch("Gaussian", mu.shape[:-1], part.shape[: mu.ndim - 1])
         if self.validate:
             check_finite("Gaussian", loc=mu, **parts)
@@ -75,7 +76,7 @@ class Gaussian(Measure):
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
                 fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries below 0"
                 raise InputValueError(
-                    sentence("Gaussian", "cov_diag must be nonnegative", fact, "Variances are squares.")
+                    "Gaussian", "cov_diag", f"cov_diag must be nonnegative, got {fact}", "Variances are squares."
                 )
 
     @classmethod

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputTypeError, InputValueError
 from .._typing import Float, Tensor
 from .empirical import Empirical
 from .gaussian import Gaussian
@@ -47,14 +47,14 @@ class Gibbs:
     def __init__(self, h: Measure, g: Measure) -> None:
         if h.dim != g.dim:
             remedy = "Push one of them forward first."
-            raise InputValueError(sentence("Gibbs", "h and g must have one dimension", f"{h.dim} and {g.dim}", remedy))
+            raise InputValueError("Gibbs", "h", f"h and g must have one dimension, got {h.dim} and {g.dim}", remedy)
         self.h, self.g = h, g
         if isinstance(h, Gaussian) and isinstance(g, Gaussian):
             radius = float(torch.linalg.eigvals(g.covariance(g.loc) @ h.covariance(h.loc)).abs().max())
             if radius >= 1 - 1e-12:
                 condition = "the joint law of two Gaussians must have rho(B Sigma) < 1"
                 remedy = "Shrink one of the covariances: at 1 the chain is a random walk without a law."
-                raise InputValueError(sentence("Gibbs", condition, f"{radius:.6g}", remedy))
+                raise InputValueError("Gibbs", "h", f"{condition}, got {radius:.6g}", remedy)
 
     def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> GibbsChain:
         """The draws of `steps` rounds from these queries on: exact, reversible, each an attention and a draw."""
@@ -105,11 +105,11 @@ class Gibbs:
         if not (isinstance(self.h, Empirical) and isinstance(self.g, Empirical)):
             fact = f"{type(self.h).__name__} and {type(self.g).__name__}"
             remedy = "Draw from the chain instead."
-            raise InputTypeError(sentence("Gibbs", "h and g must be Empirical measures here", fact, remedy))
+            raise InputTypeError("Gibbs", "h", f"h and g must be Empirical measures here, got {fact}", remedy)
         keys, queries = self.h.points, self.g.points
         if keys.ndim != 2 or queries.ndim != 2:
             remedy = "Take one pair after the other."
-            raise InputValueError(sentence("Gibbs", "h and g must have no batch here", "one", remedy))
+            raise InputValueError("Gibbs", "h", "h and g must have no batch here, got one", remedy)
         to_keys = keys.new_zeros(len(keys)) if self.h.log_weights is None else self.h.log_weights
         to_queries = queries.new_zeros(len(queries)) if self.g.log_weights is None else self.g.log_weights
         return queries @ keys.mT, to_keys, to_queries

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
 import torch
 import torch.utils._pytree as pytree
 
-from .._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from .._errors import InputTypeError, InputValueError, check_floats, shape_of
 from .._pytree import record, static_field
 from .._typing import Bool, Float, Tensor
 from ..special.pseudo_inverse import pseudo_inverse
@@ -48,7 +48,7 @@ class Measure(ABC):
             if "_free" in vars(parent):
                 remedy = "Subclass Measure instead."
                 raise InputTypeError(
-                    sentence(parent.__name__, "a concrete measure must stay final", cls.__name__, remedy)
+                    parent.__name__, None, f"a concrete measure must stay final, got {cls.__name__}", remedy
                 )
         for name, method in list(vars(cls).items()):
             if name in TRAILING:
@@ -181,7 +181,7 @@ class Measure(ABC):
                 fact = f"shape {shape_of(v)}" if isinstance(v, Tensor) else type(v).__name__
                 condition = f"values must have one row for each of the n={points.shape[-2]} points"
                 raise InputValueError(
-                    sentence(call, condition, fact, "Pass [*b, n, v] values, or a function of the points.")
+                    call, "values", f"{condition}, got {fact}", "Pass [*b, n, v] values, or a function of the points."
                 )
             check_floats(call, values=v, eta=eta)
             common_batch(call, v.shape[:-2], eta.shape[:-2])
@@ -189,16 +189,16 @@ class Measure(ABC):
         if not callable(values):
             remedy = "Pass a function of x and samples=, the number of draws."
             raise InputValueError(
-                sentence(call, "values must be a function of x", "a tensor, but no finite points", remedy)
+                call, "values", "values must be a function of x, got a tensor, but no finite points", remedy
             )
         if samples is None:
             condition = "samples must be given for a measure that is not carried by finitely many points"
             raise InputValueError(
-                sentence(call, condition, "samples=None", "Pass samples=, the number of draws to average.")
+                call, "samples", f"{condition}, got samples=None", "Pass samples=, the number of draws to average."
             )
         if samples < 1:
             remedy = "Pass the number of draws to average."
-            raise InputValueError(sentence(call, "samples must be at least 1", f"samples={samples}", remedy))
+            raise InputValueError(call, "samples", f"samples must be at least 1, got samples={samples}", remedy)
         x = self.sample(eta.detach(), (samples,), generator=generator)
         frozen = pytree.tree_map(Tensor.detach, self)  # the score in h would need the density of h: leave it out
         score = _dot(x, eta) - frozen.log_normalizer(eta)
@@ -250,7 +250,7 @@ def check_measures(call: str, **measures: object) -> None:
     for name, h in measures.items():
         if not isinstance(h, Measure):
             remedy = "Pass a measure, such as Empirical(points)."
-            raise InputTypeError(sentence(call, f"{name} must be a measure", type(h).__name__, remedy))
+            raise InputTypeError(call, name, f"{name} must be a measure, got {type(h).__name__}", remedy)
 
 
 def _brief(value: object) -> str:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_floats, check_logarithms, check_normalized, present, sentence, shape_of
+from .._errors import InputValueError, check_floats, check_logarithms, check_normalized, present, shape_of
 from .._typing import Bool, Float, Tensor
 from ..special import log_domain
 from .gating import gate, gated_covariance, gated_covariance_product, gated_mean
@@ -66,13 +66,13 @@ class Mixture(Measure):
         if log_pi.ndim == 0 or log_pi.shape[-1] == 0:
             fact = f"shape {shape_of(log_pi)}"
             raise InputValueError(
-                sentence("Mixture", "log_weights must be [*b, k] with k >= 1", fact, "Pass one per part.")
+                "Mixture", "log_weights", f"log_weights must be [*b, k] with k >= 1, got {fact}", "Pass one per part."
             )
         if not components.batch_shape or components.batch_shape[-1] != log_pi.shape[-1]:
             condition = f"components must have the last batch dimension k={log_pi.shape[-1]}, one for each weight"
             remedy = "Stack the components along their last batch dimension."
             raise InputValueError(
-                sentence("Mixture", condition, f"batch shape {tuple(components.batch_shape)}", remedy)
+                "Mixture", "components", f"{condition}, got batch shape {tuple(components.batch_shape)}", remedy
             )
         common_batch("Mixture", self._shared_shape(), components.batch_shape)
         if self.validate:
@@ -120,7 +120,9 @@ class Mixture(Measure):
         check_floats(call, eta=eta, log_gates=log_q)
         if log_q.ndim != self.log_weights.ndim or log_q.shape[-1] != self.log_weights.shape[-1]:
             condition = f"log_gates must be [*b, k={self.log_weights.shape[-1]}], the shape of log_weights"
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(log_q)}", "Pass one gate per component."))
+            raise InputValueError(
+                call, "log_gates", f"{condition}, got shape {shape_of(log_q)}", "Pass one gate per component."
+            )
         if self.validate:
             check_logarithms(call, "log_gates", log_q)
             check_normalized(call, "exp(log_gates)", log_q.logsumexp(-1))
@@ -170,7 +172,7 @@ class Mixture(Measure):
         if rows.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={rows.shape[-2]} queries, one for each row of log_weights"
             remedy = "Flatten the queries to one dimension, or share one row of log_weights."
-            raise InputValueError(sentence("Mixture", condition, f"{eta.shape[-2]} queries", remedy))
+            raise InputValueError("Mixture", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)
         return rows + self._each(self.components.log_normalizer, eta)
 
     def _per_query(self) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from .._errors import InputValueError, check_finite, check_floats, check_positive, has_values, shape_of
 from .._pytree import static_field
 from .._typing import Bool, Float, Tensor, as_scalar_tensor
 from ..special.gamma import log_gamma, log_gamma_draw
@@ -115,10 +115,10 @@ class ConjugatePrior(Differentiated):
         if self.base not in BASES:
             condition = f"base must be one of {', '.join(BASES)}"
             remedy = "Add a row to BASES for another family."
-            raise InputValueError(sentence("ConjugatePrior", condition, repr(self.base), remedy))
+            raise InputValueError("ConjugatePrior", "base", f"{condition}, got {self.base!r}", remedy)
         if xi.ndim != nu.ndim + 1:
             fact = f"shapes {shape_of(xi)} and {shape_of(nu)}"
-            raise InputValueError(sentence("ConjugatePrior", "xi must be [*b, d] and nu [*b]", fact, "nu has no d."))
+            raise InputValueError("ConjugatePrior", "xi", f"xi must be [*b, d] and nu [*b], got {fact}", "nu has no d.")
         common_batch("ConjugatePrior", xi.shape[:-1], nu.shape)
         if self.validate:
             check_finite("ConjugatePrior", xi=xi, nu=nu)
@@ -126,7 +126,7 @@ class ConjugatePrior(Differentiated):
             if has_values(xi, nu) and not bool(BASES[self.base].in_domain(xi, nu).all()):
                 remedy = "xi/nu must be a possible mean of the statistic."
                 condition = f"(xi, nu) must give a proper {self.base} prior"
-                raise InputValueError(sentence("ConjugatePrior", condition, "one that has infinite mass", remedy))
+                raise InputValueError("ConjugatePrior", "xi", f"{condition}, got one that has infinite mass", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -157,13 +157,13 @@ class ConjugatePrior(Differentiated):
         if count < 0:
             remedy = "Observations only add."
             raise InputValueError(
-                sentence("ConjugatePrior.posterior", "count must be at least 0", f"count={count}", remedy)
+                "ConjugatePrior.posterior", "count", f"count must be at least 0, got count={count}", remedy
             )
         if statistic.shape != self.xi.shape:
             fact = f"shapes {shape_of(statistic)} and {shape_of(self.xi)}"
             remedy = "Expand it, or sum it over the observations."
             raise InputValueError(
-                sentence("ConjugatePrior.posterior", "statistic must have the shape of xi", fact, remedy)
+                "ConjugatePrior.posterior", "statistic", f"statistic must have the shape of xi, got {fact}", remedy
             )
         return ConjugatePrior(self.xi + statistic, self.nu + count, base=self.base, validate=self.validate)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, check_finite, check_floats, check_positive, sentence
+from .._errors import InputTypeError, InputValueError, check_finite, check_floats, check_positive
 from .._pytree import static_field
 from .._typing import Float, Tensor, as_scalar_tensor
 from ..special.bessel import Radial, radial
@@ -46,11 +46,11 @@ class Sphere(Measure):
         check_floats("Sphere", radius=self.radius)
         if not isinstance(self.dim, int):
             raise InputTypeError(
-                sentence("Sphere", "dim must be an int", type(self.dim).__name__, "Pass the dimension d.")
+                "Sphere", "dim", f"dim must be an int, got {type(self.dim).__name__}", "Pass the dimension d."
             )
         if self.dim < 2:
             remedy = "Two points on a line are Empirical or Spins."
-            raise InputValueError(sentence("Sphere", "dim must be at least 2", f"dim={self.dim}", remedy))
+            raise InputValueError("Sphere", "dim", f"dim must be at least 2, got dim={self.dim}", remedy)
         if self.validate:
             check_finite("Sphere", radius=self.radius)
             check_positive("Sphere", radius=self.radius)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, check_finite, check_floats, has_values, sentence, shape_of
+from .._errors import InputValueError, check_finite, check_floats, has_values, shape_of
 from .._pytree import static_field
 from .._typing import Bool, Float, Tensor
 from ..special.gamma import log_gamma, log_gamma_draw
@@ -140,18 +140,18 @@ class Statistic(Differentiated):
         if self.family not in FAMILIES:
             remedy = "from_distribution builds them from torch distributions."
             condition = f"family must be one of {', '.join(FAMILIES)}"
-            raise InputValueError(sentence("Statistic", condition, repr(self.family), remedy))
+            raise InputValueError("Statistic", "family", f"{condition}, got {self.family!r}", remedy)
         wanted = FAMILIES[self.family].dim
         if self.natural.ndim == 0 or (wanted is not None and self.natural.shape[-1] != wanted):
             condition = f"natural must be [*b, {wanted or 'd'}] for the {self.family} family"
             remedy = "The table of the module lists theta."
-            raise InputValueError(sentence("Statistic", condition, f"shape {shape_of(self.natural)}", remedy))
+            raise InputValueError("Statistic", "natural", f"{condition}, got shape {shape_of(self.natural)}", remedy)
         if self.validate:
             check_finite("Statistic", natural=self.natural)
             if has_values(self.natural) and not bool(FAMILIES[self.family].in_domain(self.natural).all()):
                 condition = f"natural must lie in the domain of the {self.family} family"
                 remedy = "The table of the module lists theta."
-                raise InputValueError(sentence("Statistic", condition, "parameters outside it", remedy))
+                raise InputValueError("Statistic", "natural", f"{condition}, got parameters outside it", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -23,7 +23,6 @@ from .._errors import (
     check_floats,
     has_values,
     present,
-    sentence,
     shape_of,
 )
 from .._typing import Tensor
@@ -78,7 +77,7 @@ def arrange(h: Validated, call: str, *, natural: tuple[str, ...] = (), **named: 
     if any(t.shape[len(batch) : -1] != queries for t in tensors):
         condition = f"{' and '.join(named)} must have the same query dimensions"
         fact = "shapes " + " and ".join(str(shape_of(t)) for t in tensors)
-        raise InputValueError(sentence(call, condition, fact, "Expand them to one shape."))
+        raise InputValueError(call, " and ".join(named), f"{condition}, got {fact}", "Expand them to one shape.")
     if h.validate:
         check_finite(call, **named)
     full = common_batch(call, batch, *(t.shape[: len(batch)] for t in tensors))
@@ -104,14 +103,14 @@ def validated(name: str, method: Callable[..., Tensor]) -> Callable[..., Tensor]
             if argument not in named:
                 if argument not in options:
                     raise InputTypeError(
-                        sentence(call, f"{argument} must be given", "nothing", "Pass it by place or name.")
+                        call, argument, f"{argument} must be given, got nothing", "Pass it by place or name."
                     )
                 named[argument] = options.pop(argument)
         if name == "sample":
             shape = options.get("shape", given[1] if len(given) > 1 else ())
             if not isinstance(shape, tuple):
                 raise InputTypeError(
-                    sentence(call, "shape must be a tuple of sizes", type(shape).__name__, "Write (n,).")
+                    call, "shape", f"shape must be a tuple of sizes, got {type(shape).__name__}", "Write (n,)."
                 )
         flat, restore = arrange(self, call, natural=natural, **named)
         kind = flat[0].device.type
@@ -141,7 +140,7 @@ def check_domain(call: str, h: Validated, eta: Tensor, name: str = "eta") -> Non
         condition = f"{name} must lie in the domain of the measure, where Z is finite"
         fact = f"{outside} of {eta.shape[:-1].numel()} rows outside"
         remedy = f"{type(h).__name__}.in_domain tells which; scale {name} down."
-        raise InputValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(call, name, f"{condition}, got {fact}", remedy)
 
 
 def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
@@ -149,7 +148,7 @@ def common_batch(call: str, *shapes: torch.Size) -> torch.Size:
     if len({len(s) for s in shapes}) > 1 or any(len({*sizes} - {1}) > 1 for sizes in zip(*shapes, strict=False)):
         fact = " and ".join(str(tuple(s)) for s in shapes)
         remedy = "Batch dimensions broadcast against size 1 only; insert or expand them."
-        raise InputValueError(sentence(call, "batch dimensions must agree", fact, remedy))
+        raise InputValueError(call, "query", f"batch dimensions must agree, got {fact}", remedy)
     return torch.broadcast_shapes(*shapes)
 
 
@@ -158,15 +157,15 @@ def _check_shape(call: str, name: str, t: Tensor, batch: torch.Size, d: int) -> 
     if t.ndim == 0 or t.shape[-1] != d:
         condition = f"{name} must end in d={d}, the dimension of the measure"
         remedy = f"Project it to dimension {d} first, or use a measure of its dimension."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     if t.ndim <= len(batch):
         condition = f"{name} must begin with the {len(batch)} batch dimensions {tuple(batch)} of the measure"
         remedy = "Insert size-1 dimensions in front: they broadcast, missing ones do not."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     if any(have != want and 1 not in (have, want) for have, want in zip(t.shape, batch, strict=False)):
         condition = f"{name} must begin with the batch {tuple(batch)} of the measure, or with 1 in its place"
         remedy = "Batch dimensions come first and query dimensions after them."
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+        raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
 
 
 def _restore(queries: tuple[int, ...], result: Tensor, trailing: int) -> Tensor:

@@ -20,7 +20,6 @@ from .._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
-    sentence,
     shape_of,
 )
 from .._typing import Bool, Float, Tensor, as_scalar_tensor
@@ -33,7 +32,7 @@ def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
     check_floats("svec", matrix=matrix)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         fact = f"shape {shape_of(matrix)}"
-        raise InputValueError(sentence("svec", "matrix must be [*b, p, p]", fact, "Pass symmetric matrices."))
+        raise InputValueError("svec", "matrix", f"matrix must be [*b, p, p], got {fact}", "Pass symmetric matrices.")
     p = matrix.shape[-1]
     row, column = torch.triu_indices(p, p, device=matrix.device)
     off_diagonal = (row != column).to(matrix.dtype)
@@ -47,7 +46,7 @@ def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
     p = (math.isqrt(8 * d + 1) - 1) // 2
     if d == 0 or p * (p + 1) // 2 != d:
         condition, fact = "vector must have p(p+1)/2 entries for some p", f"shape {shape_of(vector)}"
-        raise InputValueError(sentence("smat", condition, fact, "Use svec to make it."))
+        raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Use svec to make it.")
     row, column = torch.triu_indices(p, p, device=vector.device)
     # Entry (i, j) reads coordinate `place`: a gather, because a scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
@@ -82,7 +81,9 @@ class Wishart(Measure):
         if V.ndim != n.ndim + 2 or V.shape[-1] != V.shape[-2]:
             fact = f"shapes {shape_of(V)} and {shape_of(n)}"
             remedy = "Give df the batch dimensions of covariance_matrix."
-            raise InputValueError(sentence("Wishart", "covariance_matrix must be [*b, p, p] and df [*b]", fact, remedy))
+            raise InputValueError(
+                "Wishart", "covariance_matrix", f"covariance_matrix must be [*b, p, p] and df [*b], got {fact}", remedy
+            )
         common_batch("Wishart", n.shape, V.shape[:-2])
         if self.validate:
             check_finite("Wishart", df=n, covariance_matrix=V)
@@ -90,11 +91,11 @@ class Wishart(Measure):
             if has_values(V) and int(torch.linalg.cholesky_ex(V.detach()).info.max()) > 0:
                 remedy = "Add a multiple of the identity."
                 raise InputValueError(
-                    sentence("Wishart", "covariance_matrix must be regular", "a singular one", remedy)
+                    "Wishart", "covariance_matrix", "covariance_matrix must be regular, got a singular one", remedy
                 )
             if has_values(n) and bool((n <= V.shape[-1] - 1).any()):
                 fact, remedy = f"a smallest df of {float(n.detach().min()):.3g}", "Fewer have no density."
-                raise InputValueError(sentence("Wishart", f"df must exceed p-1={V.shape[-1] - 1}", fact, remedy))
+                raise InputValueError("Wishart", "df", f"df must exceed p-1={V.shape[-1] - 1}, got {fact}", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
@@ -127,7 +127,7 @@ def measure(
     wanted = chosen(predictions)
     if not 0.0 <= twin <= 1.0:
         raise InputValueError(
-            sentence("probe", "twin must be a part of the tokens, 0 to 1", f"{twin}", "0.1 is a tenth.")
+            "probe", "twin", f"twin must be a part of the tokens, 0 to 1, got {twin}", "0.1 is a tenth."
         )
     padded = tokens_of_a_batch(model)
     reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
@@ -200,11 +200,15 @@ def chosen(wanted: Wanted) -> list[Prediction]:
     for each in wanted:
         if isinstance(each, str) and each not in known:
             remedy = f"They are {', '.join(known)}."
-            raise InputValueError(sentence("probe", "predictions must be names of predictions", f"{each!r}", remedy))
+            raise InputValueError(
+                "probe", "predictions", f"predictions must be names of predictions, got {each!r}", remedy
+            )
         prediction = known[each] if isinstance(each, str) else getattr(each, "PREDICTION", each)
         if not isinstance(prediction, Prediction):
             fact, remedy = type(each).__name__, "A file of your own defines PREDICTION."
-            raise InputTypeError(sentence("probe", "predictions must be names, files or Predictions", fact, remedy))
+            raise InputTypeError(
+                "probe", "predictions", f"predictions must be names, files or Predictions, got {fact}", remedy
+            )
         found.append(prediction)
     return found
 

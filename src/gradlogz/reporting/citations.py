@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..page import Reference
 
 BIBLIOGRAPHY = Path(__file__).parent.parent / "references.bib"
@@ -56,7 +56,7 @@ def parse(text: str) -> dict[str, Reference]:
         if entry is None or not all(fields) or entry[2] in found:
             line = text.count("\n", 0, place) + 1
             remedy = "Write one field on a line, its value in braces, under a key that no other entry has."
-            raise InputValueError(sentence("citations", "an entry must be simple BibTeX", f"line {line}", remedy))
+            raise InputValueError("citations", "text", f"an entry must be simple BibTeX, got line {line}", remedy)
         found[entry[2]] = _reference(entry[2], {field[1]: field[2] for field in fields if field})
         place = entry.end()
     return found

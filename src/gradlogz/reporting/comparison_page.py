@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .. import __version__
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..page import (
     Cell,
     Chip,
@@ -84,7 +84,9 @@ def read_all(sources: Sequence[Source]) -> Runs:
     """The runs, in the order of their steps if all have one."""
     if isinstance(sources, str) or len(sources) < 2:
         fact = "a single name" if isinstance(sources, str) else f"{len(sources)}"
-        raise InputValueError(sentence("compare", "there must be two runs or more", fact, "gradlogz report shows one."))
+        raise InputValueError(
+            "compare", "there", f"there must be two runs or more, got {fact}", "gradlogz report shows one."
+        )
     runs = [contents_of(source, "compare") for source in sources]
     steps = [step for step in map(_step, runs) if step is not None]
     if len(set(steps)) == len(runs):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import Any, Literal
 
-from .._errors import InputValueError, MissingPackageError, sentence
+from .._errors import InputValueError, MissingPackageError
 from ..page import Axis, Figure, Heat, Mark, Points, drawn
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Finding
@@ -42,10 +42,10 @@ def plot(
     """
     if by not in ("layer", "head"):
         remedy = "By layer there are intervals and nulls, by head a map."
-        raise InputValueError(sentence("Findings.plot", "by must be 'layer' or 'head'", f"{by!r}", remedy))
+        raise InputValueError("Findings.plot", "by", f"by must be 'layer' or 'head', got {by!r}", remedy)
     if (model is None and len(findings.facts) > 1) or model not in (None, *findings.facts):
         remedy = f"There are: {', '.join(findings.facts)}."
-        raise InputValueError(sentence("Findings.plot", "model must name one of the models", f"{model!r}", remedy))
+        raise InputValueError("Findings.plot", "model", f"model must name one of the models, got {model!r}", remedy)
     rows = [row for row in findings.select(prediction).rows if model in (None, row.model)]
     judged = [s.quantity for s in findings.summary() if s.prediction == prediction and model in (None, s.model)]
     wanted = quantity or next(filter(None, judged), rows[0].quantity)
@@ -53,12 +53,12 @@ def plot(
     if not shown or (by == "head" and all(row.head is None for row in shown)):
         fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
         remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
-        raise InputValueError(sentence("Findings.plot", f"quantity must be one that a {by} has", fact, remedy))
+        raise InputValueError("Findings.plot", "quantity", f"quantity must be one that a {by} has, got {fact}", remedy)
     try:
         return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown), findings.declarations))
     except ModuleNotFoundError:
         remedy = "Install it with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(sentence("Findings.plot", "plotly must be installed", "none", remedy)) from None
+        raise MissingPackageError("Findings.plot", "plotly", "plotly must be installed, got none", remedy) from None
 
 
 # Names of layers ------------------------------------------------------------------------------------------------------

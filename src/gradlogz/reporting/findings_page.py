@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from .._errors import MissingPackageError, sentence
+from .._errors import MissingPackageError
 from ..page import Chip, Page, Section, Table, VerdictBanner, render
 from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
@@ -31,7 +31,7 @@ def rendered(page: Page, call: str) -> str:
     except ModuleNotFoundError as missing:
         condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
         remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(sentence(call, condition, fact, remedy)) from None
+        raise MissingPackageError(call, None, f"{condition}, got {fact}", remedy) from None
 
 
 def page_of_run(contents: RunContents) -> Page:

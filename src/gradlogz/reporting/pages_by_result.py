@@ -18,7 +18,7 @@ from html import escape
 from typing import Any
 
 from .._displays import register
-from .._errors import InputTypeError, sentence
+from .._errors import InputTypeError
 from ..page import Page, write
 from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
@@ -60,7 +60,7 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
 def page_of(result: Any) -> Page:
     """The page of a result, as data."""
     condition = f"result must be Findings, the folder of a run, {', '.join(kind.__name__ for kind in PAGES)}"
-    raise InputTypeError(sentence("report", condition, type(result).__name__, "Pass one of these."))
+    raise InputTypeError("report", "result", f"{condition}, got {type(result).__name__}", "Pass one of these.")
 
 
 @page_of.register(Findings)

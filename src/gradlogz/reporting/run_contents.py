@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..probing.runs.findings import Findings
 from ..probing.runs.run_folder import Run, read_run
 from .findings_wording import Declarations
@@ -53,5 +53,5 @@ def contents_of(source: Source, call: str) -> RunContents:
     if len(models) != 1 or not (findings.rows or findings.claims):
         fact = f"{len(models)} models" if len(models) != 1 else f"neither rows nor claims of {models[0]}"
         remedy = "Compare several as several." if len(models) != 1 else "Make the run again; this one measured nothing."
-        raise InputValueError(sentence(call, "a page must have findings of one model", fact, remedy))
+        raise InputValueError(call, "source", f"a page must have findings of one model, got {fact}", remedy)
     return RunContents(models[0], run, folder)

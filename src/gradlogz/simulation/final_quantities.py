@@ -1,9 +1,9 @@
 """Quantities of a simulation with their confidence intervals, compared with theory: records without words.
 
-    final state        share of the seeds, Wilson's interval                         theory: the preset
-    observables        mean over seeds, Student's interval                           theory: the preset, or curves
-    theorems           number of violations among the recorded intervals             theory: 0
-    Gaussianity        mean over seeds, Student's interval                           null: a Gaussian cloud of equal size
+    final state        share of the seeds, Wilson's interval                 theory: the preset
+    observables        mean over seeds, Student's interval                   theory: the preset, or curves
+    theorems           number of violations among the recorded intervals     theory: 0
+    Gaussianity        mean over seeds, Student's interval                   null: a Gaussian cloud of equal size
 
     supported      prediction of a preset: by every seed; of a curve: within the interval, or within 5 %
     refuted        by no seed; outside of both

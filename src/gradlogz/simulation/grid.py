@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, sentence
+from .._errors import InputTypeError, InputValueError
 
 INTEGERS = ("dim", "tokens", "heads")
 NUMBERS = ("beta", "tau")
@@ -32,18 +32,17 @@ class Range(NamedTuple):
 def ranges_of(grid: Grid) -> tuple[Range, ...]:
     """Validated axes of a grid."""
     if not isinstance(grid, Mapping):
-        condition, remedy = "grid must map names of axes to values", 'Pass {"beta": [0.5, 1.0]}.'
-        raise InputTypeError(sentence("sweep", condition, type(grid).__name__, remedy))
+        problem = f"grid must map parameter names to values, got {type(grid).__name__}"
+        raise InputTypeError("sweep", "grid", problem, 'Pass a dictionary such as {"beta": [0.5, 1.0]}.')
     if not 1 <= len(grid) <= 2 or any(name not in SWEPT for name in grid):
-        condition = f"the grid must have one or two axes of {', '.join(SWEPT)}"
-        raise InputValueError(sentence("sweep", condition, ", ".join(grid) or "none", "Fix the others by options."))
+        problem = f"grid must have one or two axes of {', '.join(SWEPT)}, got {', '.join(grid) or 'no axis'}"
+        raise InputValueError("sweep", "grid", problem, "Set the other parameters by options.")
     ranges = tuple(Range(name, _converted(name, values)) for name, values in grid.items())
     for name, values in ranges:
         if not values:
-            condition = (
-                f"values of {name} must be {'names' if name == 'contraction' else 'finite numbers'}, at least one"
-            )
-            raise InputValueError(sentence("sweep", condition, f"{grid[name]!r}"[:80], "Pass a list of them."))
+            allowed = "names of contractions" if name == "contraction" else "finite numbers"
+            problem = f"grid[{name!r}] must be a list of {allowed}, got " + f"{grid[name]!r}"[:80]
+            raise InputValueError("sweep", "grid", problem, "Pass a list with at least one value.")
     return ranges
 
 
@@ -60,7 +59,7 @@ def _converted(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(int(v) if v.is_integer() else v for v in numbers) if name in INTEGERS else numbers
 
 
-# Text form -------------------------------------------------------------------------------------------------------------
+# Text form -----------------------------------------------------------------------------------------------------------
 
 
 def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
@@ -73,15 +72,15 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
     for part in text.split(","):
         name, _, values = part.strip().partition("=")
         if name not in SWEPT or not values:
-            condition, fact = f"an axis must be one of {', '.join(SWEPT)} with its values", f"{part.strip()!r}"
-            raise InputValueError(sentence("sweep", condition, fact, f"Write {EXAMPLE}."))
+            problem = f"each axis of grid must be one of {', '.join(SWEPT)} with its values, got {part.strip()!r}"
+            raise InputValueError("sweep", "grid", problem, f"Write {EXAMPLE}.")
         parsed = _values(name, values)
         if not parsed:
-            condition = "values must be from:to:count or one|other, and numbers but for contraction"
-            raise InputValueError(sentence("sweep", condition, f"{values!r}", f"Write {EXAMPLE}."))
+            problem = f"the values of {name} must be from:to:count or a list a|b|c of numbers, got {values!r}"
+            raise InputValueError("sweep", "grid", problem, f"Write {EXAMPLE}.")
         if name in grid:
-            condition, remedy = "there must be one or two different axes", "Write all values of an axis in one place."
-            raise InputValueError(sentence("sweep", condition, f"{name} twice", remedy))
+            problem = f"grid has the axis {name} twice"
+            raise InputValueError("sweep", "grid", problem, "Write all values of an axis in one list.")
         grid[name] = parsed
     return grid
 

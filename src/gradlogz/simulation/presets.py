@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from .settings import SimulationSettings
 
 
@@ -157,8 +157,8 @@ def preset_of(name: str) -> Preset:
     """The preset of this name."""
     if name not in PRESETS:
         close = [known for known in PRESETS if name.split("-")[0] in known][:5]
-        remedy = f"Near to it: {', '.join(close)}." if close else "gradlogz simulate --list shows them."
-        raise InputValueError(sentence("simulate", "preset must be known", f"{name!r}", remedy))
+        remedy = f"Similar names: {', '.join(close)}." if close else "List all presets with: gradlogz simulate --list."
+        raise InputValueError("simulate", "preset", f"there is no preset {name!r}", remedy)
     return PRESETS[name]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from .._errors import InputValueError, sentence, shape_of
+from .._errors import InputValueError, shape_of
 from .._progress import Progress, reporter
 from .._settings import changed
 from .._typing import Float, Tensor
@@ -71,8 +71,8 @@ def simulate(
     base = SimulationSettings()
     if isinstance(what, Tensor):
         if what.ndim not in (2, 3) or not torch.isfinite(what).all():
-            condition, remedy = "a cloud must be [n, d] or [b, n, d] and finite", "Name a preset otherwise."
-            raise InputValueError(sentence("simulate", condition, f"shape {shape_of(what)}", remedy))
+            problem = f"cloud must be finite, of shape [n, d] or [b, n, d], got shape {shape_of(what)}"
+            raise InputValueError("simulate", "cloud", problem, "Pass such a tensor, or the name of a preset.")
         cloud = what.double().reshape(-1, *what.shape[-2:])
         seeds, tokens, dim = cloud.shape
     else:

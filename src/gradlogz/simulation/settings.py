@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from ..dynamics.contraction import NAMES, Given
 
 CONTRACTIONS = (*NAMES, "resolvent")
@@ -76,36 +76,40 @@ class SimulationSettings:
 
 def check(settings: SimulationSettings) -> None:
     """Raise an error for settings that cannot be simulated."""
-    for wrong, condition, fact, remedy in _refusals(settings):
+    for wrong, argument, problem, remedy in _problems(settings):
         if wrong:
-            raise InputValueError(sentence("simulate", condition, fact, remedy))
+            raise InputValueError("simulate", argument, problem, remedy)
 
 
-def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
-    """Whether something is wrong, what must hold, what was given and what to do; later ones rely on earlier ones."""
+def _problems(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
+    """Possible problems: whether it occurs, argument, problem, remedy; later ones assume that earlier ones do not."""
     counts = {"tokens": 2, "dim": 1, "steps": 0, "heads": 1, "keys": 0, "seeds": 1, "every": 0}
     for name, least in counts.items():
         value = getattr(s, name)
         wrong = not isinstance(value, int) or value < least
-        yield wrong, f"{name} must be an integer from {least} on", f"{value}", "Count in whole numbers."
+        yield wrong, name, f"{name} must be an integer of at least {least}, got {value}", f"Pass {least} or more."
     parts = s.contraction.split("+")
     unknown = [part for part in parts if part not in CONTRACTIONS]
     whitened = any(part in ("zca", "pca", "cholesky", "monge") for part in parts)
+    for name in ("beta", "tau"):
+        value = getattr(s, name)
+        yield not _is_finite(value), name, f"{name} must be a finite number, got {value}", "Pass a finite number."
     yield from (
-        (not (_is_finite(s.beta) and _is_finite(s.tau)), "beta and tau must be finite", f"{s.beta} and {s.tau}",
-         "A negative tau descends."),
-        (bool(unknown), "contraction must be known", f"{(unknown or parts)[0]!r}",
-         f"It is one of {', '.join(CONTRACTIONS)}, or several joined by +."),
-        (s.initial not in INITIAL, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(INITIAL)}."),
-        (s.placement not in PLACEMENTS, "placement must be known", f"{s.placement!r}",
-         f"It is one of {', '.join(PLACEMENTS)}."),
-        (s.dim % s.heads != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
-         "Each head has dim / heads coordinates."),
-        (s.causal and s.keys > 0, "keys must be 0 under a causal mask", f"{s.keys}",
-         "Frozen keys have no order among the tokens: drop --causal or --keys."),
-        (s.initial == "circle" and s.dim < 2, "dim must be at least 2 for a circle", f"{s.dim}", "Add --dim 2."),
-        (whitened and s.tokens <= s.dim, "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
-         "Take more tokens, or another contraction."),
+        (bool(unknown), "contraction", f"there is no contraction {(unknown or parts)[0]!r}",
+         f"Choose one of {', '.join(CONTRACTIONS)}, or join several with +."),
+        (s.initial not in INITIAL, "initial", f"there is no initial distribution {s.initial!r}",
+         f"Choose one of {', '.join(INITIAL)}."),
+        (s.placement not in PLACEMENTS, "placement", f"there is no placement {s.placement!r}",
+         f"Choose one of {', '.join(PLACEMENTS)}."),
+        (s.dim % s.heads != 0, "heads", f"heads must divide dim, got {s.heads} heads and dim {s.dim}",
+         "Choose a number of heads that divides dim."),
+        (s.causal and s.keys > 0, "keys", f"keys must be 0 with a causal mask, got {s.keys}",
+         "Drop causal or keys: frozen keys have no order relative to the tokens."),
+        (s.initial == "circle" and s.dim < 2, "dim", f"dim must be at least 2 for initial 'circle', got {s.dim}",
+         "Pass dim=2 (--dim 2) or more."),
+        (whitened and s.tokens <= s.dim, "tokens",
+         f"tokens must be larger than dim for whitening, got {s.tokens} tokens and dim {s.dim}",
+         "Increase tokens, or choose another contraction."),
     )  # fmt: skip
 
 

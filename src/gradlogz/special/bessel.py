@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from .._typing import Float, Tensor
 
 TERMS = 24  # of the power series: (s/2d)^j / j! < 1e-23 at s = 2d
@@ -114,5 +114,5 @@ def _dim_of(call: str, order: float) -> int:
     dim = round(2 * order + 2)
     if order < 0 or dim != 2 * order + 2:
         condition = "order must be one of 0, 1/2, 1, 3/2, ..."
-        raise InputValueError(sentence(call, condition, f"order={order}", "Round it to a half."))
+        raise InputValueError(call, "order", f"{condition}, got order={order}", "Round it to a half.")
     return dim

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import InputValueError, MissingPackageError, sentence
+from .._errors import InputValueError, MissingPackageError
 from .._typing import Float, Int, Tensor
 
 COLUMNS = ("time", "target", "x", "y", "z")
@@ -100,13 +100,13 @@ def read(source: Source, *, skip_bad: bool = False) -> Detections:
     if not bool(found.position.isfinite().any()):
         fact = f"{len(found.time)} rows, {len(bad) + len(late)} bad ones left out"
         remedy = "A row has a time, and numbers in x and y."
-        raise InputValueError(sentence("track", "there must be a detection", fact, remedy))
+        raise InputValueError("track", "detections", f"there must be a detection, got {fact}", remedy)
     return found._replace(time=found.time - found.time.min(), bad=sorted([*bad, *late]))
 
 
 def _refuse(bad: Bad) -> None:
     remedy = "Mend it, or leave bad rows out with --skip-bad."
-    raise InputValueError(sentence("track", bad.condition, bad.fact, remedy))
+    raise InputValueError("track", "detections", f"{bad.condition}, got {bad.fact}", remedy)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -118,7 +118,9 @@ def columns_of(source: Mapping[str, Any]) -> Columns:
     lengths = {len(v) for v in cells.values()}
     if len(lengths) > 1:
         fact = f"lengths {', '.join(map(str, sorted(lengths)))}"
-        raise InputValueError(sentence("track", "columns must be of one length", fact, "A row has a cell in each."))
+        raise InputValueError(
+            "track", "columns", f"columns must be of one length, got {fact}", "A row has a cell in each."
+        )
     return Columns(cells, range(1, max(lengths, default=0) + 1), [])
 
 
@@ -129,7 +131,9 @@ def _file(path: Path) -> Columns:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         fact = error.strerror if isinstance(error, OSError) else "what is no text in UTF-8"
         remedy = "Pass a file of columns time, target, x, y, as CSV or with the suffix .parquet."
-        raise InputValueError(sentence("track", f"{path} must be a file that can be read", f"{fact}", remedy)) from None
+        raise InputValueError(
+            "track", "detections", f"{path} must be a file that can be read, got {fact}", remedy
+        ) from None
 
 
 def _csv(path: Path) -> Columns:
@@ -141,12 +145,12 @@ def _csv(path: Path) -> Columns:
         rows = list(reader)
     if not rows or "\0" in head:
         fact, remedy = "none" if not rows else "zeros, as in a binary file", "Its head says time,target,x,y."
-        raise InputValueError(sentence("track", f"{path} must have rows of text", fact, remedy))
+        raise InputValueError("track", "detections", f"{path} must have rows of text, got {fact}", remedy)
     names = [_name(cell) for cell in rows[0]]
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
         raise InputValueError(
-            sentence("track", "columns must have different names", f"{twice[0]!r} twice", "Rename one.")
+            "track", "columns", f"columns must have different names, got {twice[0]!r} twice", "Rename one."
         )
     width = len(names)
     numbers = [i for i, cells in enumerate(rows[1:], 2) if cells]  # empty lines are no rows
@@ -168,14 +172,16 @@ def _parquet(path: Path) -> Columns:
     except ImportError:
         remedy = "Install it with: pip install 'gradlogz[tables]', or pass CSV."
         raise MissingPackageError(
-            sentence("track", "polars must be installed to read parquet", "no polars", remedy)
+            "track", "polars", "polars must be installed to read parquet, got no polars", remedy
         ) from None
     with path.open("rb") as file:
         try:
             frame = polars.read_parquet(file)
         except polars.exceptions.PolarsError:
             remedy = "Write it again, or pass CSV."
-            raise InputValueError(sentence("track", f"{path} must be parquet", "another format", remedy)) from None
+            raise InputValueError(
+                "track", "detections", f"{path} must be parquet, got another format", remedy
+            ) from None
     return columns_of({name: frame[name].to_list() for name in frame.columns})
 
 
@@ -190,7 +196,7 @@ def _check_columns(names: list[str]) -> None:
         condition = f"columns must be {', '.join(COLUMNS[:-1])} and perhaps z"
         fact = f"no {missing[0]!r}" if missing else f"{_shown(unknown[0])} too"
         remedy = "Its first row names them; target may be left out." if missing else "Leave it out."
-        raise InputValueError(sentence("track", condition, fact, remedy))
+        raise InputValueError("track", "columns", f"{condition}, got {fact}", remedy)
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

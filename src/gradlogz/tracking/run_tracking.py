@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 from .._progress import Progress, reporter
 from .._settings import changed
 from .._typing import Bool, Float, Int, Tensor
@@ -223,7 +223,9 @@ def _learned_from(detections: Detections) -> TargetBatch:
     who = (lengths >= 3).nonzero().flatten()
     if len(who) == 0:
         remedy = "Give --sigma and --noise in place of --fit."
-        raise InputValueError(sentence("track", "a target must have three rows to fit levels", "fewer in each", remedy))
+        raise InputValueError(
+            "track", "detections", "a target must have three rows to fit levels, got fewer in each", remedy
+        )
     wanted = max(1, FITTED_ROWS // int(lengths[who].double().mean().clamp(max=FITTED_STEPS)))
     who = who[:: math.ceil(len(who) / wanted)]
     chosen = torch.isin(detections.target, who)

@@ -10,7 +10,7 @@ Read next: noise_levels.py (the numbers that are not given), run_tracking.py.
 import math
 from dataclasses import dataclass
 
-from .._errors import InputValueError, sentence
+from .._errors import InputValueError
 
 FILTERS = ("imm", "gpb2", "gpb1")
 MODELS = {"cv": ("quiet", "manoeuvring"), "cv-ca": ("velocity", "acceleration"), "turn": ("straight", "left", "right")}
@@ -69,7 +69,7 @@ def check(settings: TrackingSettings) -> None:
     ]  # fmt: skip
     for wrong, condition, fact, remedy in refusals:
         if wrong:
-            raise InputValueError(sentence("track", condition, fact, remedy))
+            raise InputValueError("track", condition.split()[0], f"{condition}, got {fact}", remedy)
 
 
 def _is_positive(value: float) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._errors import MissingPackageError, sentence
+from .._errors import MissingPackageError
 from ..page.writing import replaced
 from .records import Tracks
 
@@ -47,7 +47,7 @@ def check_table(path: str | Path) -> None:
     """Refuse, before anything is computed, a table that could not be written after it."""
     if Path(path).suffix == ".parquet" and _polars() is None:
         remedy = "Install it with: pip install 'gradlogz[tables]', or write CSV."
-        raise MissingPackageError(sentence("track", "polars must be installed to write parquet", "no polars", remedy))
+        raise MissingPackageError("track", "polars", "polars must be installed to write parquet, got no polars", remedy)
 
 
 def write_table(tracks: Tracks, path: str | Path) -> Path:

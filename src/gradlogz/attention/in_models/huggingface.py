@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..._errors import InputTypeError, MissingPackageError, sentence
+from ..._errors import InputNotImplementedError, InputTypeError, MissingPackageError
 from ..._typing import Tensor
 from .intercepted_calls import of_interface
 from .interception import LAYERS, attention_layers, names_of
@@ -46,12 +46,16 @@ def register(model: nn.Module | None = None) -> None:
     parts = _parts(model, modeling)
     if not parts:
         remedy = "Use gradlogz.observe, which sees the attention of any module."
-        raise InputTypeError(sentence("register", "model must be a transformers model", type(model).__name__, remedy))
+        raise InputTypeError(
+            "register", "model", f"model must be a transformers model, got {type(model).__name__}", remedy
+        )
     outside = tuple(name for name, layer in attention_layers(model, LAYERS) if not _asks(layer))
     if outside:
         condition = "every attention layer must ask transformers for its attention function"
         remedy = "Use gradlogz.observe, which sees what these layers compute by themselves."
-        raise NotImplementedError(sentence("register", condition, f"{names_of(outside)}, which do not", remedy))
+        raise InputNotImplementedError(
+            "register", "model", f"{condition}, got {names_of(outside)}, which do not", remedy
+        )
     before = _before.setdefault(model, {})
     for config in parts:
         if config._attn_implementation != NAME:
@@ -100,4 +104,4 @@ def _transformers(call: str) -> tuple[Any, Any]:
         return import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
     except ImportError:
         remedy = "Install it: pip install 'gradlogz[probe]'."
-        raise MissingPackageError(sentence(call, "transformers must be installed", "none", remedy)) from None
+        raise MissingPackageError(call, "transformers", "transformers must be installed, got none", remedy) from None

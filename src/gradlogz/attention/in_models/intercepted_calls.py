@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..._errors import InputTypeError, sentence
+from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
 from ..functional import attend
 from ..result import Attention
@@ -122,7 +122,9 @@ def of_interface(
     for name in ("indices", "block_indices", "cache"):
         if others.get(name) is not None:
             condition, remedy = "the layer must let its queries see keys by a mask", "Use another implementation."
-            raise NotImplementedError(sentence("attend", condition, f"{name}= of {type(module).__name__}", remedy))
+            raise InputNotImplementedError(
+                "attend", "model", f"{condition}, got {name}= of {type(module).__name__}", remedy
+            )
     flash = implementation is not None and "flash" in implementation
     m, n = query.shape[2], key.shape[2]
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}
@@ -216,7 +218,9 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
     if not hasattr(block_mask, "mask_mod"):
         remedy = "Use the sdpa or eager implementation."
         fact = type(block_mask).__name__
-        raise InputTypeError(sentence("attend", "attention_mask must be a tensor or a block mask", fact, remedy))
+        raise InputTypeError(
+            "attend", "attention_mask", f"attention_mask must be a tensor or a block mask, got {fact}", remedy
+        )
     from torch.nn.attention.flex_attention import create_mask
 
     b, h, m, _ = query.shape

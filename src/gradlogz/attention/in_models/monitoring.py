@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..._errors import InputTypeError, InputValueError, sentence
+from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from .head_summaries import Alert, HeadSums, MonitorRow, Thresholds, heads_of, merged, sums_of
 from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
@@ -69,7 +69,9 @@ class Monitor(Receiver):
         if self._row is None:
             fact = f"{self.steps} steps" if self.steps else "none: no optimizer has stepped yet"
             remedy = "Without an optimizer of torch call m.step() where a step ends."
-            raise RuntimeError(sentence("monitor.row", "a step with a forward pass must have ended", fact, remedy))
+            raise InputRuntimeError(
+                "monitor.row", None, f"a step with a forward pass must have ended, got {fact}", remedy
+            )
         return self._row
 
     def step(self) -> None:
@@ -100,7 +102,7 @@ class Monitor(Receiver):
         if _in_vmap():
             condition, fact = "the model must run outside torch.vmap", f"{layer} inside it"
             remedy = "Leave the monitor out, or give the model the batch itself."
-            raise NotImplementedError(sentence("monitor", condition, fact, remedy))
+            raise InputNotImplementedError("monitor", "model", f"{condition}, got {fact}", remedy)
         name = numbered(layer, self._called)
         self._called[name] = None
         with torch.no_grad():
@@ -117,7 +119,7 @@ class Monitor(Receiver):
         condition = "torch must compute its layers the same with and without hooks"
         fact = f"{layer}, frozen and in eval mode, for which it has a fused operator"
         remedy = "Call torch.backends.mha.set_fastpath_enabled(False) before the training."
-        raise RuntimeError(sentence("monitor", condition, fact, remedy))
+        raise InputRuntimeError("monitor", "torch", f"{condition}, got {fact}", remedy)
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """A pass has ended."""
@@ -127,7 +129,7 @@ class Monitor(Receiver):
         if missed and self._strict:
             condition = "every attention layer must make a call that can be seen"
             remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise RuntimeError(sentence("monitor", condition, f"none from {names_of(missed)}", remedy))
+            raise InputRuntimeError("monitor", "model", f"{condition}, got none from {names_of(missed)}", remedy)
 
     def _arm(self) -> None:
         if not self._armed:
@@ -226,18 +228,18 @@ def monitor(
     """
     if not isinstance(model, nn.Module):
         remedy = "Pass the model itself."
-        raise InputTypeError(sentence("monitor", "model must be a torch.nn.Module", type(model).__name__, remedy))
+        raise InputTypeError("monitor", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if isinstance(model, nn.DataParallel):
         condition, fact = "model must run in one thread", "torch.nn.DataParallel, which copies it to many"
         remedy = "Use torch.nn.parallel.DistributedDataParallel."
-        raise InputTypeError(sentence("monitor", condition, fact, remedy))
+        raise InputTypeError("monitor", "model", f"{condition}, got {fact}", remedy)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         remedy = "1 looks at every step."
-        raise InputValueError(sentence("monitor", "every must be a positive integer", f"{every!r}", remedy))
+        raise InputValueError("monitor", "every", f"every must be a positive integer, got {every!r}", remedy)
     if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
         condition = "writer must have add_scalar or take a row"
         remedy = "Pass a SummaryWriter, or a function of one argument."
-        raise InputTypeError(sentence("monitor", condition, type(writer).__name__, remedy))
+        raise InputTypeError("monitor", "writer", f"{condition}, got {type(writer).__name__}", remedy)
     if group is None and hasattr(model, "process_group"):
         group = model.process_group
     m = Monitor(
@@ -254,7 +256,7 @@ def monitor(
     if strict and m.steps and m._row is None:
         condition, fact = "the model must compute attention", f"{m.steps} steps without any"
         remedy = "If its classes are named otherwise, pass their pattern as layers=; a compiled function is not seen."
-        raise RuntimeError(sentence("monitor", condition, fact, remedy))
+        raise InputRuntimeError("monitor", "model", f"{condition}, got {fact}", remedy)
 
 
 def _in_vmap() -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..._errors import InputTypeError, InputValueError, sentence
+from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
@@ -63,7 +63,7 @@ class Observation(Mapping[str, Attention], Receiver):
         if statistic not in Attention._fields:
             remedy = f"It is one of {', '.join(Attention._fields)}."
             raise InputValueError(
-                sentence("Observation.stack", "statistic must be one of Attention", f"{statistic!r}", remedy)
+                "Observation.stack", "statistic", f"statistic must be one of Attention, got {statistic!r}", remedy
             )
         found = [getattr(attention, statistic) for attention in self.values()]
         shapes = {None if t is None else tuple(t.shape) for t in found}
@@ -71,7 +71,7 @@ class Observation(Mapping[str, Attention], Receiver):
             fact = f"{len(shapes)} shapes" if None not in shapes else f"layers without {statistic}"
             remedy = "Take the layers one by one: seen[name]."
             raise InputValueError(
-                sentence("Observation.stack", f"all layers must have {statistic} of one shape", fact, remedy)
+                "Observation.stack", "statistic", f"all layers must have {statistic} of one shape, got {fact}", remedy
             )
         return torch.stack(found)
 
@@ -98,7 +98,7 @@ class Observation(Mapping[str, Attention], Receiver):
         if missed and self._strict:
             condition = "every attention layer must make a call that can be seen"
             remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise RuntimeError(sentence("observe", condition, f"none from {names_of(missed)}", remedy))
+            raise InputRuntimeError("observe", "model", f"{condition}, got none from {names_of(missed)}", remedy)
 
 
 @contextmanager
@@ -131,10 +131,12 @@ def observe(
     """
     if not isinstance(model, nn.Module):
         remedy = "Pass the model itself."
-        raise InputTypeError(sentence("observe", "model must be a torch.nn.Module", type(model).__name__, remedy))
+        raise InputTypeError("observe", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if id(model) in _observed:
         condition, fact = "a model must be observed once at a time", "one that is observed already"
-        raise RuntimeError(sentence("observe", condition, fact, "Leave the first context before the second."))
+        raise InputRuntimeError(
+            "observe", "model", f"{condition}, got {fact}", "Leave the first context before the second."
+        )
     seen = Observation(statistics, strict)
     _observed.add(id(model))
     try:
@@ -145,7 +147,7 @@ def observe(
     if strict and seen.passes and not any(seen.passes):
         condition, fact = "the model must compute attention", f"{len(seen.passes)} passes without any"
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise RuntimeError(sentence("observe", condition, fact, remedy))
+        raise InputRuntimeError("observe", "model", f"{condition}, got {fact}", remedy)
 
 
 _observed: set[int] = set()

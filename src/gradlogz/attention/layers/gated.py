@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
 from ..functional import attend
@@ -142,7 +142,7 @@ class GatedHeads(nn.Module):
         if given.shape[-2] != self.num_heads or given.ndim > like.ndim:
             condition = f"gates must be [h] or [*b, h, m] with h={self.num_heads} heads"
             raise InputValueError(
-                sentence("GatedHeads", condition, f"shape {shape_of(gates)}", "One gate for each head.")
+                "GatedHeads", "gates", f"{condition}, got shape {shape_of(gates)}", "One gate for each head."
             )
         return given.to(like.dtype).expand_as(like)
 

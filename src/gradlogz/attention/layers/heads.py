@@ -7,7 +7,7 @@ Read next: multihead.py, the layer that everyone knows; the others differ from i
 
 import torch
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Float, Tensor
 
 
@@ -31,7 +31,9 @@ def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:
     if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
         fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
         condition = "embed_dim must be a positive multiple of num_heads"
-        raise InputValueError(sentence(call, condition, fact, "Each head has embed_dim / num_heads coordinates."))
+        raise InputValueError(
+            call, "embed_dim", f"{condition}, got {fact}", "Each head has embed_dim / num_heads coordinates."
+        )
 
 
 def check_tokens(call: str, embed_dim: int, **tokens: Tensor) -> None:
@@ -39,11 +41,11 @@ def check_tokens(call: str, embed_dim: int, **tokens: Tensor) -> None:
     for name, t in tokens.items():
         if t.ndim < 2 or t.shape[-1] != embed_dim:
             condition = f"{name} must be [*b, tokens, embed_dim={embed_dim}]"
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", "The batch comes first."))
+            raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", "The batch comes first.")
 
 
 def check_statistics(call: str, statistics: str) -> None:
     """The moments of keys that are Gaussians are not those of the points that stand for them."""
     if statistics not in ("none", "scalar"):
         condition, remedy = 'statistics must be "none" or "scalar"', "Leave it out for the scalars."
-        raise InputValueError(sentence(call, condition, f"{statistics!r}", remedy))
+        raise InputValueError(call, "statistics", f"{condition}, got {statistics!r}", remedy)

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import nn
 
-from ..._errors import InputValueError, has_values, sentence
+from ..._errors import InputValueError, has_values
 from ..._typing import Bool, Float, Tensor
 from ...special.bessel import radial
 from ..functional import attend
@@ -81,10 +81,12 @@ class LinkAttention(nn.Module):
         if family not in get_args(Family):
             condition = f"family must be one of {', '.join(get_args(Family))}"
             remedy = "For another measure use gradlogz.measures.mean_to_natural, which is eager."
-            raise InputValueError(sentence("LinkAttention", condition, f"{family!r}", remedy))
+            raise InputValueError("LinkAttention", "family", f"{condition}, got {family!r}", remedy)
         if family == "sphere" and embed_dim == num_heads:
             condition, fact = "a head must have 2 coordinates or more for a sphere", "1"
-            raise InputValueError(sentence("LinkAttention", condition, fact, 'In one dimension it is family="spins".'))
+            raise InputValueError(
+                "LinkAttention", "embed_dim", f"{condition}, got {fact}", 'In one dimension it is family="spins".'
+            )
         super().__init__()
         self.embed_dim, self.num_heads, self.family, self.project = embed_dim, num_heads, family, project
         self.margin, self.validate = margin, validate
@@ -138,7 +140,9 @@ class LinkAttention(nn.Module):
             if outside:
                 fact = f"{outside} of {u[..., 0].numel()} heads of tokens outside"
                 condition = f"tokens must be {of_family.domain}"
-                raise InputValueError(sentence("LinkAttention", condition, fact, "Map them into the domain first."))
+                raise InputValueError(
+                    "LinkAttention", "tokens", f"{condition}, got {fact}", "Map them into the domain first."
+                )
         return of_family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
 
     def extra_repr(self) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Bool, Float, Tensor
 from ...measures.mixture import GaussianMessages
 from ..functional import attend
@@ -65,10 +65,10 @@ class MixtureAttention(nn.Module):
         check_sizes("MixtureAttention", embed_dim, num_heads)
         if covariance not in ("head", "token"):
             condition, remedy = 'covariance must be "head" or "token"', "It says who has one of its own."
-            raise InputValueError(sentence("MixtureAttention", condition, f"{covariance!r}", remedy))
+            raise InputValueError("MixtureAttention", "covariance", f"{condition}, got {covariance!r}", remedy)
         if rank is not None and rank < 1:
             remedy = "Leave it out for diagonal covariances."
-            raise InputValueError(sentence("MixtureAttention", "rank must be at least 1", f"{rank}", remedy))
+            raise InputValueError("MixtureAttention", "rank", f"rank must be at least 1, got {rank}", remedy)
         super().__init__()
         self.embed_dim, self.num_heads, self.covariance, self.rank = embed_dim, num_heads, covariance, rank
         made: dict[str, Any] = {"device": device, "dtype": dtype}

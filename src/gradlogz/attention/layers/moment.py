@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import linear, softplus
 
 from ..._autocast import autocast_disabled
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...kernels.attention.scoring import Block, Scoring, visible
 from ...measures.gating import gated_mean, gated_spread
@@ -88,7 +88,7 @@ class MomentAttention(nn.Module):
         check_sizes("MomentAttention", embed_dim, num_heads)
         if covariance not in ("diagonal", "full"):
             condition, remedy = 'covariance must be "diagonal" or "full"', "Leave it out for variances."
-            raise InputValueError(sentence("MomentAttention", condition, f"{covariance!r}", remedy))
+            raise InputValueError("MomentAttention", "covariance", f"{condition}, got {covariance!r}", remedy)
         super().__init__()
         self.embed_dim, self.num_heads, self.covariance = embed_dim, num_heads, covariance
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -194,7 +194,7 @@ class MomentAttention(nn.Module):
         if covariance.shape != shape:
             condition = f"{name} must be {tuple(shape)}, {self.covariance}, beside its mean"
             remedy = "Variances are [*b, n, d], matrices [*b, n, d, d]; no uncertainty is torch.zeros."
-            raise InputValueError(sentence("MomentAttention", condition, f"shape {shape_of(covariance)}", remedy))
+            raise InputValueError("MomentAttention", name, f"{condition}, got shape {shape_of(covariance)}", remedy)
 
 
 def _log_weights(attn_mask: Tensor | None, is_causal: bool, eta: Tensor, n: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout, linear, pad
 
-from ..._errors import InputTypeError, InputValueError, sentence, shape_of
+from ..._errors import InputTypeError, InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
 from ..functional import attend
@@ -75,7 +75,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not isinstance(module, nn.MultiheadAttention):
             condition = "module must be a torch.nn.MultiheadAttention"
             remedy = "For a whole model, replace its modules of that class one by one."
-            raise InputTypeError(sentence("MultiheadAttention.from_torch", condition, type(module).__name__, remedy))
+            raise InputTypeError(
+                "MultiheadAttention.from_torch", "module", f"{condition}, got {type(module).__name__}", remedy
+            )
         layer = cls(
             module.embed_dim,
             module.num_heads,
@@ -269,7 +271,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             return
         fact = f"query {shape_of(query)}, key {shape_of(key)}, value {shape_of(value)}"
-        raise InputValueError(sentence("MultiheadAttention", condition, fact, remedy))
+        raise InputValueError("MultiheadAttention", "value", f"{condition}, got {fact}", remedy)
 
     def _check_masks(
         self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool, size: tuple[int, int, int]
@@ -283,12 +285,12 @@ class MultiheadAttention(nn.MultiheadAttention):
                 continue
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 remedy = f"Convert it with {name}.bool(), True = do not attend."
-                raise InputTypeError(sentence(call, f"{name} must be bool or floating", f"{mask.dtype}", remedy))
+                raise InputTypeError(call, name, f"{name} must be bool or floating, got {mask.dtype}", remedy)
             if shape_of(mask) not in shapes:
                 condition = f"{name} must have shape {' or '.join(map(str, shapes))}"
                 remedy = "Batch times heads, queries and keys; a mask of keys is [b, n]."
-                raise InputValueError(sentence(call, condition, f"shape {shape_of(mask)}", remedy))
+                raise InputValueError(call, name, f"{condition}, got shape {shape_of(mask)}", remedy)
         if is_causal and attn_mask is None and m != n:
             condition = "is_causal must come with attn_mask, or with as many queries as keys"
             remedy = "Pass the mask that says which query sees which key."
-            raise InputValueError(sentence(call, condition, f"{m} queries and {n} keys", remedy))
+            raise InputValueError(call, "is_causal", f"{condition}, got {m} queries and {n} keys", remedy)

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, check_floats, has_values, present, sentence, shape_of
+from ..._errors import InputValueError, check_floats, has_values, present, shape_of
 from ..._typing import Float, Tensor
 from ...measures import Empirical, Gaussian, Mixture
 from ...measures.measure import Measure
@@ -121,13 +121,13 @@ class AttentionFilter:
         for name, (chosen, known) in choices.items():
             if chosen not in known:
                 condition = f"{name} must be one of {', '.join(known)}"
-                raise InputValueError(sentence(call, condition, repr(chosen), "The docstring says what they are."))
+                raise InputValueError(call, name, f"{condition}, got {chosen!r}", "The docstring says what they are.")
         if noise is not None and message == "mean":
             remedy = 'Pass message="covariance": noise does not move a mean.'
-            raise InputValueError(sentence(call, "noise must come with covariances", 'message="mean"', remedy))
+            raise InputValueError(call, "noise", 'noise must come with covariances, got message="mean"', remedy)
         if weights == "sinkhorn" and coupling == "state":
             remedy = 'Use coupling="mean".'
-            raise InputValueError(sentence(call, 'sinkhorn must have coupling="mean"', 'coupling="state"', remedy))
+            raise InputValueError(call, "sinkhorn", 'sinkhorn must have coupling="mean", got coupling="state"', remedy)
         self.value, self.noise, self.scale = value, noise, scale
         self.message, self.coupling, self.weights = message, coupling, weights
         self.tolerance, self.max_iterations = tolerance, max_iterations
@@ -225,7 +225,10 @@ class AttentionFilter:
             condition = f"Sinkhorn's method must settle within {self.max_iterations} iterations"
             fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
             raise InputValueError(
-                sentence("AttentionFilter", condition, fact, "Raise max_iterations, or lower the scale.")
+                "AttentionFilter",
+                "max_iterations",
+                f"{condition}, got {fact}",
+                "Raise max_iterations, or lower the scale.",
             )
         return f
 
@@ -237,21 +240,29 @@ class AttentionFilter:
         if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
             condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
             fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
-            raise InputValueError(sentence(call, condition, fact, "Project queries into the space of the keys first."))
+            raise InputValueError(
+                call, "slots.mean", f"{condition}, got {fact}", "Project queries into the space of the keys first."
+            )
         d = mean.shape[-1]
         if self.value is not None and self.value.shape[:1] != (d,):
             fact = f"shape {shape_of(self.value)}"
-            raise InputValueError(sentence(call, f"value must be [d={d}, e]", fact, "Tokens are rows: x' = x W_v."))
+            raise InputValueError(
+                call, "value", f"value must be [d={d}, e], got {fact}", "Tokens are rows: x' = x W_v."
+            )
         e = d if self.value is None else self.value.shape[-1]
         if self.noise is not None and self.noise.shape != (e, e):
             condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
-            raise InputValueError(sentence(call, condition, fact, "It is added after the value map."))
+            raise InputValueError(call, "noise", f"{condition}, got {fact}", "It is added after the value map.")
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
-            raise InputValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+            raise InputValueError(
+                call, "slots.covariance", f"{condition}, got {fact}", "Give one for each slot, or None."
+            )
         if log_pi is not None and log_pi.shape != mean.shape[:-1]:
             condition, fact = f"slots.log_probability must be {tuple(mean.shape[:-1])}", f"shape {shape_of(log_pi)}"
-            raise InputValueError(sentence(call, condition, fact, "Give one for each slot, or None."))
+            raise InputValueError(
+                call, "slots.log_probability", f"{condition}, got {fact}", "Give one for each slot, or None."
+            )
 
 
 @without_autocast
@@ -274,10 +285,10 @@ def attentive_imm(
     check_floats(call, eta=eta, model=model.F)
     if model.continuous:
         condition, remedy = "the model must have a transition matrix", "Discretise it: discretize_chain."
-        raise InputValueError(sentence(call, condition, "a Generator", remedy))
+        raise InputValueError(call, "model", f"{condition}, got a Generator", remedy)
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
-        raise InputValueError(sentence(call, condition, f"shape {shape_of(eta)}", "0 leaves the chain as it is."))
+        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "0 leaves the chain as it is.")
     series = as_series(observations)
     _, y, seen = prepared(call, model, series, validate=model.validate)
     batch, steps = y.shape[:-2], y.shape[-2]
@@ -336,7 +347,7 @@ def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
     if eta.ndim != 2 or eta.shape[-1] != d or eta.shape[0] <= d + 1:
         condition = f"eta must be [m, d={d}] with more than d + 1 rows"
         raise InputValueError(
-            sentence(call, condition, f"shape {shape_of(eta)}", "Pass the natural parameters to fit.")
+            call, "eta", f"{condition}, got shape {shape_of(eta)}", "Pass the natural parameters to fit."
         )
     mu = h.mean(eta)
     centre, middle = mu.mean(0), eta.mean(0)

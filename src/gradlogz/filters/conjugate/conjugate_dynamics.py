@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, check_floats, has_values, present, sentence, shape_of
+from ..._errors import InputValueError, check_floats, has_values, present, shape_of
 from ..._typing import Float, Tensor
 from ...measures import Empirical, Gamma, Gaussian, InverseGaussian, Measure, OneHot, Poisson, Sphere, Spins, Wishart
 from ...measures.wishart import smat, svec
@@ -103,7 +103,9 @@ def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> 
     if not all(sizes):
         condition = f"matrix must be [{n}, {n}], offset [{n}] and noise [{n}, {n}]"
         shapes = ", ".join(str(shape_of(t)) for t in (W, b, Q) if t is not None)
-        raise InputValueError(sentence(call, condition, f"shapes {shapes}", "They act on what the family is a law of."))
+        raise InputValueError(
+            call, "matrix", f"{condition}, got shapes {shapes}", "They act on what the family is a law of."
+        )
     if not has_values(W):
         return Closure(True, "not looked at while tracing")
     motion = LinearMotion(*(None if t is None else t.detach() for t in motion))  # type: ignore[arg-type]
@@ -120,28 +122,30 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
         factor = motion.factor.detach() if isinstance(motion.factor, Tensor) else motion.factor
         if isinstance(factor, Tensor) and factor.ndim:
             remedy = "Pass one Discount for each mode."
-            raise InputValueError(sentence(call, "discount must be one number", f"shape {shape_of(factor)}", remedy))
+            raise InputValueError(
+                call, "discount", f"discount must be one number, got shape {shape_of(factor)}", remedy
+            )
         if (not isinstance(factor, Tensor) or has_values(factor)) and not 0 < float(factor) <= 1:
             remedy = "1 forgets nothing; Reset forgets all."
             raise InputValueError(
-                sentence(call, "discount must be above 0 and at most 1", f"{float(factor):.4g}", remedy)
+                call, "discount", f"discount must be above 0 and at most 1, got {float(factor):.4g}", remedy
             )
     if isinstance(motion, (Discount, Reset)):
         prior = motion.prior
         if prior is not None and prior.shape[-1:] != (family.size,):
             condition = f"the prior of {type(motion).__name__} must end in p={family.size} natural parameters"
             remedy = f"Make it with {type(family).__name__}.prior."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(prior)}", remedy))
+            raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(prior)}", remedy)
         if prior is not None and has_values(prior) and not bool(family.in_domain(prior).all()):
             condition = f"the prior of {type(motion).__name__} must have a finite mass"
             remedy = f"Make it with {type(family).__name__}.prior."
-            raise InputValueError(sentence(call, condition, "one outside the domain", remedy))
+            raise InputValueError(call, "prior", f"{condition}, got one outside the domain", remedy)
         return
     found = is_closed_under(family, motion)
     if not found.closed:
         condition = f"LinearMotion must keep the family {type(family).__name__}"
         remedy = "Discount and Reset keep every family; pushforward makes a new one."
-        raise InputValueError(sentence(call, condition, f"one that does not: {found.why}", remedy))
+        raise InputValueError(call, "LinearMotion", f"{condition}, got one that does not: {found.why}", remedy)
 
 
 def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b g p"]) -> Float[Tensor, "*b g p"]:

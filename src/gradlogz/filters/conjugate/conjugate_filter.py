@@ -26,7 +26,6 @@ from ..._errors import (
     check_normalized,
     has_values,
     present,
-    sentence,
     shape_of,
 )
 from ..._typing import Bool, Float, Tensor
@@ -118,10 +117,10 @@ class ConjugateFilter:
         if transition.shape != (k, k) or k == 0:
             condition = f"transition must be [{k}, {k}], as there are dynamics"
             remedy = "Pass one Discount, Reset or LinearMotion for each mode."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(transition)}", remedy))
+            raise InputValueError(call, "transition", f"{condition}, got shape {shape_of(transition)}", remedy)
         if method not in ("imm", "gpb") or depth < 1:
             condition, fact = 'method must be "imm" or "gpb" and depth at least 1', f"{method!r} and {depth}"
-            raise InputValueError(sentence(call, condition, fact, "GPB1 has depth 1, GPB2 has depth 2."))
+            raise InputValueError(call, "method", f"{condition}, got {fact}", "GPB1 has depth 1, GPB2 has depth 2.")
         o = family.observation_size
         one = transition.new_ones(o)
         own = family.likelihood(one, one.bool()).natural.shape[-2]
@@ -130,12 +129,14 @@ class ConjugateFilter:
                 f"family must be one for all modes or have k={k}",
                 "Its parameters begin with the modes.",
             )
-            raise InputValueError(sentence(call, condition, f"{own}", remedy))
+            raise InputValueError(call, "family", f"{condition}, got {own}", remedy)
         if validate:
             check_finite(call, transition=transition)
             if has_values(transition) and bool((transition < 0).any()):
                 fact = f"{int((transition < 0).sum())} below 0"
-                raise InputValueError(sentence(call, "transition must be probabilities", fact, "Rows sum to one."))
+                raise InputValueError(
+                    call, "transition", f"transition must be probabilities, got {fact}", "Rows sum to one."
+                )
             check_normalized(call, "rows of transition", transition.sum(-1).log(), "Divide each row by its sum.")
             for motion in dynamics:
                 check_dynamics(call, family, motion)
@@ -175,7 +176,7 @@ class ConjugateFilter:
         if y.shape[:-2] != state.log_likelihood.shape:
             condition = f"observation must have the targets {tuple(state.log_likelihood.shape)} of the state"
             remedy = "Begin with init(batch_shape=...) of its targets."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(observation)}", remedy))
+            raise InputValueError(call, "observation", f"{condition}, got shape {shape_of(observation)}", remedy)
         return self._advance(state, y.squeeze(-2), seen.squeeze(-2))
 
     @without_autocast
@@ -212,10 +213,12 @@ class ConjugateFilter:
         check_floats(call, observations=y, transition=self.transition)
         if y.shape[-1] != o:
             condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the family."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(y)}", remedy))
+            raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
         if series.inputs is not None or series.times is not None:
             condition, fact = "series must have observations, mask and lengths alone", "inputs or times"
-            raise InputValueError(sentence(call, condition, fact, "Conjugate families have no inputs and no times."))
+            raise InputValueError(
+                call, "series", f"{condition}, got {fact}", "Conjugate families have no inputs and no times."
+            )
         seen = seen_of(call, series, validate=False)
         seen = torch.ones_like(y, dtype=torch.bool) if seen is None else seen
         if self.family.whole:
@@ -223,7 +226,9 @@ class ConjugateFilter:
                 row = torch.nonzero((seen.any(-1) != seen.all(-1)).flatten())[0].item()
                 condition = f"an observation of {type(self.family).__name__} must be seen whole or not at all"
                 fact = f"one with a gap, number {row}"
-                raise InputValueError(sentence(call, condition, fact, "Make all of it NaN, or fill the gap."))
+                raise InputValueError(
+                    call, "observations", f"{condition}, got {fact}", "Make all of it NaN, or fill the gap."
+                )
             seen = seen.all(-1, keepdim=True).expand_as(y)
         y = torch.where(seen, y, 1.0 if self.family.support == "positive numbers" else 0.0)
         if self.validate and has_values(y):
@@ -233,7 +238,7 @@ class ConjugateFilter:
                 value = float(y[place])
                 condition = f"observations of {type(self.family).__name__} must be {self.family.support}, or NaN"
                 fact = f"{value:.6g} at {place}, and {int(wrong.sum())} in all"
-                raise InputValueError(sentence(call, condition, fact, "Mask what was not observed."))
+                raise InputValueError(call, "observations", f"{condition}, got {fact}", "Mask what was not observed.")
         return y, seen
 
     def _begin(self, call: str, batch: torch.Size, prior: Tensor, log_pi: Tensor | None) -> ConjugateState:
@@ -244,10 +249,10 @@ class ConjugateFilter:
         if prior.shape[-1:] != (p,) or prior.ndim not in (1, 2, len(full) + 1) or not _fits(prior.shape[:-1], full):
             condition = f"prior must be [p={p}], [k={k}, p] or [*b, k, p] with targets {tuple(batch)}"
             remedy = f"Make it with {type(self.family).__name__}.prior."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(prior)}", remedy))
+            raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(prior)}", remedy)
         if self.validate and has_values(prior) and not bool(self.family.in_domain(prior).all()):
             remedy = f"Make it with {type(self.family).__name__}.prior."
-            raise InputValueError(sentence(call, "prior must have a finite mass", "one outside the domain", remedy))
+            raise InputValueError(call, "prior", "prior must have a finite mass, got one outside the domain", remedy)
         for motion in self.dynamics:
             own = None if isinstance(motion, LinearMotion) else motion.prior
             if own is not None and own.ndim > 1 and (own.ndim != len(full) or not _fits(own.shape[:-1], batch)):
@@ -255,12 +260,14 @@ class ConjugateFilter:
                     f"the prior of {type(motion).__name__} must be [p={p}] or [*b, p] with targets {tuple(batch)}"
                 )
                 remedy = "One for each mode belongs to the dynamics of that mode."
-                raise InputValueError(sentence(call, condition, f"shape {shape_of(own)}", remedy))
+                raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(own)}", remedy)
         if log_pi is None:
             log_pi = torch.zeros_like(prior[..., 0]).new_zeros(full).log_softmax(-1)
         elif log_pi.shape[-1:] != (k,) or log_pi.ndim not in (1, len(full)) or not _fits(log_pi.shape, full):
             condition = f"log_mode_probability must be [k={k}] or [*b, k] with targets {tuple(batch)}"
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(log_pi)}", "None is uniform."))
+            raise InputValueError(
+                call, "log_mode_probability", f"{condition}, got shape {shape_of(log_pi)}", "None is uniform."
+            )
         elif self.validate:
             check_logarithms(call, "log_mode_probability", log_pi)
             check_normalized(call, "exp(log_mode_probability)", log_pi.logsumexp(-1), LOGARITHMS)

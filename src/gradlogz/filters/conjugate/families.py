@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, check_finite, check_floats, check_positive, has_values, sentence, shape_of
+from ..._errors import InputValueError, check_finite, check_floats, check_positive, has_values, shape_of
 from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Tensor
 from ...measures.prior import BASES
@@ -193,11 +193,11 @@ class GammaPoisson(_Independent):
         if e.ndim > 2 or (e.ndim == 2 and e.shape[-1] not in (1, self.channels)):
             condition = f"exposure must be a number, [k] or [k, o={self.channels}]"
             remedy = "Give one for each mode, or one for each mode and channel."
-            raise InputValueError(sentence("GammaPoisson", condition, f"shape {shape_of(e)}", remedy))
+            raise InputValueError("GammaPoisson", "exposure", f"{condition}, got shape {shape_of(e)}", remedy)
         if has_values(e) and bool((e < 0).any()):
             fact = f"{int((e < 0).sum())} of {e.numel()} below 0"
             raise InputValueError(
-                sentence("GammaPoisson", "exposure must be at least 0", fact, "0 is a mode without events.")
+                "GammaPoisson", "exposure", f"exposure must be at least 0, got {fact}", "0 is a mode without events."
             )
 
     def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
@@ -354,7 +354,7 @@ class BetaBinomial(_Independent):
         _check_channels("BetaBinomial", self.channels)
         if self.trials < 1:
             raise InputValueError(
-                sentence("BetaBinomial", "trials must be at least 1", f"{self.trials}", "1 is Bernoulli.")
+                "BetaBinomial", "trials", f"trials must be at least 1, got {self.trials}", "1 is Bernoulli."
             )
 
     def prior(self, a: float | Float[Tensor, "*#b"], b: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
@@ -427,7 +427,7 @@ class DirichletMultinomial(ConjugateFamily):
     def __post_init__(self) -> None:
         if self.categories < 2:
             condition, remedy = "categories must be at least 2", "One category is certain."
-            raise InputValueError(sentence("DirichletMultinomial", condition, f"{self.categories}", remedy))
+            raise InputValueError("DirichletMultinomial", "categories", f"{condition}, got {self.categories}", remedy)
 
     @property
     def size(self) -> int:
@@ -443,7 +443,7 @@ class DirichletMultinomial(ConjugateFamily):
         check_floats(call, concentration=concentration)
         if concentration.shape[-1:] != (self.categories,):
             condition, fact = f"concentration must end in c={self.categories}", f"shape {shape_of(concentration)}"
-            raise InputValueError(sentence(call, condition, fact, "Pass one for each category."))
+            raise InputValueError(call, "concentration", f"{condition}, got {fact}", "Pass one for each category.")
         check_positive(call, concentration=concentration)
         return concentration
 
@@ -508,7 +508,9 @@ class InverseWishartNormal(ConjugateFamily):
     def __post_init__(self) -> None:
         if self.dimension < 1:
             fact = f"{self.dimension}"
-            raise InputValueError(sentence("InverseWishartNormal", "dimension must be at least 1", fact, "X is p x p."))
+            raise InputValueError(
+                "InverseWishartNormal", "dimension", f"dimension must be at least 1, got {fact}", "X is p x p."
+            )
 
     @property
     def size(self) -> int:
@@ -527,13 +529,15 @@ class InverseWishartNormal(ConjugateFamily):
         if scale.shape[-2:] != (p, p) or df.ndim > scale.ndim - 2:
             fact = f"shapes {shape_of(df)} and {shape_of(scale)}"
             raise InputValueError(
-                sentence(call, f"scale must be [*b, {p}, {p}] and df [*b]", fact, "df is one number each.")
+                call, "scale", f"scale must be [*b, {p}, {p}] and df [*b], got {fact}", "df is one number each."
             )
         batch = torch.broadcast_shapes(df.shape, scale.shape[:-2])
         natural = torch.cat((svec(scale).expand(*batch, self.size - 1), (df - p - 1).expand(batch).unsqueeze(-1)), -1)
         if has_values(natural) and not bool(self.in_domain(natural).all()):
             condition, fact = f"df must exceed p-1={p - 1} and scale be positive definite", "a law of infinite mass"
-            raise InputValueError(sentence(call, condition, fact, "df = p + 2 and a covariance are a weak prior."))
+            raise InputValueError(
+                call, "df", f"{condition}, got {fact}", "df = p + 2 and a covariance are a weak prior."
+            )
         return natural
 
     @without_autocast
@@ -612,10 +616,10 @@ class LinearGaussian(ConjugateFamily):
         if H.ndim not in (2, 3) or R.shape[-2:] != (o, o) or (self.d is not None and self.d.shape[-1:] != (o,)):
             fact = f"shapes {shape_of(H)} and {shape_of(R)}"
             remedy = "The first dimension of stacks is the modes."
-            raise InputValueError(sentence(call, "H must be [o, s] or [k, o, s], R [o, o], d [o]", fact, remedy))
+            raise InputValueError(call, "H", f"H must be [o, s] or [k, o, s], R [o, o], d [o], got {fact}", remedy)
         if has_values(R) and int(torch.linalg.cholesky_ex(R.detach()).info.max()) > 0:
             remedy = "Use SwitchingModel for observations without noise."
-            raise InputValueError(sentence(call, "R must be positive definite", "one that is not", remedy))
+            raise InputValueError(call, "R", "R must be positive definite, got one that is not", remedy)
 
     @property
     def size(self) -> int:
@@ -634,12 +638,14 @@ class LinearGaussian(ConjugateFamily):
         if mean.shape[-1:] != (s,) or covariance.shape[-2:] != (s, s):
             fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
             raise InputValueError(
-                sentence(call, f"mean must end in s={s}, covariance in s, s", fact, "H gives the state size.")
+                call, "mean", f"mean must end in s={s}, covariance in s, s, got {fact}", "H gives the state size."
             )
         L, info = torch.linalg.cholesky_ex(covariance)
         if has_values(info) and int(info.max()) > 0:
             remedy = "Use SwitchingModel for states that are known exactly."
-            raise InputValueError(sentence(call, "covariance must be positive definite", "one that is not", remedy))
+            raise InputValueError(
+                call, "covariance", "covariance must be positive definite, got one that is not", remedy
+            )
         precision = symmetric(torch.cholesky_inverse(L))
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
@@ -712,7 +718,7 @@ class LinearGaussian(ConjugateFamily):
 def _check_channels(call: str, channels: int) -> None:
     if channels < 1:
         raise InputValueError(
-            sentence(call, "channels must be at least 1", f"{channels}", "An observation has o channels.")
+            call, "channels", f"channels must be at least 1, got {channels}", "An observation has o channels."
         )
 
 
@@ -725,7 +731,7 @@ def _per_channel(call: str, channels: int, **given: Tensor) -> list[Tensor]:
         fact = " and ".join(str(shape_of(t)) for t in given.values())
         condition = f"{' and '.join(given)} must be [*b] or [*b, o={channels}]"
         raise InputValueError(
-            sentence(call, condition, f"shapes {fact}", "They broadcast against each other.")
+            call, " and ".join(given), f"{condition}, got shapes {fact}", "They broadcast against each other."
         ) from None
     return [t.expand(batch) for t in wide]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputTypeError, InputValueError, check_floats, sentence, shape_of
+from ..._errors import InputTypeError, InputValueError, check_floats, shape_of
 from ..._progress import Progress, reporter
 from ..._typing import Float, Tensor
 from ..gaussian.smoother import Method
@@ -105,7 +105,7 @@ def fit(
     call = "fit"
     if not isinstance(model, SwitchingModel):
         remedy = "What functions hold is learned by the gradient: imm(...).log_likelihood.backward()."
-        raise InputTypeError(sentence(call, "model must be a SwitchingModel", type(model).__name__, remedy))
+        raise InputTypeError(call, "model", f"model must be a SwitchingModel, got {type(model).__name__}", remedy)
     plan = _planned(call, model, learn, structure or {}, shared, method)
     prior = _prior_of_modes(call, model, prior)
     series = _training_data(call, model, as_series(observations))
@@ -114,7 +114,7 @@ def fit(
     if starts < 1 or max_iterations < 1:
         fact = f"{starts} and {max_iterations}"
         raise InputValueError(
-            sentence(call, "starts and max_iterations must be at least 1", fact, "1 start is the model itself.")
+            call, "starts", f"starts and max_iterations must be at least 1, got {fact}", "1 start is the model itself."
         )
     report, enough = reporter(progress, "iterations"), tolerance * float(counted(series).sum())
     ascend = maximised if method == "em" else climbed
@@ -160,39 +160,41 @@ def _planned(
     unknown = [name for name in learn if name not in NAMES]
     if unknown or not learn:
         condition = f"learn must name some of {', '.join(NAMES)}"
-        raise InputValueError(sentence(call, condition, f"{list(learn)}", "What is not named stays as it is."))
+        raise InputValueError(call, "learn", f"{condition}, got {list(learn)}", "What is not named stays as it is.")
     if method not in ("em", "gradient"):
         raise InputValueError(
-            sentence(call, 'method must be "em" or "gradient"', f"{method!r}", "em needs no step size.")
+            call, "method", f'method must be "em" or "gradient", got {method!r}', "em needs no step size."
         )
     missing = [name for name in learn if name in PLAIN and getattr(model, name) is None]
     if missing:
         remedy = "Give zeros to begin with."
-        raise InputValueError(sentence(call, f"the model must have {missing[0]} to learn it", "None", remedy))
+        raise InputValueError(call, "model", f"the model must have {missing[0]} to learn it, got None", remedy)
     wrong = [n for n in structure if n not in MATRICES or structure[n] not in ("full", "diagonal", "scale")]
     if wrong:
         condition = 'structure must say "full", "diagonal" or "scale" of Q and R'
-        raise InputValueError(sentence(call, condition, f"{dict(structure)}", "Other parameters have no structure."))
+        raise InputValueError(
+            call, "structure", f"{condition}, got {dict(structure)}", "Other parameters have no structure."
+        )
     partner = {"F": "Q", "b": "Q", "H": "R", "d": "R"}
     alone = [n for n in shared if n not in learn or n in ("transition", "initial")]
     alone += [n for n in shared if n in partner and partner[n] not in shared and method == "em"]
     if alone:
         condition = "shared must name parameters that are learned, F and b together with Q, H and d together with R"
         remedy = "What weighs the errors of several modes must be common to them too."
-        raise InputValueError(sentence(call, condition, f"{list(shared)}", remedy))
+        raise InputValueError(call, "shared", f"{condition}, got {list(shared)}", remedy)
     plan = FitPlan(tuple(learn), {name: structure.get(name, "full") for name in MATRICES}, tuple(shared))
     if any(t.ndim > len(ENDS[name]) + 1 for name, t in model.fields().items()):
         remedy = "Learn from series that share a model."
-        raise InputValueError(sentence(call, "the model must be one for all series", "one for each target", remedy))
+        raise InputValueError(call, "model", "the model must be one for all series, got one for each target", remedy)
     changes = model.continuous or model.steps is not None
     fixed = {name for name in plan.learn if name in MATRICES and plan.structure[name] == "scale"}
     if changes and set(plan.learn) - fixed - {"initial"}:
         condition = 'learn must be Q and R as "scale", or "initial", of a model that changes in time'
         remedy = 'Pass learn=["Q", "R"] and structure={"Q": "scale", "R": "scale"}.'
-        raise InputValueError(sentence(call, condition, f"learn={list(plan.learn)}", remedy))
+        raise InputValueError(call, "learn", f"{condition}, got learn={list(plan.learn)}", remedy)
     if model.B is not None or model.D is not None or model.components is not None:
         remedy = "Fold inputs into b and d; learn modes of one size."
-        raise InputValueError(sentence(call, "the model must have no inputs and no components", "some", remedy))
+        raise InputValueError(call, "model", "the model must have no inputs and no components, got some", remedy)
     return plan
 
 
@@ -205,11 +207,11 @@ def _prior_of_modes(call: str, model: SwitchingModel, prior: Prior) -> Prior:
     if mean.shape not in ((s,), (k, s)) or covariance.shape not in ((s, s), (k, s, s)):
         condition = f"prior.mean must be [{s}] or [{k}, {s}] and prior.covariance [{s}, {s}] or [{k}, {s}, {s}]"
         fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
-        raise InputValueError(sentence(call, condition, fact, "All series have one prior."))
+        raise InputValueError(call, "prior.mean", f"{condition}, got {fact}", "All series have one prior.")
     log_pi = mean.new_zeros(k).log_softmax(-1) if log_pi is None else log_pi.log_softmax(-1)
     if log_pi.shape != (k,):
         condition, fact = f"prior.log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
-        raise InputValueError(sentence(call, condition, fact, "None is uniform."))
+        raise InputValueError(call, "prior.log_mode_probability", f"{condition}, got {fact}", "None is uniform.")
     return Prior(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
 
 
@@ -219,7 +221,7 @@ def _training_data(call: str, model: SwitchingModel, series: Series) -> Series:
     series = flattened(series)
     if not bool(seen(series).any()):
         remedy = "Pass series with observations."
-        raise InputValueError(sentence(call, "observations must hold something seen", "gaps alone", remedy))
+        raise InputValueError(call, "observations", "observations must hold something seen, got gaps alone", remedy)
     return series
 
 
@@ -240,7 +242,9 @@ def _tell_apart(model: SwitchingModel, plan: FitPlan) -> bool:
     own = [name for name in plan.learn if name not in (*plan.shared, "transition", "initial")]
     if model.modes > 1 and not different and own:
         remedy = f"Begin with different {own[0]}."
-        raise InputValueError(sentence("fit", "modes must differ at the beginning", "modes that are all alike", remedy))
+        raise InputValueError(
+            "fit", "modes", "modes must differ at the beginning, got modes that are all alike", remedy
+        )
     return model.modes > 1 and bool(different) and all(name in own for name in different)
 
 

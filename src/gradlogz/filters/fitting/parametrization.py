@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Tensor
 from ..models.switching_model import ENDS, SwitchingModel
 from ..prior_and_series import Prior
@@ -129,4 +129,4 @@ def _check_regular(call: str, name: str, singular: bool) -> None:
         condition = f"{name} must be regular at the beginning to be learned freely"
         factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
         remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
-        raise InputValueError(sentence(call, condition, "a singular one", remedy))
+        raise InputValueError(call, name, f"{condition}, got a singular one", remedy)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, check_floats, has_values, sentence, shape_of
+from ..._errors import InputValueError, check_floats, has_values, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special.distributions import chi_square_quantile
 from ..results import Filtered
@@ -94,13 +94,15 @@ def nees(
     own = list(range(s)) if components is None else list(components)
     if not own or len(set(own)) < len(own) or not all(isinstance(c, int) and 0 <= c < s for c in own):
         condition, fact = f"components must be different ones of 0 ... {s - 1}, one or more", f"{own}"
-        raise InputValueError(sentence("nees", condition, fact, "They are counted from 0, as the state has them."))
+        raise InputValueError(
+            "nees", "components", f"{condition}, got {fact}", "They are counted from 0, as the state has them."
+        )
     if truth.shape != (*m.shape[:-1], len(own)):
         condition = f"truth must be {(*m.shape[:-1], len(own))}, " + (
             "as the mean is" if components is None else "of them"
         )
         remedy = "Pass the states that were to be found, or name the components= of it that are given."
-        raise InputValueError(sentence("nees", condition, f"shape {shape_of(truth)}", remedy))
+        raise InputValueError("nees", "truth", f"{condition}, got shape {shape_of(truth)}", remedy)
     if isinstance(filtered, Smoothed):
         filtered = filtered.filtered
     m, P, before = m[..., own], P[..., own, :][..., own], filtered.predicted_covariance
@@ -126,7 +128,7 @@ def in_gate(
     if innovation.ndim == 0 or covariance.shape[-2:] != (innovation.shape[-1],) * 2:
         condition = f"covariance must end in the size of innovation {shape_of(innovation)}, twice"
         remedy = "Pass filtered.innovation and filtered.innovation_covariance."
-        raise InputValueError(sentence("in_gate", condition, f"shape {shape_of(covariance)}", remedy))
+        raise InputValueError("in_gate", "covariance", f"{condition}, got shape {shape_of(covariance)}", remedy)
     _check_level("in_gate", "probability", probability)
     value, degrees = _distance(innovation, covariance, ~torch.isnan(innovation))
     return value <= chi_square_quantile(probability, degrees)
@@ -138,7 +140,7 @@ def _found(call: str, filtered: Filtered | Smoothed, *names: str) -> list[Tensor
     if missing := [name for name, t in zip(names, found, strict=True) if t is None]:
         condition = f"filtered must have {' and '.join(names)}"
         remedy = "Name them in fields= of the filter, or leave that out."
-        raise InputValueError(sentence(call, condition, f"no {' and no '.join(missing)}", remedy))
+        raise InputValueError(call, "filtered", f"{condition}, got no {' and no '.join(missing)}", remedy)
     return found
 
 
@@ -186,4 +188,4 @@ def _band(degrees: Tensor, level: float) -> tuple[Tensor, Tensor]:
 def _check_level(call: str, name: str, level: float) -> None:
     if not 0 < level < 1:
         remedy = "It is a probability, such as 0.95."
-        raise InputValueError(sentence(call, f"{name} must be in (0, 1)", f"{level}", remedy))
+        raise InputValueError(call, name, f"{name} must be in (0, 1), got {level}", remedy)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Bool, Float, Int, Tensor
 from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -77,12 +77,14 @@ def enumerate_modes(
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
-        raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
+        raise InputValueError(
+            call, "model", f"model must say what a component is that a mode lacks, got {fact}", remedy
+        )
     batch, steps = y.shape[:-2], y.shape[-2]
     if (max_histories is None and k ** (steps + 1) > MOST) or (max_histories is not None and max_histories < 1):
         condition = f"histories must be at most {MOST}, or max_histories at least 1"
         fact = f"{k}^{steps + 1} histories and max_histories={max_histories}"
-        raise InputValueError(sentence(call, condition, fact, "Pass max_histories=, how many to keep."))
+        raise InputValueError(call, "histories", f"{condition}, got {fact}", "Pass max_histories=, how many to keep.")
     m, P, log_w, log_likelihood = initial_state(call, model, prior, batch)
     histories = torch.arange(k, device=y.device).unsqueeze(-1).expand(*batch, k, 1)
     moves, pruned = [], []

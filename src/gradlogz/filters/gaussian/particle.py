@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Bool, Float, Int, Tensor
 from ...measures.annealing import effective_sample_size, resample_ancestors
 from ...special.log_domain import log_sum_exp
@@ -86,12 +86,14 @@ def rao_blackwell_filter(
     if n < 1 or not 0 <= threshold <= 1:
         condition = "particles must be at least 1 and threshold in [0, 1]"
         remedy = "A share of 0.5 is usual."
-        raise InputValueError(sentence(call, condition, f"{particles} and {threshold}", remedy))
+        raise InputValueError(call, "particles", f"{condition}, got {particles} and {threshold}", remedy)
     parameters, y, seen = prepared(call, model, as_series(observations), validate=model.validate)
     if parameters.has is not None:
         remedy = 'Pass a model with fill="zero", in which what a mode lacks is 0.'
         fact = 'components and fill="modes"'
-        raise InputValueError(sentence(call, "model must say what a component is that a mode lacks", fact, remedy))
+        raise InputValueError(
+            call, "model", f"model must say what a component is that a mode lacks, got {fact}", remedy
+        )
     batch, steps = y.shape[:-2], y.shape[-2]
     m, P, log_pi, log_likelihood = initial_state(call, model, prior, batch)
     mode = resample_ancestors(log_pi, n, generator=generator)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -130,12 +130,12 @@ def smooth(
     if method not in ("imm", "gpb2", "kim", "enumerate"):
         condition = 'method must be "imm", "gpb2", "kim" or "enumerate"'
         remedy = "gpb2 is the nearest to exact, imm needs the least."
-        raise InputValueError(sentence(call, condition, f"{method!r}", remedy))
+        raise InputValueError(call, "method", f"{condition}, got {method!r}", remedy)
     enumerated = method == "enumerate"
     if (lag is not None and (lag < 0 or enumerated)) or (max_histories is not None and not enumerated):
         condition = 'lag must be 0 or more, for "imm", "gpb2" and "kim"; and max_histories be for "enumerate" alone'
         fact, remedy = f"lag={lag} and max_histories={max_histories} for {method!r}", "None gives all observations."
-        raise InputValueError(sentence(call, condition, fact, remedy))
+        raise InputValueError(call, "lag", f"{condition}, got {fact}", remedy)
     series = as_series(observations)
     parameters, y, seen = prepared(call, model, series, validate=model.validate)
     m, P, log_pi, _ = initial_state(call, model, prior, y.shape[:-2])

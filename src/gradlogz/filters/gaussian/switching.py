@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Bool, Float, Tensor
 from ...kernels.filters.dispatch import filtering_kernel
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
@@ -206,12 +206,12 @@ class SwitchingFilter(NamedTuple):
         check_state(call, self.model, state, depth=0 if self.method == "imm" else self.depth)
         if not 0 <= time < (steps or time + 1):
             remedy = "Count steps from 0, or pass the model of each step."
-            raise InputValueError(sentence(call, f"time must be a step of the model, below {steps}", f"{time}", remedy))
+            raise InputValueError(call, "time", f"time must be a step of the model, below {steps}, got {time}", remedy)
         batch = state.log_likelihood.shape
         if observation.shape != (*batch, self.model.observation_size):
             condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
             remedy = "Begin with init(batch_shape=...) of its targets."
-            raise InputValueError(sentence(call, condition, f"shape {tuple(observation.shape)}", remedy))
+            raise InputValueError(call, "observation", f"{condition}, got shape {tuple(observation.shape)}", remedy)
         if mask is not None:
             check_mask(call, mask, observation)
         series = Series(
@@ -252,7 +252,7 @@ def _run(
     """A series, step by step; what is reported is computed once for all steps."""
     if keep not in ("all", "last"):
         remedy = "All steps are reported, or the last alone."
-        raise InputValueError(sentence(call, 'keep must be "all" or "last"', f"{keep!r}", remedy))
+        raise InputValueError(call, "keep", f'keep must be "all" or "last", got {keep!r}', remedy)
     wanted, series, model, last = _wanted(call, fields), as_series(observations), chosen.model, keep == "last"
     check_model(call, model)
     parts = prepared_parts(call, model, series, validate=model.validate, longest=STRETCH if last else None)
@@ -301,7 +301,7 @@ def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
     if unknown := wanted - ALL:
         remedy = f"Choose of {', '.join(Filtered._fields)}."
         raise InputValueError(
-            sentence(call, "fields must be names of Filtered", f"{sorted(map(str, unknown))}", remedy)
+            call, "fields", f"fields must be names of Filtered, got {sorted(map(str, unknown))}", remedy
         )
     return wanted
 
@@ -336,7 +336,7 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) 
     if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
         condition = 'method must be "imm" or "gpb" and depth at least 1'
         fact = f"{chosen.method!r} and {chosen.depth}"
-        raise InputValueError(sentence(call, condition, fact, "gpb1 has depth 1, gpb2 has depth 2."))
+        raise InputValueError(call, "method", f"{condition}, got {fact}", "gpb1 has depth 1, gpb2 has depth 2.")
     state = initial_state(call, chosen.model, prior, batch)
     if chosen.method == "gpb" and chosen.depth == 1:
         has = chosen.model.has if chosen.model.fill == "modes" else None

@@ -20,7 +20,7 @@ Read next: switching_model.py (assembling them), discretization.py (the integral
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, has_values, sentence
+from ..._errors import InputValueError, has_values
 from ..._typing import Tensor
 from ..scalars import Number, as_tensors
 from .discretization import discretize
@@ -137,7 +137,7 @@ def coordinated_turn(
     step, (omega, q, r) = _numbers("coordinated_turn", dimensions, numbers, dtype, device)
     if dimensions < 2:
         remedy = "Nothing turns on a line; use constant_velocity."
-        raise InputValueError(sentence("coordinated_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
+        raise InputValueError("coordinated_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     eye = torch.eye(dimensions, dtype=r.dtype, device=r.device)
     turn = torch.zeros(2 * dimensions, 2 * dimensions, dtype=r.dtype, device=r.device)
     turn[1, 3], turn[3, 1] = -1, 1  # x'' = -omega y', y'' = omega x'
@@ -159,10 +159,10 @@ def _chain(
     step, (q, r) = _numbers(call, dimensions, numbers, dtype, device)
     if derivatives < own:
         condition, remedy = f"derivatives must be at least {own}", "They count the position as the first."
-        raise InputValueError(sentence(call, condition, f"{derivatives}", remedy))
+        raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
     if derivatives > own and step is None:
         condition, remedy = f"derivatives must be {own} without dt", "SwitchingModel.of has components= for the rest."
-        raise InputValueError(sentence(call, condition, f"{derivatives}", remedy))
+        raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
     F, Q = _looked_at(_shift(own, r), _corner(own, q), step)
     lacking = derivatives - own
     pad = (0, lacking, 0, lacking)
@@ -206,13 +206,15 @@ def _numbers(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """dt, and the rest, as tensors of one dtype, those given as tensors deciding which; but a rate none is negative."""
     if not 1 <= dimensions <= 3:
-        raise InputValueError(sentence(call, "dimensions must be 1, 2 or 3", f"{dimensions}", "Space has no more."))
+        raise InputValueError(
+            call, "dimensions", f"dimensions must be 1, 2 or 3, got {dimensions}", "Space has no more."
+        )
     tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
         if t.ndim > (name == "dt"):
             condition = f"{name} must be a number" + (" or one for each step" if name == "dt" else "")
             raise InputValueError(
-                sentence(call, condition, f"shape {tuple(t.shape)}", "Dimensions share what they are.")
+                call, name, f"{condition}, got shape {tuple(t.shape)}", "Dimensions share what they are."
             )
         strictly = name in ("dt", "correlation_time")
         if name == "rate" or not has_values(t):
@@ -220,5 +222,5 @@ def _numbers(
         if not bool(((t > 0) if strictly else (t >= 0)).all()):
             condition = f"{name} must be {'positive' if strictly else 'nonnegative'}"
             fact = f"a smallest one of {float(t.min()):.3g}"
-            raise InputValueError(sentence(call, condition, fact, "Times and variances are."))
+            raise InputValueError(call, name, f"{condition}, got {fact}", "Times and variances are.")
     return tensors.pop("dt", None), list(tensors.values())

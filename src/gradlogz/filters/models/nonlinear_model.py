@@ -38,7 +38,6 @@ from ..._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
-    sentence,
     shape_of,
 )
 from ..._pytree import record, static_field
@@ -140,7 +139,7 @@ class NonlinearModel:
         if self.continuous and self.dt is not None:
             remedy = "The lengths of steps follow from the times of observations."
             condition = "dt must come with a transition matrix"
-            raise InputValueError(sentence(call, condition, "dt beside a Generator", remedy))
+            raise InputValueError(call, "dt", f"{condition}, got dt beside a Generator", remedy)
         check_floats(call, **fields | {"Q": self.Q, "R": self.R})
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
@@ -149,11 +148,13 @@ class NonlinearModel:
             if len(functions) != self.modes or not all(callable(f) for f in functions):
                 fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} can be called"
                 condition = f"{name} must be a function for each of k={self.modes} modes, or one for all"
-                raise InputValueError(sentence(call, condition, fact, "Pass a list in the order of the modes."))
+                raise InputValueError(call, name, f"{condition}, got {fact}", "Pass a list in the order of the modes.")
         if self.method not in ("ekf", "ukf") or not self.alpha**2 * (self.state_size + self.kappa) > 0:
             condition = 'method must be "ekf" or "ukf", and alpha² (s + kappa) positive'
             fact = f"{self.method!r}, alpha={self.alpha}, kappa={self.kappa}"
-            raise InputValueError(sentence(call, condition, fact, "kappa must be above -s, the size of the state."))
+            raise InputValueError(
+                call, "method", f"{condition}, got {fact}", "kappa must be above -s, the size of the state."
+            )
         check_components(call, self.components, self.fill, self.modes, self.state_size)
         if self.validate and self.method == "ukf":
             self._check_points(call)
@@ -194,17 +195,17 @@ class NonlinearModel:
         if len(models) == 0 or not all(isinstance(m, NonlinearMode | KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             condition = "models must be one NonlinearMode or KalmanModel or more"
-            raise InputTypeError(sentence(call, condition, fact, "Pass a list such as [unknown_turn(...)]."))
+            raise InputTypeError(call, "models", f"{condition}, got {fact}", "Pass a list such as [unknown_turn(...)].")
         if (observe is None) != (R is None):
             fact = "R alone" if observe is None else "observe alone"
             remedy = "R is the covariance of the noise in what is observed."
-            raise InputValueError(sentence(call, "observe and R must be given together", fact, remedy))
+            raise InputValueError(call, "observe", f"observe and R must be given together, got {fact}", remedy)
         continuous = isinstance(transition, Generator)
         if {m.continuous for m in models} != {continuous}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
             condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
             remedy = "unknown_turn and its like are of steps with dt=, and continuous without it."
-            raise InputValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=R) for m in modes]
@@ -269,7 +270,7 @@ class NonlinearModel:
         if not isinstance(self.transition, Generator):
             condition, fact = "the model must be one of continuous time", "one with a transition matrix"
             remedy = "Build it with Generator(rate) in its place, and functions of a state and a time."
-            raise InputValueError(sentence("NonlinearModel.at", condition, fact, remedy))
+            raise InputValueError("NonlinearModel.at", "model", f"{condition}, got {fact}", remedy)
         transition = discretize_chain(self.transition.rate, dt)
         return dataclasses.replace(self, transition=transition, dt=dt, validate=False)
 
@@ -308,13 +309,15 @@ class NonlinearModel:
             condition = 'alpha² kappa + s beta must be 0 or more for "ukf", so that what it adds is a covariance'
             fact = f"alpha={self.alpha}, beta={self.beta}, kappa={kappa} and s={n}"
             raise InputValueError(
-                sentence(call, condition, fact, "beta=2 is that of Gaussians, kappa=0 needs no more.")
+                call, "alpha", f"{condition}, got {fact}", "beta=2 is that of Gaussians, kappa=0 needs no more."
             )
         least = 1e4 * torch.finfo(self.R.dtype).eps
         if self.alpha**2 * (n + kappa) < least:
             condition = f"alpha² (s + kappa) must be at least {least:.2g} in {self.R.dtype}, so that points differ"
             fact = f"{self.alpha**2 * (n + kappa):.2g}"
-            raise InputValueError(sentence(call, condition, fact, "alpha=1 keeps all digits; or take float64."))
+            raise InputValueError(
+                call, "alpha", f"{condition}, got {fact}", "alpha=1 keeps all digits; or take float64."
+            )
 
     def _check_functions(self, call: str) -> None:
         """Functions take a state and give what they should; they are tried at 0, for no time."""
@@ -332,12 +335,12 @@ class NonlinearModel:
                 if found.shape != (size,):
                     condition = f"{name} must take a state [{self.state_size}] to [{size}]"
                     remedy = "Functions are written for one state; targets are mapped over."
-                    raise InputValueError(sentence(call, condition, f"shape {shape_of(found)}", remedy))
+                    raise InputValueError(call, name, f"{condition}, got shape {shape_of(found)}", remedy)
                 if flow and bool((found.abs() > 1e-6).any()):
                     remedy = "move(x, dt) is where x is after dt; follow_drift makes it of a drift."
                     fact = "a state 0 that moved"
                     raise InputValueError(
-                        sentence(call, "move must leave a state where it is for dt = 0", fact, remedy)
+                        call, "move", f"move must leave a state where it is for dt = 0, got {fact}", remedy
                     )
 
 
@@ -636,7 +639,7 @@ def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """A linear system as two functions."""
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
         condition, fact = "linear models must not change from one step to the next", "one that changes in time"
-        raise InputValueError(sentence(call, condition, fact, "Write a function of state and input."))
+        raise InputValueError(call, "models", f"{condition}, got {fact}", "Write a function of state and input.")
 
     ends = model.continuous and _ends(model.F)
 

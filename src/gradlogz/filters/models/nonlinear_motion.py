@@ -13,7 +13,7 @@ import math
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError, has_values, sentence
+from ..._errors import InputValueError, has_values
 from ..._typing import Tensor
 from ..scalars import Number, as_tensors
 from .discretization import discretize
@@ -46,7 +46,7 @@ def unknown_turn(
     """
     if dimensions not in (2, 3):
         remedy = "Nothing turns on a line; use constant_velocity."
-        raise InputValueError(sentence("unknown_turn", "dimensions must be 2 or 3", f"{dimensions}", remedy))
+        raise InputValueError("unknown_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     numbers = {
         "dt": dt,
         "spectral_density": spectral_density,
@@ -58,7 +58,7 @@ def unknown_turn(
         if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
             fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
             remedy = "Without dt it is of continuous time, and filters are told times."
-            raise InputValueError(sentence("unknown_turn", f"{name} must be a number, not negative", fact, remedy))
+            raise InputValueError("unknown_turn", name, f"{name} must be a number, not negative, got {fact}", remedy)
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
     dtype, device = r.dtype, r.device
@@ -92,7 +92,7 @@ def follow_drift(drift: Function, *, steps: int = 4) -> Function:
     """
     if steps < 1:
         remedy = "Errors fall with the fourth power of their number."
-        raise InputValueError(sentence("follow_drift", "steps must be at least 1", f"{steps}", remedy))
+        raise InputValueError("follow_drift", "steps", f"steps must be at least 1, got {steps}", remedy)
 
     def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:
         h = dt / steps

@@ -32,7 +32,6 @@ from ..._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
-    sentence,
     shape_of,
 )
 from ..._pytree import record, static_field
@@ -244,13 +243,13 @@ class SwitchingModel:
         if len(models) == 0 or not all(isinstance(m, KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             remedy = "Pass a list such as [constant_velocity(...), coordinated_turn(...)]."
-            raise InputTypeError(sentence(call, "models must be one KalmanModel or more", fact, remedy))
+            raise InputTypeError(call, "models", f"models must be one KalmanModel or more, got {fact}", remedy)
         continuous = isinstance(transition, Generator)
         if {m.continuous for m in models} != {continuous}:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
             condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
             remedy = "constant_velocity and its like are of steps with dt=, and continuous without it."
-            raise InputValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
         own = tuple(tuple(c) for c in components) if components is not None else None
         lifts = lifted(call, [(m.F, m.H.shape[-2]) for m in models], own)
         if lifts is not None:
@@ -307,7 +306,7 @@ class SwitchingModel:
         if not isinstance(self.transition, Generator):
             condition, fact = "the model must be one of continuous time", "one with a transition matrix"
             remedy = "Build it with Generator(rate) in its place, and models without dt."
-            raise InputValueError(sentence("SwitchingModel.at", condition, fact, remedy))
+            raise InputValueError("SwitchingModel.at", "model", f"{condition}, got {fact}", remedy)
         s, A = self.state_size, self.F
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
@@ -334,7 +333,7 @@ class SwitchingModel:
         if self.continuous:
             condition, fact = "the model must be one of steps", "one of continuous time"
             remedy = "Pass times - times[..., :1]: the first step lasts 0."
-            raise InputValueError(sentence("SwitchingModel.still_first", condition, fact, remedy))
+            raise InputValueError("SwitchingModel.still_first", "model", f"{condition}, got {fact}", remedy)
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
         return dataclasses.replace(self, **fields)
 
@@ -381,11 +380,11 @@ def check_fields(call: str, fields: dict[str, Tensor]) -> None:
             wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
             condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
             remedy = "Stack over modes: k first, then what each mode has."
-            raise InputValueError(sentence(call, condition, f"shape {shape_of(t)}", remedy))
+            raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
     if len(lengths) > 1:
         condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
-        raise InputValueError(sentence(call, condition, fact, "Expand or cut one of them."))
+        raise InputValueError(call, "fields", f"{condition}, got {fact}", "Expand or cut one of them.")
 
 
 def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str, Any]]:
@@ -478,18 +477,20 @@ def lifted(
     if len({o for _, o in sizes}) > 1:
         remedy = "Let modes that see less have gaps: NaN where nothing was observed."
         fact = " and ".join(str(o) for _, o in sizes)
-        raise InputValueError(sentence(call, "models must have observations of one size", fact, remedy))
+        raise InputValueError(call, "models", f"models must have observations of one size, got {fact}", remedy)
     if components is None:
         if len(set(states)) > 1:
             fact = " and ".join(map(str, states))
             condition = "models must have states of one size, or components"
             remedy = "Say which components of the whole state each has: components=[(0, 1, 3, 4), range(6)]."
-            raise InputValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
         return None
     if [len(own) for own in components] != states:
         condition = f"components must be as many as each model has, {states}"
         fact = f"{[len(own) for own in components]}"
-        raise InputValueError(sentence(call, condition, fact, "Count from 0, in the order of the model."))
+        raise InputValueError(
+            call, "components", f"{condition}, got {fact}", "Count from 0, in the order of the model."
+        )
     s = 1 + max(itertools.chain.from_iterable(components))
     pairs = zip(sizes, components, strict=True)
     return [torch.eye(s, dtype=F.dtype, device=F.device)[:, list(own)] for (F, _), own in pairs]
@@ -513,7 +514,7 @@ def check_components(
     """Every mode has some components of the state, each once, and every component belongs to a mode."""
     if fill not in ("modes", "zero"):
         remedy = "What a mode lacked before comes from the modes that have it, or is 0."
-        raise InputValueError(sentence(call, 'fill must be "modes" or "zero"', f"{fill!r}", remedy))
+        raise InputValueError(call, "fill", f'fill must be "modes" or "zero", got {fill!r}', remedy)
     if components is None:
         return
     all_of_them = set(itertools.chain.from_iterable(components))
@@ -521,7 +522,7 @@ def check_components(
     if len(components) != modes or not once or all_of_them != set(range(state_size)):
         condition = f"components must name some of 0 ... {state_size - 1} for each of {modes} modes, and leave out none"
         remedy = "Each mode names a component once; one that no mode has can be left out of the state."
-        raise InputValueError(sentence(call, condition, f"{components}", remedy))
+        raise InputValueError(call, "components", f"{condition}, got {components}", remedy)
 
 
 def check_transition(call: str, transition: Tensor | Generator) -> None:
@@ -540,7 +541,7 @@ def check_transition(call: str, transition: Tensor | Generator) -> None:
                 "Row i says where mode i goes: pass transition.mT if columns sum to one, or divide rows by their sums."
             )
             condition = "transition must be nonnegative with rows that sum to one"
-            raise InputValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(call, "transition", f"{condition}, got {fact}", remedy)
     else:
         off = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
         worst, least = float(matrix.sum(-1).abs().max()), float(off.min())
@@ -548,4 +549,4 @@ def check_transition(call: str, transition: Tensor | Generator) -> None:
             fact = f"a smallest rate of {least:.3g} and sums that miss zero by {worst:.3g}"
             remedy = "Put minus the sum of the other rates of its row on the diagonal."
             condition = "rate must be nonnegative off the diagonal with rows that sum to zero"
-            raise InputValueError(sentence(call, condition, fact, remedy))
+            raise InputValueError(call, "rate", f"{condition}, got {fact}", remedy)

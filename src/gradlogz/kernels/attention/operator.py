@@ -19,7 +19,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from ..._errors import sentence
+from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
 from . import blocked, derivatives, dispatch
 from .blocked import Gradients, coefficients
@@ -263,7 +263,7 @@ def _folded(
     if seed is not None:
         condition, fact = "dropout_p must be 0 under torch.func.vmap", "a positive one"
         remedy = "Make the vmapped dimension one of the batch of query, key and value instead."
-        raise NotImplementedError(sentence("attend", condition, fact, remedy))
+        raise InputNotImplementedError("attend", "dropout_p", f"{condition}, got {fact}", remedy)
     batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
     folded: list[Tensor | None] = []
     for tensor, dim in zip(tensors, in_dims, strict=True):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._errors import InputTypeError, InputValueError, sentence
+from ..._errors import InputTypeError, InputValueError
 from ..._typing import Int, Tensor
 from ..statistics.hashing import GROUPS, group_of, hash_of
 from .text import Document
@@ -97,16 +97,16 @@ def batches(
     """
     if not callable(tokenizer):
         fact, remedy = type(tokenizer).__name__, "Pass the one that belongs to the model."
-        raise InputTypeError(sentence("batches", "tokenizer must turn text into tokens", fact, remedy))
+        raise InputTypeError("batches", "tokenizer", f"tokenizer must turn text into tokens, got {fact}", remedy)
     for name, number in (("tokens", tokens), ("size", size), ("padded", padded)):
         if number is not None and number < 1:
-            raise InputValueError(sentence("batches", f"{name} must be 1 or more", f"{number}", "None leaves it open."))
+            raise InputValueError("batches", name, f"{name} must be 1 or more, got {number}", "None leaves it open.")
     special = tokenizer.num_special_tokens_to_add(pair=False)
     context = min(tokenizer.model_max_length, 10**9)
     if length is not None and not special + 2 <= length <= context:
         remedy = "None takes 1024, or the context if that is less."
         condition = f"length must be from {special + 2} to the context of the model, {context}"
-        raise InputValueError(sentence("batches", condition, f"{length}", remedy))
+        raise InputValueError("batches", "length", f"{condition}, got {length}", remedy)
     return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, padded, seed)
 
 
@@ -212,7 +212,9 @@ class Batches(Iterator[Batch]):
         if not self._report.rows:
             fact = f"{self._report.short} that are shorter"
             remedy = "Pass longer texts, or those that this tokenizer reads."
-            raise InputValueError(sentence("batches", "some document must have two tokens or more", fact, remedy))
+            raise InputValueError(
+                "batches", "documents", f"some document must have two tokens or more, got {fact}", remedy
+            )
 
     def _sorted(self, group: int, rows: list[_Row]) -> Iterator[Batch]:
         rows = sorted(rows, key=lambda row: (-len(row.ids), row.key, row.start))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..._errors import InputValueError, MissingPackageError, sentence
+from ..._errors import InputValueError, MissingPackageError
 from ..._typing import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -28,12 +28,14 @@ def images(
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         remedy = "Install it with: pip install pillow."
-        raise MissingPackageError(sentence("images", "pillow must be installed", "none", remedy)) from None
+        raise MissingPackageError("images", "pillow", "pillow must be installed, got none", remedy) from None
     path = Path(folder).expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not files:
         remedy = f"They end in {', '.join(SUFFIXES)}."
-        raise InputValueError(sentence("images", "source must be a folder that holds images", f"{str(path)!r}", remedy))
+        raise InputValueError(
+            "images", "source", f"source must be a folder that holds images, got {str(path)!r}", remedy
+        )
     for some in (files[i : i + size] for i in range(0, len(files), size)):
         opened = []
         for file in some:
@@ -42,6 +44,8 @@ def images(
                     opened.append(image.convert("RGB"))
             except (OSError, UnidentifiedImageError):
                 remedy = "Leave it out, or save it again."
-                raise InputValueError(sentence("images", "every image must be readable", file.name, remedy)) from None
+                raise InputValueError(
+                    "images", "folder", f"every image must be readable, got {file.name}", remedy
+                ) from None
         found = processor(images=opened, return_tensors="pt")
         yield [p.relative_to(path).as_posix() for p in some], {"pixel_values": found["pixel_values"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Tensor
 from ..statistics.hashing import group_of, hash_of
 from .batching import Batch, Report
@@ -42,7 +42,7 @@ class Inputs(Iterator[Batch]):
                 fact = f"{type(inputs).__name__} at {number}" if not whole else f"rows {sorted(rows)} at {number}"
                 remedy = "Pass dictionaries such as {'pixel_values': images}, or a tokenizer with texts."
                 condition = "without a tokenizer every entry must hold tensors of equally many rows"
-                raise InputValueError(sentence("probe", condition, fact, remedy))
+                raise InputValueError("probe", "source", f"{condition}, got {fact}", remedy)
             names = [f"row {number}.{i}" for i in range(rows.pop())] if names is None else list(names)
             keys = [hash_of(name) for name in names]
             groups: dict[int, list[int]] = {}
@@ -58,4 +58,4 @@ class Inputs(Iterator[Batch]):
                 yield Batch(cut, torch.tensor([keys[i] for i in of]), group, [names[i] for i in of], starts)
         if not self._report.rows:
             remedy = "Pass dictionaries such as {'pixel_values': images}."
-            raise InputValueError(sentence("probe", "without a tokenizer there must be inputs", "none", remedy))
+            raise InputValueError("probe", "source", "without a tokenizer there must be inputs, got none", remedy)

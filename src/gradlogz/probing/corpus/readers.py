@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from .batching import Batches, batches
 from .images import images, reads_images
 from .inputs import Inputs
@@ -31,7 +31,9 @@ def corpus_of(processor: Any, source: Any, *, reads: str = "text") -> Iterable[A
             "none",
             "Pass a folder of images (--text, or texts=), or batches such as {'pixel_values': images}.",
         )
-        raise InputValueError(sentence("probe", "a model that reads no text must be given its inputs", fact, remedy))
+        raise InputValueError(
+            "probe", "source", f"a model that reads no text must be given its inputs, got {fact}", remedy
+        )
     return images(source, processor) if isinstance(source, str | os.PathLike) else source
 
 

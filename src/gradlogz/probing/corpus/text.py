@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from ..._errors import InputTypeError, InputValueError, sentence
+from ..._errors import InputTypeError, InputValueError
 from .smiles import reactions
 
 PART = 20_000  # characters after which a long file goes on as another document, at the next blank line
@@ -42,7 +42,7 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
         if reads not in DEFAULTS:
             fact, remedy = "none", "Pass the inputs themselves, batch by batch."
             raise InputValueError(
-                sentence("documents", f"source must be given for a model that reads {reads}", fact, remedy)
+                "documents", "source", f"source must be given for a model that reads {reads}, got {fact}", remedy
             )
         return _some(DEFAULTS[reads](), f"the {reads} of this package")
     if isinstance(source, str) and source == "-":
@@ -51,11 +51,13 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
         path = Path(source).expanduser()
         if not path.exists():
             fact, remedy = f"{os.fspath(source)[:80]!r}", "Pass texts themselves as a list of strings."
-            raise InputValueError(sentence("documents", "source must be a file or a folder that exists", fact, remedy))
+            raise InputValueError(
+                "documents", "source", f"source must be a file or a folder that exists, got {fact}", remedy
+            )
         return _some(_files(path), os.fspath(source))
     if not isinstance(source, Iterable):
         remedy = "Pass a path, or a list of texts."
-        raise InputTypeError(sentence("documents", "source must hold texts", type(source).__name__, remedy))
+        raise InputTypeError("documents", "source", f"source must hold texts, got {type(source).__name__}", remedy)
     return _some(_named(source), "the texts")
 
 
@@ -71,7 +73,7 @@ def _some(found: Iterator[Document], where: str) -> Iterator[Document]:
             yield document
     if not count:
         remedy = "Pass a file, a folder or a list that has text in it."
-        raise InputValueError(sentence("documents", "source must hold text", f"none in {where}", remedy))
+        raise InputValueError("documents", "source", f"source must hold text, got none in {where}", remedy)
 
 
 def _topics() -> Iterator[Document]:
@@ -96,7 +98,7 @@ def _named(source: Iterable[Any]) -> Iterator[Document]:
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
             remedy = "A text alone is named by its place."
             condition = "every text must be a string or a pair of name and text"
-            raise InputTypeError(sentence("documents", condition, f"{type(entry).__name__} at {number}", remedy))
+            raise InputTypeError("documents", "source", f"{condition}, got {type(entry).__name__} at {number}", remedy)
         yield Document(*pair)
 
 
@@ -118,7 +120,7 @@ def _file(path: Path, name: str) -> Iterator[Document]:
             yield from _decoded(name, reader(name, lines))
     except OSError as error:
         fact, remedy = f"{type(error).__name__} from {name}", "Change its permissions, or leave it out."
-        raise InputValueError(sentence("documents", "every file must be readable", fact, remedy)) from None
+        raise InputValueError("documents", "source", f"every file must be readable, got {fact}", remedy) from None
 
 
 def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
@@ -133,7 +135,7 @@ def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
         text = False
     if not text:
         condition, remedy = "every file must be text in UTF-8", "Convert it to UTF-8, or leave it out."
-        raise InputValueError(sentence("documents", condition, f"other bytes in {name}", remedy))
+        raise InputValueError("documents", "source", f"{condition}, got other bytes in {name}", remedy)
 
 
 def _lines(name: str, lines: TextIO) -> Iterator[Document]:
@@ -151,7 +153,7 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
             text = None
         if not isinstance(text, str):
             condition, fact = 'every line of a .jsonl file must be an object with a "text"', f"{name}, line {number}"
-            raise InputValueError(sentence("documents", condition, fact, "Leave that line out."))
+            raise InputValueError("documents", "source", f"{condition}, got {fact}", "Leave that line out.")
         yield Document(f"{name}:{number}", text)
 
 

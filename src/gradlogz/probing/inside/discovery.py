@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..._errors import InputRuntimeError, sentence
+from ..._errors import InputRuntimeError
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, numbered
@@ -43,7 +43,7 @@ def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYER
         parted = frozenset(name for name, projected in receiver.projected.items() if _parted(*projected, layers))
     if not receiver.calls:
         remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise InputRuntimeError(sentence("discover", "the model must compute attention", "a pass without any", remedy))
+        raise InputRuntimeError("discover", "model", "the model must compute attention, got a pass without any", remedy)
     return _architecture(graph, receiver)._replace(parted=parted)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Bool, Float, Int, Tensor
 from ...attention.in_models.hidden_keys import visible_by_logits, visible_by_masks
 from ...attention.result import Attention
@@ -77,7 +77,9 @@ class Attended(NamedTuple):
         if not isinstance(self.call, AttentionArguments):
             condition = f"{self.layer} must hand its queries to a function"
             fact = "a layer that computes its own logits"
-            raise InputValueError(sentence("Attended", condition, fact, "Take call, which holds the logits."))
+            raise InputValueError(
+                "Attended", self.layer, f"{condition}, got {fact}", "Take call, which holds the logits."
+            )
         return self.call
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..._errors import InputRuntimeError, sentence
+from ..._errors import InputRuntimeError
 from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
@@ -108,7 +108,7 @@ class _Pass(TorchFunctionMode, Receiver):
         if missed:
             condition = "every attention layer must make a call that can be seen"
             remedy = "Pass layers= with a pattern that leaves them out."
-            raise InputRuntimeError(sentence("capture", condition, f"none from {names_of(missed)}", remedy))
+            raise InputRuntimeError("capture", "model", f"{condition}, got none from {names_of(missed)}", remedy)
 
     # Of the modules --------------------------------------------------------------------------------------------------
 

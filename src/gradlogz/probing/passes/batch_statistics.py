@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._errors import InputRuntimeError, InputValueError, sentence
+from ..._errors import InputRuntimeError, InputValueError
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
@@ -40,7 +40,7 @@ def statistics_of(
     if rows == 1:
         fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
         remedy = "Pass a smaller length=, or another device."
-        raise InputRuntimeError(sentence("probe", "a batch must fit into memory", fact, remedy))
+        raise InputRuntimeError("probe", "batch", f"a batch must fit into memory, got {fact}", remedy)
     gc.collect()  # what the pass that failed has left may hold itself
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
@@ -88,4 +88,4 @@ def _check_numbers(faults: Mapping[str, Tensor]) -> None:
     layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
     head = int(faults[layer].nonzero()[0, 0])
     remedy = "Look for NaN in the weights; in half precision, load the model in float32."
-    raise InputValueError(sentence("probe", "log normalisers must be numbers", f"NaN in {layer}, head {head}", remedy))
+    raise InputValueError("probe", "model", f"log normalisers must be numbers, got NaN in {layer}, head {head}", remedy)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..corpus.batching import PADDED
 from ..inside.architecture import Architecture
 from ..prediction import Prediction
@@ -40,7 +40,7 @@ def check_memory(model: nn.Module, architecture: Architecture, predictions: Sequ
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
         remedy = f"{there}: choose predictions without {names}, or twin=0, or another device."
-        raise InputValueError(sentence("probe", "statistics must fit into memory", fact, remedy))
+        raise InputValueError("probe", "statistics", f"statistics must fit into memory, got {fact}", remedy)
     return f"{words} will be kept."
 
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from ..._displays import shown
-from ..._errors import InputValueError, MissingPackageError, sentence
+from ..._errors import InputValueError, MissingPackageError
 from .records import NAN, VERDICTS, Declaration, Summary
 from .records import Claim as Claim
 from .records import Finding as Finding
@@ -44,11 +44,13 @@ class Findings:
         for entry in entries:
             if entry.verdict not in ("", *VERDICTS):
                 fact, remedy = f"{entry.verdict!r} of {entry.prediction}", "What is not judged has an empty one."
-                raise InputValueError(sentence("Findings", f"a verdict must be {', '.join(VERDICTS)}", fact, remedy))
+                raise InputValueError(
+                    "Findings", "verdict", f"a verdict must be {', '.join(VERDICTS)}, got {fact}", remedy
+                )
         for entry in (*entries, *self.tokens):
             if entry.model not in self.facts:
                 remedy = "Pass facts for it, empty ones if need be."
-                raise InputValueError(sentence("Findings", "every model must have facts", f"{entry.model!r}", remedy))
+                raise InputValueError("Findings", "facts", f"every model must have facts, got {entry.model!r}", remedy)
         self._check_once(self.rows, ("model", "prediction", "layer", "call", "head", "quantity"))
         self._check_once(self.claims, ("model", "prediction"))
 
@@ -81,7 +83,9 @@ class Findings:
             import polars
         except ImportError:
             remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
-            raise MissingPackageError(sentence("Findings.frame", "polars must be installed", "none", remedy)) from None
+            raise MissingPackageError(
+                "Findings.frame", "polars", "polars must be installed, got none", remedy
+            ) from None
         numbers = dict.fromkeys(("value", "low", "high", "null", "null_low", "null_high"), polars.Float64)
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
@@ -111,12 +115,12 @@ class Findings:
                 if dict(facts.setdefault(model, said)) != dict(said):
                     remedy = "Give one of the models another name."
                     condition = "facts of a model must be the same in all findings"
-                    raise InputValueError(sentence("Findings.merge", condition, f"two of {model!r}", remedy))
+                    raise InputValueError("Findings.merge", "facts", f"{condition}, got two of {model!r}", remedy)
             for name, declared in findings.declarations.items():
                 if declarations.setdefault(name, declared) != declared:
                     remedy = "Probe the models with the same version of the prediction."
                     condition = "the declaration of a prediction must be the same in all findings"
-                    raise InputValueError(sentence("Findings.merge", condition, f"two of {name!r}", remedy))
+                    raise InputValueError("Findings.merge", "declarations", f"{condition}, got two of {name!r}", remedy)
         return Findings(
             facts,
             [row for findings in every for row in findings.rows],
@@ -131,7 +135,7 @@ class Findings:
             known = {getattr(row, name) for row in self.rows}
             if value is not None and value not in known:
                 remedy = f"There are: {', '.join(sorted(known)[:8])}." if known else "There are no rows."
-                raise InputValueError(sentence("Findings", f"{name} must be one of the rows", f"{value!r}", remedy))
+                raise InputValueError("Findings", name, f"{name} must be one of the rows, got {value!r}", remedy)
         for row in self.rows:
             if all(value in (None, getattr(row, name)) for name, value in wanted.items()):
                 yield row
@@ -143,7 +147,9 @@ class Findings:
         if twice is not None:
             fact = "twice " + ", ".join(str(part) for part in twice)
             remedy = "Merge statistics, not findings, of one model over more text."
-            raise InputValueError(sentence("Findings", f"entries must differ in {' or '.join(names)}", fact, remedy))
+            raise InputValueError(
+                "Findings", "entries", f"entries must differ in {' or '.join(names)}, got {fact}", remedy
+            )
 
     # Displays, which ../reporting registers -----------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from .findings import Findings
 from .records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
 
@@ -42,7 +42,7 @@ class Problems:
 
     def refuse(self, condition: str, fact: str, remedy: str = AGAIN) -> NoReturn:
         """Refuse whatever the reader is."""
-        raise InputValueError(sentence(self.call, condition, fact, remedy))
+        raise InputValueError(self.call, "path", f"{condition}, got {fact}", remedy)
 
 
 def findings_to_json(findings: Findings) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import __version__
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
 
@@ -73,7 +73,7 @@ def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         fact, remedy = f"{type(error).__name__}: {error.strerror}", "Nothing was changed; name another folder."
-        raise InputValueError(sentence("write_run", f"{place} must be writable", fact, remedy)) from None
+        raise InputValueError("write_run", "folder", f"{place} must be writable, got {fact}", remedy) from None
     return place
 
 
@@ -81,10 +81,10 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
     """The path of a folder in which a run can be written: new, empty or a run; refused before anything is computed."""
     place = Path(folder).expanduser().absolute()
     if place.exists() and not place.is_dir():
-        raise InputValueError(sentence("write_run", "folder must be a folder", f"the file {place}", "Name another."))
+        raise InputValueError("write_run", "folder", f"folder must be a folder, got the file {place}", "Name another.")
     if place.is_dir() and any(place.iterdir()) and not _is_run(place):
         fact, remedy = f"{place} with other files", "Name a folder that is new, empty or a run."
-        raise InputValueError(sentence("write_run", "folder must hold a run or nothing", fact, remedy))
+        raise InputValueError("write_run", "folder", f"folder must hold a run or nothing, got {fact}", remedy)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_part(place), ignore_errors=True)
@@ -93,7 +93,7 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
     except OSError as error:
         fact, remedy = f"{type(error).__name__} in {place.parent}", "Name another folder."
         raise InputValueError(
-            sentence("write_run", "folder must be in one that can be written to", fact, remedy)
+            "write_run", "folder", f"folder must be in one that can be written to, got {fact}", remedy
         ) from None
     return place
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special.distributions import student_quantile
 from .estimates import Estimate
@@ -293,18 +293,18 @@ def _check(x: Tensor, y: Tensor | None, group: int, weights: Tensor | None, yy: 
         fact = f"shape {shape_of(x)}" if y is None else f"shapes {shape_of(x)} and {shape_of(y)}"
         condition = "x must be [*h, t, p], and y [*h, t, q] if given"
         raise InputValueError(
-            sentence("comoments_of", condition, fact, "Flatten batch and position into one dimension t.")
+            "comoments_of", "x", f"{condition}, got {fact}", "Flatten batch and position into one dimension t."
         )
     if weights is not None and shape_of(weights) != shape_of(x)[-2:-1]:
         condition, fact = f"weights must be one for each of the {x.shape[-2]} tokens", f"shape {shape_of(weights)}"
-        raise InputValueError(sentence("comoments_of", condition, fact, "All heads share them."))
+        raise InputValueError("comoments_of", "weights", f"{condition}, got {fact}", "All heads share them.")
     _check_group("comoments_of", group)
     if yy not in ("full", "diagonal", "trace"):
         condition = "yy must be full, diagonal or trace"
-        raise InputValueError(sentence("comoments_of", condition, f"{yy!r}", "The trace is enough for a score."))
+        raise InputValueError("comoments_of", "yy", f"{condition}, got {yy!r}", "The trace is enough for a score.")
 
 
 def _check_group(call: str, group: int) -> None:
     if not 0 <= group < GROUPS:
         remedy = "Take it from group_of the key of the document."
-        raise InputValueError(sentence(call, f"group must be 0 to {GROUPS - 1}", f"{group}", remedy))
+        raise InputValueError(call, "group", f"group must be 0 to {GROUPS - 1}, got {group}", remedy)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from .validation import check_alike
 
@@ -24,7 +24,7 @@ class Histogram(NamedTuple):
         check_alike("Histogram.merge", self, other)
         if not torch.equal(self.edges, other.edges):
             fact, remedy = f"{len(self.edges)} edges that differ", "Fix the edges before the first batch."
-            raise InputValueError(sentence("Histogram.merge", "both must have the same edges", fact, remedy))
+            raise InputValueError("Histogram.merge", "both", f"both must have the same edges, got {fact}", remedy)
         return Histogram(self.edges, self.counts + other.counts)
 
 
@@ -34,7 +34,7 @@ def histogram_of(
     """Counts the last dimension; edges ascend; `valid` leaves values out."""
     if edges.ndim != 1 or len(edges) < 2 or not bool((edges[1:] > edges[:-1]).all()):
         fact, remedy = f"shape {shape_of(edges)}", "torch.linspace gives them."
-        raise InputValueError(sentence("histogram_of", "edges must be two or more, ascending", fact, remedy))
+        raise InputValueError("histogram_of", "edges", f"edges must be two or more, ascending, got {fact}", remedy)
     values = values.detach().contiguous()
     places = edges.to(values.device, values.dtype, non_blocking=True)
     bins = torch.bucketize(values, places, right=True).masked_fill(values.isnan(), len(edges) + 1)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..._errors import InputTypeError, InputValueError, sentence
+from ..._errors import InputTypeError, InputValueError
 from ..._typing import Tensor
 
 State = TypeVar("State")
@@ -38,7 +38,7 @@ def _merged(one: Any, other: Any, known: dict[tuple[int, int], Any]) -> Any:
     if type(one) is not type(other) or not mergeable:
         fact = f"{type(one).__name__} and {type(other).__name__}"
         remedy = "Statistics, constants, dictionaries and named tuples of them merge."
-        raise InputTypeError(sentence("merge", "both must be states of one kind", fact, remedy))
+        raise InputTypeError("merge", "both", f"both must be states of one kind, got {fact}", remedy)
     if hasattr(one, "merge"):
         pair = (id(one), id(other))
         if pair not in known:
@@ -49,5 +49,5 @@ def _merged(one: Any, other: Any, known: dict[tuple[int, int], Any]) -> Any:
     if not (torch.equal(one, other) if isinstance(one, Tensor) else one == other):
         fact = "two tensors that differ" if isinstance(one, Tensor) else f"{one!r} and {other!r}"
         remedy = "Only statistics of runs with the same settings merge."
-        raise InputValueError(sentence("merge", "constants must be equal", fact, remedy))
+        raise InputValueError("merge", "constants", f"constants must be equal, got {fact}", remedy)
     return one

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from .comoments import Comoments, GroupMoments, jackknifed
 from .estimates import Estimate
@@ -41,7 +41,9 @@ def affine_fit(comoments: Comoments) -> Fit:
     """
     if all(group is None or group.mean_y is None for group in comoments.groups):
         remedy = "Pass y to comoments_of."
-        raise InputValueError(sentence("affine_fit", "comoments must have products with y", "those of x alone", remedy))
+        raise InputValueError(
+            "affine_fit", "comoments", "comoments must have products with y, got those of x alone", remedy
+        )
     total, present = comoments.total(), comoments.present()
     whole = solve(total.xx, total.xy)
     intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ whole).squeeze(-2)

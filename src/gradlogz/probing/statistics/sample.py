@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Int, Tensor
 
 SAMPLE = 4096
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
             facts = [f"{each.size} tokens of {', '.join(each.vectors)}" for each in (self, other)]
             remedy = "Take the same vectors of every batch."
             condition = "both must have one size and vectors of the same names and shapes"
-            raise InputValueError(sentence("Sample.merge", condition, " and ".join(facts), remedy))
+            raise InputValueError("Sample.merge", "both", f"{condition}" + ", got " + (" and ".join(facts)), remedy)
         if not len(other.hashes):
             return self
         both = {name: torch.cat((t, other.vectors[name].to(t.device))) for name, t in self.vectors.items()}
@@ -65,7 +65,7 @@ def sample_of(vectors: dict[str, Tensor], hashes: Int[Tensor, " t"], *, size: in
         fact = f"shapes {', '.join(map(str, wrong.values())) or 'none'} and {shape_of(hashes)}"
         condition = "vectors must be [t, ...] beside hashes [t]"
         raise InputValueError(
-            sentence("sample_of", condition, fact, "Flatten batch and position into one dimension t.")
+            "sample_of", "vectors", f"{condition}, got {fact}", "Flatten batch and position into one dimension t."
         )
     ordered, order = hashes.cpu().sort(stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)

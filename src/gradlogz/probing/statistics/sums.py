@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._errors import InputValueError, sentence, shape_of
+from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from ...special.distributions import student_quantile
 from .estimates import LEVEL, Estimate
@@ -66,7 +66,7 @@ def sums_of(values: Float[Tensor, "b *s k"], documents: Int[Tensor, " b"] | Docu
     if values.ndim < 2 or values.shape[:1] != weights.keys.shape:
         fact = f"shapes {shape_of(values)} and {shape_of(weights.keys)}"
         remedy = "Sum over tokens first and pass the key of the document of each row."
-        raise InputValueError(sentence("sums_of", "values must be [b, *s, k] beside keys [b]", fact, remedy))
+        raise InputValueError("sums_of", "values", f"values must be [b, *s, k] beside keys [b], got {fact}", remedy)
     values = double(values)
     return Sums((weights.on(values.device).mT @ values.flatten(1)).unflatten(1, values.shape[1:]))
 

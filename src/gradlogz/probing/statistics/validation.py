@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..._errors import InputValueError, sentence
+from ..._errors import InputValueError
 from ..._typing import Tensor
 
 
@@ -37,4 +37,4 @@ def check_alike(call: str, one: tuple[Any, ...], other: tuple[Any, ...]) -> None
     if shapes[0] != shapes[1]:
         fact = " and ".join(", ".join(map(str, each)) for each in shapes)
         remedy = "Merge statistics of the same quantity of the same layer."
-        raise InputValueError(sentence(call, "both must have the same shapes", fact, remedy))
+        raise InputValueError(call, "both", f"both must have the same shapes, got {fact}", remedy)
