@@ -4,19 +4,23 @@ check_file, check_drawing   refuse, before anything is computed, what could not 
 terminal                    a console on standard output, or on standard error where JSON takes standard output
 progress                    a bar that disappears
 write_page, write_json      the files
+finish                      all files, then the table of results and where the files are
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from .._input_errors import InputValueError, MissingPackageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
@@ -63,7 +67,7 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
     """A progress bar that disappears at the end; without a total it only moves."""
     from rich.progress import Progress
 
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
         def tell(done: int | None = None, total: int | None = None, /, *, what: str | None = None) -> None:
@@ -92,3 +96,37 @@ def write_json(path: str | None, text: str) -> None:
         print(text)
     elif path is not None:
         write(path, f"{text}\n")
+
+
+def finish(
+    console: Console,
+    lines: "Iterable[Text]",
+    *,
+    run: str,
+    page: Path,
+    html: str,
+    json: str | None,
+    data: str,
+    tables: Iterable[str] = (),
+    show: bool,
+) -> None:
+    """Write the page and the JSON, then print the table and three closing lines; open the page if asked to.
+
+    Files come first, so that a closed pipe costs no result.
+    """
+    import webbrowser
+
+    from ..page import write
+    from ..reporting.result_table import closing_lines, print_lines, terminal_width
+
+    write(page, html)
+    if json != STANDARD_OUTPUT:
+        write_json(json, data)
+    files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
+    results = "standard output" if json == STANDARD_OUTPUT else "not written; --json FILE writes them"
+    size = f"{page} ({len(html) / 1e6:.1f} MB)"
+    print_lines(console, [*lines, *closing_lines(run, ", ".join(files) or results, size, terminal_width(console))])
+    if json == STANDARD_OUTPUT:
+        print(data)
+    if show:
+        webbrowser.open(page.resolve().as_uri())

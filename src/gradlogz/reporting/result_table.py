@@ -33,26 +33,30 @@ Row = Sequence[str]
 
 
 def marked(verdict: str) -> Text:
-    """The verdict with its symbol and colour; a dash for a quantity that is not judged."""
+    """The verdict with its symbol and colour; a dash, and the reason if any, for a quantity that is not judged."""
     if verdict not in SYMBOLS:
-        return Text(NO_VALUE, "bright_black")
+        return Text(f"{NO_VALUE} {verdict}".strip(), "bright_black")
     symbol, colour = SYMBOLS[verdict]
     return Text(f"{symbol} {verdict}", colour)
 
 
-def result_table(heads: Row, rows: Sequence[Row], verdicts: Sequence[str], width: int) -> list[Text]:
-    """Lines of a table of `width` columns at most: the cells of each row, then its verdict.
+def result_table(heads: Row, rows: Sequence[Row], verdicts: Sequence[str] | None, width: int) -> list[Text]:
+    """Lines of a table of `width` columns at most: the cells of each row, then its verdict, if there are verdicts.
 
     The first cell names the quantity; empty cells are shown as a dash.
     """
     cells = [[cell or NO_VALUE for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    marks = [marked(verdict) for verdict in verdicts]
-    last = max(len(mark) for mark in [Text("verdict"), *marks])
+    marks = [Text() for _ in rows] if verdicts is None else [marked(verdict) for verdict in verdicts]
+    head = "" if verdicts is None else "verdict"
+    last = max(len(mark) for mark in [Text(head), *marks])
     if sum(widths) + len(GAP) * len(widths) + last > width:
         return [line for row, mark in zip(cells, marks, strict=True) for line in _listed(heads, row, mark, width)]
-    lines = [Text(_aligned([*heads], widths) + "verdict", "bold")]
-    return lines + [Text(_aligned(row, widths)).append_text(mark) for row, mark in zip(cells, marks, strict=True)]
+    lines = [Text(_aligned([*heads], widths) + head, "bold")]
+    lines = lines + [Text(_aligned(row, widths)).append_text(mark) for row, mark in zip(cells, marks, strict=True)]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def _aligned(row: Row, widths: Sequence[int]) -> str:
@@ -69,9 +73,12 @@ def _listed(heads: Row, row: Row, mark: Text, width: int) -> list[Text]:
     pairs = [f"{head} {cell}".replace(" ", "\0") for head, cell in zip(heads[1:], others, strict=True) if cell != "–"]
     # Lines break between pairs only.
     body = textwrap.wrap(", ".join(pairs), width - len(GAP), break_on_hyphens=False) if pairs else []
-    gap = max(len(GAP), width - len(name) - len(mark))
-    together = len(name) + len(GAP) + len(mark) <= width
-    first = [Text(name + " " * gap).append_text(mark)] if together else [Text(name), Text(GAP).append_text(mark)]
+    if mark.plain in ("", NO_VALUE):
+        first = [Text(name, "bold")]
+    elif len(name) + len(GAP) + len(mark) <= width:
+        first = [Text(name, "bold").append(GAP).append_text(mark)]
+    else:
+        first = [Text(name, "bold"), Text(GAP).append_text(mark)]
     return [*first, *(Text(GAP + line.replace("\0", " ")) for line in body)]
 
 
