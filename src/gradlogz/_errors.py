@@ -22,104 +22,100 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether the numbers of these tensors can be read: false while tracing and inside torch.func transforms."""
+    """Return whether the values of these tensors can be read: not while tracing or inside torch.func transforms."""
     if torch.compiler.is_compiling():
         return False
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) or t.is_meta for t in tensors)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The shape as a plain tuple, as messages print it."""
+    """Shape as a plain tuple, for messages."""
     return tuple(tensor.shape)
 
 
 def present(**tensors: Tensor | None) -> dict[str, Tensor]:
-    """The optional arguments that were given."""
+    """Arguments that are not None, by name."""
     return {name: t for name, t in tensors.items() if t is not None}
 
 
-def check_floats(call: str, **given: Tensor) -> None:
-    """All arguments are tensors, all float32 or all float64, on one device."""
-    for name, t in given.items():
+def check_floats(call: str, **tensors: Tensor) -> None:
+    """Check that all arguments are tensors, all float32 or all float64, on one device."""
+    for name, t in tensors.items():
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
             raise InputTypeError(call, name, f"{name} must be a tensor, got {fact}", remedy)
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float() or {name}.double(); a mask of zeros and ones with {name}.bool()."
             raise InputTypeError(call, name, f"{name} must be float32 or float64, got {t.dtype}", remedy)
-    if len({t.dtype for t in given.values()}) > 1:
-        fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
+    if len({t.dtype for t in tensors.values()}) > 1:
+        fact = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
         raise InputTypeError(
             call, None, f"tensors must share one dtype, got {fact}", "Convert one of them with .to(dtype)."
         )
-    if len({t.device for t in given.values()}) > 1:
-        fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
+    if len({t.device for t in tensors.values()}) > 1:
+        fact = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise InputValueError(
             call, None, f"tensors must be on one device, got {fact}", "Move one of them with .to(device)."
         )
 
 
 def check_finite(call: str, **tensors: Tensor) -> None:
-    """No tensor given holds NaN or an infinity."""
+    """Check that no tensor contains NaN or infinities."""
     for name, t in tensors.items():
         if not has_values(t):
             continue
         bad = int((~torch.isfinite(t)).sum())
         if bad:
-            fact = f"{bad} of {t.numel()} entries that are NaN or infinite"
-            raise InputValueError(
-                call, name, f"{name} must be finite, got {fact}", "Mask or remove those entries first."
-            )
+            problem = f"{name} must be finite, but {bad} of {t.numel()} entries are NaN or infinite"
+            raise InputValueError(call, name, problem, "Mask or remove those entries first.")
 
 
 def check_logarithms(call: str, name: str, logarithms: Tensor) -> None:
-    """Log weights may be -inf (no mass) but neither NaN nor +inf."""
+    """Check that log weights are finite or -inf (no mass)."""
     if not has_values(logarithms):
         return
     bad = int((torch.isnan(logarithms) | (logarithms == torch.inf)).sum())
     if bad:
-        fact = f"{bad} of {logarithms.numel()} entries that are NaN or +inf"
-        raise InputValueError(
-            call, name, f"{name} must be finite or -inf, got {fact}", "Use -inf for what has no mass."
-        )
+        problem = f"{name} must be finite or -inf, but {bad} of {logarithms.numel()} entries are NaN or +inf"
+        raise InputValueError(call, name, problem, "Use -inf for points without mass.")
 
 
 def check_positive(call: str, **tensors: Tensor) -> None:
-    """Every entry of every tensor given is above zero."""
+    """Check that every entry of every tensor is positive."""
     for name, t in tensors.items():
         if not has_values(t):
             continue
         if bool((t <= 0).any()):
-            fact = f"{int((t <= 0).sum())} of {t.numel()} entries at or below 0"
-            raise InputValueError(call, name, f"{name} must be positive, got {fact}", "Pass values above 0.")
+            problem = f"{name} must be positive, but {int((t <= 0).sum())} of {t.numel()} entries are at or below 0"
+            raise InputValueError(call, name, problem, "Pass values above 0.")
 
 
 ANY_MASS = "Normalise them (torch.log_softmax), or use add for measures of any mass."
 
 
 def check_normalized(call: str, name: str, total: Tensor, remedy: str = ANY_MASS) -> None:
-    """Log masses that are promised to be 0 (probabilities that sum to one) are."""
+    """Check that log masses are 0: the probabilities sum to one."""
     if not has_values(total):
         return
     tolerance = 1e-4 if total.dtype == torch.float32 else 1e-8
     worst = float(total.detach().abs().max()) if total.numel() else 0.0
     if not worst <= tolerance:
-        fact = f"a log sum of {worst:.3g} at worst"
-        raise InputValueError(call, name, f"{name} must sum to one, got {fact}", remedy)
+        problem = f"{name} must sum to one, but the log of their sum is off by up to {worst:.3g}"
+        raise InputValueError(call, name, problem, remedy)
 
 
 def check_positive_semidefinite(call: str, name: str, matrix: Tensor) -> None:
-    """A covariance is symmetric with no eigenvalue below rounding error."""
+    """Check that a covariance is symmetric and has no eigenvalue below rounding error."""
     if not has_values(matrix) or matrix.numel() == 0:
         return
     matrix = matrix.detach()
     tolerance = matrix.abs().amax((-2, -1)) * matrix.shape[-1] * 16 * torch.finfo(matrix.dtype).eps
     asymmetry = (matrix - matrix.mT).abs().amax((-2, -1))
     if bool((asymmetry > tolerance).any()):
-        fact = f"an asymmetry of {float(asymmetry.max()):.3g}"
-        raise InputValueError(call, name, f"{name} must be symmetric, got {fact}", f"Pass ({name} + {name}.mT) / 2.")
+        problem = f"{name} must be symmetric, but its asymmetry is {float(asymmetry.max()):.3g}"
+        raise InputValueError(call, name, problem, f"Pass ({name} + {name}.mT) / 2.")
     smallest = torch.linalg.eigvalsh(matrix).amin(-1)
     if bool((smallest < -tolerance).any()):
-        fact = f"a smallest eigenvalue of {float(smallest.min()):.3g}"
+        problem = f"{name} must be positive semidefinite, but its smallest eigenvalue is {float(smallest.min()):.3g}"
         remedy = "Clip its negative eigenvalues, or add a multiple of the identity."
-        raise InputValueError(call, name, f"{name} must be positive semidefinite, got {fact}", remedy)
+        raise InputValueError(call, name, problem, remedy)

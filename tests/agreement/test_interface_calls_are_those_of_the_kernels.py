@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from gradlogz.attention.in_models.intercepted_calls import of_interface
+from gradlogz.attention.in_models.intercepted_calls import call_from_interface
 from support.scales import close
 
 F64 = torch.float64
@@ -77,7 +77,7 @@ def test_flash_kernels(name, implementation):
     m, causal, given, sees = FLASH[name]
     q, k, v = tensors(m, 7)
     mask = sees(*positions(m, 7)).expand(2, 4, m, 7)
-    call = of_interface(implementation, layer(causal), q, k, v, given.get("attention_mask"),
+    call = call_from_interface(implementation, layer(causal), q, k, v, given.get("attention_mask"),
                         **{name: value for name, value in given.items() if name != "attention_mask"})  # fmt: skip
     agree(call, defined(q, k, v, mask))
 
@@ -86,7 +86,7 @@ def test_flash_kernels_with_sinks_a_soft_cap_and_a_scale():
     q, k, v = tensors(7, 7)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=F64)
     i, j = positions(7, 7)
-    call = of_interface("flash_attention_2", layer(True), q, k, v, None, scaling=0.9, softcap=0.7, s_aux=sinks)
+    call = call_from_interface("flash_attention_2", layer(True), q, k, v, None, scaling=0.9, softcap=0.7, s_aux=sinks)
     agree(call, defined(q, k, v, (j <= i).expand(2, 4, 7, 7), 0.9, 0.7, sinks))
 
 
@@ -106,7 +106,7 @@ def test_flash_kernels_with_packed_sequences(name, causal):
     document = torch.tensor([0, 0, 0, 1, 2, 2, 2])
     i, j = positions(7, 7)
     mask = (document[i] == document[j]) & ((j <= i) | (not causal))
-    call = of_interface("flash_attention_2", layer(causal), q, k, v, None, **PACKED[name])
+    call = call_from_interface("flash_attention_2", layer(causal), q, k, v, None, **PACKED[name])
     agree(call, defined(q, k, v, mask.expand(1, 4, 7, 7)))
 
 
@@ -114,7 +114,7 @@ def test_positions_of_one_sequence_pack_nothing():
     q, k, v = tensors(7, 7, batch=1)
     i, j = positions(7, 7)
     for ids in (torch.arange(7)[None], torch.arange(5, 12)[None]):
-        call = of_interface("flash_attention_2", layer(True), q, k, v, None, position_ids=ids)
+        call = call_from_interface("flash_attention_2", layer(True), q, k, v, None, position_ids=ids)
         agree(call, defined(q, k, v, (j <= i).expand(1, 4, 7, 7)))
 
 
@@ -135,7 +135,7 @@ def test_flex_attention(name):
     blocks = create_block_mask(sees, 2, 4 if name == "each head its own" else None, m, 7, device="cpu")
     index = torch.meshgrid(*map(torch.arange, (2, 4, m, 7)), indexing="ij")
     # Whether a layer is causal is said by the block mask alone.
-    call = of_interface("flex_attention", layer(True), q, k, v, blocks)
+    call = call_from_interface("flex_attention", layer(True), q, k, v, blocks)
     agree(call, defined(q, k, v, sees(*index)))
     theirs = flex_attention(*(t.float() for t in (q, k, v)), block_mask=blocks, enable_gqa=True)
     torch.testing.assert_close(call.attend().output.float(), theirs, rtol=1e-5, atol=1e-5)
@@ -143,11 +143,11 @@ def test_flex_attention(name):
 
 def test_flex_attention_without_a_mask_sees_all():
     q, k, v = tensors(7, 7)
-    agree(of_interface("flex_attention", layer(True), q, k, v, None), defined(q, k, v, torch.ones(7, 7).bool()))
+    agree(call_from_interface("flex_attention", layer(True), q, k, v, None), defined(q, k, v, torch.ones(7, 7).bool()))
 
 
 def test_flex_attention_with_an_added_mask():
     q, k, v = tensors(7, 7)
     i, j = positions(7, 7)
     mask = torch.zeros(7, 7, dtype=F64).masked_fill(j > i, torch.finfo(F64).min).expand(2, 1, 7, 7)
-    agree(of_interface("flex_attention", layer(True), q, k, v, mask), defined(q, k, v, j <= i))
+    agree(call_from_interface("flex_attention", layer(True), q, k, v, mask), defined(q, k, v, j <= i))

@@ -33,7 +33,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "tilt: query",
+        "tilt: None",
         "agree",
         lambda: tilt(batch, three.expand(4, 3)),
     ),
@@ -50,9 +50,9 @@ ERRORS = [
         lambda: tilt(gamma, torch.tensor([2.0])),
     ),
     # convolve, add, product
-    (ValueError, "convolve: measures", "given", lambda: convolve()),
-    (ValueError, "add: measures", "given", lambda: add()),
-    (ValueError, "product: measures", "given", lambda: product()),
+    (ValueError, "convolve: measures", "empty", lambda: convolve()),
+    (ValueError, "add: measures", "empty", lambda: add()),
+    (ValueError, "product: measures", "empty", lambda: product()),
     (TypeError, "convolve: measure 1", "a measure", lambda: convolve(h, 3)),
     (TypeError, "add: measure 0", "a measure", lambda: add([h, h])),
     (
@@ -69,9 +69,9 @@ ERRORS = [
     ),
     (ValueError, "convolve: measures", "space", lambda: convolve(h, plane)),
     (ValueError, "add: measures", "space", lambda: add(h, plane)),
-    (ValueError, "convolve: query", "agree", lambda: convolve(h, batch)),
-    (ValueError, "add: query", "agree", lambda: add(batch, h)),
-    (ValueError, "product: query", "agree", lambda: product(plane, batch)),
+    (ValueError, "convolve: None", "agree", lambda: convolve(h, batch)),
+    (ValueError, "add: None", "agree", lambda: add(batch, h)),
+    (ValueError, "product: None", "agree", lambda: product(plane, batch)),
     # pushforward
     (TypeError, "pushforward: h", "a measure", lambda: pushforward(3, 2.0)),
     (TypeError, "pushforward: matrix", "a tensor", lambda: pushforward(h, [[1.0]])),
@@ -108,7 +108,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "pushforward: query",
+        "pushforward: None",
         "agree",
         lambda: pushforward(batch, torch.eye(3).expand(4, 3, 3)),
     ),
@@ -127,7 +127,7 @@ ERRORS = [
     # reweight
     (TypeError, "reweight: h", "a measure", lambda: reweight(3, one)),
     (TypeError, "reweight: log_mass", "a tensor", lambda: reweight(h, [1.0])),
-    (ValueError, "reweight: query", "agree", lambda: reweight(h, torch.ones(1))),
+    (ValueError, "reweight: None", "agree", lambda: reweight(h, torch.ones(1))),
     (
         ValueError,
         "reweight: log_mass",

@@ -27,7 +27,7 @@ ERRORS = [
     (
         ValueError,
         "Trajectory.band: name",
-        "observed",
+        "recorded",
         lambda: trajectory(3).band("entropy"),
     ),
     (
@@ -58,7 +58,7 @@ ERRORS = [
     (
         ValueError,
         "null_band: cloud",
-        "above",
+        "n >= 2",
         lambda: null_band("radius", x[:1]),
     ),
     (TypeError, "null_band: ascent", "entropy", lambda: null_band("entropy", x)),

@@ -64,7 +64,7 @@ ERRORS = [
     (
         ValueError,
         "AttentionFilter.step: noise",
-        "sent",
+        "values",
         lambda: AttentionFilter(message="covariance", noise=torch.eye(3, dtype=F64)).step(Slots(points), points),
     ),
     (
@@ -178,7 +178,7 @@ ERRORS = [
     (
         ValueError,
         "ConjugateFilter: prior",
-        "finite",
+        "normalisable",
         built(dynamics=[Discount(0.5, -prior), Reset(prior)]),
     ),
     (
@@ -221,7 +221,7 @@ ERRORS = [
     (
         ValueError,
         "ConjugateFilter.filter: observations",
-        "numbers",
+        "integers",
         filtered(number([[0.0], [1.0], [-2.0]])),
     ),
     (
@@ -239,7 +239,7 @@ ERRORS = [
     (
         ValueError,
         "ConjugateFilter.filter: prior",
-        "finite",
+        "normalisable",
         filtered(prior=-prior),
     ),
     (

@@ -24,7 +24,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "clip_loss: vectors",
+        "clip_loss: None",
         "dimension",
         lambda: gz.clip_loss(a, b[:, :2], normalize=True),
     ),
@@ -130,7 +130,7 @@ ERRORS = [
     (
         ValueError,
         "skip_gram: negatives",
-        "with",
+        "k > 0",
         lambda: gz.contrastive.skip_gram(a, b, positive=y, negatives=y[:0]),
     ),
     (
@@ -229,13 +229,13 @@ ERRORS = [
     ),
     (
         RuntimeError,
-        "ring_info_nce: processes",
+        "ring_info_nce: group",
         "process group",
         lambda: gz.contrastive.ring_info_nce(a, b),
     ),
     (
         RuntimeError,
-        "gather_candidates: processes",
+        "gather_candidates: group",
         "process group",
         lambda: gz.contrastive.gather_candidates(a),
     ),
@@ -255,13 +255,13 @@ ERRORS = [
     (
         ValueError,
         "supervised_contrastive: labels",
-        "name",
+        "positive",
         lambda: gz.supervised_contrastive(a, torch.arange(4)),
     ),
     (
         ValueError,
         "nca: labels",
-        "name",
+        "positive",
         lambda: gz.contrastive.nca(a, torch.arange(4)),
     ),
 ]

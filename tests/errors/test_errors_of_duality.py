@@ -57,10 +57,10 @@ ERRORS = [
     (
         RuntimeError,
         "dual: max_iterations",
-        "below",
+        "gap",
         lambda: dual(square, inside, max_iterations=1),
     ),
-    (RuntimeError, "dual: max_iterations", "below", lambda: dual(square, both, max_iterations=1)),
+    (RuntimeError, "dual: max_iterations", "gap", lambda: dual(square, both, max_iterations=1)),
     # mean_to_natural
     (ValueError, "mean_to_natural: mean", "support", lambda: mean_to_natural(square, outside)),
     (ValueError, "mean_to_natural: mean", "support", lambda: mean_to_natural(square, both)),

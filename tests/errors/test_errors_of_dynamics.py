@@ -52,8 +52,8 @@ ERRORS = [
         "floating",
         lambda: run(ascent=Ascent(precision=torch.int8)),
     ),
-    (ValueError, "evolve: steps", "positive", lambda: run(steps=-1)),
-    (ValueError, "evolve: observe", "name observables", lambda: run(observe=["energy"])),
+    (ValueError, "evolve: steps", "integer", lambda: run(steps=-1)),
+    (ValueError, "evolve: observe", "observables", lambda: run(observe=["energy"])),
     (ValueError, "evolve: placement", "post", lambda: run(placement="mid")),
     (ValueError, "evolve: contraction", "known", lambda: run(contraction="batchnorm")),
     (TypeError, "evolve: contraction", "function", lambda: run(contraction=3)),
@@ -77,7 +77,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "Trajectory.verdict: there",
+        "Trajectory.verdict: cloud",
         "one cloud",
         lambda: run(torch.randn(2, 4, 3, dtype=F64)).verdict,
     ),
@@ -90,19 +90,19 @@ ERRORS = [
     (
         ValueError,
         "GaussianCloud: covariance",
-        "end",
+        "shape",
         lambda: GaussianCloud(law.mean, torch.eye(3, dtype=F64)).evolve(Ascent()),
     ),
     (
         TypeError,
         "GaussianCloud: ascent",
-        "no keys",
+        "keys",
         lambda: law.evolve(Ascent(keys=torch.zeros(4, 2, dtype=F64))),
     ),
     (
         TypeError,
-        "GaussianCloud: None",
-        "same",
+        "GaussianCloud: ascent",
+        "causal",
         lambda: law.evolve(Ascent(causal=True)),
     ),
     (
@@ -138,7 +138,7 @@ ERRORS = [
     (
         RuntimeError,
         "equilibrium: None",
-        "a gradient",
+        "gradient",
         lambda: equilibrium(lambda y: y + 0 * weight, x).state.sum().backward(),
     ),
     (
@@ -182,8 +182,8 @@ ERRORS = [
     ),
     (
         RuntimeError,
-        "equilibrium: None",
-        "come",
+        "equilibrium: max_iterations",
+        "converge",
         lambda: equilibrium(torch.cos, x, max_iterations=1),
     ),
     (
@@ -198,11 +198,11 @@ ERRORS = [
         "positive",
         lambda: secular_equilibrium(law.mean, law.covariance),
     ),
-    (ValueError, "retrieve: damping", "in", lambda: retrieve(x, x, damping=2.0)),
+    (ValueError, "retrieve: damping", "(0, 2)", lambda: retrieve(x, x, damping=2.0)),
     (
         RuntimeError,
-        "retrieve: None",
-        "come",
+        "retrieve: max_iterations",
+        "converge",
         lambda: retrieve(10 + x, x, max_iterations=1),
     ),
     (

@@ -81,7 +81,7 @@ ERRORS = [
     (ValueError, "Empirical: log_weights", "dimensions", lambda: Empirical(batched, zeros)),
     (
         ValueError,
-        "Empirical: query",
+        "Empirical: None",
         "agree",
         lambda: Empirical(batched, torch.zeros(3, 4)),
     ),

@@ -33,7 +33,7 @@ ERRORS = [
     (ValueError, "Gamma: fields", "[*b, d]", lambda: Gamma(one, two)),
     (
         ValueError,
-        "Gamma: query",
+        "Gamma: None",
         "agree",
         lambda: Gamma(two, two.expand(3, 2)),
     ),

@@ -84,7 +84,7 @@ ERRORS = [
     (
         ValueError,
         "SwitchingModel.of: models",
-        "observations",
+        "observation size",
         lambda: SwitchingModel.of([stepping, wide], transition=stay),
     ),
     (
@@ -120,7 +120,7 @@ ERRORS = [
     (
         ValueError,
         "SwitchingModel.still_first: model",
-        "steps",
+        "discrete",
         lambda: continuous.still_first(4),
     ),
     (
@@ -150,7 +150,7 @@ ERRORS = [
     (
         ValueError,
         "imm: times",
-        "backwards",
+        "decrease",
         filtered(times=torch.tensor([-1.0, 2.0, 1.0, 3.0], dtype=F64)),
     ),
     (
@@ -162,7 +162,7 @@ ERRORS = [
     (
         ValueError,
         "SwitchingFilter.step: times",
-        "backwards",
+        "decrease",
         lambda: SwitchingFilter(continuous).step(SwitchingFilter(continuous).init(start), y[0], dt=-1.0),
     ),
     (
@@ -204,7 +204,7 @@ ERRORS = [
     (
         ValueError,
         "imm: observe",
-        "derivatives",
+        "derivative",
         at_the_sensor,
     ),
     (
@@ -234,7 +234,7 @@ ERRORS = [
     (
         ValueError,
         "NonlinearModel: R",
-        "before",
+        "[t, k=2",
         bent(R=torch.ones(3, 1, 1, dtype=F64)),
     ),
     (
@@ -252,7 +252,7 @@ ERRORS = [
     (
         ValueError,
         "NonlinearModel.of: models",
-        "change",
+        "time-varying",
         lambda: NonlinearModel.of([stepping._replace(F=stepping.F.expand(3, 2, 2))], transition=stay[:1, :1]),
     ),
     (

@@ -68,19 +68,19 @@ ERRORS = [
     (
         ValueError,
         "SwitchingModel: F",
-        "before",
+        "[t, k=2",
         built(F=eye.expand(3, 2, 2)),
     ),
     (
         ValueError,
         "SwitchingModel: H",
-        "before",
+        "[t, k=2",
         built(H=torch.ones(2, 1, 3, dtype=F64)),
     ),
     (
         ValueError,
         "SwitchingModel: transition",
-        "before",
+        "[t, k",
         built(transition=torch.ones(2, dtype=F64)),
     ),
     (
@@ -176,19 +176,19 @@ ERRORS = [
     (
         ValueError,
         "Series: lengths",
-        "numbers",
+        "integers",
         series(lengths=torch.tensor([1, 2])),
     ),
     (
         ValueError,
         "Series: lengths",
-        "numbers",
+        "integers",
         series(y.expand(2, 4, 1), lengths=torch.tensor([True, False])),
     ),
     (
         ValueError,
         "imm: lengths",
-        "in",
+        "between",
         filtered(Series(y.expand(3, 4, 1), lengths=torch.tensor([-1, 5, 4]))),
     ),
     (TypeError, "Series: lengths", "a tensor", series(y.expand(2, 4, 1), lengths=[4, 3])),
@@ -202,13 +202,13 @@ ERRORS = [
     (
         ValueError,
         "SwitchingFilter.step: state",
-        "components",
+        "Gaussian",
         lambda: check_state("SwitchingFilter.step", model, SwitchingFilter(model).init(start), depth=1),
     ),
     (
         ValueError,
         "SwitchingFilter.step: state",
-        "components",
+        "Gaussian",
         lambda: check_state("SwitchingFilter.step", model, SwitchingFilter(model, "gpb", depth=1).init(start), depth=0),
     ),
     (
@@ -376,7 +376,7 @@ ERRORS = [
     (
         ValueError,
         "SwitchingFilter.step: time",
-        "model",
+        "step",
         lambda: SwitchingFilter(changing).step(SwitchingFilter(changing).init(start), y[0], time=5),
     ),
     (
@@ -409,7 +409,7 @@ ERRORS = [
     (
         ValueError,
         "singer: correlation_time",
-        "a number",
+        "scalar",
         lambda: singer(1, dt=1.0, correlation_time=torch.ones(2), acceleration_variance=1.0, observation_variance=1.0),
     ),
     (
@@ -433,7 +433,7 @@ ERRORS = [
     (
         ValueError,
         "nees: truth",
-        "them",
+        "components",
         lambda: nees(imm(model, y, start), y.expand(4, 2), components=[1]),
     ),
     (

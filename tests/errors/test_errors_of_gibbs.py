@@ -13,7 +13,7 @@ ERRORS = [
     (
         ValueError,
         "Gibbs: h",
-        "one dimension",
+        "equal dimensions",
         lambda: Gibbs(Empirical(two), Empirical(three)),
     ),
     (

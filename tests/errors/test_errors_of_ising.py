@@ -17,7 +17,7 @@ ERRORS = [
     (
         ValueError,
         "Ising: weights",
-        "and",
+        "bias",
         lambda: Ising(pair, torch.zeros(3, dtype=F64)),
     ),
     (
@@ -28,11 +28,11 @@ ERRORS = [
     ),
     (
         ValueError,
-        "Ising.energy: states",
-        "end",
+        "Ising.energy: state",
+        "shape",
         lambda: net.energy(torch.ones(3, dtype=F64)),
     ),
-    (ValueError, "Ising.settle: state", "and", lambda: net.settle(zero)),
+    (ValueError, "Ising.settle: state", "-1", lambda: net.settle(zero)),
     (
         ValueError,
         "Ising.settle: order",
@@ -41,8 +41,8 @@ ERRORS = [
     ),
     (
         RuntimeError,
-        "Ising.settle: None",
-        "come",
+        "Ising.settle: max_iterations",
+        "converge",
         lambda: net.settle(torch.tensor([1.0, -1.0], dtype=F64), order="synchronous"),
     ),
     (ValueError, "spin_corners: dim", "from", lambda: spin_corners(21)),
@@ -56,13 +56,13 @@ ERRORS = [
     (
         ValueError,
         "boltzmann_machine: weights",
-        "and",
+        "hidden_bias",
         lambda: boltzmann_machine(pair, torch.zeros(3, dtype=F64), zero),
     ),
     (
         TypeError,
         "visible_law: machine",
-        "spins",
+        "Spins",
         lambda: visible_law(Gibbs(point, point)),
     ),
 ]

@@ -94,7 +94,7 @@ ERRORS = [
     (
         ValueError,
         "MomentAttention: covariance of memory",
-        "beside",
+        "matching",
         lambda: full(x, torch.diag_embed(x), (y, y)),
     ),
     # mixtures

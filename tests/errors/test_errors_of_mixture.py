@@ -59,13 +59,13 @@ ERRORS = [
     ),
     (
         ValueError,
-        "Mixture: query",
+        "Mixture: None",
         "agree",
         lambda: Mixture(half, Gaussian.diagonal(torch.zeros(4, 2, 3), torch.ones(4, 2, 3))),
     ),
     (
         ValueError,
-        "Mixture: query",
+        "Mixture: None",
         "agree",
         lambda: Mixture(half.expand(3, 2), Gaussian.diagonal(torch.zeros(4, 2, 3), torch.ones(4, 2, 3))),
     ),

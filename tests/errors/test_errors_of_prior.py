@@ -41,7 +41,7 @@ ERRORS = [
     ),
     (
         ValueError,
-        "ConjugatePrior: query",
+        "ConjugatePrior: None",
         "agree",
         lambda: prior("gaussian", xi.expand(4, 2), nu.expand(3)),
     ),

@@ -43,19 +43,19 @@ ERRORS = [
     (
         ValueError,
         "smooth: lag",
-        "gpb2",
+        "enumerate",
         lambda: smooth(model, y, start, lag=-1),
     ),
     (
         ValueError,
         "smooth: lag",
-        "gpb2",
+        "enumerate",
         lambda: smooth(model, y, start, method="enumerate", lag=1),
     ),
     (
         ValueError,
         "smooth: lag",
-        "gpb2",
+        "enumerate",
         lambda: smooth(model, y, start, method="imm", max_histories=5),
     ),
     (

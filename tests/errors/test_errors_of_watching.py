@@ -10,7 +10,7 @@ from torch import nn
 
 from gradlogz import monitor, observe, register
 from gradlogz.attention import unregister
-from gradlogz.attention.in_models.intercepted_calls import of_interface
+from gradlogz.attention.in_models.intercepted_calls import call_from_interface
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
 from support.small_trainings import GPT, Encoder, batches, train
@@ -117,14 +117,12 @@ def without_transformers():
 
 
 def sparse():
-    return of_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
+    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
 
 
 def of_foreign_mask():
-    return of_interface("flex_attention", nn.Identity(), q, q, q, SimpleNamespace(shape=(1, 1, 3, 3)))
+    return call_from_interface("flex_attention", nn.Identity(), q, q, q, SimpleNamespace(shape=(1, 1, 3, 3)))
 
-
-missed = "every attention layer must make a call that can be seen; got none from 0."
 
 ERRORS = [
     (TypeError, "observe: model", "a torch.nn.Module", lambda: run(observe("bert"), None)),
@@ -143,7 +141,7 @@ ERRORS = [
     (
         RuntimeError,
         "observe: model",
-        "make",
+        "intercepted",
         lambda: run(observe(model := nn.Sequential(HiddenAttention())), model, torch.randn(2, 3, 4)),
     ),
     (
@@ -184,11 +182,11 @@ ERRORS = [
         early,
     ),
     (RuntimeError, "monitor: model", "compute attention", no_attention),
-    (RuntimeError, "monitor: model", "make", missed_in_training),
+    (RuntimeError, "monitor: model", "intercepted", missed_in_training),
     (
         RuntimeError,
-        "monitor: torch",
-        "compute",
+        "monitor: model",
+        "fused",
         frozen,
     ),
     (
@@ -207,8 +205,8 @@ ERRORS = [
     ),
     (
         NotImplementedError,
-        "attend: model",
-        "queries",
+        "attend: indices",
+        "indices=",
         sparse,
     ),
     (
@@ -241,7 +239,7 @@ def test_a_layer_between_others_is_missed_once(hidden):
 
 
 def test_layers_without_a_statistic_are_not_stacked():
-    with pytest.raises(ValueError, match="layers without key_mean"):
+    with pytest.raises(ValueError, match="key_mean must have one shape"):
         stacked("key_mean")
 
 

@@ -22,7 +22,7 @@ ERRORS = [
     (ValueError, "Wishart: covariance_matrix", "and", lambda: Wishart(df.expand(4), V)),
     (
         ValueError,
-        "Wishart: query",
+        "Wishart: None",
         "agree",
         lambda: Wishart(df.expand(4), V.expand(3, 2, 2)),
     ),

@@ -21,12 +21,12 @@ def by_definition(query, key, bias, seen):
         hidden |= ~same if seen.same else same
     if seen.mask is not None:
         hidden |= ~seen.mask
-    if seen.kept is not None:
-        hidden[torch.arange(m), seen.kept] = False
+    if seen.included is not None:
+        hidden[torch.arange(m), seen.included] = False
     if not seen.itself:
         hidden.fill_diagonal_(True)
-    if seen.dropped is not None:
-        hidden[torch.arange(m), seen.dropped] = True
+    if seen.excluded is not None:
+        hidden[torch.arange(m), seen.excluded] = True
     return s.masked_fill(hidden, -torch.inf).logsumexp(-1)
 
 
@@ -38,10 +38,10 @@ SEEN = {
     "all": lambda m, n: VisiblePairs(),
     "others": lambda m, n: VisiblePairs(itself=False),
     "same labels": lambda m, n: VisiblePairs(labels=labels(m, n)),
-    "other labels": lambda m, n: VisiblePairs(labels=labels(m, n), same=False, kept=torch.arange(m) % n),
+    "other labels": lambda m, n: VisiblePairs(labels=labels(m, n), same=False, included=torch.arange(m) % n),
     "other labels of others": lambda m, n: VisiblePairs(itself=False, labels=labels(m, n), same=False),
-    "all but one": lambda m, n: VisiblePairs(dropped=torch.arange(m).flip(0) % n),
-    "mask": lambda m, n: VisiblePairs(mask=torch.rand(m, n) > 0.3, kept=torch.arange(m) % n),
+    "all but one": lambda m, n: VisiblePairs(excluded=torch.arange(m).flip(0) % n),
+    "mask": lambda m, n: VisiblePairs(mask=torch.rand(m, n) > 0.3, included=torch.arange(m) % n),
 }
 
 
@@ -174,7 +174,7 @@ def test_no_matrix_of_pairs_is_kept(name):
     seen = VisiblePairs(itself=False) if name == "others" else SEEN[name](70, 70)
     if not seen.plain:
         groups = torch.arange(n) % 300
-        seen = VisiblePairs(itself=seen.itself, labels=(groups, groups), same=seen.same, kept=torch.arange(n))
+        seen = VisiblePairs(itself=seen.itself, labels=(groups, groups), same=seen.same, included=torch.arange(n))
     with torch.profiler.profile(profile_memory=True) as profile:
         torch.autograd.grad(log_sum_exp(query, key, None, seen).sum(), (query, key))
     largest = max(event.cpu_memory_usage for event in profile.events() if event.name.startswith("aten::empty"))

@@ -10,7 +10,7 @@ import torch.multiprocessing
 
 import gradlogz
 from gradlogz.attention.in_models import head_summaries as rows
-from gradlogz.attention.in_models.intercepted_calls import of_attend, of_softmax, padding
+from gradlogz.attention.in_models.intercepted_calls import call_from_attend, logits_from_softmax, padding
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
@@ -193,9 +193,9 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
     """Against the softmax of the logits, which attention to each key alone gives."""
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2))
-    call = of_attend(q, k, k, **OPTIONS[name], enable_gqa=True)
+    call = call_from_attend(q, k, k, **OPTIONS[name], enable_gqa=True)
     pad = padding(call)
-    found, weight = call.weight_of(None if pad is None else (~pad).int().argmax(-1))
+    found, weight = call.statistics_and_weight(None if pad is None else (~pad).int().argmax(-1))
     unit = torch.eye(9).expand(2, 2, 9, 9)
     weights = gradlogz.attend(q, k, unit, **OPTIONS[name], enable_gqa=True).output
     first = [0, 0] if pad is None else (~pad).int().argmax(-1).tolist()
@@ -208,7 +208,7 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 3, 5, 8)])
 def test_calls_with_any_number_of_dimensions_have_rows(shape):
     q = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-    heads = rows.heads_of({"": rows.sums_of(of_attend(q, q, q))})[""]
+    heads = rows.heads_of({"": rows.sums_of(call_from_attend(q, q, q))})[""]
     expected = gradlogz.attend(q, q, q).entropy.reshape(-1, 3 if len(shape) > 2 else 1, 5)
     torch.testing.assert_close(heads.entropy.mean.float(), expected.mean((0, 2)))
     assert heads.rows == expected[:, 0].numel()
@@ -217,7 +217,7 @@ def test_calls_with_any_number_of_dimensions_have_rows(shape):
 def test_one_batch_of_keys_for_many_of_queries_has_rows():
     q, k = torch.randn(3, 2, 5, 8), torch.randn(1, 2, 5, 8)
     mask = (torch.arange(5) < torch.tensor([[5], [3], [4]]))[:, None, None]
-    for call in (of_attend(q, k, k, attn_mask=mask), of_attend(k, q, q, attn_mask=mask)):
+    for call in (call_from_attend(q, k, k, attn_mask=mask), call_from_attend(k, q, q, attn_mask=mask)):
         assert rows.heads_of({"": rows.sums_of(call)})[""].rows == 12
 
 
@@ -260,7 +260,9 @@ def test_not_a_number_is_reported(written, masked):
     q[1, 0, 2, 0] = torch.nan
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool) if masked else None
     call = (
-        of_softmax(torch.nn.Identity(), q @ q.mT) if written else of_attend(q, torch.randn(q.shape), q, attn_mask=mask)
+        logits_from_softmax(torch.nn.Identity(), q @ q.mT)
+        if written
+        else call_from_attend(q, torch.randn(q.shape), q, attn_mask=mask)
     )
     heads = rows.heads_of({"": rows.sums_of(call)})[""]
     assert heads.rows == 10

@@ -12,7 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 import gradlogz
-from gradlogz.attention.in_models.intercepted_calls import of_softmax
+from gradlogz.attention.in_models.intercepted_calls import logits_from_softmax
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.scales import close
@@ -392,6 +392,6 @@ def test_heads_are_found_where_a_layer_has_them():
         "before blocks": s.unflatten(2, (5, 2)),
     }
     for name, form in forms.items():
-        assert torch.equal(of_softmax(layer, form).logits, s), name
+        assert torch.equal(logits_from_softmax(layer, form).logits, s), name
     blocks = torch.randn(2, 5, 3, 2, 7)
-    assert torch.equal(of_softmax(layer, blocks).logits, blocks.flatten(0, 1))
+    assert torch.equal(logits_from_softmax(layer, blocks).logits, blocks.flatten(0, 1))

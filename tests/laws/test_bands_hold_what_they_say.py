@@ -8,7 +8,7 @@ import torch
 
 from gradlogz import Ascent, GaussianCloud, evolve
 from gradlogz.dynamics import bootstrap_clouds, mardia_band, null_band, self_weight
-from gradlogz.dynamics.gaussian_null import GIVEN_RADIUS, OF_A_STEP, gaussian_clouds
+from gradlogz.dynamics.gaussian_null import GIVEN_RADIUS, STEP, gaussian_clouds
 from gradlogz.dynamics.intervals import band_of_draws, band_of_mean
 from gradlogz.dynamics.observables import OBSERVABLES
 from support.scales import close
@@ -34,7 +34,7 @@ def oblique(trials, n, seed=0):
 
 
 def observed(name, cloud):
-    steps = int(name in OF_A_STEP)
+    steps = int(name in STEP)
     return evolve(cloud, ASCENT, contraction=CONTRACTION, steps=steps, observe=[name]).observed[name][-1]
 
 

@@ -35,7 +35,10 @@ def test_folders_that_are_run_without_checks_exist_and_say_why():
 
 def test_the_makefile_names_no_folder():
     recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", (TESTS.parent / "Makefile").read_text(), re.MULTILINE)
-    assert [line.split("$(JOBS) ")[1] for line in recipe[1].splitlines()] == ["--typecheck", "--no-typecheck"]
+    assert [line.split("--dist worksteal ")[1] for line in recipe[1].splitlines()] == [
+        "--typecheck",
+        "--no-typecheck",
+    ]
 
 
 def test_modules_that_are_not_checked_exist():

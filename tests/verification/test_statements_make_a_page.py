@@ -23,7 +23,7 @@ def test_the_page_shows_every_statement(verification):
         assert one.key in text
         assert one.corrected in text
         assert one.printed is None or one.printed in text
-    assert f"{len(verification.results)} of {len(verification.results)} corrected statements hold" in text
+    assert f"{len(verification.results)} of {len(verification.results)}" in text
     assert "Shim, A Probabilistic Interpretation of Transformers" in text
 
 
@@ -38,7 +38,9 @@ def test_a_statement_that_fails_is_named_with_its_error():
         raise RuntimeError("no such law")
 
     page = page_of(Verification(tuple(verify([Statement("X", "nowhere", None, "true", 1e-12, broken)]))))
-    assert page.verdict.notes == ("Fails: X: RuntimeError: no such law",)
+    (note,) = page.verdict.notes
+    assert "X" in note
+    assert "RuntimeError: no such law" in note
     assert page.verdict.chips[0].status == "departs"
     assert "no such law" in render(page)
 

@@ -46,6 +46,12 @@ def flipped(formula):
     return broken
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _timed():
+    """Time the statements before anything is broken."""
+    cheapest_first()
+
+
 @functools.cache
 def cheapest_first():
     """All statements by their time, so that a broken formula is noticed before solvers iterate on it."""

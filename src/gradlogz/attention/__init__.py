@@ -1,11 +1,11 @@
 """Attention that reports its own statistics.
 
 attend      scaled dot-product attention with the log normaliser, entropy and logit moments of every row
-Attention   what it returns; `merge` joins results over blocks of keys
-observe     the same of every attention layer inside a model, while it runs
-monitor     the same during training, beside the model's own attention; rows, alerts
+Attention   the result; `merge` joins results over blocks of keys
+observe     the statistics of every attention layer inside a model, while it runs
+monitor     statistics and alerts for every head during training; the model's own attention computes the output
 register    attn_implementation="gradlogz" for Hugging Face models
-layers      attention with parameters: torch's, and what other measures make of it
+layers      attention modules: torch's multi-head attention, and attention to other measures
 """
 
 from .functional import attend as attend

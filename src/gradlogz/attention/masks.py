@@ -1,12 +1,12 @@
-"""Who may see whom: the conventions of masks, windows and segments, brought into the form that the kernels take.
+"""Masks, windows and segments, converted to the one form that the kernels take.
 
-    is_causal           a query sees the keys up to its own position; queries are the last of the keys (bottom right)
-    window=(l, r)       it sees l keys before its own position and r after it; None is no limit
-    segments [b, n]     it sees the keys of its own segment: packed documents, without an n x n mask
+    is_causal           a query sees the keys up to its own position; the queries are the last m keys (bottom right)
+    window=(l, r)       a query sees l keys before its own position and r after it; None is no limit
+    segments [b, n]     a query sees the keys of its own segment: packed documents, without an n x n mask
     attn_mask           bool, True = attend; or float, added to the logits
-    bias                float, added to the logits beside a bool mask
+    bias                float, added to the logits; may be combined with a bool mask
 
-Read next: ../kernels/attention/scoring.py, the definition of what comes out.
+Read next: ../kernels/attention/scoring.py, which defines the visible keys.
 """
 
 import math
@@ -23,19 +23,21 @@ from ..kernels.attention.scoring import Sight
 def band(
     is_causal: bool, window: tuple[SupportsIndex | None, SupportsIndex | None] | None
 ) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees; None is no limit."""
+    """Numbers (left, right) of keys that a query sees before and after its own position; None is no limit."""
     left, right = (None, None) if window is None else _window(window)
     return left, 0 if is_causal else right
 
 
 def _window(window: tuple[SupportsIndex | None, SupportsIndex | None]) -> tuple[int | None, int | None]:
     if not (isinstance(window, tuple | list) and len(window) == 2):
-        remedy = "Hugging Face's sliding_window=W is window=(W - 1, 0)."
+        remedy = "Write window=(W - 1, 0) for Hugging Face's sliding_window=W."
         raise InputTypeError("attend", "window", f"window must be a pair (left, right), got {window!r}", remedy)
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, SupportsIndex) or side < 0):  # type: ignore[operator]
-            remedy = "Count the neighbours without the query's own position; no limit is None, not -1."
-            raise InputValueError("attend", "window", f"window must hold integers >= 0 or None, got {window!r}", remedy)
+            remedy = "Count the keys on each side without the query's own position; use None for no limit."
+            raise InputValueError(
+                "attend", "window", f"window must contain integers >= 0 or None, got {window!r}", remedy
+            )
     left, right = (None if side is None else index(side) for side in window)
     return left, right
 
@@ -49,7 +51,7 @@ def sight(
     size: tuple[int, int, int],
     like: Tensor,
 ) -> Sight:
-    """Mask, bias and segments against [*lead, h, m, n], each with size 1 where it is shared."""
+    """Mask, bias and segments for logits [*lead, h, m, n], with size 1 along dimensions that share them."""
     if attn_mask is None and bias is None and segments is None:
         return Sight()
     mask = None
@@ -58,12 +60,12 @@ def sight(
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         elif attn_mask.is_floating_point():
-            wide = torch.promote_types(like.dtype, torch.float32)  # the sum of two half numbers is none
+            wide = torch.promote_types(like.dtype, torch.float32)  # a sum of half-precision numbers needs more bits
             bias = attn_mask if bias is None else attn_mask.to(wide) + _floating("bias", bias, like).to(wide)
         else:
             remedy = "Convert it with attn_mask.bool() (True = attend), or to the dtype of query if it is additive."
             raise InputTypeError(
-                "attend", "attn_mask", f"attn_mask must be bool or floating, got {attn_mask.dtype}", remedy
+                "attend", "attn_mask", f"attn_mask must be bool or floating-point, got {attn_mask.dtype}", remedy
             )
     if bias is not None:
         bias = _arranged("attn_mask or bias", _floating("bias", bias, like), lead, size)
@@ -78,7 +80,7 @@ def _floating(name: str, tensor: Tensor, like: Tensor) -> Tensor:
     _check_tensor(name, tensor, like)
     if not tensor.is_floating_point():
         remedy = f"Pass a bool mask as attn_mask, or convert with {name}.to(query.dtype)."
-        raise InputTypeError("attend", name, f"{name} must be floating, got {tensor.dtype}", remedy)
+        raise InputTypeError("attend", name, f"{name} must be a floating-point tensor, got {tensor.dtype}", remedy)
     return tensor
 
 
@@ -88,22 +90,20 @@ def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
         raise InputTypeError("attend", name, f"{name} must be a tensor, got {fact}", remedy)
     if tensor.device != like.device:
         remedy = f"Move it with {name}.to(query.device)."
-        raise InputValueError("attend", name, f"{name} must be on {like.device}, got {tensor.device}", remedy)
+        raise InputValueError("attend", name, f"{name} is on {tensor.device}, but query is on {like.device}", remedy)
 
 
 def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int, int]) -> Tensor:
-    """[#b, #h, #m, n] of a tensor that broadcasts against [*lead, h, m, n]."""
-    whole = (*lead, *size)
-    if tensor.ndim > len(whole):
-        too_many = tensor.ndim - len(whole)
+    """Reshape a tensor that broadcasts against [*lead, h, m, n] to [#b, #h, #m, n]."""
+    target = (*lead, *size)
+    if tensor.ndim > len(target):
+        too_many = tensor.ndim - len(target)
         if all(s == 1 for s in tensor.shape[:too_many]):
             tensor = tensor.reshape(tensor.shape[too_many:])
-    shape = (1,) * (len(whole) - tensor.ndim) + tuple(tensor.shape)
-    if not broadcasts(shape, whole):
-        condition = f"{name} must broadcast against {whole}, batch, heads, queries and keys"
-        remedy = (
-            "A padding mask of keys [b, n] is mask[:, None, None, :], one of rows and keys [b, m, n] mask[:, None]."
-        )
+    shape = (1,) * (len(target) - tensor.ndim) + tuple(tensor.shape)
+    if not broadcasts(shape, target):
+        condition = f"{name} must broadcast against {target} (batch, heads, queries, keys)"
+        remedy = "Pass a padding mask [b, n] as mask[:, None, None, :], and a mask [b, m, n] as mask[:, None]."
         raise InputValueError("attend", name, f"{condition}, got shape {shape_of(tensor)}", remedy)
     tensor = tensor.reshape(shape).expand(*shape[:-1], size[-1])
     if all(s == 1 for s in shape[:-3]):
@@ -111,30 +111,33 @@ def _arranged(name: str, tensor: Tensor, lead: torch.Size, size: tuple[int, int,
     return tensor.expand(*lead, *tensor.shape[-3:]).reshape(math.prod(lead), *tensor.shape[-3:])
 
 
-def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether every size is the whole one or 1."""
-    return len(shape) == len(whole) and all(s == 1 or s == w for s, w in zip(shape, whole, strict=True))
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Return whether every size is 1 or that of the target."""
+    return len(shape) == len(target) and all(s == 1 or s == w for s, w in zip(shape, target, strict=True))
 
 
 def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], like: Tensor) -> Tensor:
-    """[#b, n] of the segments of the keys; the queries are the last of them."""
+    """Segments of the keys, [#b, n]; the queries are the last m keys."""
     _check_tensor("segments", segments, like)
     _, m, n = size
     if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
-        remedy = "Number the documents: 0 0 0 1 1 2."
+        remedy = "Number the documents, for example 0 0 0 1 1 2."
         raise InputTypeError("attend", "segments", f"segments must be integers, got {segments.dtype}", remedy)
-    whole = (*lead, n)
-    shape = (1,) * (len(whole) - segments.ndim) + tuple(segments.shape)
-    if not broadcasts(shape, whole) or shape[-1] != n:
-        condition = f"segments must broadcast against {whole}, batch and keys"
-        remedy = "Give each key the number of its document; heads share them."
+    target = (*lead, n)
+    shape = (1,) * (len(target) - segments.ndim) + tuple(segments.shape)
+    if not broadcasts(shape, target) or shape[-1] != n:
+        condition = f"segments must broadcast against {target} (batch, keys)"
+        remedy = "Pass one integer for each key, shared by all heads."
         raise InputValueError("attend", "segments", f"{condition}, got shape {shape_of(segments)}", remedy)
     if m > n:
-        remedy = "Queries are the last keys; pass an attn_mask for cross attention between packed sequences."
+        remedy = "The queries are the last keys; for cross-attention between packed sequences pass an attn_mask."
         raise InputValueError(
-            "attend", "segments", f"segments must come with no more queries than keys, got {m} and {n}", remedy
+            "attend",
+            "segments",
+            f"segments needs at most as many queries as keys, but there are {m} queries and {n} keys",
+            remedy,
         )
     segments = segments.reshape(shape)
     if all(s == 1 for s in shape[:-1]):
         return segments.reshape(1, n)
-    return segments.expand(whole).reshape(math.prod(lead), n)
+    return segments.expand(target).reshape(math.prod(lead), n)

@@ -1,10 +1,10 @@
-"""The commands: parse the options, call a chapter, render through reporting, write.
+"""Commands of the command line: parse options, compute, format through reporting, write files.
 
-A command is the module of its name: the signature of its function `command` declares the options, and the function
-returns the exit status.
+Each command is the module of the same name. The signature of its function `command` declares the options; the return
+value is the exit status.
 
-boundary        bad input becomes one line and exit status 2
-outputs         pages, JSON and progress bars, the same for all commands
+boundary        bad input is reported in one line, with exit status 2
+outputs         pages, JSON and progress bars, shared by all commands
 
-A module here is imported before torch: it imports chapters when its command runs.
+Modules in this folder are imported before torch, so they import the rest of the package inside `command`.
 """

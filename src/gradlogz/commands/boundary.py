@@ -1,9 +1,9 @@
-"""The boundary of the command line: bad input becomes one line and exit status 2.
+"""Exit status of commands: bad input is reported in one line, with status 2.
 
     InputError         one line on standard error     2
-    other exceptions   their traceback                1
-    Ctrl-C             nothing                        130, by typer
-    a closed pipe      nothing                        1, by typer
+    other exceptions   traceback                      1
+    Ctrl-C             no output                      130 (typer)
+    a closed pipe      no output                      1 (typer)
 
 Law: tests/commands/test_bad_input_is_one_line_and_other_errors_keep_their_traceback.py.
 """
@@ -19,7 +19,7 @@ REFUSED = 2
 
 
 def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
-    """The command with the same options, which ends the process with its exit status."""
+    """Wrap a command, with the same options, so that it ends the process with its exit status."""
 
     @functools.wraps(command)
     def run(*args: object, **options: object) -> NoReturn:
@@ -28,7 +28,7 @@ def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
         except InputError as error:
             print(" ".join(str(error).splitlines()), file=sys.stderr)
             status = REFUSED
-        sys.stdout.flush()  # a pipe that was closed is noticed here, not while the interpreter shuts down
+        sys.stdout.flush()  # raises here if the pipe is closed, not while the interpreter shuts down
         sys.exit(status)
 
     return run

@@ -1,6 +1,6 @@
-"""gradlogz verify: check every statement, show the table, write it as a page and as JSON.
+"""gradlogz verify: check every statement, print the table, write it as a page and as JSON.
 
-Read next: ../verification/program.py (what is checked), ../reporting/verification_terminal.py (what is printed).
+Read next: ../verification/program.py (the checks), ../reporting/verification_terminal.py (the table).
 """
 
 from json import dumps
@@ -10,25 +10,26 @@ from typing import Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import check_drawing, check_file, progress, terminal, write_json, write_page
+from .outputs import check_drawing, check_file, progress, terminal, write_json
 
 
 def command(
-    json: Annotated[
-        str | None, typer.Option(help="Write the table as JSON to this file; - is standard output.")
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Only the statement with this key, or those that contain this text.")
-    ] = None,
-    out: Annotated[str | None, typer.Option(help="Write the table as a page to this file.", show_default=False)] = None,
+    json: Annotated[str | None, typer.Option(help="JSON file for the results; - is standard output.")] = None,
+    only: Annotated[str | None, typer.Option(help="Key of one statement, or text that statements contain.")] = None,
+    out: Annotated[str | None, typer.Option(help="HTML file for the results.", show_default=False)] = None,
+    details: Annotated[bool, typer.Option("--details", help="Print every formula in full, with tolerances.")] = False,
 ) -> int:
-    """Check the theory: every statement of the sources that can be computed, as printed and as corrected.
+    """Check every statement of the theory that can be computed, as printed in its source and as corrected.
 
     Exits with 1 if a corrected statement fails.
     """
+    from rich.text import Text
+
+    from ..page import write
     from ..reporting import report
+    from ..reporting.result_table import print_lines, terminal_width
     from ..reporting.verification_page import data_of
-    from ..reporting.verification_terminal import statement_table, verification_summary
+    from ..reporting.verification_terminal import detail_lines, statement_lines, verification_summary
     from ..verification.program import statements, verify
     from ..verification.statement import Verification
 
@@ -39,18 +40,18 @@ def command(
         check_drawing("verify")
     selected = statements(only)
     if not selected:
-        condition, remedy = "--only must match a statement", "Without it all are checked."
-        raise InputValueError("verify", "--only", f"{condition}, got {only!r}", remedy)
+        problem = f"--only {only!r} matches no statement"
+        raise InputValueError("verify", "--only", problem, "Drop --only to list the keys of all statements.")
     results = []
-    with progress(console, "Checking the theory", len(selected)) as tell:
+    with progress(console, "Checking the theory", len(selected)) as update:
         for result in verify(selected):
             results.append(result)
-            tell(len(results))
+            update(len(results))
     verification = Verification(tuple(results))
-    console.print(statement_table(results, console.width))
-    for line in verification_summary(results):
-        console.print(line)
     if out is not None:
-        write_page(console, Path(out), report(verification), show=False)
+        write(Path(out), report(verification))
+    width = terminal_width(console)
+    print_lines(console, (detail_lines if details else statement_lines)(results, width))
+    print_lines(console, [Text(), *verification_summary(results, out, width)])
     write_json(json, dumps(data_of(verification), indent=2, ensure_ascii=False))
     return 0 if verification.holds else 1

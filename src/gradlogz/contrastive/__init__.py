@@ -1,4 +1,4 @@
-"""Contrastive losses: likelihoods of one exponential family, exact at any temperature, in linear memory."""
+"""Contrastive losses as likelihoods of an exponential family, exact at any temperature, in linear memory."""
 
 from .likelihood import Likelihood as Likelihood
 from .losses import (

@@ -1,14 +1,14 @@
 """Candidates of all processes: gathered, or passed around a ring.
 
-    gather_candidates     every process holds all candidates; their gradients are summed where they came from
-    ring_info_nce         every process holds its own and one more block, which goes on after each partial sum
+    gather_candidates     every process holds all candidates; gradients are summed on the process of each candidate
+    ring_info_nce         every process holds its own block and one other, which it passes on after each partial sum
 
-    G = log sum over blocks of exp G_block        the merge of partial log normalisers, one block after the other
-    ∇ of a block's candidates                     travels around the ring with it, every process adding its share
+    G = log sum over blocks of exp G_block        partial log normalisers are merged block by block
+    gradient of a block's candidates              travels around the ring with the block; every process adds its term
 
-Processes train on the mean of their losses (DistributedDataParallel averages gradients): with the sum of all gradients
-for each candidate this is the gradient of the loss of the whole batch. Gathering without gradients, or with those of
-the own part alone, gives another, smaller one.
+DistributedDataParallel averages gradients over processes, so the gradient of each candidate must be summed over all
+processes to give the gradient of the loss of the global batch. Gathering without gradients, or only with those of the
+local part, gives a smaller gradient.
 
 Read next: losses.py, ../kernels/losses/pairwise_log_sum_exp.py.
 """
@@ -25,27 +25,27 @@ from ..kernels.attention.scoring import Scoring, Sight
 from ..kernels.losses.pairwise_log_sum_exp import received
 from .validation import check_rows, check_temperature, check_vectors, reduced, unit, wide
 
-WHOLE = Scoring(1.0)
+SCORING = Scoring(1.0)
 
 
 class Gathered(NamedTuple):
-    """The candidates of all processes in the order of their ranks, and where those of this one are."""
+    """The candidates of all processes in the order of their ranks, and the indices of those of this process."""
 
     candidates: Float[Tensor, "n d"]
-    own: Int[Tensor, " m"]
+    own: Int[Tensor, " m"]  # plain-words: ok
 
 
 def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.ProcessGroup | None" = None) -> Gathered:
-    """All candidates of all processes, with gradients: info_nce(anchor, all.candidates, positive=all.own).
+    """Gather the candidates of all processes, with gradients: info_nce(anchor, g.candidates, positive=g.own).
 
-    Batches may be of different sizes. Each process must call it the same number of times, backward too.
+    Batches may have different sizes. Every process must make the same number of forward and backward calls.
     """
     check_vectors("gather_candidates", candidates=candidates)
     _check_started("gather_candidates")
     sizes = _sizes(candidates, group)
     rank = distributed.get_rank(group)
-    own = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
-    return Gathered(_Gather.apply(candidates, sizes, group), own)
+    index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
+    return Gathered(_Gather.apply(candidates, sizes, group), index)
 
 
 def ring_info_nce(
@@ -57,12 +57,12 @@ def ring_info_nce(
     reduction: str = "mean",
     group: "distributed.ProcessGroup | None" = None,
 ) -> Tensor:
-    """info_nce over the candidates of all processes, of which none is ever gathered.
+    """info_nce over the candidates of all processes, without gathering them.
 
         loss_i = -log [ exp(s_i+) / sum over all candidates of all processes of exp(s_ij) ]
 
-    Denominator: as in info_nce, of the whole batch. Memory is linear in the batch of one process; the candidates go
-    around once forward and, with their gradients, once backward. First derivatives only.
+    Denominator: as in info_nce, over the global batch. Memory is linear in the batch of one process; the candidates
+    pass around the ring once forward and, with their gradients, once backward. First derivatives only.
     """
     call = "ring_info_nce"
     check_vectors(call, anchor=anchor, candidates=candidates)
@@ -77,27 +77,27 @@ def ring_info_nce(
 
 def _check_started(call: str) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
-        remedy = "Call torch.distributed.init_process_group first; with one process info_nce is all it needs."
-        raise InputRuntimeError(call, "processes", "processes must have been joined, got no process group", remedy)
+        remedy = "Call torch.distributed.init_process_group first, or use info_nce for one process."
+        raise InputRuntimeError(call, "group", "torch.distributed has no process group", remedy)
 
 
 def _sizes(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
-    """How many candidates each process has."""
-    own = torch.tensor([candidates.shape[0]], device=candidates.device)
-    found = [torch.empty_like(own) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(found, own, group=group)
-    return [int(size) for size in found]
+    """Number of candidates on each process."""
+    local = torch.tensor([candidates.shape[0]], device=candidates.device)
+    sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(sizes, local, group=group)
+    return [int(size) for size in sizes]
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    """What all processes can exchange: as many rows everywhere."""
-    whole = tensor.new_zeros(rows, tensor.shape[1])
-    whole[: tensor.shape[0]] = tensor
-    return whole
+    """The tensor padded with zeros to `rows` rows, since processes exchange blocks of one size."""
+    padded = tensor.new_zeros(rows, tensor.shape[1])
+    padded[: tensor.shape[0]] = tensor
+    return padded
 
 
 class _Gather(torch.autograd.Function):
-    """All gathered; backward, all summed and the own part taken."""
+    """Gather all candidates; backward, sum their gradients and take the local part."""
 
     @staticmethod
     def forward(ctx: Any, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
@@ -112,7 +112,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """The backward of gathering, whose own backward is gathering."""
+    """The backward pass of gathering, whose backward pass is gathering."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, sizes: list[int], group: Any) -> Tensor:
@@ -128,7 +128,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Ring(torch.autograd.Function):
-    """G of every anchor over all candidates, as blocks of them pass by."""
+    """Log normaliser of every anchor over all candidates, block by block."""
 
     @staticmethod
     def forward(ctx: Any, eta: Tensor, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
@@ -136,10 +136,10 @@ class _Ring(torch.autograd.Function):
         G, E = q.new_full(q.shape[:-1], -torch.inf), torch.zeros_like(q)
         for here in _around(sizes, group):
             k = block[None, None, : sizes[here]]
-            found = dispatch.forward(q, k, k, Sight(), WHOLE, None, statistics=False)
-            total = torch.logaddexp(G, found.log_normalizer)
-            old, new = (G - total).exp().unsqueeze(-1), (found.log_normalizer - total).exp().unsqueeze(-1)
-            G, E = total, old * E + new * found.output
+            result = dispatch.forward(q, k, k, Sight(), SCORING, None, statistics=False)
+            total = torch.logaddexp(G, result.log_normalizer)
+            old, new = (G - total).exp().unsqueeze(-1), (result.log_normalizer - total).exp().unsqueeze(-1)
+            G, E = total, old * E + new * result.output
             (block,) = _passed_on([block], group)
         ctx.sizes, ctx.group = sizes, group
         ctx.save_for_backward(eta, candidates, G, E)
@@ -154,30 +154,30 @@ class _Ring(torch.autograd.Function):
         collected = torch.zeros_like(block)
         for here in _around(sizes, ctx.group):
             k = block[None, None, : sizes[here]]
-            collected[: sizes[here]] += received(k, q, q, g, G, None, WHOLE)[0, 0]
+            collected[: sizes[here]] += received(k, q, q, g, G, None, SCORING)[0, 0]
             block, collected = _passed_on([block, collected], ctx.group)
         return gradient.unsqueeze(-1) * E[0, 0], collected[: candidates.shape[0]], None, None
 
 
 def _around(sizes: list[int], group: Any) -> list[int]:
-    """Whose block is here, step after step: one's own first, then that of the process before."""
+    """Rank of the block on this process at each step: first its own, then that of the preceding rank."""
     rank = distributed.get_rank(group)
     return [(rank - step) % len(sizes) for step in range(len(sizes))]
 
 
 def _passed_on(tensors: list[Tensor], group: Any) -> list[Tensor]:
-    """To the next process, from the one before."""
+    """Send tensors to the next process and return those received from the previous one."""
     world, rank = distributed.get_world_size(group), distributed.get_rank(group)
     if world == 1:
         return tensors
     after, before = (rank + 1) % world, (rank - 1) % world
     if group is not None:
         after, before = (distributed.get_global_rank(group, r) for r in (after, before))
-    arrived = [torch.empty_like(t) for t in tensors]
+    received_blocks = [torch.empty_like(t) for t in tensors]
     exchanges = [
         *(distributed.P2POp(distributed.isend, t.contiguous(), after, group) for t in tensors),
-        *(distributed.P2POp(distributed.irecv, t, before, group) for t in arrived),
+        *(distributed.P2POp(distributed.irecv, t, before, group) for t in received_blocks),
     ]
     for exchange in distributed.batch_isend_irecv(exchanges):
         exchange.wait()
-    return arrived
+    return received_blocks

@@ -1,4 +1,4 @@
-"""The likelihood behind every contrastive loss: which candidate belongs to this anchor?
+"""The likelihood behind every contrastive loss: the probability of the positive among the candidates of an anchor.
 
     h         = sum_j w_j delta_{x_j}                      the candidates, a measure
     eta       = anchor / temperature                       the natural parameter
@@ -7,9 +7,9 @@
     ∇ loss    = attention - x_+,   ∇² loss = Cov_eta[x]    in eta   [theory 3.5, E31]
     I(a; x)   >= G(0) - G(eta) + <eta, x_+> = log n - loss         on average, counting measure   [oord18]
 
-The loss does not change if one vector is added to all candidates; their mean is taken away first, which saves digits.
+The loss is invariant to a common shift of all candidates. Their mean is subtracted first, to reduce rounding errors.
 
-Read next: losses.py, each loss in a few lines; ../kernels/losses/pairwise_log_sum_exp.py, the sums in linear memory.
+Read next: losses.py (the losses), ../kernels/losses/pairwise_log_sum_exp.py (the sums in linear memory).
 """
 
 import dataclasses
@@ -40,26 +40,26 @@ Labels = Int[Tensor, " m"] | tuple[Int[Tensor, " m"], Int[Tensor, " n"]]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Likelihood:
-    """A family for every anchor, all on the same candidates, with one of them named as the positive.
+    """An exponential family over common candidates for every anchor, with one candidate as the positive.
 
     Attributes:
-        anchor: what looks for its positive.
-        candidates: what it may choose from.
-        temperature: one number above 0, or a tensor of one.
-        positive: None if the positive of anchor i is candidate i; the index of each; or vectors [m, d], which then are
-            one more candidate for their anchor alone (a queue holds only negatives).
+        anchor: anchors, [m, d].
+        candidates: candidates of every anchor, [n, d].
+        temperature: positive number, or a tensor with one element.
+        positive: None if the positive of anchor i is candidate i; indices [m]; or vectors [m, d], each of which is an
+            additional candidate of its anchor only (for example with a queue, which holds only negatives).
         log_weights: log w of each candidate, for example minus the log probability with which it was sampled. -inf
-            takes it away.
-        exclude_self: anchors are the candidates, and none is a candidate for itself.
-        labels: of anchors and candidates, one tensor if they are the same. A candidate with the label of the anchor
-            is no negative of it: duplicates, false negatives. The positive stays.
-        mask: True where candidate j may be a negative of anchor i. The positive stays.
-        precision: torch.bfloat16 or torch.float16 to let anchors meet candidates in it: on a GPU several times as fast;
-            logits err by about 2^-9 / sqrt(d) of |anchor| |candidate| / temperature in bfloat16, an eighth in float16.
-            Not where labels or masks are compared.
-        call: the name that messages begin with.
+            excludes it.
+        exclude_self: the anchors are the candidates, and an anchor is not a candidate for itself.
+        labels: labels of anchors and candidates, one tensor if they are the same. A candidate with the label of the
+            anchor (a duplicate or false negative) is excluded, except the positive.
+        mask: True where candidate j may be a negative of anchor i. The positive is never excluded.
+        precision: torch.bfloat16 or torch.float16 for the products of anchors and candidates, several times as fast on
+            a GPU. The error of a logit is about 2^-9 / sqrt(d) times |anchor| |candidate| / temperature in bfloat16 and
+            an eighth of that in float16. Ignored with labels or masks.
+        call: function name at the beginning of error messages.
 
-    Half precision is computed in float32.
+    Half-precision inputs are converted to float32.
 
     >>> import torch
     >>> a, b = torch.randn(4, 8, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64)
@@ -94,23 +94,26 @@ class Likelihood:
             check_indices(call, "positive", positive, n)
         if self.log_weights is not None:
             if tuple(self.log_weights.shape) != (n,):
-                fact, remedy = f"shape {shape_of(self.log_weights)}", "Pass one for each candidate."
+                fact, remedy = f"shape {shape_of(self.log_weights)}", "Pass one log weight for each candidate."
                 raise InputValueError(call, "log_weights", f"log_weights must have shape ({n},), got {fact}", remedy)
             check_alike(call, candidates=self.candidates, log_weights=self.log_weights)
         if self.labels is not None:
-            own, others = self.labels if isinstance(self.labels, tuple) else (self.labels, self.labels)
-            check_integers(call, "labels", own, (m,), self.anchor)
-            check_integers(call, "labels", others, (n,), self.anchor)
-            self._set(labels=(own, others))
+            of_anchors, of_candidates = self.labels if isinstance(self.labels, tuple) else (self.labels, self.labels)
+            check_integers(call, "labels", of_anchors, (m,), self.anchor)
+            check_integers(call, "labels", of_candidates, (n,), self.anchor)
+            self._set(labels=(of_anchors, of_candidates))
         if self.mask is not None:
             if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (m, n):
-                fact, remedy = f"{self.mask.dtype} of shape {shape_of(self.mask)}", "True is a possible negative."
+                fact, remedy = (
+                    f"{self.mask.dtype} of shape {shape_of(self.mask)}",
+                    "Pass True where a candidate may be a negative.",
+                )
                 raise InputValueError(call, "mask", f"mask must be bool of shape ({m}, {n}), got {fact}", remedy)
             check_alike(call, anchor=self.anchor, mask=self.mask)
         check_temperature(call, self.temperature, self.anchor)
         check_precision(call, self.precision)
         self._set(anchor=wide(self.anchor), candidates=wide(self.candidates))
-        if isinstance(self.temperature, Tensor):  # a number of any dtype leaves the dtype of the vectors alone
+        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
             self._set(temperature=self.temperature.reshape(()))
         if outside is not None:
             self._set(positive=wide(outside))
@@ -121,79 +124,79 @@ class Likelihood:
 
     @property
     def eta(self) -> Float[Tensor, "m d"]:
-        """The natural parameter of every anchor."""
+        """Natural parameter of every anchor, anchor / temperature."""
         return self.anchor / self.temperature
 
     @property
     def measure(self) -> Empirical:
-        """All candidates, before anything is hidden from anyone."""
+        """The measure of all candidates, before labels and masks."""
         return Empirical(self.candidates, self.log_weights, validate=False)
 
     def log_normalizer(self) -> Float[Tensor, " m"]:
-        """G(eta) = log sum_j w_j exp<eta, x_j> over the candidates of each anchor, its positive among them."""
+        """G(eta) = log sum_j w_j exp<eta, x_j> over the candidates of each anchor, including its positive."""
         return self._log_normalizer(self.eta, self._center()) + self.eta @ self._center()
 
     def log_density(self) -> Float[Tensor, " m"]:
-        """<eta, x_+> - G(eta): of the positive, with respect to h."""
+        """Log density <eta, x_+> - G(eta) of the positive with respect to h."""
         eta, center = self.eta, self._center()
         return (eta * (self.chosen() - center)).sum(-1) - self._log_normalizer(eta, center)
 
     def log_probability(self) -> Float[Tensor, " m"]:
-        """log p(+): the log density and the log weight of the positive. Minus this is the loss."""
+        """log p(+), the log density plus the log weight of the positive; the loss is its negative."""
         density = self.log_density()
         return density if self.log_weights is None or self._outside else density + self.log_weights[self._index()]
 
     def log_odds(self) -> Float[Tensor, " m"]:
-        """log p(+) - log(1 - p(+)): the positive against its negatives alone; +inf where it has none."""
+        """log p(+) - log(1 - p(+)), the log odds of the positive against its negatives; +inf if it has none."""
         eta, center = self.eta, self._center()
         logit = (eta * (self.chosen() - center)).sum(-1)
         if self.log_weights is not None and not self._outside:
             logit = logit + self.log_weights[self._index()]
-        x, seen = self.candidates - center, self._negatives()
-        return logit - log_sum_exp(eta, x, self.log_weights, seen, precision=self.precision)
+        x, visible = self.candidates - center, self._negatives()
+        return logit - log_sum_exp(eta, x, self.log_weights, visible, precision=self.precision)
 
     def log_mass(self, labels: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """log P(a candidate of the label of the anchor), where anchors are the candidates and do not see themselves."""
+        """Log probability of the label of each anchor, if the anchors are the candidates and exclude themselves."""
         check_integers(self.call, "labels", labels, (self.anchor.shape[0],), self.anchor)
         eta, center = self.eta, self._center()
-        own = VisiblePairs(itself=False, labels=(labels, labels))
+        same_label = VisiblePairs(itself=False, labels=(labels, labels))
         x = self.candidates - center
-        return log_sum_exp(eta, x, self.log_weights, own) - self._log_normalizer(eta, center)
+        return log_sum_exp(eta, x, self.log_weights, same_label) - self._log_normalizer(eta, center)
 
     def mean(self) -> Float[Tensor, "m d"]:
-        """E_eta[x]: attention of every anchor to its candidates."""
+        """E_eta[x], the attention of every anchor to its candidates."""
         center = self._center()
         return self._attention(center) + center
 
     def gradient(self) -> Float[Tensor, "m d"]:
-        """Of the loss in eta: attention minus the positive. With respect to the anchor it is 1/temperature of this."""
+        """Gradient of the loss in eta, attention minus the positive; divide by the temperature for the anchor."""
         center = self._center()
         return self._attention(center) - (self.chosen() - center)
 
     def fisher(self) -> Float[Tensor, "m d d"]:
-        """Cov_eta[x], the Fisher information of eta: the second derivative of the loss."""
+        """Cov_eta[x], the Fisher information of eta and the second derivative of the loss."""
         return self._second(self._center())
 
     def fisher_product(self, vector: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-        """Cov_eta[x] v, without the d x d matrix."""
+        """Cov_eta[x] v, without forming the d x d matrix."""
         check_vectors(self.call, anchor=self.anchor, vector=vector)
         check_rows(self.call, "vector", vector, self.anchor.shape[0], "anchor")
         return self._second(self._center(), wide(vector))
 
     def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Int[Tensor, "..."]:
-        """Indices [*shape, m] of negatives, drawn with the probabilities of the family: the hard ones more often."""
-        eta, x, seen = self.eta.detach(), (self.candidates - self._center()).detach(), self._negatives()
+        """Indices [*shape, m] of negatives drawn with the probabilities of the family, so hard ones are more likely."""
+        eta, x, visible = self.eta.detach(), (self.candidates - self._center()).detach(), self._negatives()
         log_weights = None if self.log_weights is None else self.log_weights.detach()
 
         def draw(s: Tensor, _: Tensor) -> Tensor:
             return log_domain.draw(s, (*shape,), generator).movedim(-1, 0)
 
-        return pairs(draw, eta, x, log_weights, seen).movedim(0, -1)
+        return pairs(draw, eta, x, log_weights, visible).movedim(0, -1)
 
     def information_bound(self) -> Float[Tensor, ""]:
-        """log n - loss on average, G(0) + log density in general: at most the mutual information, in expectation."""
-        seen = self._seen()
-        if seen.plain and seen.itself and not self._outside:  # the same for all anchors, and no sum over pairs
+        """log n minus the mean loss (in general G(0) for log n): in expectation a lower bound on mutual information."""
+        visible = self._visible()
+        if visible.plain and visible.itself and not self._outside:  # equal for all anchors: no sum over pairs
             w = self.log_weights
             zero = math.log(self.candidates.shape[0]) if w is None else w.logsumexp(0)
         else:
@@ -201,12 +204,12 @@ class Likelihood:
         return (zero + self.log_density()).mean()
 
     def chosen(self) -> Float[Tensor, "m d"]:
-        """x_+ of every anchor."""
+        """The positive x_+ of every anchor, [m, d]."""
         if self.positive is None:
             return self.candidates
         return self.positive if self._outside else self.candidates[self.positive]
 
-    # What it is made of ----------------------------------------------------------------------------------------------
+    # Implementation --------------------------------------------------------------------------------------------------
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -214,11 +217,11 @@ class Likelihood:
 
     @property
     def _outside(self) -> bool:
-        """Whether positives are vectors of their own."""
+        """True if positives are vectors and not indices of candidates."""
         return self.positive is not None and self.positive.is_floating_point()
 
     def _index(self) -> Int[Tensor, " m"]:
-        """The positive of each anchor among the candidates."""
+        """Index of the positive of each anchor among the candidates."""
         if self.positive is None:
             return torch.arange(self.anchor.shape[0], device=self.anchor.device)
         return self.positive.long()
@@ -226,39 +229,39 @@ class Likelihood:
     def _center(self) -> Float[Tensor, " d"]:
         return self.candidates.detach().mean(0)
 
-    def _seen(self) -> VisiblePairs:
-        """The candidates of each anchor, without a positive that is a vector of its own."""
-        labels = self.labels if isinstance(self.labels, tuple) else None  # made a pair at the beginning
-        kept = None if self._outside or (labels is None and self.mask is None) else self._index()
-        return VisiblePairs(not self.exclude_self, labels, False, kept, None, self.mask)
+    def _visible(self) -> VisiblePairs:
+        """The candidates of each anchor, without positives passed as vectors."""
+        labels = self.labels if isinstance(self.labels, tuple) else None  # a pair since __post_init__
+        positive = None if self._outside or (labels is None and self.mask is None) else self._index()
+        return VisiblePairs(not self.exclude_self, labels, False, positive, None, self.mask)
 
     def _negatives(self) -> VisiblePairs:
-        """The same without the positive."""
-        seen = self._seen()._replace(kept=None)
+        """The candidates of each anchor without its positive."""
+        visible = self._visible()._replace(included=None)
         if self._outside:
-            return seen
-        if self.positive is None and seen.plain:
-            return seen._replace(itself=False)
-        return seen._replace(dropped=self._index())
+            return visible
+        if self.positive is None and visible.plain:
+            return visible._replace(itself=False)
+        return visible._replace(excluded=self._index())
 
     def _log_normalizer(self, eta: Tensor, center: Tensor) -> Tensor:
-        """G of the candidates moved by -centre."""
-        G = log_sum_exp(eta, self.candidates - center, self.log_weights, self._seen(), precision=self.precision)
+        """G of the centred candidates."""
+        G = log_sum_exp(eta, self.candidates - center, self.log_weights, self._visible(), precision=self.precision)
         return log_add(G, (eta * (self.chosen() - center)).sum(-1)) if self._outside else G
 
     def _attention(self, center: Tensor) -> Tensor:
         """E_eta[x] - centre."""
-        eta, x, seen = self.eta, self.candidates - center, self._seen()
-        if seen.plain and seen.itself and not self._outside:
+        eta, x, visible = self.eta, self.candidates - center, self._visible()
+        if visible.plain and visible.itself and not self._outside:
             return Empirical(x, self.log_weights, validate=False).mean(eta)
-        mean = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, seen)
+        mean = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, visible)
         if not self._outside:
             return mean
         share, positive = self._share(eta, center)
         return torch.lerp(mean, positive, share)
 
     def _share(self, eta: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-        """p(+) as [m, 1], where the positive is a vector of its own, and that vector."""
+        """p(+) as [m, 1] for a positive passed as a vector, and that vector, centred."""
         positive = self.chosen() - center
         return ((eta * positive).sum(-1) - self._log_normalizer(eta, center)).exp().unsqueeze(-1), positive
 
@@ -274,16 +277,16 @@ class Likelihood:
             p = log_domain.softmax(s)
             along = v @ k.mT
             signed = p * (along - (p * along).sum(-1, keepdim=True))
-            return (signed - p * signed.sum(-1, keepdim=True)) @ k  # they sum to 0 but for rounding
+            return (signed - p * signed.sum(-1, keepdim=True)) @ k  # the weights sum to 0 up to rounding
 
         rows = () if vector is None else (vector,)
-        found = pairs(matrix if vector is None else product, eta, x, self.log_weights, self._seen(), *rows)
+        within = pairs(matrix if vector is None else product, eta, x, self.log_weights, self._visible(), *rows)
         if not self._outside:
-            return found
-        # Two measures, merged: what is within each, and what is between them.   [theory 3.8]
+            return within
+        # Covariance of a sum of two measures: within and between them.   [theory 3.8]
         share, positive = self._share(eta, center)
-        apart = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, self._seen()) - positive
+        apart = pairs(lambda s, k: log_domain.softmax(s) @ k, eta, x, self.log_weights, self._visible()) - positive
         between = share * (1 - share)
         if vector is not None:
-            return (1 - share) * found + between * apart * (apart * vector).sum(-1, keepdim=True)
-        return (1 - share).unsqueeze(-1) * found + between.unsqueeze(-1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)
+            return (1 - share) * within + between * apart * (apart * vector).sum(-1, keepdim=True)
+        return (1 - share).unsqueeze(-1) * within + between.unsqueeze(-1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)

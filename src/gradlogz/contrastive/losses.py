@@ -1,27 +1,27 @@
-"""Contrastive losses, each a few lines on one likelihood.
+"""Contrastive losses, each defined by the likelihood of likelihood.py.
 
     -log p(+) = G(eta) - <eta, x_+>,   eta = anchor / temperature,   G = log sum of exp<eta, x> over the denominator
 
     loss                                    anchors     the denominator sums over
-    info_nce                [oord18]        a           all candidates, the positive included
-    n_pair                  [sohn16]        a           the same
-    clip_loss               [radford21]     a, then b   the same; half of each direction
-    nt_xent                 [chen20]        a and b     all others of both views: the positive included, the anchor not
-    supervised_contrastive  [khosla20]      every one   all others, all positives included
-    nca                     [goldberger04]  every one   all others; -log of what falls on the own class
-    skip_gram               [mikolov13]     center      all contexts; or, sampled, each one by itself
-    nce                     [gutmann10]     a           each candidate by itself, against known noise
-    ranking_nce             [ma18]          a           the positive and its own negatives, noise divided out
-    siglip                  [zhai23b]       a           each pair by itself
+    info_nce                [oord18]        a           all candidates, including the positive
+    n_pair                  [sohn16]        a           all candidates, including the positive
+    clip_loss               [radford21]     a and b     all vectors of the other side, including the positive
+    nt_xent                 [chen20]        a and b     all other vectors of both views, including the positive
+    supervised_contrastive  [khosla20]      all         all other vectors, including all positives
+    nca                     [goldberger04]  all         all other vectors; the numerator over those of the same class
+    skip_gram               [mikolov13]     center      all contexts; with negative sampling each context separately
+    nce                     [gutmann10]     a           each candidate separately, against known noise
+    ranking_nce             [ma18]          a           the positive and its negatives, each divided by its noise
+    siglip                  [zhai23b]       a           each pair separately
     proxy_loss              [movshovitz17]  a           all proxies
     triplet_loss            [schroff15]     a           the positive and one negative, at temperature 0
-    alignment_loss          [wang20]        a           nothing
-    uniformity_loss         [wang20]        every one   all others, with the mean over anchors inside the logarithm
+    alignment_loss          [wang20]        a           no denominator
+    uniformity_loss         [wang20]        all         all other vectors, with the mean over anchors in the logarithm
 
-Logits are <anchor, candidate> / temperature, with no normalisation unless normalize=True. The positive of anchor i is
-candidate i unless `positive` says otherwise. Memory is linear in the batch.
+Logits are <anchor, candidate> / temperature, normalised only with normalize=True. The positive of anchor i is candidate
+i unless `positive` is passed. Memory is linear in the batch.
 
-Read next: likelihood.py; distributed.py and queue.py, other places that candidates come from.
+Read next: likelihood.py; distributed.py and queue.py (candidates of other processes and earlier batches).
 """
 
 import math
@@ -53,7 +53,7 @@ Temperature = float | Float[Tensor, ""]
 
 
 class InfoNCEOptions(TypedDict, total=False):
-    """Arguments that `n_pair` passes on to `info_nce`."""
+    """Keyword arguments that `n_pair` passes on to `info_nce`."""
 
     temperature: Temperature
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
@@ -66,7 +66,7 @@ class InfoNCEOptions(TypedDict, total=False):
 
 
 class LossOptions(TypedDict, total=False):
-    """Arguments of the losses that `Contrastive` passes on: those of the one that it holds."""
+    """Keyword arguments that `Contrastive` passes on to its loss."""
 
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
     negatives: Int[Tensor, "m k"] | Int[Tensor, " k"] | None
@@ -100,22 +100,23 @@ def info_nce(
     precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """-log of the probability of the positive among all candidates.   [oord18]
+    """InfoNCE: -log of the probability of the positive among all candidates.   [oord18]
 
         loss_i = -log [ w_+ exp(s_i+) / sum_j w_j exp(s_ij) ],   s_ij = <a_i, x_j> / temperature
 
-    Denominator: every candidate, the positive included; one direction. Vectors as `positive` are a candidate more for
-    their anchor alone. With decoupled=True the positive leaves the denominator [yeh22]; the loss may be negative then.
+    Denominator: all candidates, including the positive; one direction. A vector passed as `positive` is an additional
+    candidate of its anchor only.
 
-    `positive`, `labels`, `mask` and `precision` are as in Likelihood.
+    `positive`, `labels`, `mask` and `precision` are those of `Likelihood`.
 
     Args:
-        log_weights: likewise; for candidates sampled with probability q_j, log_weights = -log q_j makes the sum an
-            unbiased estimate of that over all.
-        normalize: cosine similarity; the zero vector has similarity 0 to everything.
+        log_weights: log weights of the candidates, as in `Likelihood`; for candidates sampled with probability q_j,
+            log_weights = -log q_j makes the denominator an unbiased estimate of the sum over all.
+        decoupled: exclude the positive from the denominator [yeh22]; the loss may then be negative.
+        normalize: use cosine similarities; the zero vector has similarity 0 with every vector.
         reduction: "mean", "sum" or "none".
 
-    An anchor all of whose negatives are hidden has loss 0, and no gradient.
+    An anchor without negatives has loss 0 and no gradient.
 
     >>> import torch
     >>> a, b = torch.randn(4, 8), torch.randn(4, 8)
@@ -139,9 +140,9 @@ def n_pair(
     reduction: str = "mean",
     **options: Unpack[InfoNCEOptions],
 ) -> Tensor:
-    """log(1 + sum_{j != i} exp(<a_i, x_j> - <a_i, x_i>)): info_nce at temperature 1.   [sohn16, Eq. 6]
+    """N-pair loss log(1 + sum_{j != i} exp(<a_i, x_j> - <a_i, x_i>)): info_nce at temperature 1.   [sohn16, Eq. 6]
 
-    Denominator: the positives of all anchors, its own included; one direction. Options are those of info_nce.
+    Denominator: the positives of all anchors, including its own; one direction. Options are those of info_nce.
     """
     return info_nce(anchor, candidates, reduction=reduction, **options)
 
@@ -157,10 +158,10 @@ def clip_loss(
     precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Two towers, each asked about the other: half of info_nce(a, b) and half of info_nce(b, a).   [radford21]
+    """CLIP loss: the average of info_nce(a, b) and info_nce(b, a).   [radford21]
 
-    Denominator: all of the other tower, the positive included; both directions. What a temperature is here, CLIP
-    calls exp(-logit scale).
+    Denominator: all vectors of the other side, including the positive; both directions. The temperature is
+    exp(-logit scale) in CLIP's notation.
     """
     if normalize:
         check_vectors("clip_loss", a=a, b=b)
@@ -182,23 +183,23 @@ def nt_xent(
     precision: torch.dtype | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """SimCLR's loss: every view of a pair looks for the other among both views of the whole batch.   [chen20, Eq. 1]
+    """NT-Xent, the loss of SimCLR: the positive of each view is the other view of its pair.   [chen20, Eq. 1]
 
         loss_i = -log [ exp(s_i+) / sum_{j != i} exp(s_ij) ],   i and j in all 2m views
 
-    Denominator: all 2m - 1 others, the positive included, the anchor itself not; both directions. decoupled=True takes
-    the positive out too [yeh22]. `labels`, one for each pair, hide views of other pairs with the same label.
-    "none" gives 2m losses, those of a first. One pair alone has loss 0.
+    Denominator: all 2m - 1 other views, including the positive; both directions. With decoupled=True the positive is
+    excluded too [yeh22]. `labels`, one for each pair, exclude views of other pairs with the same label. "none" returns
+    2m losses, those of `a` first. A single pair has loss 0.
     """
     check_vectors("nt_xent", a=a, b=b)
     check_rows("nt_xent", "b", b, a.shape[0], "a")
     z = torch.cat([unit(wide(a)), unit(wide(b))] if normalize else [a, b])
-    both = None
+    view_labels = None
     if labels is not None:
         check_integers("nt_xent", "labels", labels, (a.shape[0],), a)
-        both = torch.cat([labels, labels])
+        view_labels = torch.cat([labels, labels])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
-    options: Any = {"positive": positive, "exclude_self": True, "labels": both}
+    options: Any = {"positive": positive, "exclude_self": True, "labels": view_labels}
     options |= {"temperature": temperature, "precision": precision, "call": "nt_xent"}
     return reduced("nt_xent", _loss("nt_xent", Likelihood(z, z, **options), decoupled), reduction)
 
@@ -213,16 +214,16 @@ def supervised_contrastive(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """Every other vector of the same label is a positive.   [khosla20]
+    """Supervised contrastive loss: all other vectors with the same label are positives.   [khosla20]
 
         loss_i = -1/|P_i| sum_{p in P_i} log [ exp(s_ip) / sum_{j != i} exp(s_ij) ]         L_out, Eq. 2
         loss_i = -log [ 1/|P_i| sum_{p in P_i} exp(s_ip) / sum_{j != i} exp(s_ij) ]         L_in, Eq. 3
 
-    With mean_inside_log=True the mean over positives is inside the logarithm, L_in; otherwise outside, L_out.
-    Denominator: all others, all positives included, the anchor itself not. With denominator="pair" it is the one
-    positive and all vectors of other labels, as in pytorch-metric-learning's NTXentLoss.
-    Vectors whose label is theirs alone have no loss and are left out of the mean; "none" gives them 0. "pairs", a
-    reduction of this loss only, averages over pairs (i, p): anchors of large classes count more.
+    With mean_inside_log=True the mean over positives is inside the logarithm (L_in), otherwise outside (L_out).
+    Denominator: all other vectors, including all positives. With denominator="pair" it is the one positive and all
+    vectors with other labels, as in pytorch-metric-learning's NTXentLoss.
+    Vectors with a unique label are excluded from the mean and have loss 0 under "none". The additional reduction
+    "pairs" averages over pairs (i, p), so anchors of large classes have larger weight.
     """
     call = "supervised_contrastive"
     check_vectors(call, vectors=vectors)
@@ -231,13 +232,13 @@ def supervised_contrastive(
     check_choice(call, "denominator", denominator, ("all", "pair"))
     check_choice(call, "reduction", reduction, ("mean", "sum", "none", "pairs"))
     if mean_inside_log and denominator == "pair":
-        condition, remedy = 'denominator must be "all" where mean_inside_log=True', "Leave one of them out."
-        raise InputValueError(call, "denominator", f'{condition}, got "pair"', remedy)
+        problem = 'denominator must be "all" with mean_inside_log=True, got "pair"'
+        raise InputValueError(call, "denominator", problem, "Drop one of the two arguments.")
     z = unit(wide(vectors)) if normalize else wide(vectors)
-    x = z - z.detach().mean(0)  # candidates may move together, and digits are saved
+    x = z - z.detach().mean(0)  # invariant to a common shift; reduces rounding errors
     members, positives = _positives(x, labels)
     some = members > 0
-    _check_some(call, "labels", some, "labels must name at least one pair", "a label for each vector alone")
+    _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
     count = members.clamp(min=1)
     family = Likelihood(z, x, temperature=temperature, exclude_self=True, call=call)
     eta = family.eta
@@ -270,13 +271,13 @@ def nca(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """-log of the probability that a vector's neighbour is of its class.   [goldberger04; theory E21]
+    """NCA: -log of the probability that a stochastic neighbour has the same class.   [goldberger04; theory E21]
 
         p_ij = exp(-|x_i - x_j|²/T) / sum_{k != i} exp(-|x_i - x_k|²/T),   loss_i = -log sum_{j in class of i} p_ij
 
-    Denominator: all others, of every class, the vector itself not. As a family: eta = 2 x_i / T, log weights -|x_j|²/T.
-    With expected_accuracy=True the loss is minus the probability itself: the mean is minus the expected accuracy.
-    Vectors whose label is theirs alone have no neighbour: they are left out of the mean, "none" gives them 0.
+    Denominator: all other vectors of every class. As a family: eta = 2 x_i / T, log weights -|x_j|²/T. With
+    expected_accuracy=True the loss is minus the probability, so the mean is minus the expected accuracy. Vectors with a
+    unique label are excluded from the mean and have loss 0 under "none".
     """
     check_vectors("nca", vectors=vectors)
     check_integers("nca", "labels", labels, (vectors.shape[0],), vectors)
@@ -285,8 +286,8 @@ def nca(
     x = unit(wide(vectors)) if normalize else wide(vectors)
     members, _ = _positives(x, labels)
     some = members > 0
-    _check_some("nca", "labels", some, "labels must name at least one pair", "a label for each vector alone")
-    x = x - x.detach().mean(0)  # distances do not change, and their digits are saved
+    _check_some("nca", "labels", some, "labels are all different, so no anchor has a positive")
+    x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
     log_weights = -x.square().sum(-1) / temperature
     family = Likelihood(x, x, temperature=temperature / 2, log_weights=log_weights, exclude_self=True, call="nca")
     log_mass = family.log_mass(labels)
@@ -303,18 +304,18 @@ def skip_gram(
     temperature: Temperature = 1.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The word beside a word, from the vectors of all contexts.   [mikolov13]
+    """Skip-gram: predict the context of a center word from the vectors of all contexts.   [mikolov13]
 
         loss_i = -log [ exp(s_i+) / sum_j exp(s_ij) ]                         all contexts: info_nce
         loss_i = -log sigmoid(s_i+) - sum_{k in negatives} log sigmoid(-s_ik)    negative sampling
 
-    Denominator: all contexts, the positive included. Negative sampling has none: it is nce with a noise of density 1/k,
-    and its logits settle at log p(context | word) - log noise(context) - log k.
+    Denominator: all contexts, including the positive. Negative sampling has no denominator: it is nce with noise of
+    density 1/k, and its logits converge to log p(context | word) - log noise(context) - log k.
     """
     if negatives is None:
         return info_nce(center, contexts, positive=positive, temperature=temperature, reduction=reduction)
-    of_positive, of_negatives = _sampled("skip_gram", center, contexts, temperature, positive, negatives)
-    return reduced("skip_gram", _softplus(-of_positive) + _softplus(of_negatives).sum(-1), reduction)
+    positive_logit, negative_logits = _sampled("skip_gram", center, contexts, temperature, positive, negatives)
+    return reduced("skip_gram", _softplus(-positive_logit) + _softplus(negative_logits).sum(-1), reduction)
 
 
 def nce(
@@ -328,24 +329,24 @@ def nce(
     temperature: Temperature = 1.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Is this data or noise? A logistic regression that learns the normaliser too.   [gutmann10]
+    """Noise-contrastive estimation: logistic regression of data against noise.   [gutmann10]
 
         D_j    = s_j - log_normalizer - log k - noise_j
         loss_i = -log sigmoid(D_+) - sum_{j in negatives} log sigmoid(-D_j)
 
-    Denominator: none; the tilt of each candidate is compared with k times the known noise. log_normalizer is a
-    parameter that the loss itself drives to G(eta), one for all or one for each anchor.
+    Denominator: none; each candidate is compared with k times its known noise probability.
 
     Args:
-        noise: the log probability with which each candidate is drawn as a negative.
-        negatives: k indices for each anchor, or k for all.
+        negatives: indices of negatives, [m, k] or the same [k] for all anchors.
+        noise: log probability with which each candidate is drawn as a negative.
+        log_normalizer: parameter that the loss drives to G(eta), one for all anchors or one for each.
     """
-    of_positive, of_negatives = _sampled("nce", anchor, candidates, temperature, positive, negatives)
+    positive_logit, negative_logits = _sampled("nce", anchor, candidates, temperature, positive, negatives)
     noise = _log_noise("nce", noise, candidates)
-    offset = torch.as_tensor(log_normalizer, dtype=of_positive.dtype, device=of_positive.device).unsqueeze(-1)
-    offset = offset + math.log(of_negatives.shape[-1])
-    data = of_positive - offset.squeeze(-1) - noise[positive]
-    fake = of_negatives - offset - noise[negatives]
+    offset = torch.as_tensor(log_normalizer, dtype=positive_logit.dtype, device=positive_logit.device).unsqueeze(-1)
+    offset = offset + math.log(negative_logits.shape[-1])
+    data = positive_logit - offset.squeeze(-1) - noise[positive]
+    fake = negative_logits - offset - noise[negatives]
     return reduced("nce", _softplus(-data) + _softplus(fake).sum(-1), reduction)
 
 
@@ -359,15 +360,15 @@ def ranking_nce(
     temperature: Temperature = 1.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Which of these is data? The positive among its own k negatives, with the noise divided out.   [ma18]
+    """Ranking NCE: the probability of the positive among its k negatives, corrected for the noise.   [ma18]
 
         loss_i = -log [ exp(s_+ - noise_+) / (exp(s_+ - noise_+) + sum_{j in negatives} exp(s_j - noise_j)) ]
 
-    Denominator: the positive and its negatives. No normaliser has to be learned: it cancels.
+    Denominator: the positive and its negatives. The normaliser cancels and need not be learned.
     """
-    of_positive, of_negatives = _sampled("ranking_nce", anchor, candidates, temperature, positive, negatives)
+    positive_logit, negative_logits = _sampled("ranking_nce", anchor, candidates, temperature, positive, negatives)
     noise = _log_noise("ranking_nce", noise, candidates)
-    data, fake = of_positive - noise[positive], of_negatives - noise[negatives]
+    data, fake = positive_logit - noise[positive], negative_logits - noise[negatives]
     return reduced("ranking_nce", _softplus(fake.logsumexp(-1) - data), reduction)
 
 
@@ -381,11 +382,11 @@ def siglip(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """SigLIP's loss, a sigmoid for every pair by itself: belongs together, or not.   [zhai23b]
+    """SigLIP loss: binary classification of every pair with a sigmoid.   [zhai23b]
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
-    Denominator: none. The mean is over anchors, of sums over candidates.
+    Denominator: none. The loss is a sum over candidates and a mean over anchors.
     """
     if normalize:
         check_vectors("siglip", anchor=anchor, candidates=candidates)
@@ -393,16 +394,16 @@ def siglip(
     family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call="siglip")
     eta = family.eta
     shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device)
-    own = (eta * family.chosen()).sum(-1) + shift
-    every = pairs(
+    positive_logit = (eta * family.chosen()).sum(-1) + shift
+    total = pairs(
         lambda s, _: _softplus(s).sum(-1),
         eta,
         family.candidates,
         shift.expand(family.candidates.shape[0]),
         VisiblePairs(),
     )
-    # -log sigmoid(s) = softplus(s) - s: the positive is counted as all others are, and then corrected.
-    return reduced("siglip", every - own, reduction)
+    # -log sigmoid(s) = softplus(s) - s: the sum treats the positive as a negative, and the last term corrects it.
+    return reduced("siglip", total - positive_logit, reduction)
 
 
 def proxy_loss(
@@ -415,12 +416,12 @@ def proxy_loss(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """info_nce with one candidate for each class: the limit in which the vectors of a class are one.   [movshovitz17]
+    """Proxy loss: info_nce with one candidate (proxy) for each class.   [movshovitz17]
 
         loss_i = -log [ exp<a_i, p_label> / sum_k exp<a_i, p_k> ],   logits over temperature
 
-    Denominator: all proxies, the one of the label included; decoupled=True leaves it out, as in the first paper. On the
-    unit sphere -|a - p|² differs from 2 <a, p> by a constant, so that distances are temperature 1/2.
+    Denominator: all proxies, including that of the label; decoupled=True excludes it, as in the original paper. On the
+    unit sphere -|a - p|² differs from 2 <a, p> by a constant, so squared distances correspond to temperature 1/2.
     """
     check_integers("proxy_loss", "labels", labels, tuple(anchor.shape[:1]), anchor)
     return info_nce(
@@ -444,22 +445,22 @@ def triplet_loss(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """max(0, margin + <a, x_-> - <a, x_+>): T times the loss of two candidates at temperature T -> 0.   [schroff15]
+    """Triplet loss max(0, margin + <a, x_-> - <a, x_+>), the limit T -> 0 of the loss below.   [schroff15]
 
         loss_i = T log(1 + exp((margin + <a, x_-> - <a, x_+>) / T)),   at temperature T
 
-    Denominator: the positive and one negative. None as temperature is the limit. On the unit sphere squared distances
-    are 2 - 2 <a, x>: margin and loss are half of theirs.
+    Denominator: the positive and one negative. temperature=None is the limit. On the unit sphere squared distances are
+    2 - 2 <a, x>, so margin and loss are half of those for squared distances.
     """
     check_vectors("triplet_loss", anchor=anchor, positive=positive, negative=negative)
-    for name, given in (("positive", positive), ("negative", negative)):
-        check_rows("triplet_loss", name, given, anchor.shape[0], "anchor")
+    for name, vectors in (("positive", positive), ("negative", negative)):
+        check_rows("triplet_loss", name, vectors, anchor.shape[0], "anchor")
     a, x, y = (unit(wide(t)) if normalize else wide(t) for t in (anchor, positive, negative))
-    behind = margin + (a * (y - x)).sum(-1)
+    violation = margin + (a * (y - x)).sum(-1)
     if temperature is None:
-        return reduced("triplet_loss", behind.clamp(min=0.0), reduction)
+        return reduced("triplet_loss", violation.clamp(min=0.0), reduction)
     check_temperature("triplet_loss", temperature, anchor)
-    return reduced("triplet_loss", temperature * _softplus(behind / temperature), reduction)
+    return reduced("triplet_loss", temperature * _softplus(violation / temperature), reduction)
 
 
 def alignment_loss(
@@ -470,9 +471,9 @@ def alignment_loss(
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """|a_i - b_i|^exponent: how far positives are apart.   [wang20]
+    """Alignment loss |a_i - b_i|^exponent, the distance of positive pairs.   [wang20]
 
-    On the unit sphere, with exponent 2, it is 2 - 2 <a_i, b_i>: what info_nce pulls at.
+    On the unit sphere with exponent 2 it is 2 - 2 <a_i, b_i>, the attractive term of info_nce.
     """
     check_vectors("alignment_loss", a=a, b=b)
     check_rows("alignment_loss", "b", b, a.shape[0], "a")
@@ -483,16 +484,17 @@ def alignment_loss(
 def uniformity_loss(
     vectors: Float[Tensor, "m d"], *, sharpness: float = 2.0, normalize: bool = False
 ) -> Float[Tensor, ""]:
-    """log of the mean of exp(-sharpness |x_i - x_j|²) over all pairs: what info_nce pushes at.   [wang20]
+    """Uniformity loss: log of the mean of exp(-sharpness |x_i - x_j|²) over all pairs.   [wang20]
 
-    Sums over all others, the vector itself not: eta = 2 sharpness x_i, log weights -sharpness |x_j|².
+    The repulsive term of info_nce. The sum is over all other vectors, with eta = 2 sharpness x_i and log weights
+    -sharpness |x_j|².
     """
     check_vectors("uniformity_loss", vectors=vectors)
     m = vectors.shape[0]
     if m < 2:
         remedy = "Pass a larger batch."
         raise InputValueError(
-            "uniformity_loss", "vectors", f"vectors must be at least two, got shape {shape_of(vectors)}", remedy
+            "uniformity_loss", "vectors", f"vectors must have at least two rows, got shape {shape_of(vectors)}", remedy
         )
     x = unit(wide(vectors)) if normalize else wide(vectors)
     x = x - x.detach().mean(0)
@@ -517,14 +519,14 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 class Contrastive(torch.nn.Module):
-    """A loss with its temperature, which may be learned: exp of a parameter, and so never 0.
+    """Module of a loss and its temperature, which can be learned as exp of a parameter.
 
     Args:
-        loss: the name of one of the losses of this chapter that has a temperature, or a function like them.
-        temperature: where it begins.
-        learn_temperature: make its logarithm a parameter.
-        minimum: a bound below which it is not used; CLIP's logit scale of at most 100 is a minimum of 0.01.
-        options: arguments of every call.
+        loss: name of a loss of this module that has a temperature, or a function with the same signature.
+        temperature: initial temperature.
+        learn_temperature: make the logarithm of the temperature a parameter.
+        minimum: lower bound of the temperature; CLIP's bound of 100 on the logit scale is a minimum of 0.01.
+        options: keyword arguments of every call.
 
     >>> import torch
     >>> loss = Contrastive("clip_loss", temperature=0.07, learn_temperature=True, minimum=0.01, normalize=True)
@@ -546,9 +548,9 @@ class Contrastive(torch.nn.Module):
         if isinstance(loss, str):
             check_choice("Contrastive", "loss", loss, tuple(LOSSES))
         if not 0 < temperature < math.inf:
-            remedy = "Pass a positive number; small ones sharpen."
+            remedy = "Pass a positive number; small values sharpen the distribution."
             raise InputValueError(
-                "Contrastive", "temperature", f"temperature must be above 0 and finite, got {temperature}", remedy
+                "Contrastive", "temperature", f"temperature must be positive and finite, got {temperature}", remedy
             )
         self.loss, self.minimum = LOSSES[loss] if isinstance(loss, str) else loss, minimum
         self.options: dict[str, Any] = {**options}
@@ -560,11 +562,11 @@ class Contrastive(torch.nn.Module):
 
     @property
     def temperature(self) -> Float[Tensor, ""]:
-        """What is used now."""
+        """Current temperature, at least `minimum`."""
         return self.log_temperature.exp().clamp(min=self.minimum)
 
     def forward(self, *operands: Tensor, **arguments: Unpack[LossOptions]) -> Tensor:
-        """The loss of these operands."""
+        """Loss of these operands at the current temperature."""
         return self.loss(*operands, temperature=self.temperature, **self.options, **arguments)
 
     def extra_repr(self) -> str:
@@ -572,40 +574,32 @@ class Contrastive(torch.nn.Module):
         return f"{getattr(self.loss, '__name__', self.loss)}, learn_temperature={learned}"
 
 
-# What several of them share ------------------------------------------------------------------------------------------
+# Shared functions ----------------------------------------------------------------------------------------------------
 
 
 def _loss(call: str, family: Likelihood, decoupled: bool) -> Float[Tensor, " m"]:
-    """-log p(+), or against the negatives alone."""
+    """-log p(+), or minus the log odds against the negatives if decoupled."""
     if not decoupled:
         return -family.log_probability()
     odds = family.log_odds()
-    _check_some(
-        call,
-        "candidates",
-        odds.detach() != torch.inf,
-        "candidates must leave a negative for each anchor",
-        "none for some",
-        every=True,
-    )
+    has_negatives = odds.detach() != torch.inf
+    _check_some(call, "candidates", has_negatives, "candidates leave some anchors without a negative", every=True)
     return -odds
 
 
-def _check_some(
-    call: str, argument: str, some: Bool[Tensor, " m"], condition: str, fact: str, *, every: bool = False
-) -> None:
-    """Something is left to compare."""
+def _check_some(call: str, argument: str, some: Bool[Tensor, " m"], problem: str, *, every: bool = False) -> None:
+    """Check that some anchor (or every anchor) has vectors to compare with."""
     if readable(some) and not bool(some.all() if every else some.any()):
-        raise InputValueError(call, argument, f"{condition}, got {fact}", "Use a larger batch, or hide less.")
+        raise InputValueError(call, argument, problem, "Use a larger batch, or exclude fewer pairs.")
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + exp x); torch's own is x from 20 on, which is 2e-9 too little."""
+    """log(1 + exp x), accurate for large x, where torch's softplus returns x above 20 (2e-9 too small)."""
     return -logsigmoid(-x)
 
 
 def _positives(x: Float[Tensor, "m d"], labels: Int[Tensor, " m"]) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d"]]:
-    """How many others have the label of each vector, and their sum; from sums over classes, in linear time."""
+    """Number and sum of the other vectors with the label of each vector, in linear time."""
     ordered, order = labels.sort()
     new = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
     label = torch.empty_like(order).scatter(0, order, new.long().cumsum(0))
@@ -615,9 +609,9 @@ def _positives(x: Float[Tensor, "m d"], labels: Int[Tensor, " m"]) -> tuple[Int[
 
 
 def _sum_of_softplus(s: Tensor, _: Tensor, negatives: Tensor) -> Tensor:
-    """sum_p log(1 + exp(negatives - s_p)) over the keys that are seen."""
-    seen = s > -torch.inf
-    return (_softplus(negatives.unsqueeze(-1) - s.masked_fill(~seen, 0.0)) * seen).sum(-1)
+    """sum_p log(1 + exp(negatives - s_p)) over the visible keys p."""
+    visible = s > -torch.inf
+    return (_softplus(negatives.unsqueeze(-1) - s.masked_fill(~visible, 0.0)) * visible).sum(-1)
 
 
 def _sampled(
@@ -628,23 +622,23 @@ def _sampled(
     positive: Tensor,
     negatives: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The logits of the positive [m] and of the negatives [m, k]."""
+    """Logits of the positives [m] and of the negatives [m, k]."""
     family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call=call)
     m = anchor.shape[0]
     if not isinstance(negatives, Tensor) or negatives.ndim not in (1, 2) or negatives.shape[-1] == 0:
         fact = f"shape {shape_of(negatives)}" if isinstance(negatives, Tensor) else type(negatives).__name__
-        remedy = "Pass indices of candidates, k for each anchor or k for all."
+        remedy = "Pass k indices of candidates for each anchor, or k for all anchors."
         raise InputValueError(call, "negatives", f"negatives must be [{m}, k] or [k] with k > 0, got {fact}", remedy)
     shape = (m, negatives.shape[-1]) if negatives.ndim == 2 else tuple(negatives.shape)
     check_integers(call, "negatives", negatives, shape, anchor)
     check_indices(call, "negatives", negatives, candidates.shape[0])
     eta, drawn = family.eta, family.candidates[negatives]
-    of_negatives = eta @ drawn.mT if negatives.ndim == 1 else (drawn @ eta.unsqueeze(-1)).squeeze(-1)
-    return (eta * family.chosen()).sum(-1), of_negatives
+    negative_logits = eta @ drawn.mT if negatives.ndim == 1 else (drawn @ eta.unsqueeze(-1)).squeeze(-1)
+    return (eta * family.chosen()).sum(-1), negative_logits
 
 
 def _log_noise(call: str, noise: Tensor, candidates: Tensor) -> Tensor:
-    """One log probability for each candidate."""
+    """The noise as float32 or float64, checked to have one log probability for each candidate."""
     if not isinstance(noise, Tensor) or tuple(noise.shape) != tuple(candidates.shape[:1]):
         fact = f"shape {shape_of(noise)}" if isinstance(noise, Tensor) else type(noise).__name__
         remedy = "Pass the log probability of each candidate under the noise."

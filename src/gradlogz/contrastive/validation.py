@@ -1,6 +1,6 @@
-"""Arguments of the losses, checked once: one sentence each.
+"""Checks of the arguments of the losses.
 
-Shapes, dtypes and devices are always looked at; values only where they can be read without waiting for a device.
+Shapes, dtypes and devices are always checked; values only where reading them does not synchronise a device.
 """
 
 import torch
@@ -13,18 +13,18 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def check_vectors(call: str, **given: Tensor | None) -> None:
-    """All are [m, d] with one d, of one floating dtype, on one device."""
-    vectors = present(**given)
+def check_vectors(call: str, **tensors: Tensor | None) -> None:
+    """Check that all tensors are [m, d] with the same d, of one floating dtype, on one device."""
+    vectors = present(**tensors)
     for name, t in vectors.items():
         if not isinstance(t, Tensor):
             remedy = "Wrap it in torch.as_tensor."
             raise InputTypeError(call, name, f"{name} must be a tensor, got {type(t).__name__}", remedy)
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float()."
-            raise InputTypeError(call, name, f"{name} must be of a floating dtype, got {t.dtype}", remedy)
+            raise InputTypeError(call, name, f"{name} must have a floating dtype, got {t.dtype}", remedy)
         if t.ndim != 2:
-            remedy = "Flatten what comes before the last dimension."
+            remedy = "Flatten the leading dimensions."
             raise InputValueError(call, name, f"{name} must be [m, d], got shape {shape_of(t)}", remedy)
         if t.shape[0] == 0:
             remedy = "Skip the batch, or pass at least one vector."
@@ -33,61 +33,62 @@ def check_vectors(call: str, **given: Tensor | None) -> None:
     if len({t.shape[1] for t in vectors.values()}) > 1:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in vectors.items())
         remedy = "Project one side to the dimension of the other."
-        raise InputValueError(call, "vectors", f"vectors must have one dimension d, got {fact}", remedy)
+        raise InputValueError(call, None, f"tensors must have the same last dimension, got {fact}", remedy)
 
 
-def check_alike(call: str, **given: Tensor) -> None:
-    """All on one device, and all that are floating of one dtype."""
-    if len({t.device for t in given.values()}) > 1:
-        fact = ", ".join(f"{name} on {t.device}" for name, t in given.items())
+def check_alike(call: str, **tensors: Tensor) -> None:
+    """Check that all tensors are on one device, and all floating ones of one dtype."""
+    if len({t.device for t in tensors.values()}) > 1:
+        fact = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise InputValueError(
             call, None, f"tensors must be on one device, got {fact}", "Move one of them with .to(device)."
         )
-    if len({t.dtype for t in given.values() if t.is_floating_point()}) > 1:
-        fact = ", ".join(f"{name} {t.dtype}" for name, t in given.items())
+    if len({t.dtype for t in tensors.values() if t.is_floating_point()}) > 1:
+        fact = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
         raise InputTypeError(
             call, None, f"tensors must share one dtype, got {fact}", "Convert one of them with .to(dtype)."
         )
 
 
-def check_rows(call: str, name: str, given: Tensor, rows: int, of: str) -> None:
-    """Something has one row for each of others."""
-    if given.shape[0] != rows:
-        remedy = f"Pass one row for each of {of}."
-        raise InputValueError(call, name, f"{name} must have {rows} rows, as {of}, got shape {shape_of(given)}", remedy)
+def check_rows(call: str, name: str, tensor: Tensor, rows: int, other: str) -> None:
+    """Check that a tensor has as many rows as another one."""
+    if tensor.shape[0] != rows:
+        remedy = f"Pass one row for each row of {other}."
+        problem = f"{name} must have {rows} rows like {other}, got shape {shape_of(tensor)}"
+        raise InputValueError(call, name, problem, remedy)
 
 
-def check_integers(call: str, name: str, given: Tensor, shape: tuple[int, ...], beside: Tensor) -> None:
-    """Labels or indices: integers of this shape, on the device of what they belong to."""
-    if not isinstance(given, Tensor) or given.dtype not in INTEGERS:
-        fact = f"{given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+def check_integers(call: str, name: str, tensor: Tensor, shape: tuple[int, ...], vectors: Tensor) -> None:
+    """Check that labels or indices are integers of this shape, on the device of the vectors."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in INTEGERS:
+        fact = f"{tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputTypeError(call, name, f"{name} must be a tensor of integers, got {fact}", "Convert it with .long().")
-    if tuple(given.shape) != shape:
-        remedy = "Pass one for each vector."
-        raise InputValueError(call, name, f"{name} must have shape {shape}, got shape {shape_of(given)}", remedy)
-    if given.device != beside.device:
-        fact = f"{given.device} and {beside.device}"
+    if tuple(tensor.shape) != shape:
+        remedy = "Pass one integer for each vector."
+        raise InputValueError(call, name, f"{name} must have shape {shape}, got shape {shape_of(tensor)}", remedy)
+    if tensor.device != vectors.device:
+        fact = f"{tensor.device} and {vectors.device}"
         remedy = "Move it with .to(device)."
         raise InputValueError(call, name, f"{name} must be on the device of the vectors, got {fact}", remedy)
 
 
-def check_indices(call: str, name: str, given: Int[Tensor, "..."], count: int) -> None:
-    """Every index is one of `count` candidates."""
-    if readable(given) and given.numel() and not bool(((given >= 0) & (given < count)).all()):
-        fact = f"indices from {int(given.min())} to {int(given.max())}"
-        remedy = "Count candidates from 0."
+def check_indices(call: str, name: str, tensor: Int[Tensor, "..."], count: int) -> None:
+    """Check that every index is one of `count` candidates."""
+    if readable(tensor) and tensor.numel() and not bool(((tensor >= 0) & (tensor < count)).all()):
+        fact = f"indices from {int(tensor.min())} to {int(tensor.max())}"
+        remedy = f"Use indices from 0 to {count - 1}."
         raise InputValueError(call, name, f"{name} must be indices of the {count} candidates, got {fact}", remedy)
 
 
-def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside: Tensor) -> None:
-    """One number above zero."""
+def check_temperature(call: str, temperature: float | Float[Tensor, ""], vectors: Tensor) -> None:
+    """Check that the temperature is one positive finite number."""
     if isinstance(temperature, Tensor):
         if temperature.numel() != 1:
             fact = f"shape {shape_of(temperature)}"
-            remedy = "Divide the anchors by their own temperatures instead."
+            remedy = "For one temperature per anchor, divide the anchors by their temperatures."
             raise InputValueError(call, "temperature", f"temperature must be one number, got {fact}", remedy)
-        if temperature.device != beside.device and temperature.device.type != "cpu":
-            fact = f"{temperature.device} and {beside.device}"
+        if temperature.device != vectors.device and temperature.device.type != "cpu":
+            fact = f"{temperature.device} and {vectors.device}"
             remedy = "Move it with .to(device)."
             raise InputValueError(
                 call, "temperature", f"temperature must be on the device of the vectors, got {fact}", remedy
@@ -96,46 +97,48 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], beside:
             return
         temperature = temperature.item()
     if not 0 < temperature < float("inf"):
-        remedy = "Pass a positive number; small ones sharpen."
-        raise InputValueError(call, "temperature", f"temperature must be above 0 and finite, got {temperature}", remedy)
+        remedy = "Pass a positive number; small values sharpen the distribution."
+        raise InputValueError(
+            call, "temperature", f"temperature must be positive and finite, got {temperature}", remedy
+        )
 
 
 def check_precision(call: str, precision: torch.dtype | None) -> None:
-    """None, or a half precision."""
+    """Check that the precision is None or a half precision."""
     if precision not in (None, torch.bfloat16, torch.float16):
-        remedy = "Leave it out: the vectors then meet in their own."
+        remedy = "Drop it to use the dtype of the vectors."
         raise InputValueError(
             call, "precision", f"precision must be torch.bfloat16 or torch.float16, got {precision}", remedy
         )
 
 
-def check_choice(call: str, name: str, given: str, choices: tuple[str, ...]) -> None:
-    """One of a few words."""
-    if given not in choices:
-        remedy = "Pass one of those words."
-        raise InputValueError(call, name, f"{name} must be one of {', '.join(choices)}, got {given!r}", remedy)
+def check_choice(call: str, name: str, choice: str, choices: tuple[str, ...]) -> None:
+    """Check that a string is one of the choices."""
+    if choice not in choices:
+        remedy = "Pass one of these names."
+        raise InputValueError(call, name, f"{name} must be one of {', '.join(choices)}, got {choice!r}", remedy)
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device."""
+    """True if the values can be read without synchronising a device."""
     return all(t.device.type == "cpu" for t in tensors) and has_values(*tensors)
 
 
 def reduced(call: str, losses: Float[Tensor, " m"], reduction: str) -> Tensor:
-    """The mean, the sum, or all of them."""
+    """The mean of the losses, their sum, or the losses themselves."""
     check_choice(call, "reduction", reduction, REDUCTIONS)
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Half precision as float32: logits of size 1 / temperature do not fit into fewer digits."""
+    """Convert half precision to float32, since logits of size 1 / temperature need more digits."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def unit(vectors: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-    """x / |x|, of any length from the smallest to the largest number; the zero vector stays, without gradient.
+    """x / |x| without overflow or underflow; the zero vector stays, with zero gradient.
 
-    A constant factor in front changes neither the direction nor its derivative.
+    The preliminary scaling by a constant changes neither the direction nor its derivative.
     """
     largest = vectors.detach().abs().amax(-1, keepdim=True)
     x = vectors / largest.where(largest > 0, 1.0)

@@ -1,16 +1,16 @@
 """Clouds of tokens under repeated attention.
 
-evolve          an ascent and a contraction, repeated; Ascent, Trajectory, CloudVerdict
-plateaus        how long clusters last; renyi_centers, where they will be
-null_band       what a Gaussian cloud would show; mardia_band, bootstrap_clouds, ConfidenceBand
-GaussianCloud   the same for the two moments of a Gaussian, in closed form
-equilibrium     where a map of tokens rests, with implicit gradients; spectral_radius, jacobian_penalty
-EquilibriumAttention   such a place as a layer
-retrieve        Hopfield networks: hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
-Ising           classical networks: hebbian, and the machines that are the same: gaussian_machine, boltzmann_machine
-hermite_growth  what theory says of small departures; sphere_growth, fastest_degree, escape_time; self_weight,
+evolve          repeat an ascent and a contraction; Ascent, Contraction, Trajectory, CloudVerdict
+plateaus        periods of constant cluster count; renyi_centers, where clusters form under a causal mask
+null_band       null interval of an observable for Gaussian clouds; mardia_band, bootstrap_clouds, ConfidenceBand
+GaussianCloud   mean and covariance of a Gaussian cloud in closed form
+equilibrium     fixed points of maps of tokens, with implicit gradients; spectral_radius, jacobian_penalty
+EquilibriumAttention   deep equilibrium layer
+retrieve        modern Hopfield networks; hopfield_energy, retrieval_bound, capacity_constant, HopfieldRetrieval
+Ising           classical Hopfield networks; hebbian, gaussian_machine, boltzmann_machine
+hermite_growth  growth factors of small deviations; sphere_growth, fastest_degree, escape_time, self_weight,
                 critical_beta
-hermite_mode    the same departures on tokens; harmonic_mode
+hermite_mode    amplitudes of these deviations, measured on tokens; harmonic_mode
 """
 
 from .evolution import evolve as evolve, Ascent as Ascent, Trajectory as Trajectory

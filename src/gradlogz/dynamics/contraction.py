@@ -1,16 +1,16 @@
-"""What holds a cloud together between two steps of attention: normalisations of tokens and of clouds.
+"""Contractions: normalisations of tokens and of clouds between two steps of attention.
 
     center        x - m                                         m, C the mean and covariance of the cloud
-    scalar        (x - m) sqrt(d / tr C)                        one number for all
-    batch_norm    (x - m) / sqrt(diag C)                        one for each coordinate
-    whitening     m* + C*^(1/2) O C^(-1/2) (x - m)              all second moments; O orthogonal         [theory 4.1]
-    sphere        r x / |x|                                     each token by itself; rms_norm: r = sqrt(d)
-    layer_norm    rms_norm of x - (1·x / d) 1                   in the subspace of coordinates that sum to 0
+    scalar        (x - m) sqrt(d / tr C)                        one scale for all coordinates
+    batch_norm    (x - m) / sqrt(diag C)                        one scale for each coordinate
+    whitening     m* + C*^(1/2) O C^(-1/2) (x - m)              full covariance; O orthogonal            [theory 4.1]
+    sphere        r x / |x|                                     each token separately; rms_norm: r = sqrt(d)
+    layer_norm    rms_norm of x - (1·x / d) 1                   on the subspace where coordinates sum to 0
     resolvent     x / (1 + tau)                                 the damped Hopfield update               [theory 5.6]
 
-Each acts on tokens and, in closed form, on the moments of a Gaussian cloud.
+Each maps tokens and, in closed form, the moments of a Gaussian cloud.
 
-Read next: evolution.py (steps between them), gaussian_cloud.py (their closed forms).
+Read next: evolution.py (attention steps), gaussian_cloud.py (closed forms).
 """
 
 import math
@@ -26,22 +26,22 @@ from .._typing import Float, Tensor
 
 
 class Contraction(ABC):
-    """A map of clouds to clouds, and of the moments of a Gaussian law to those of its image."""
+    """A map of clouds, and of the moments of a Gaussian to those of its image."""
 
     @abstractmethod
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        """The cloud, contracted."""
+        """The contracted cloud, [*b, n, d]."""
 
     @abstractmethod
     def moments(
         self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
     ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
-        """Mean and covariance of the image of a Gaussian law."""
+        """Mean and covariance of the image of a Gaussian."""
 
 
 @dataclass(frozen=True)
 class Affine(Contraction):
-    """A contraction that is affine once the moments of the cloud are known: x -> target + A (x - m)."""
+    """A contraction that is affine given the moments of the cloud: x -> target + A (x - m)."""
 
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         mean, covariance = moments_of(cloud)
@@ -56,12 +56,12 @@ class Affine(Contraction):
 
     @abstractmethod
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix and the new mean."""
+        """The matrix A and the new mean."""
 
 
 @dataclass(frozen=True)
 class Nothing(Affine):
-    """No contraction."""
+    """Leave the cloud unchanged."""
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         return torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), mean
@@ -69,7 +69,7 @@ class Nothing(Affine):
 
 @dataclass(frozen=True)
 class Center(Affine):
-    """The mean is taken away."""
+    """Subtract the mean of the cloud."""
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         return torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), torch.zeros_like(mean)
@@ -77,13 +77,13 @@ class Center(Affine):
 
 @dataclass(frozen=True)
 class Resolvent(Affine):
-    """Everything is divided by 1 + tau: an ascent step followed by this is a damped Hopfield update."""
+    """Divide by 1 + tau; an ascent followed by this contraction is a damped Hopfield update."""
 
     tau: float | Tensor
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-        if not isinstance(self.tau, Tensor):  # which need not travel to a device
+        if not isinstance(self.tau, Tensor):
             return eye / (1 + self.tau), mean / (1 + self.tau)
         factor = 1 / (1 + self.tau.to(mean))
         return factor[..., None, None] * eye, factor[..., None] * mean
@@ -91,7 +91,7 @@ class Resolvent(Affine):
 
 @dataclass(frozen=True)
 class Scalar(Affine):
-    """The mean is taken away and the average variance of a coordinate is made 1."""
+    """Subtract the mean and scale the average variance of the coordinates to 1."""
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         d = mean.shape[-1]
@@ -103,20 +103,20 @@ class Scalar(Affine):
 
 @dataclass(frozen=True)
 class BatchNorm(Affine):
-    """The mean is taken away and the variance of every coordinate is made 1."""
+    """Subtract the mean and scale the variance of every coordinate to 1."""
 
     def _map(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         variances = covariance.diagonal(dim1=-2, dim2=-1)
-        _check_spread("batch_norm", variances.amin(-1), "no constant coordinate")
+        _check_spread("batch_norm", variances.amin(-1), "variance in every coordinate")
         return torch.diag_embed(variances.rsqrt()), torch.zeros_like(mean)
 
 
 @dataclass(frozen=True)
 class Whitening(Affine):
-    """Mean and covariance are made those of a target, 0 and the identity by default.
+    """Map the mean and covariance to those of a target, by default 0 and the identity.
 
-    The square roots of a covariance differ by a rotation O: "zca" takes none, "monge" moves the tokens least, "pca"
-    turns to the principal axes, "cholesky" is triangular. The law of a Gaussian cloud is the same under all.
+    The square roots of a covariance differ by an orthogonal O: "zca" has O = I, "monge" moves the tokens least, "pca"
+    rotates to the principal axes, "cholesky" is triangular. A Gaussian cloud has the same distribution under all.
     """
 
     kind: Literal["zca", "pca", "cholesky", "monge"] = "zca"
@@ -145,7 +145,7 @@ class Whitening(Affine):
 
 @dataclass(frozen=True)
 class SphereProjection(Contraction):
-    """Every token is put on a sphere; its radius is sqrt(d) if none is given. A token at 0 stays there."""
+    """Project every token to a sphere, by default of radius sqrt(d). A token at 0 stays there."""
 
     radius: float | None = None
 
@@ -165,7 +165,7 @@ class SphereProjection(Contraction):
 
 @dataclass(frozen=True)
 class LayerNorm(Contraction):
-    """The average of the coordinates of a token is taken away, and its length is made sqrt(d)."""
+    """Subtract the mean of the coordinates of each token, and scale its length to sqrt(d)."""
 
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         return SphereProjection()(cloud - cloud.mean(-1, keepdim=True))
@@ -180,7 +180,7 @@ class LayerNorm(Contraction):
 
 @dataclass(frozen=True)
 class Composed(Contraction):
-    """One contraction after the other."""
+    """Apply several contractions in order."""
 
     parts: tuple[Contraction, ...]
 
@@ -198,25 +198,25 @@ class Composed(Contraction):
 
 
 @dataclass(frozen=True)
-class _Given(Contraction):
-    """A function of the user."""
+class _Function(Contraction):
+    """A contraction defined by a user's function of the cloud."""
 
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        found = self.function(cloud)
-        if not isinstance(found, Tensor) or found.shape != cloud.shape:
-            fact = f"shape {shape_of(found)}" if isinstance(found, Tensor) else type(found).__name__
-            condition = f"contraction must keep the shape {shape_of(cloud)} of the cloud"
+        image = self.function(cloud)
+        if not isinstance(image, Tensor) or image.shape != cloud.shape:
+            fact = f"shape {shape_of(image)}" if isinstance(image, Tensor) else type(image).__name__
+            condition = f"contraction must return a cloud of the same shape {shape_of(cloud)}"
             raise InputValueError(
-                "evolve", "contraction", f"{condition}, got {fact}", "Return one token for each token."
+                "evolve", "contraction", f"{condition}, got {fact}", "Return one token for each token of the cloud."
             )
-        return found
+        return image
 
     def moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        condition, fact = "contraction must be known in closed form", "a function of tokens"
-        remedy = "Pass one by name, or evolve a sample of the cloud."
-        raise InputTypeError("GaussianCloud", "contraction", f"{condition}, got {fact}", remedy)
+        problem = "contraction has no closed form for a Gaussian, because it is a function of tokens"
+        remedy = "Pass a contraction by name, or evolve a sample of the cloud."
+        raise InputTypeError("GaussianCloud", "contraction", problem, remedy)
 
 
 NAMES: dict[str, Contraction] = {
@@ -233,32 +233,35 @@ NAMES: dict[str, Contraction] = {
     "layer_norm": LayerNorm(),
 }
 
-Given = str | Contraction | Callable[[Tensor], Tensor] | tuple["Given", ...]
+ContractionLike = str | Contraction | Callable[[Tensor], Tensor] | tuple["ContractionLike", ...]
 
 
-def contraction_of(given: Given, tau: float | Tensor) -> Contraction:
-    """A contraction by name, as itself, as a function, or several one after the other."""
-    if isinstance(given, Contraction):
-        return given
-    if isinstance(given, tuple | list):
-        return Composed(tuple(contraction_of(part, tau) for part in given))
-    if isinstance(given, str):
-        if given == "resolvent":
+def contraction_of(contraction: ContractionLike, tau: float | Tensor) -> Contraction:
+    """The contraction for a name, a function, a `Contraction`, or a tuple of these, applied in order."""
+    if isinstance(contraction, Contraction):
+        return contraction
+    if isinstance(contraction, tuple | list):
+        return Composed(tuple(contraction_of(part, tau) for part in contraction))
+    if isinstance(contraction, str):
+        if contraction == "resolvent":
             return Resolvent(tau)
-        if given not in NAMES:
-            remedy = f"It is one of {', '.join([*NAMES, 'resolvent'])}, or a function."
-            raise InputValueError("evolve", "contraction", f"contraction must be a known name, got {given!r}", remedy)
-        return NAMES[given]
-    if not callable(given):
-        remedy = "Pass the name of one, a function of a cloud, or a tuple of these."
+        if contraction not in NAMES:
+            remedy = f"Use one of {', '.join([*NAMES, 'resolvent'])}, or a function."
+            raise InputValueError("evolve", "contraction", f"contraction {contraction!r} is not a known name", remedy)
+        return NAMES[contraction]
+    if not callable(contraction):
+        remedy = "Pass a name, a function of a cloud, or a tuple of these."
         raise InputTypeError(
-            "evolve", "contraction", f"contraction must be a name or a function, got {type(given).__name__}", remedy
+            "evolve",
+            "contraction",
+            f"contraction must be a name or a function, got {type(contraction).__name__}",
+            remedy,
         )
-    return _Given(given)
+    return _Function(contraction)
 
 
 def moments_of(cloud: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
-    """Mean and covariance of the tokens, each of weight 1 / n."""
+    """Mean and covariance of the tokens, with weights 1 / n."""
     mean = cloud.mean(-2)
     centered = cloud - mean.unsqueeze(-2)
     return mean, centered.mT @ centered / cloud.shape[-2]
@@ -272,8 +275,8 @@ def projected_moments(
         E[u]     = pi^(-1/2) ∫ t^(-1/2) det(R)^(1/2) exp(-t <m, R m>) R m dt             R(t) = (I + 2 t C)^-1
         E[u u^T] =           ∫          det(R)^(1/2) exp(-t <m, R m>) (C R + R m m^T R) dt        [theory 4.4]
 
-    In log t the integrands are analytic in a strip of half width pi and decay on both sides, so that the trapezoidal
-    rule is exact to rounding.
+    In log t the integrands are analytic in a strip of half width pi and decay on both sides, so the trapezoidal rule is
+    exact to rounding.
     """
     c, V = torch.linalg.eigh(covariance)
     c, m = c.clamp(min=0.0), (V.mT @ mean.unsqueeze(-1)).squeeze(-1)
@@ -297,13 +300,13 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
 
 
 def _signed(vectors: Tensor) -> Tensor:
-    """Eigenvectors whose largest entry is positive: their sign is otherwise arbitrary."""
+    """Eigenvectors with the sign chosen so that the largest entry is positive."""
     largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
     return vectors * torch.where(largest < 0, -1.0, 1.0)
 
 
 def _check_spread(name: str, spread: Tensor, needed: str) -> None:
     if not torch.compiler.is_compiling() and bool((spread <= 0).any()):
-        fact = f"{int((spread <= 0).sum())} of {spread.numel()} clouds without"
-        remedy = "Use more tokens than dimensions, or a contraction of tokens such as rms_norm."
-        raise InputValueError("evolve", "cloud", f"a cloud under {name} must have {needed}, got {fact}", remedy)
+        problem = f"{name} needs a cloud with {needed}, but {int((spread <= 0).sum())} of {spread.numel()} lack this"
+        remedy = "Use more tokens than dimensions, or a contraction of single tokens such as rms_norm."
+        raise InputValueError("evolve", "cloud", problem, remedy)

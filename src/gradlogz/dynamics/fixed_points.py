@@ -1,15 +1,15 @@
-"""Where a map of tokens comes to rest, and how that place depends on everything.
+"""Fixed points of maps of tokens, with gradients by the implicit function theorem.
 
     x* = f(x*)                                           e.g. f = N(x + tau att_K(x)) with frozen keys      [theory 5.8]
-    dx*/dtheta = (I - J)^-1 df/dtheta,  J = df/dx        solved with products J^T v alone: no matrix, no unrolled graph
-    x' = x + t (I - J)^-1 (f(x) - x)                     Newton's method, with products J v alone; t = 1, 1/2, 1/4 ...
+    dx*/dtheta = (I - J)^-1 df/dtheta,  J = df/dx        one linear solve with products J^T v, no unrolled graph
+    x' = x + t (I - J)^-1 (f(x) - x)                     Newton's method with products J v; t = 1, 1/2, 1/4, ...
     x  = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max              on the sphere, Gaussian keys [theory 4.4]
 
-Anderson's method mixes the last few steps so that the residual is least. Newton's squares the residual with each step
-near the end, and finds places that repel as well as those that attract. Each token goes by itself, so that none depends
-on its neighbours, and each stops by itself.
+Anderson's method combines the last few steps so that the residual is smallest. Newton's method converges quadratically
+near the solution and also finds unstable fixed points. Tokens are solved independently of each other, and each stops
+when it has converged.
 
-Read next: equilibrium_attention.py (the layer), evolution.py (the way there), hopfield.py (without a contraction).
+Read next: equilibrium_attention.py (the layer), evolution.py (plain iteration), hopfield.py (without a contraction).
 """
 
 from abc import ABC, abstractmethod
@@ -23,15 +23,15 @@ from .._typing import Bool, Float, Int, Tensor
 
 Map = Callable[[Tensor], Tensor]
 
-MEMORY = 6  # steps that Anderson's method mixes
-NEAR = 0.05  # how far a step may move a token, relative to its size, for steps to be mixed
-KRYLOV = 16  # products with a Jacobian that a linear solve combines before it starts again
-CYCLES = 4  # how often the solve of one of Newton's steps starts again
-HALVINGS = 4  # of one of Newton's steps, before plain steps take its place
+MEMORY = 6  # steps that Anderson's method combines
+NEAR = 0.05  # largest step, relative to the size of a token, at which steps are combined
+KRYLOV = 16  # products with the Jacobian before a linear solve restarts
+CYCLES = 4  # restarts of the linear solve of a Newton step
+HALVINGS = 4  # halvings of a Newton step before plain steps replace it
 
 
 class EquilibriumOptions(TypedDict, total=False):
-    """Arguments that a caller of `equilibrium` passes on to it."""
+    """Keyword arguments that callers pass on to `equilibrium`."""
 
     method: Literal["anderson", "newton", "iterate"]
     max_iterations: int
@@ -40,7 +40,7 @@ class EquilibriumOptions(TypedDict, total=False):
 
 
 class Equilibrium(NamedTuple):
-    """Where the tokens rest, how far f still moves each, whether that is little enough, and after how many steps."""
+    """Fixed points, with the residual |f(x) - x|, the convergence flag and the number of steps of each token."""
 
     state: Float[Tensor, "*b d"]
     residual: Float[Tensor, "*b"]
@@ -48,15 +48,15 @@ class Equilibrium(NamedTuple):
     steps: Int[Tensor, "*b"]
 
     def distinct(self, *, tolerance: float = 1e-4) -> Float[Tensor, "k ..."]:
-        """The different places among those that were reached, up to this part of their largest length."""
-        found: list[Tensor] = []
+        """The distinct fixed points, [k, ...]: those that differ by more than `tolerance` times the largest length."""
+        points: list[Tensor] = []
         unit = self.state.shape[self.residual.ndim :]
         states = self.state.detach().reshape(-1, unit.numel())[self.converged.reshape(-1)]
         size = tolerance * float(states.norm(dim=-1).max()) if len(states) else 0.0
         while len(states):
-            found.append(states[0])
+            points.append(states[0])
             states = states[(states - states[0]).norm(dim=-1) > size]
-        return (torch.stack(found) if found else states).reshape(-1, *unit)
+        return (torch.stack(points) if points else states).reshape(-1, *unit)
 
 
 def equilibrium(
@@ -69,19 +69,22 @@ def equilibrium(
     tolerance: float | None = None,
     throw: bool = True,
 ) -> Equilibrium:
-    """The fixed point of a map that acts on every token by itself, from a start; differentiable by the implicit rule.
+    """Find a fixed point of a map that acts on each token separately, starting from `start`.
 
-    Gradients with respect to whatever `step` is made of cost one linear solve, of the size of a token, and no memory
-    for the steps that were made. They are of first order. `start` has none: the place does not depend on it.
+    The result is differentiable with respect to the tensors that `step` uses: the gradient costs one linear solve of
+    the size of a token and no memory for the steps. Second derivatives are not available. `start` has no gradient,
+    because the fixed point does not depend on it.
 
     Args:
-        step: f, a function of [*b, d] that treats tokens alike and apart.
-        method: "anderson" mixes steps. "newton" solves for them, with products of the Jacobian and a vector: few steps,
-            each of the price of several, and the choice where "anderson" is slow. Both may stop at a place that does
-            not attract, a saddle that "iterate", plain steps, would leave in time. `spectral_radius` tells which.
-        tokens_interact: a state is [n, d], tokens that depend on each other; [*b, n, d] are states that do not.
-        tolerance: of |f(x) - x| relative to 1 + |x|; eps^(2/3) of the dtype by default.
-        throw: raise if a token has not come to rest, or has no gradient; otherwise `converged` says so.
+        step: the map f of [*b, d], applied to each token separately.
+        start: initial tokens, [*b, d], or [*b, n, d] with `tokens_interact`.
+        method: "anderson" combines steps. "newton" needs fewer but costlier steps, and is preferable where "anderson"
+            is slow. Both may converge to an unstable fixed point, which plain iteration ("iterate") would leave; check
+            with `spectral_radius`.
+        tokens_interact: the tokens of a state [n, d] depend on each other; [*b, n, d] are independent states.
+        max_iterations: largest number of steps.
+        tolerance: bound on |f(x) - x| relative to 1 + |x|; default: eps^(2/3) of the dtype.
+        throw: raise an error if a token does not converge or has no gradient; otherwise see `converged`.
 
     Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
 
@@ -93,33 +96,34 @@ def equilibrium(
     """
     check_floats("equilibrium", start=start)
     if method not in ("anderson", "newton", "iterate"):
-        condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Anderson's method suits most maps."
+        condition, remedy = 'method must be "anderson", "newton" or "iterate"', "Use anderson for most maps."
         raise InputValueError("equilibrium", "method", f"{condition}, got {method!r}", remedy)
     if start.ndim < 1 + tokens_interact:
         remedy = "Add the missing dimension with unsqueeze."
         condition = f"start must be [*b, {'n, d' if tokens_interact else 'd'}]"
         raise InputValueError("equilibrium", "start", f"{condition}, got shape {shape_of(start)}", remedy)
-    enough = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
+    tolerance = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     f, x, restore = _flat(step, start.detach(), tokens_interact)
     with torch.no_grad():
         _check_step(f, x)
         solver = _Newton(f, x) if method == "newton" else _Anderson(x, MEMORY if method == "anderson" else 1)
-        x, residual, resting, taken = _solved(f, x, solver, max_iterations, enough)
-    if throw and not bool(resting.all()):
-        fact = f"{int((~resting).sum())} of {resting.numel()} tokens that still move after {max_iterations} steps"
-        remedy = "Raise max_iterations or the tolerance, or pass throw=False and look at converged."
-        raise InputRuntimeError("equilibrium", None, f"every token must come to rest, got {fact}", remedy)
+        x, residual, converged, counts = _solved(f, x, solver, max_iterations, tolerance)
+    if throw and not bool(converged.all()):
+        failed = f"{int((~converged).sum())} of {converged.numel()} tokens"
+        problem = f"{failed} did not converge within max_iterations={max_iterations}"
+        remedy = "Raise max_iterations or the tolerance, or pass throw=False and check converged."
+        raise InputRuntimeError("equilibrium", "max_iterations", problem, remedy)
     if torch.is_grad_enabled():
-        x = _attached(f, x, max_iterations, enough, throw)
-    return Equilibrium(restore(x), residual, resting, taken)
+        x = _attached(f, x, max_iterations, tolerance, throw)
+    return Equilibrium(restore(x), residual, converged, counts)
 
 
 def spectral_radius(
     step: Map, state: Float[Tensor, "*b d"], *, tokens_interact: bool = False, steps: int = 100
 ) -> Float[Tensor, "..."]:
-    """The growth of a small displacement of each token under repeated steps, by products with the Jacobian alone.
+    """Spectral radius of the Jacobian at each token, by the power method with Jacobian-vector products.
 
-    Below 1 the place of rest attracts. The power method: exact in the limit if one eigenvalue is largest in size.
+    A fixed point is stable if it is below 1. Converges if one eigenvalue is largest in absolute value.
     """
     f, x, _ = _flat(step, state, tokens_interact)
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
@@ -142,31 +146,36 @@ def jacobian_penalty(
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "..."]:
-    """An unbiased estimate of tr(J^T J) / d of each token, to be added to a loss: small Jacobians come to rest quickly.
+    """Unbiased estimate of tr(J^T J) / d at each token, a regulariser: small Jacobians converge quickly.
 
         E |J^T v|² = tr(J J^T)  for random signs v                                                              [bai21]
 
-    Differentiable with respect to whatever `step` is made of, at this state. With many probes it is the mean square of
-    the singular values. Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
+    Differentiable with respect to the tensors that `step` uses, at a fixed state. With many probes it converges to the
+    mean square of the singular values. Law: tests/laws/test_equilibria_are_where_tokens_rest.py.
     """
     f, x, _ = _flat(step, state.detach(), tokens_interact)
-    wanted = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        image = f(at := x.requires_grad_())
-        found = []
+        image = f(point := x.requires_grad_())
+        estimates = []
         for _ in range(probes):
             v = 2.0 * torch.randint(2, x.shape, generator=generator, device=x.device).to(x.dtype) - 1
-            options = {"create_graph": wanted, "retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            (pulled,) = torch.autograd.grad(image, at, v, **options)
-            found.append(pulled.square().mean(-1))
-        return torch.stack(found).mean(0)
+            options = {
+                "create_graph": create_graph,
+                "retain_graph": True,
+                "allow_unused": True,
+                "materialize_grads": True,
+            }
+            (pulled,) = torch.autograd.grad(image, point, v, **options)
+            estimates.append(pulled.square().mean(-1))
+        return torch.stack(estimates).mean(0)
 
 
-# The way there -------------------------------------------------------------------------------------------------------
+# Solvers -------------------------------------------------------------------------------------------------------------
 
 
 def _flat(step: Map, x: Tensor, tokens_interact: bool) -> tuple[Map, Tensor, Map]:
-    """The same with states as rows, and the way back."""
+    """The map and its argument with one row for each state, and the inverse reshaping."""
     if not tokens_interact:
         return step, x, lambda y: y
     unit = x.shape[-2:]
@@ -182,39 +191,39 @@ def _check_step(step: Map, x: Tensor) -> None:
     image = step(x)
     if image.shape != x.shape:
         remedy = "Return one token for each token."
-        condition, fact = f"step must keep the shape {shape_of(x)}", f"shape {shape_of(image)}"
+        condition, fact = f"step must return the shape {shape_of(x)} of its argument", f"shape {shape_of(image)}"
         raise InputValueError("equilibrium", "step", f"{condition}, got {fact}", remedy)
 
 
 class _Solver(ABC):
-    """Where to go from x, knowing f(x)."""
+    """Choose the next state from x and f(x)."""
 
     @abstractmethod
-    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
-        """The next state of every token; that of a resting one is not looked at."""
+    def moved(self, x: Tensor, image: Tensor, converged: Tensor) -> Tensor:
+        """The next state of every token; ignored for tokens that have converged."""
 
 
 def _solved(
-    step: Map, x: Tensor, solver: _Solver, max_iterations: int, enough: float
+    step: Map, x: Tensor, solver: _Solver, max_iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every token until it rests: the state, the residual, whether it rests, and the steps."""
-    resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
-    taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    """Iterate every token until it converges: state, residual, convergence flag and number of steps."""
+    converged = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+    counts = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     residual = torch.full(x.shape[:-1], torch.inf, dtype=x.dtype, device=x.device)
     for _ in range(max_iterations):
         image = step(x)
         size = (image - x).norm(dim=-1)
-        residual = torch.where(resting, residual, size)
-        taken = taken + (~resting).long()
-        resting = resting | (size <= enough * (1 + x.norm(dim=-1)))
-        if bool(resting.all()):
+        residual = torch.where(converged, residual, size)
+        counts = counts + (~converged).long()
+        converged = converged | (size <= tolerance * (1 + x.norm(dim=-1)))
+        if bool(converged.all()):
             break
-        x = torch.where(resting.unsqueeze(-1), x, solver.moved(x, image, resting))
-    return x, residual, resting, taken
+        x = torch.where(converged.unsqueeze(-1), x, solver.moved(x, image, converged))
+    return x, residual, converged, counts
 
 
 class _Anderson(_Solver):
-    """The mixture of the last steps whose residual is least; plain steps where it is far from rest, or memory is 1."""
+    """Anderson acceleration; a plain step far from convergence, or if memory is 1."""
 
     def __init__(self, x: Tensor, memory: int) -> None:
         self.images = torch.zeros(*x.shape[:-1], memory, x.shape[-1], dtype=x.dtype, device=x.device)
@@ -222,10 +231,10 @@ class _Anderson(_Solver):
         self.used = torch.zeros(self.images.shape[:-1], dtype=torch.bool, device=x.device)
         self.before = torch.full(x.shape[:-1], torch.inf, dtype=x.dtype, device=x.device)
 
-    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
+    def moved(self, x: Tensor, image: Tensor, converged: Tensor) -> Tensor:
         r = image - x
         size, scale = r.norm(dim=-1), 1 + x.norm(dim=-1)
-        # Mixed only near the end and while it helps: far away it may lead to places that do not attract.
+        # Combine only near convergence and while the residual falls: elsewhere it may lead to unstable fixed points.
         helps = (size <= NEAR * scale) & (size < self.before)
         self.before = size
         self.used = torch.cat((self.used[..., 1:] & helps.unsqueeze(-1), torch.ones_like(self.used[..., :1])), -1)
@@ -235,23 +244,23 @@ class _Anderson(_Solver):
 
 
 def _mixed(images: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
-    """The mixture of the images in use whose residual is least; the last image where that is no number."""
+    """The combination of the used images with the smallest residual; the last image where it is not finite."""
     R = residuals * used.unsqueeze(-1)
     gram = R @ R.mT
-    # Regularised by its own size: the last residuals are nearly parallel close to the end. What is unused gets none.
+    # Regularised relative to the trace, since late residuals are nearly parallel. Unused images get weight 0.
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    own = torch.where(used, 1e-12 * trace + torch.finfo(R.dtype).tiny, 1.0)
-    weights = torch.linalg.solve(gram + torch.diag_embed(own), used.to(R.dtype).unsqueeze(-1))
+    ridge = torch.where(used, 1e-12 * trace + torch.finfo(R.dtype).tiny, 1.0)
+    weights = torch.linalg.solve(gram + torch.diag_embed(ridge), used.to(R.dtype).unsqueeze(-1))
     weights = weights / weights.sum(-2, keepdim=True)
     mixed = (weights * images).sum(-2)
     return torch.where(torch.isfinite(mixed).all(-1, keepdim=True), mixed, images[..., -1, :])
 
 
 class _Newton(_Solver):
-    """A step that would end at rest if f were affine, halved until the residual falls by half of what it should.
+    """A Newton step, halved until the residual falls by at least half of the predicted decrease.
 
-    Where it does not, f itself makes the next steps, twice as many after each failure: a token that plain steps bring
-    to rest does come to rest.
+    After a failed step, plain steps follow, twice as many after each failure, so every token that plain iteration
+    brings to convergence converges.
     """
 
     def __init__(self, step: Map, x: Tensor) -> None:
@@ -260,41 +269,41 @@ class _Newton(_Solver):
         self.waits = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
         self.failures = torch.zeros_like(self.waits)
 
-    def moved(self, x: Tensor, image: Tensor, resting: Tensor) -> Tensor:
-        out = resting | (self.waits > 0)
+    def moved(self, x: Tensor, image: Tensor, converged: Tensor) -> Tensor:
+        out = converged | (self.waits > 0)
         self.waits = (self.waits - 1).clamp(min=0)
         if bool(out.all()):
             return image
         r = (image - x).masked_fill(out.unsqueeze(-1), 0.0)
         size = r.norm(dim=-1)
-        # As exact as the residual is small: enough for it to be squared, and no product is spent before that pays.
+        # Accuracy relative to the residual: sufficient for quadratic convergence, without wasted products.
         goal = (size / (1 + x.norm(dim=-1))).clamp(max=0.1) * size
-        way, _ = _krylov(lambda v: v - torch.func.jvp(self.step, (x,), (v,))[1], r, goal, self.products)
-        length, trial = torch.ones_like(size), x + way
+        direction, _ = _krylov(lambda v: v - torch.func.jvp(self.step, (x,), (v,))[1], r, goal, self.products)
+        length, trial = torch.ones_like(size), x + direction
         for _ in range(HALVINGS):
             falls = (self.step(trial) - trial).norm(dim=-1) <= (1 - length / 2) * size
             if bool((falls | out).all()):
                 break
             length = torch.where(falls, length, length / 2)
-            trial = x + length.unsqueeze(-1) * way
+            trial = x + length.unsqueeze(-1) * direction
         falls = falls & ~out
         self.failures = self.failures + (~falls & ~out).long()
         self.waits = torch.where(falls | out, self.waits, 4 * 2 ** self.failures.clamp(max=20))
         return torch.where(falls.unsqueeze(-1), trial, image)
 
 
-def _krylov(product: Map, wanted: Tensor, goal: Tensor, products: int) -> tuple[Tensor, Tensor]:
-    """The solution x of product(x) = wanted for every row, and what is left: the residual is least at every product.
+def _krylov(product: Map, target: Tensor, goal: Tensor, products: int) -> tuple[Tensor, Tensor]:
+    """Solve product(x) = target for every row by GMRES; returns the solution and the norm of the residual.
 
-    Simpler GMRES: the images of the directions are made orthonormal, so that the residual needs no solve. The next
-    direction is the residual while it falls, else the last image, which leads out where the residual is stuck.
+    Simpler GMRES: the images of the directions are orthonormalised, so that the residual needs no solve. The next
+    direction is the residual while it falls, otherwise the last image, which continues where the residual stagnates.
     """
-    x, r, size = torch.zeros_like(wanted), wanted, wanted.norm(dim=-1)
+    x, r, size = torch.zeros_like(target), target, target.norm(dim=-1)
     deep = min(KRYLOV, products)
-    directions = wanted.new_zeros(*wanted.shape[:-1], deep, wanted.shape[-1])
+    directions = target.new_zeros(*target.shape[:-1], deep, target.shape[-1])
     for cycle in range(-(-products // deep)):
         if cycle:
-            r = wanted - product(x)
+            r = target - product(x)
             size = r.norm(dim=-1)
         if not bool((size > goal).any()):
             break
@@ -303,17 +312,17 @@ def _krylov(product: Map, wanted: Tensor, goal: Tensor, products: int) -> tuple[
             torch.zeros_like(directions),
             torch.eye(deep, dtype=x.dtype, device=x.device).repeat(*size.shape, 1, 1),
         )
-        along = wanted.new_zeros(*size.shape, deep)
+        along = target.new_zeros(*size.shape, deep)
         p = _unit(r, size, size > goal)
         for j in range(deep):
             w = product(p)
-            whole = w.norm(dim=-1)
-            for _ in range(2):  # twice, for the sake of rounding
+            full_length = w.norm(dim=-1)
+            for _ in range(2):  # twice, against rounding errors
                 c = images @ w.unsqueeze(-1)
                 w = w - (images.mT @ c).squeeze(-1)
                 R[..., j] += c.squeeze(-1)
             length = w.norm(dim=-1)
-            new = length > 10 * torch.finfo(w.dtype).eps * whole  # else nothing is left to be found in this direction
+            new = length > 10 * torch.finfo(w.dtype).eps * full_length  # otherwise the direction adds nothing
             w = _unit(w, length, new)
             R[..., j, j] = torch.where(new, length, 1.0)
             directions[..., j, :], images[..., j, :] = p, w
@@ -336,60 +345,56 @@ def _unit(vector: Tensor, length: Tensor, which: Tensor) -> Tensor:
 # The gradient --------------------------------------------------------------------------------------------------------
 
 
-def _attached(step: Map, x: Tensor, max_iterations: int, enough: float, throw: bool) -> Tensor:
-    """f(x*), whose gradient is that of x* once it has passed (I - J^T)^-1."""
-    at = x.detach().requires_grad_()
+def _attached(step: Map, x: Tensor, max_iterations: int, tolerance: float, throw: bool) -> Tensor:
+    """f(x*), with a hook that multiplies its gradient by (I - J^T)^-1 and so makes it the gradient of x*."""
+    point = x.detach().requires_grad_()
     with torch.enable_grad():
-        image, whole = step(at), step(x.detach())
-    if not whole.requires_grad:
+        image, attached = step(point), step(x.detach())
+    if not attached.requires_grad:
         return x
 
     def product(v: Tensor) -> Tensor:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        return v - torch.autograd.grad(image, at, v, **options)[0]
+        return v - torch.autograd.grad(image, point, v, **options)[0]
 
     def through(gradient: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # f was differentiated at a constant x*, which is wrong from the second order on
-            condition, fact = "its gradient must not be differentiated again", "create_graph=True"
-            raise InputRuntimeError(
-                "equilibrium", None, f"{condition}, got {fact}", "Unroll the steps for second derivatives."
-            )
-        goal = enough * gradient.norm(dim=-1)
-        found, left = _krylov(product, gradient, goal, max(max_iterations, 1))
+        if torch.is_grad_enabled():  # x* is constant in the graph, so second derivatives would be wrong
+            problem = "the gradient of a fixed point cannot be differentiated again (create_graph=True)"
+            raise InputRuntimeError("equilibrium", None, problem, "Unroll the steps for second derivatives.")
+        goal = tolerance * gradient.norm(dim=-1)
+        solution, left = _krylov(product, gradient, goal, max(max_iterations, 1))
         if throw and bool((left > goal).any()):
-            fact = f"{int((left > goal).sum())} of {left.numel()} tokens without"
-            remedy = "The Jacobian has an eigenvalue near 1 there: change the map, or pass throw=False."
-            raise InputRuntimeError("equilibrium", None, f"every token must have a gradient, got {fact}", remedy)
-        return found
+            failed = f"{int((left > goal).sum())} of {left.numel()} tokens"
+            problem = f"the gradient solve failed for {failed}, since the Jacobian has an eigenvalue near 1 there"
+            raise InputRuntimeError("equilibrium", None, problem, "Change the map, or pass throw=False.")
+        return solution
 
-    whole.register_hook(through)
-    return whole
+    attached.register_hook(through)
+    return attached
 
 
 def secular_equilibrium(
     mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"], *, radius: float = 1.0
 ) -> Float[Tensor, "*b d"]:
-    """Where attention to N(mean, covariance) and a projection to the sphere come to rest.
+    """Fixed point of attention to N(mean, covariance) followed by projection to the sphere, [*b, d].
 
         x = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max(Sigma)                                [theory 4.4]
 
-    This is the highest point of <mu, x> + <x, Sigma x> / 2 on the sphere, by bisection of the secular equation.
-    On a large sphere there may be one more place that attracts, a local maximum towards the other end of the axis.
+    It is the maximum of <mu, x> + <x, Sigma x> / 2 on the sphere, found by bisection of the secular equation. On a
+    large sphere there may be a second stable fixed point, a local maximum near the opposite end of the main axis.
     """
     check_floats("secular_equilibrium", mean=mean, covariance=covariance)
     c, V = torch.linalg.eigh(covariance)
     m = (V.mT @ mean.unsqueeze(-1)).squeeze(-1)
     if not radius > 0 or bool((m.abs().amax(-1) == 0).any()):
-        condition, remedy = (
-            "radius must be positive and mean not 0",
-            "Around 0 both ends of the longest axis are such places.",
-        )
-        fact = f"{radius} and a mean of length {float(m.norm(dim=-1).min()):.3g}"
+        condition = "radius must be positive and mean must not be 0"
+        remedy = "Pass a mean other than 0, for which the fixed point is not unique."
+        fact = f"radius={radius} and a mean of length {float(m.norm(dim=-1).min()):.3g}"
         raise InputValueError("secular_equilibrium", "radius", f"{condition}, got {fact}", remedy)
     top = c[..., -1]
-    low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at the one and at most r at the other
+    low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at low and at most r at high
     for _ in range(200):
-        middle = (low + high) / 2
-        long = (m / (middle.unsqueeze(-1) - c)).norm(dim=-1) > radius
-        low, high = torch.where(long, middle, low), torch.where(long, high, middle)
+        center = (low + high) / 2
+        long = (m / (center.unsqueeze(-1) - c)).norm(dim=-1) > radius
+        low, high = torch.where(long, center, low), torch.where(long, high, center)
     return (V @ (m / (high.unsqueeze(-1) - c)).unsqueeze(-1)).squeeze(-1)

@@ -1,16 +1,16 @@
-"""How fast a small departure from equilibrium grows in one step of attention and normalisation.
+"""Growth factors of small deviations from equilibrium in one step of attention and normalisation.
 
     hermite_growth   1 + n s (beta c)^(n-1),  s = tau / (1 + tau beta c)                    Gaussian cloud  [theory 4.4]
     sphere_growth    1 + tau / (1 + tau a) · I_{l+D/2-1}(beta) / I_{D/2-1}(beta) · l (l+D-2) / beta
                      a = I_{D/2}(beta) / I_{D/2-1}(beta)                                   uniform sphere  [theory 4.5]
-    fastest_degree   the l that grows most, near sqrt(2 beta) for beta much above D: clusters at first      [theory 4.5]
-    escape_time      log sqrt(n / 6) / log gamma_3                     from a whitened sample of n tokens  [theory 4.4]
+    fastest_degree   the degree l of the largest factor, near sqrt(2 beta) for beta much above D           [theory 4.5]
+    escape_time      log sqrt(n / 6) / log gamma_3                     whitened Gaussian sample of n tokens [theory 4.4]
     self_weight      sigmoid(beta r² - beta² r² c / 2 - log n)                           finite n       [theory 10.3]
 
-Above 1 the departure grows. For tau > 0 every mode does, so that no normalisation makes the Gaussian attracting: each
-only removes some modes of order 1 and 2. For tau < 0 they shrink.
+A factor above 1 is growth. For tau > 0 every mode grows, so the Gaussian is unstable under every normalisation: each
+removes only some modes of order 1 and 2. For tau < 0 modes shrink.
 
-Read next: mode_amplitudes.py (the same departures measured on tokens), gaussian_cloud.py, evolution.py.
+Read next: mode_amplitudes.py (the deviations measured on tokens), gaussian_cloud.py, evolution.py.
 """
 
 import math
@@ -26,7 +26,7 @@ from ..special.bessel import bessel_ratio, log_bessel
 def hermite_growth(
     order: int | tuple[int, ...], *, variance: float | Float[Tensor, " d"], beta: float, tau: float
 ) -> float:
-    """The factor of Hermite mode n of a Gaussian cloud in one step, after which its moments are restored.
+    """Growth factor of Hermite mode n of a Gaussian cloud in one step that ends by restoring its moments.
 
         gamma_n     = 1 + n s (beta c)^(n-1)                                          variance c in all directions
         gamma_alpha = 1 + sum_a alpha_a s_a prod_b (beta c_b)^(alpha_b - [a = b])     variances c_a, multi-index
@@ -36,8 +36,8 @@ def hermite_growth(
     alpha = (order,) if isinstance(order, int) else tuple(order)
     c = [float(variance)] * len(alpha) if not isinstance(variance, Tensor) else variance.double().tolist()
     if min(alpha) < 0 or sum(alpha) == 0 or len(c) != len(alpha):
-        condition = "order must be a positive integer, or one >= 0 for each variance"
-        remedy = "Order 3 is the skewness, 4 the kurtosis."
+        condition = "order must be a positive integer, or a tuple with one integer >= 0 for each variance"
+        remedy = "Pass 3 for the skewness, 4 for the kurtosis."
         raise InputValueError("hermite_growth", "order", f"{condition}, got {order!r} and {len(c)} variances", remedy)
     total = 1.0
     for a, count in enumerate(alpha):
@@ -48,12 +48,12 @@ def hermite_growth(
 
 
 def sphere_growth(degree: int, *, dim: int, beta: float, tau: float, radius: float = 1.0) -> float:
-    """The factor of the spherical harmonics of one degree in one step on the sphere, from the uniform law.
+    """Growth factor of the spherical harmonics of one degree in one step, around the uniform distribution.
 
     Law: tests/theorems/test_theory_4_5_harmonics_grow_on_the_sphere.py.
     """
     if degree < 1 or dim < 2 or not beta > 0:
-        condition, fact = "degree must be >= 1, dim >= 2 and beta > 0", f"{degree}, {dim} and {beta}"
+        condition, fact = "degree must be >= 1, dim >= 2 and beta > 0", f"degree={degree}, dim={dim} and beta={beta}"
         raise InputValueError(
             "sphere_growth", "degree", f"{condition}, got {fact}", "Degree 0 is the mass, which does not change."
         )
@@ -66,7 +66,7 @@ def sphere_growth(degree: int, *, dim: int, beta: float, tau: float, radius: flo
 def hermite_curves(
     orders: Iterable[int], betas: Iterable[float], *, tau: float, variance: float = 1.0
 ) -> Float[Tensor, "k s"]:
-    """`hermite_growth` of each order at each inverse temperature, to be drawn.
+    """`hermite_growth` for each order and inverse temperature, [orders, betas].
 
     >>> hermite_curves([3, 4], [0.0, 1.0], tau=1.0).tolist()
     [[1.0, 2.5], [1.0, 3.0]]
@@ -79,7 +79,7 @@ def hermite_curves(
 def sphere_curves(
     degrees: Iterable[int], betas: Iterable[float], *, dim: int, tau: float, radius: float = 1.0
 ) -> Float[Tensor, "k s"]:
-    """`sphere_growth` of each degree at each inverse temperature, to be drawn.
+    """`sphere_growth` for each degree and inverse temperature, [degrees, betas].
 
     >>> (sphere_curves(range(1, 9), [5.0, 20.0], dim=2, tau=0.5).argmax(0) + 1).tolist()
     [3, 6]
@@ -90,10 +90,10 @@ def sphere_curves(
 
 
 def fastest_degree(*, dim: int, beta: float, radius: float = 1.0) -> int:
-    """The degree of the harmonics that grow most from the uniform law on the sphere, whatever the step.
+    """Degree of the fastest-growing harmonics around the uniform distribution on the sphere, for any step size.
 
-    So many clusters a cloud on the circle shows first. The factor rises to its greatest and falls from there, so that
-    degrees are tried until it falls.
+    On the circle this is the cluster count that appears first. The factor has a single maximum over degrees, so the
+    search stops when the factor falls.
 
     >>> tuple(fastest_degree(dim=2, beta=beta) for beta in (1.0, 5.0, 20.0, 80.0))
     (1, 3, 6, 13)
@@ -105,38 +105,39 @@ def fastest_degree(*, dim: int, beta: float, radius: float = 1.0) -> int:
 
 
 def escape_time(n: int | float, *, beta: float, tau: float, variance: float = 1.0) -> float:
-    """Steps until a whitened cloud of n tokens of a Gaussian is none: its skewness grows from 6 / n to 1.
+    """Number of steps until the skewness of a whitened Gaussian cloud of n tokens has grown from 6 / n to 1.
 
         t = log sqrt(n / 6) / log gamma_3                                                                [theory 4.4]
 
-    The third moment of a sample is of size sqrt(6 / n) and grows by gamma_3, the first factor that whitening leaves. Of
-    a cloud whose `skewness` is known, n is 6 / skewness. Infinity for tau <= 0: the cloud stays.
+    The third moment of a sample has size sqrt(6 / n) and grows by gamma_3, the lowest mode that whitening leaves. For a
+    cloud whose `skewness` is known, pass n = 6 / skewness. Infinite for tau <= 0, where the cloud stays Gaussian.
 
     Law: tests/theorems/test_theory_4_4_clouds_escape_in_time.py.
     """
     if not n > 0 or not beta * variance > 0:
-        condition, fact = "n, beta and variance must be positive", f"{n}, {beta} and {variance}"
-        raise InputValueError("escape_time", "n", f"{condition}, got {fact}", "Count tokens, or take 6 / skewness.")
+        condition, fact = "n, beta and variance must be positive", f"n={n}, beta={beta} and variance={variance}"
+        remedy = "Pass the number of tokens, or 6 / skewness."
+        raise InputValueError("escape_time", "n", f"{condition}, got {fact}", remedy)
     growth = hermite_growth(3, variance=variance, beta=beta, tau=tau)
     return math.inf if growth <= 1 else max(0.0, math.log(n / 6) / 2 / math.log(growth))
 
 
 def self_weight(*, beta: float, squared_radius: float, variance: float, n: int) -> float:
-    """The weight of a token on itself among n, the others being Gaussian of this variance.
+    """Attention weight of a token on itself among n tokens, if the others are Gaussian of this variance.
 
-    Above 1/2 the theory of infinitely many tokens no longer describes the cloud: every token keeps to itself.
+    Above 1/2 the cloud is frozen, and the theory of infinitely many tokens no longer describes it.
     """
     logit = beta * squared_radius - beta**2 * squared_radius * variance / 2 - math.log(n)
     return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
 
 
 def critical_beta(n: int, dim: int) -> float:
-    """The inverse temperature at which tokens on the sphere of radius sqrt(dim) give themselves half of their weight.
+    """Inverse temperature at which tokens on the sphere of radius sqrt(dim) have weight 1/2 on themselves.
 
-    beta* = 1 - sqrt(1 - 2 log n / dim)                 infinity if dim < 2 log n: there is none
+    beta* = 1 - sqrt(1 - 2 log n / dim)                 infinite if dim < 2 log n
     """
     if n < 1 or dim < 1:
-        remedy = "Count tokens and dimensions."
-        raise InputValueError("critical_beta", "n", f"n and dim must be positive, got {n} and {dim}", remedy)
+        remedy = "Pass the number of tokens and of dimensions."
+        raise InputValueError("critical_beta", "n", f"n and dim must be positive, got n={n} and dim={dim}", remedy)
     inside = 1 - 2 * math.log(n) / dim
     return math.inf if inside < 0 else 1 - math.sqrt(inside)

@@ -1,14 +1,14 @@
-"""Modern Hopfield networks: patterns that attention retrieves.
+"""Modern Hopfield networks: retrieval of stored patterns by attention.
 
     E(x)  = |x|²/2 - log sum_n exp(beta <x_n, x>) / beta + log N / beta + M²/2            M = max |x_n|   [ramsauer20]
-    x'    = (1 - s) x + s att(x)                                            lowers E by s (1 - s/2) |x - att|² at least
-    exp(-beta E) is a mixture of Gaussians around the patterns, of covariance I / beta                    [theory 5.6]
+    x'    = (1 - s) x + s att(x)                                            lowers E by at least s (1 - s/2) |x - att|²
+    exp(-beta E) is a mixture of Gaussians with means x_n and covariance I / beta                         [theory 5.6]
     |att(x_i) - x_i| <= 2 M (N - 1) exp(-beta Delta_i),  Delta_i = min_j <x_i, x_i - x_j>                 [theory 5.7]
 
-A residual step of attention followed by a division by 1 + tau is the update with s = tau / (1 + tau): evolve(...,
+A residual attention step followed by division by 1 + tau is the update with s = tau / (1 + tau): use evolve(...,
 contraction="resolvent") with frozen keys.
 
-Read next: evolution.py (the same with patterns that move).
+Read next: evolution.py (patterns that move).
 """
 
 import math
@@ -24,7 +24,7 @@ from ..kernels.attention.scoring import Scoring, Sight
 
 
 class Retrieval(NamedTuple):
-    """Where states went, whether each has come to rest, and after how many updates."""
+    """Final states, with the convergence flag and the number of updates of each."""
 
     state: Float[Tensor, "*b m d"]
     converged: Bool[Tensor, "*b m"]
@@ -34,7 +34,7 @@ class Retrieval(NamedTuple):
 def hopfield_energy(
     state: Float[Tensor, "*b m d"], patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0
 ) -> Float[Tensor, "*b m"]:
-    """The energy of every state, at least 0: |x|²/2 - log sum_n exp(beta <x_n, x>) / beta + log N / beta + M²/2."""
+    """Energy of every state, at least 0: |x|²/2 - log sum_n exp(beta <x_n, x>) / beta + log N / beta + M²/2."""
     _check("hopfield_energy", state, patterns, beta)
     _, G = _attended(state, patterns, beta)
     most = patterns.square().sum(-1).amax(-1, keepdim=True)
@@ -51,57 +51,62 @@ def retrieve(
     tolerance: float | None = None,
     throw: bool = True,
 ) -> Retrieval:
-    """Update every state until it rests: x <- (1 - s) x + s att(x), s the damping in (0, 2).
+    """Repeat the update x <- (1 - s) x + s att(x) until every state converges, with damping s in (0, 2).
 
-    Each state stops by itself, so that none depends on what is retrieved beside it. Gradients pass through the updates.
+    States are updated independently, and each stops when it has converged. Gradients pass through the updates.
 
     Args:
-        tolerance: of the length of an update, relative to the largest pattern; sqrt(eps) of the dtype by default.
-        throw: raise if a state has not come to rest after so many steps; otherwise `converged` says so.
+        beta: inverse temperature.
+        damping: step size s; 1 is the undamped update.
+        max_iterations: largest number of updates.
+        tolerance: length of an update, relative to the longest pattern, at which a state has converged; default:
+            sqrt(eps) of the dtype.
+        throw: raise an error if a state does not converge; otherwise see `converged`.
 
     Law: tests/laws/test_hopfield_networks_retrieve.py.
 
     >>> import torch
     >>> patterns = torch.nn.functional.normalize(torch.randn(20, 64, dtype=torch.float64), dim=-1)
-    >>> found = retrieve(patterns + 0.02 * torch.randn_like(patterns), patterns, beta=50.0)
-    >>> bool((found.state - patterns).norm(dim=-1).max() < 1e-6), int(found.steps.max()) <= 3
+    >>> result = retrieve(patterns + 0.02 * torch.randn_like(patterns), patterns, beta=50.0)
+    >>> bool((result.state - patterns).norm(dim=-1).max() < 1e-6), int(result.steps.max()) <= 3
     (True, True)
     """
     _check("retrieve", state, patterns, beta)
     if not 0 < damping < 2:
-        remedy = "1 is the update of the paper, less is slower and as sure."
+        remedy = "Use 1, the undamped update, or less for smaller steps."
         raise InputValueError("retrieve", "damping", f"damping must be in (0, 2), got {damping}", remedy)
     size = patterns.detach().square().sum(-1).amax(-1, keepdim=True).sqrt()
-    enough = (torch.finfo(state.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
+    threshold = (torch.finfo(state.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
     x = state
-    resting = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
-    taken = torch.zeros(state.shape[:-1], dtype=torch.long, device=state.device)
+    converged = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
+    counts = torch.zeros(state.shape[:-1], dtype=torch.long, device=state.device)
     for _ in range(max_iterations):
         out, _ = _attended(x, patterns, beta)
         moved = damping * (out - x)
-        x = torch.where(resting.unsqueeze(-1), x, x + moved)
-        taken = taken + (~resting).long()
-        resting = resting | (moved.detach().norm(dim=-1) <= enough)
-        if bool(resting.all()):
+        x = torch.where(converged.unsqueeze(-1), x, x + moved)
+        counts = counts + (~converged).long()
+        converged = converged | (moved.detach().norm(dim=-1) <= threshold)
+        if bool(converged.all()):
             break
-    if throw and not bool(resting.all()):
-        fact = f"{int((~resting).sum())} of {resting.numel()} states that still move after {max_iterations} steps"
-        remedy = "Raise max_iterations, or pass throw=False and look at converged."
-        raise InputRuntimeError("retrieve", None, f"every state must come to rest, got {fact}", remedy)
-    return Retrieval(x, resting, taken)
+    if throw and not bool(converged.all()):
+        failed = f"{int((~converged).sum())} of {converged.numel()} states"
+        problem = f"{failed} did not converge within max_iterations={max_iterations}"
+        remedy = "Raise max_iterations, or pass throw=False and check converged."
+        raise InputRuntimeError("retrieve", "max_iterations", problem, remedy)
+    return Retrieval(x, converged, counts)
 
 
 def pattern_separation(patterns: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
-    """Delta_i = min over j of <x_i, x_i - x_j>: how well a pattern is told from the others."""
+    """Separation of each pattern from the others, Delta_i = min over j of <x_i, x_i - x_j>, [*b, n]."""
     _check("pattern_separation", patterns, patterns, 1.0)
     products = patterns @ patterns.mT
-    own = products.diagonal(dim1=-2, dim2=-1)
+    squares = products.diagonal(dim1=-2, dim2=-1)
     others = products.masked_fill(torch.eye(patterns.shape[-2], dtype=torch.bool, device=patterns.device), -torch.inf)
-    return own - others.amax(-1)
+    return squares - others.amax(-1)
 
 
 def retrieval_bound(patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0) -> Float[Tensor, "*b n"]:
-    """How far one update can take a state from its pattern at most: 2 M (N - 1) exp(-beta Delta_i).
+    """Upper bound on the distance of att(x_i) from the pattern x_i: 2 M (N - 1) exp(-beta Delta_i), [*b, n].
 
     Law: tests/laws/test_hopfield_networks_retrieve.py.
     """
@@ -110,15 +115,15 @@ def retrieval_bound(patterns: Float[Tensor, "*b n d"], *, beta: float = 1.0) -> 
 
 
 def capacity_constant(*, beta: float, K: float, d: int, p: float) -> float:
-    """The constant c of the capacity N >= sqrt(p) c^((d-1)/4) of random patterns of length K sqrt(d - 1).
+    """Constant c of the capacity N >= sqrt(p) c^((d-1)/4) for random patterns of length K sqrt(d - 1).
 
         c = b / W(exp(a + log b)),  a = 2 (1 + log(2 beta K² p (d - 1))) / (d - 1),  b = 2 K² beta / 5
 
-    W is Lambert's function; p the probability with which retrieval may fail.   [ramsauer20, Thm. 3]
+    W is Lambert's function, p the probability that retrieval fails.   [ramsauer20, Thm. 3]
     """
     if not (beta > 0 and K > 0 and d > 1 and 0 < p <= 1):
-        condition, fact = "beta and K must be positive, d > 1 and 0 < p <= 1", f"{beta}, {K}, {d} and {p}"
-        remedy = "p is the probability of failure."
+        condition, fact = "beta and K must be positive, d > 1 and 0 < p <= 1", f"beta={beta}, K={K}, d={d} and p={p}"
+        remedy = "Pass the probability of failure as p."
         raise InputValueError("capacity_constant", "beta", f"{condition}, got {fact}", remedy)
     a = 2 * (1 + math.log(2 * beta * K**2 * p * (d - 1))) / (d - 1)
     b = 2 * K**2 * beta / 5
@@ -131,11 +136,13 @@ def capacity_constant(*, beta: float, K: float, d: int, p: float) -> float:
 
 
 class HopfieldRetrieval(nn.Module):
-    """Stored patterns, learned or given, and their retrieval as a layer.
+    """Layer that retrieves learned patterns.
 
     Args:
-        patterns: [n, d], learned; or a pair (n, d) of sizes to draw them.
-        steps: updates; one is attention.
+        patterns: initial patterns [n, d], or their shape (n, d) to draw them at random.
+        beta: inverse temperature.
+        steps: number of updates; one is attention.
+        damping: step size of an update.
     """
 
     def __init__(
@@ -152,7 +159,7 @@ class HopfieldRetrieval(nn.Module):
         self.beta, self.steps, self.damping = beta, steps, damping
 
     def forward(self, state: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        """The states after the updates."""
+        """The states after `steps` updates, [*b, m, d]."""
         x = state
         for _ in range(self.steps):
             out, _ = _attended(x, self.patterns.expand(*x.shape[:-2], *self.patterns.shape), self.beta)
@@ -165,18 +172,20 @@ class HopfieldRetrieval(nn.Module):
 
 
 def _attended(state: Tensor, patterns: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """att(x) and the log normaliser of every state."""
+    """Attention output and log normaliser of every state."""
     lead, (m, d) = state.shape[:-2], state.shape[-2:]
     k = patterns.expand(*lead, *patterns.shape[-2:]).reshape(-1, 1, patterns.shape[-2], d)
-    found = attention(state.reshape(-1, 1, m, d), k, k, Sight(), Scoring(float(beta)), statistics=False)
-    return found.output.reshape(state.shape), found.log_normalizer.reshape(*lead, m)
+    result = attention(state.reshape(-1, 1, m, d), k, k, Sight(), Scoring(float(beta)), statistics=False)
+    return result.output.reshape(state.shape), result.log_normalizer.reshape(*lead, m)
 
 
 def _check(call: str, state: Tensor, patterns: Tensor, beta: float) -> None:
     check_floats(call, state=state, patterns=patterns)
     if state.ndim < 2 or patterns.ndim < 2 or state.shape[-1] != patterns.shape[-1] or patterns.shape[-2] == 0:
-        fact = f"{shape_of(state)} and {shape_of(patterns)}"
+        fact = f"shapes {shape_of(state)} and {shape_of(patterns)}"
         remedy = "Add the missing dimension with unsqueeze."
         raise InputValueError(call, "state", f"state must be [*b, m, d] and patterns [*b, n, d], got {fact}", remedy)
     if not beta > 0:
-        raise InputValueError(call, "beta", f"beta must be positive, got {beta}", "It is an inverse temperature.")
+        raise InputValueError(
+            call, "beta", f"beta must be positive, got {beta}", "Pass a positive inverse temperature."
+        )

@@ -1,15 +1,15 @@
-"""Classical Hopfield networks: spins whose energy is a quadratic form, and the machines that are the same.
+"""Classical Hopfield networks (Ising models) and equivalent Boltzmann machines.
 
     E(x)      = -<x, W x>/2 - <b, x>,  x in {-1, 1}^d           W symmetric, 0 on the diagonal              [hopfield82]
-    W         = sum_n x_n x_n^T / d, but for the diagonal       Hebb's rule: patterns stored in weights
-    x_a'      = sign (W x + b)_a                                one by one: E never rises; at once: cycles of two states
-    m'        = tanh(beta (W m + b))                            mean field: the mean of the cube, the field as the query
-    exp(<x, A A^T x>/2) = E exp<A^T x, z>,  z ~ N(0, I)         hidden Gaussians for the quadratic form        [barra12]
-    p(x, y)   ~ exp(<x, W y> + <a, x> + <c, y>)                 spins on both sides: a restricted Boltzmann machine
+    W         = sum_n x_n x_n^T / d, with zero diagonal         Hebb's rule: patterns stored in weights
+    x_a'      = sign (W x + b)_a                                in turn: E never rises; all at once: may cycle
+    m'        = tanh(beta (W m + b))                            mean field: attention to the corners of the cube
+    exp(<x, A A^T x>/2) = E exp<A^T x, z>,  z ~ N(0, I)         Gaussian hidden units                          [barra12]
+    p(x, y)   ~ exp(<x, W y> + <a, x> + <c, y>)                 restricted Boltzmann machine
 
 The corners of the cube are 2^d keys, and `Spins` is their measure: G = sum log cosh, ∇G = tanh. Modern networks have
-the log normaliser of patterns in their energy, these have the one of spins in their mean field. The machines are Gibbs
-pairs of spins and another measure, whose chains are their samplers.
+the log normaliser of the patterns in their energy; classical networks have that of the spins in their mean field. The
+machines are `Gibbs` pairs of spins and another measure, sampled by `Gibbs.chain`.
 
 Read next: hopfield.py (modern networks), ../measures/gibbs.py (the chain), ../measures/exponential.py (`Spins`).
 """
@@ -30,12 +30,12 @@ from ..measures.gibbs import Gibbs
 from .fixed_points import Equilibrium, EquilibriumOptions, equilibrium
 from .hopfield import Retrieval
 
-MOST = 20  # spins whose corners are written down
+MOST = 20  # largest number of spins whose states are enumerated
 
 
 @dataclass(frozen=True)
 class Ising:
-    """Spins x in {-1, 1}^d of energy -<x, W x>/2 - <b, x>, and their law exp(-beta E).
+    """Spins x in {-1, 1}^d with energy E = -<x, W x>/2 - <b, x> and distribution proportional to exp(-beta E).
 
     Law: tests/laws/test_spins_fall_to_rest.py.
 
@@ -55,15 +55,15 @@ class Ising:
         W, b = self.weights, self.bias
         check_floats("Ising", weights=W, bias=b)
         if b.ndim != 1 or W.shape != (len(b), len(b)):
-            fact, remedy = f"{shape_of(W)} and {shape_of(b)}", "Without fields pass a bias of zeros."
+            fact, remedy = f"shapes {shape_of(W)} and {shape_of(b)}", "Pass a bias of zeros for no external field."
             raise InputValueError("Ising", "weights", f"weights and bias must be [d, d] and [d], got {fact}", remedy)
         if not torch.equal(W, W.mT) or bool((W.diagonal() != 0).any()):
-            remedy = "Pass (W + W.mT) / 2; the diagonal adds a constant to the energy."
-            condition, fact = "weights must be symmetric and 0 on the diagonal", "others"
-            raise InputValueError("Ising", "weights", f"{condition}, got {fact}", remedy)
+            problem = "weights are not symmetric with a zero diagonal"
+            remedy = "Pass (W + W.mT) / 2 without its diagonal, which only adds a constant to the energy."
+            raise InputValueError("Ising", "weights", problem, remedy)
 
     def energy(self, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        """-<x, W x>/2 - <b, x>; of a mean m, the mean energy of independent spins."""
+        """Energy -<x, W x>/2 - <b, x>, [*b]; for a mean m, the mean energy of independent spins."""
         self._check("energy", state)
         return -(state * (state @ self.weights / 2 + self.bias)).sum(-1)
 
@@ -75,63 +75,69 @@ class Ising:
         max_iterations: int = 100,
         throw: bool = True,
     ) -> Retrieval:
-        """Turn spins along their fields until none turns; a spin in no field stays.
+        """Align spins with their local fields until none changes; a spin in zero field stays.
 
         Args:
-            order: "asynchronous" goes through the spins one by one, which never raises the energy and always ends;
-                "synchronous" turns all at once, which may end in a cycle of two states.
-            max_iterations: rounds through all spins, at most.
+            order: "asynchronous" updates the spins in turn, which never raises the energy and always converges;
+                "synchronous" updates all at once and may end in a cycle of two states.
+            max_iterations: largest number of sweeps over all spins.
+            throw: raise an error if a state does not converge; otherwise see `converged`.
         """
         self._check("settle", state)
         if bool((state.abs() != 1).any()):
-            remedy = "Take state.sign() of a state without zeros."
-            raise InputValueError("Ising.settle", "state", "state must be of -1 and 1, got others", remedy)
+            remedy = "Pass state.sign() of a state without zeros."
+            raise InputValueError("Ising.settle", "state", "state has entries other than -1 and 1", remedy)
         if order not in ("asynchronous", "synchronous"):
-            condition, remedy = 'order must be "asynchronous" or "synchronous"', "One by one always ends."
+            condition, remedy = (
+                'order must be "asynchronous" or "synchronous"',
+                "Use asynchronous, which always converges.",
+            )
             raise InputValueError("Ising.settle", "order", f"{condition}, got {order!r}", remedy)
         x = state.clone()
-        resting = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
-        taken = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+        converged = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+        counts = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
         for _ in range(max_iterations):
             y = self._swept(x) if order == "asynchronous" else _along(x @ self.weights + self.bias, x)
-            taken = taken + (~resting).long()
-            resting = resting | (y == x).all(-1)
+            counts = counts + (~converged).long()
+            converged = converged | (y == x).all(-1)
             x = y
-            if bool(resting.all()):
+            if bool(converged.all()):
                 break
-        if throw and not bool(resting.all()):
-            fact = f"{int((~resting).sum())} of {resting.numel()} states that still turn after {max_iterations} rounds"
-            remedy = "Turn them one by one, raise max_iterations, or pass throw=False and look at converged."
-            raise InputRuntimeError("Ising.settle", None, f"every state must come to rest, got {fact}", remedy)
-        return Retrieval(x, resting, taken)
+        if throw and not bool(converged.all()):
+            failed = f"{int((~converged).sum())} of {converged.numel()} states"
+            problem = f"{failed} did not converge within max_iterations={max_iterations}"
+            remedy = "Use order='asynchronous', raise max_iterations, or pass throw=False and check converged."
+            raise InputRuntimeError("Ising.settle", "max_iterations", problem, remedy)
+        return Retrieval(x, converged, counts)
 
     def mean_field(
         self, mean: Float[Tensor, "*b d"], *, beta: float = 1.0, **options: Unpack[EquilibriumOptions]
     ) -> Equilibrium:
-        """Means m = tanh(beta (W m + b)) of independent spins, from a start; `options` are those of `equilibrium`.
+        """Solve the mean-field equations m = tanh(beta (W m + b)) from a start; `options` are those of `equilibrium`.
 
-        They are the stationary points of `bound`. Differentiable with respect to weights and bias.
+        Solutions are the stationary points of `bound`. Differentiable with respect to weights and bias.
         """
         self._check("mean_field", mean)
         cube = Spins(beta * self.bias)
         return equilibrium(lambda m: cube.mean(beta * (m @ self.weights)), mean, **options)
 
     def bound(self, mean: Float[Tensor, "*b d"], *, beta: float = 1.0) -> Float[Tensor, "*b"]:
-        """Entropy minus beta times energy of independent spins with these means: at most the log mass of the law."""
+        """Lower bound on the log partition function: entropy minus beta times energy of independent spins, [*b]."""
         up = (1 + mean) / 2
         entropy = -(torch.xlogy(up, up) + torch.xlogy(1 - up, 1 - up)).sum(-1)
         return entropy - beta * self.energy(mean)
 
     def exact(self, *, beta: float = 1.0) -> Empirical:
-        """The law itself, as a measure on the 2^d corners of weights exp(-beta E).
+        """The exact distribution as a measure on the 2^d states, with weights exp(-beta E).
 
-        Its log normaliser at 0 is the log mass, its mean at 0 the magnetisation, and at eta that in one more field.
+        Its log normaliser at 0 is the log partition function and its mean at 0 the magnetisation; eta is an additional
+        field.
         """
         points = spin_corners(len(self.bias), like=self.bias)
         return Empirical(points, -beta * self.energy(points))
 
     def _swept(self, state: Tensor) -> Tensor:
-        """All spins turned one after the other, each in the field of those before it."""
+        """One sweep: each spin in turn is aligned with its field, given the spins updated before it."""
         x, field = state.clone(), state @ self.weights + self.bias
         for a in range(x.shape[-1]):
             turned = _along(field[..., a], x[..., a])
@@ -142,32 +148,32 @@ class Ising:
     def _check(self, name: str, state: Tensor) -> None:
         check_floats(f"Ising.{name}", state=state, bias=self.bias)
         if state.ndim == 0 or state.shape[-1] != len(self.bias):
-            condition = f"states must end in d={len(self.bias)}"
-            remedy = "One number for each spin."
-            raise InputValueError(f"Ising.{name}", "states", f"{condition}, got shape {shape_of(state)}", remedy)
+            condition = f"state must be [*b, {len(self.bias)}]"
+            remedy = "Pass one number for each spin."
+            raise InputValueError(f"Ising.{name}", "state", f"{condition}, got shape {shape_of(state)}", remedy)
 
 
 def hebbian(patterns: Float[Tensor, "n d"], bias: Float[Tensor, " d"] | None = None) -> Ising:
-    """Patterns stored in weights: W = sum_n x_n x_n^T / d without its diagonal.
+    """Ising model that stores patterns by Hebb's rule: W = sum_n x_n x_n^T / d with zero diagonal.
 
-    The energy is n/2 - sum_n <x_n, x>² / 2d: quadratic in the overlaps where that of `hopfield_energy` is exponential,
-    so that about 0.14 d random patterns find room [amit85], and not exponentially many.
+    The energy n/2 - sum_n <x_n, x>² / 2d is quadratic in the overlaps, where `hopfield_energy` is exponential. The
+    capacity is therefore about 0.14 d random patterns [amit85] instead of exponentially many.
     """
     _check_patterns("hebbian", patterns, bias)
     W = patterns.mT @ patterns / patterns.shape[-1]
-    W = (W + W.mT) / 2  # products of matrices are symmetric but for rounding
+    W = (W + W.mT) / 2  # symmetric up to rounding
     return Ising(W - torch.diag(W.diagonal()), patterns.new_zeros(patterns.shape[-1]) if bias is None else bias)
 
 
 def gaussian_machine(
     patterns: Float[Tensor, "n d"], bias: Float[Tensor, " d"] | None = None, *, beta: float = 1.0
 ) -> Gibbs:
-    """The network of `hebbian` as spins and one hidden Gaussian a pattern, which see each other alone.
+    """The network of `hebbian` as a pair of spins and hidden Gaussians, one for each pattern.
 
         exp(beta <x, X^T X x> / 2d) = ∫ exp(sqrt(beta / d) <X x, z>) dN(0, I)(z)        [Hubbard-Stratonovich] [barra12]
 
-    Summing the Gaussians out leaves exp(-beta E) exactly. The chain of the pair draws all spins at once, then all
-    Gaussians: x of the chain are the spins, eta their fields.
+    Integrating the Gaussians out leaves exp(-beta E) exactly. The chain alternately draws all spins and all Gaussians;
+    its x are the spins, its eta their fields.
     """
     _check_patterns("gaussian_machine", patterns, bias)
     n, d = patterns.shape
@@ -179,10 +185,10 @@ def gaussian_machine(
 def boltzmann_machine(
     weights: Float[Tensor, "d e"], visible_bias: Float[Tensor, " d"], hidden_bias: Float[Tensor, " e"]
 ) -> Gibbs:
-    """Spins on both sides, p(x, y) ~ exp(<x, W y> + <a, x> + <c, y>): a restricted Boltzmann machine.
+    """Restricted Boltzmann machine of visible spins x and hidden spins y: p(x, y) ~ exp(<x, W y> + <a, x> + <c, y>).
 
-    Two cubes that are each other's keys and queries: x given y is independent with means tanh(a + W y), and likewise y.
-    x of the chain are the visible spins, eta = W y their fields.
+    Given y, the visible spins are independent with means tanh(a + W y), and likewise y given x. In the chain, x are the
+    visible spins and eta = W y their fields.
 
     >>> import torch
     >>> machine = boltzmann_machine(torch.randn(3, 2), torch.zeros(3), torch.zeros(2))
@@ -191,36 +197,36 @@ def boltzmann_machine(
     """
     check_floats("boltzmann_machine", weights=weights, visible_bias=visible_bias, hidden_bias=hidden_bias)
     if weights.ndim != 2 or weights.shape != visible_bias.shape + hidden_bias.shape:
-        fact = f"{shape_of(weights)}, {shape_of(visible_bias)} and {shape_of(hidden_bias)}"
-        condition = "weights and biases must be [d, e], [d] and [e]"
-        remedy = "One row for each visible spin."
+        fact = f"shapes {shape_of(weights)}, {shape_of(visible_bias)} and {shape_of(hidden_bias)}"
+        condition = "weights, visible_bias and hidden_bias must be [d, e], [d] and [e]"
+        remedy = "Pass one row of weights for each visible spin and one column for each hidden spin."
         raise InputValueError("boltzmann_machine", "weights", f"{condition}, got {fact}", remedy)
     return Gibbs(Spins(visible_bias), pushforward(Spins(hidden_bias), weights))
 
 
 def visible_law(machine: Gibbs) -> Empirical:
-    """The exact law of the spins of a machine, the hidden side summed out: weights exp<a, x> Z_g(x) on the corners."""
+    """Exact distribution of the visible spins, hidden units summed out: weights exp<a, x> Z_g(x) on the 2^d states."""
     if not isinstance(machine.h, Spins) or machine.h.bias.ndim != 1:
-        remedy = "Make it with boltzmann_machine or gaussian_machine."
-        condition = "machine must have one set of spins on its first side"
+        remedy = "Build it with boltzmann_machine or gaussian_machine."
+        condition = "machine must have Spins with a single bias vector as its first measure"
         raise InputTypeError("visible_law", "machine", f"{condition}, got {type(machine.h).__name__}", remedy)
     points = spin_corners(machine.h.dim, like=machine.h.bias)
     return Empirical(points, points @ machine.h.bias + machine.g.log_normalizer(points))
 
 
 def spin_corners(dim: int, *, like: Float[Tensor, "..."] | None = None) -> Float[Tensor, "n d"]:
-    """All 2^d states of d spins, in the dtype and on the device of `like`.
+    """All 2^d states of d spins, [2^d, d], in the dtype and on the device of `like`.
 
     >>> spin_corners(2).tolist()
     [[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
     """
     if not 1 <= dim <= MOST:
-        remedy = "Draw from a machine's chain instead, or use the mean field."
+        remedy = "For more spins sample the chain of a machine, or use the mean field."
         raise InputValueError("spin_corners", "dim", f"dim must be from 1 to {MOST}, got {dim}", remedy)
-    of = torch.zeros(()) if like is None else like
-    index = torch.arange(2**dim, device=of.device).unsqueeze(-1)
-    bits = (index >> torch.arange(dim - 1, -1, -1, device=of.device)) & 1
-    return 2 * bits.to(of.dtype) - 1
+    template = torch.zeros(()) if like is None else like
+    index = torch.arange(2**dim, device=template.device).unsqueeze(-1)
+    bits = (index >> torch.arange(dim - 1, -1, -1, device=template.device)) & 1
+    return 2 * bits.to(template.dtype) - 1
 
 
 def _along(field: Tensor, spins: Tensor) -> Tensor:
@@ -230,6 +236,6 @@ def _along(field: Tensor, spins: Tensor) -> Tensor:
 def _check_patterns(call: str, patterns: Tensor, bias: Tensor | None) -> None:
     check_floats(call, patterns=patterns, **present(bias=bias))
     if patterns.ndim != 2 or patterns.numel() == 0 or (bias is not None and bias.shape != patterns.shape[1:]):
-        fact = shape_of(patterns) if bias is None else f"{shape_of(patterns)} and {shape_of(bias)}"
-        condition, remedy = "patterns must be [n, d] and bias [d]", "One pattern a row."
+        fact = f"shape {shape_of(patterns)}" if bias is None else f"shapes {shape_of(patterns)} and {shape_of(bias)}"
+        condition, remedy = "patterns must be [n, d] and bias [d]", "Pass one pattern in each row."
         raise InputValueError(call, "patterns", f"{condition}, got {fact}", remedy)

@@ -1,13 +1,13 @@
-"""Clusters that last, and where they will be.
+"""Metastable clusters: how long they last, and where they form under a causal mask.
 
-    plateaus        how long a cloud keeps its number of clusters, and whether it still does at the end   [theory 10.4]
-    renyi_centers   tokens farther than r from every earlier center: cars that park one after the other
-                    under a causal mask tokens gather at them, r = 4 / sqrt(beta)                         [karagodin24]
+    plateaus        periods of constant cluster count                                                     [theory 10.4]
+    renyi_centers   tokens farther than r from every earlier center; under a causal mask tokens gather
+                    at the centers of r = 4 / sqrt(beta)                                                  [karagodin24]
 
-A cold cloud on the sphere ends as one cluster, but not soon: it rests with several, the longer the colder it is. A
-causal mask makes the first of a neighbourhood its center, since it is pulled by none of those that follow.
+At large beta a cloud on the sphere keeps several clusters for a long time before it becomes one; the time grows with
+beta. Under a causal mask the first token of a neighbourhood becomes its center, since later tokens do not attract it.
 
-Read next: observables.py (`clusters`), growth.py (how many there are at first).
+Read next: observables.py (`clusters`), growth.py (`fastest_degree`, the initial cluster count).
 """
 
 from typing import NamedTuple
@@ -17,14 +17,15 @@ import torch
 from .._errors import InputValueError, check_floats, shape_of
 from .._typing import Bool, Float, Int, Tensor
 
-BLOCK = 1024  # tokens whose distances to all are held at once
+BLOCK = 1024  # tokens whose distances to all others are held at once
 
 
 class Plateau(NamedTuple):
-    """A time in which a cloud keeps its number of clusters.
+    """A period of constant cluster count.
 
-    start, end: the first time that has the number, and the first one after that has another; the last time of all if
-        there is none, and then it is `censored`: it may last longer.
+    Attributes:
+        start, end: the first time with this count, and the first later time with another count. If there is none, `end`
+            is the last time of the series and the plateau is `censored`: it may last longer.
     """
 
     clusters: int
@@ -34,7 +35,7 @@ class Plateau(NamedTuple):
 
     @property
     def lifetime(self) -> float:
-        """At least, if it is censored."""
+        """Duration; a lower bound if the plateau is censored."""
         return self.end - self.start
 
 
@@ -45,65 +46,63 @@ def plateaus(
     flicker: float = 0.0,
     least: float = 0.0,
 ) -> list[Plateau]:
-    """The plateaus of a series of counts, in their order.
+    """Plateaus of a series of cluster counts, in order of time.
 
-    A run is a stretch of equal counts; it ends when the next one starts. The longest run is taken first, and with it
-    every run of the same count that is reached over departures shorter than `flicker`, which belong to it; then the
-    longest of the rest. What lasts less than `least` is a transition and is left out.
+    The longest run of equal counts is the first plateau. It absorbs neighbouring runs of the same count if the
+    interruption between them is shorter than `flicker`. The longest remaining run is the next plateau, and so on.
+    Plateaus shorter than `least` are dropped, except a censored one.
 
     Law: tests/laws/test_clusters_last_as_long_as_they_say.py.
 
     >>> import torch
     >>> counts = torch.tensor([7, 5, 5, 5, 4, 5, 5, 2, 2])
-    >>> found = plateaus(counts, 10 * torch.arange(9), flicker=15.0, least=15.0)
-    >>> tuple((p.clusters, p.lifetime, p.censored) for p in found)
+    >>> periods = plateaus(counts, 10 * torch.arange(9), flicker=15.0, least=15.0)
+    >>> tuple((p.clusters, p.lifetime, p.censored) for p in periods)
     ((5, 60.0, False), (2, 10.0, True))
     """
     if counts.ndim != 1 or counts.shape != times.shape or len(counts) == 0 or bool((times.diff() <= 0).any()):
-        condition, fact = (
-            "counts and times must be [t], and times increase",
-            f"{shape_of(counts)} and {shape_of(times)}",
-        )
+        condition = "counts and times must be [t] with t > 0, and times must increase"
+        fact = f"shapes {shape_of(counts)} and {shape_of(times)}"
         raise InputValueError(
-            "plateaus", "counts", f"{condition}, got {fact}", "Take one cloud of the batch: counts[:, i]."
+            "plateaus", "counts", f"{condition}, got {fact}", "Pass one cloud of the batch, counts[:, i]."
         )
     firsts = [0, *(counts.diff().nonzero().flatten() + 1).tolist()]
-    numbers, at = [int(c) for c in counts[firsts]], times.double().tolist()
-    starts = [at[first] for first in firsts]
-    ends = [*starts[1:], at[-1]]
-    free, found = set(range(len(firsts))), []
+    numbers, moments = [int(c) for c in counts[firsts]], times.double().tolist()
+    starts = [moments[first] for first in firsts]
+    ends = [*starts[1:], moments[-1]]
+    free, periods = set(range(len(firsts))), []
     for seed in sorted(free, key=lambda run: starts[run] - ends[run]):
         if seed in free:
             low = _reached(seed, -1, numbers, starts, ends, free, flicker)
             high = _reached(seed, 1, numbers, starts, ends, free, flicker)
             free -= set(range(low, high + 1))
-            found.append(Plateau(numbers[seed], starts[low], ends[high], high == len(firsts) - 1))
-    return sorted((p for p in found if p.lifetime >= least or p.censored), key=lambda p: p.start)
+            periods.append(Plateau(numbers[seed], starts[low], ends[high], high == len(firsts) - 1))
+    return sorted((p for p in periods if p.lifetime >= least or p.censored), key=lambda p: p.start)
 
 
 def _reached(
-    run: int, way: int, numbers: list[int], starts: list[float], ends: list[float], free: set[int], flicker: float
+    run: int, direction: int, numbers: list[int], starts: list[float], ends: list[float], free: set[int], flicker: float
 ) -> int:
-    """The last run of the same count that is reached in one direction, over free runs that last less than flicker."""
-    at, next_ = run, run + way
+    """The farthest free run of the same count in one direction, across interruptions shorter than flicker."""
+    last, next_ = run, run + direction
     while next_ in free:
         if numbers[next_] == numbers[run]:
-            at = next_
+            last = next_
         else:
-            away = ends[next_] - ends[at] if way > 0 else starts[at] - starts[next_]
-            if away >= flicker:
+            interruption = ends[next_] - ends[last] if direction > 0 else starts[last] - starts[next_]
+            if interruption >= flicker:
                 break
-        next_ += way
-    return at
+        next_ += direction
+    return last
 
 
 def renyi_centers(cloud: Float[Tensor, "*b n d"], *, radius: float, strong: bool = False) -> Bool[Tensor, "*b n"]:
-    """Which tokens are Rényi centers: farther than radius from every center before them; the first token is one.
+    """Mask of the Rényi centers, [*b, n]: tokens farther than radius from every earlier center; the first is one.
 
-    Their number is that of cars that park one after the other where there is room [renyi58]. Strong centers are farther
-    than radius from every token before them, center or not: fewer, and under a causal mask pulled by nobody.
+    The number of centers is that of Rényi's parking problem [renyi58]. Strong centers are farther than radius from
+    every earlier token, center or not; they are fewer, and under a causal mask no other token attracts them.
 
-    Costs one distance for each token and center, in linear memory; strong ones one for each pair of tokens.
+    Cost: one distance for each token and center, in linear memory; for strong centers one for each pair of tokens.
 
     Law: tests/theorems/test_causal_tokens_gather_at_renyi_centers.py.
 
@@ -114,21 +113,21 @@ def renyi_centers(cloud: Float[Tensor, "*b n d"], *, radius: float, strong: bool
     """
     check_floats("renyi_centers", cloud=cloud)
     if cloud.ndim < 2 or not radius >= 0:
-        condition, fact = "cloud must be [*b, n, d] and radius >= 0", f"shape {shape_of(cloud)} and {radius}"
+        condition, fact = "cloud must be [*b, n, d] and radius >= 0", f"shape {shape_of(cloud)} and radius={radius}"
         raise InputValueError(
-            "renyi_centers", "cloud", f"{condition}, got {fact}", "A radius of 4 / sqrt(beta) is the published one."
+            "renyi_centers", "cloud", f"{condition}, got {fact}", "Pass the published radius, 4 / sqrt(beta)."
         )
     lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
     x = cloud.reshape(-1, n, d)
-    found = _strong(x, radius) if strong else _parked(x, radius)
-    return found.reshape(*lead, n)
+    centers = _strong_centers(x, radius) if strong else _parked_centers(x, radius)
+    return centers.reshape(*lead, n)
 
 
-def _parked(x: Float[Tensor, "b n d"], radius: float) -> Bool[Tensor, "b n"]:
+def _parked_centers(x: Float[Tensor, "b n d"], radius: float) -> Bool[Tensor, "b n"]:
     centers = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     free = torch.ones_like(centers)
     rows = torch.arange(x.shape[0], device=x.device)
-    while bool(free.any()):  # the first token that no center covers is the next center, in every cloud at once
+    while bool(free.any()):  # the first token that no center covers becomes a center, in all clouds at once
         first = free.int().argmax(-1)
         centers[rows, first] |= free[rows, first]
         far = (x - x[rows, first].unsqueeze(1)).square().sum(-1) > radius**2
@@ -137,12 +136,12 @@ def _parked(x: Float[Tensor, "b n d"], radius: float) -> Bool[Tensor, "b n"]:
     return centers
 
 
-def _strong(x: Float[Tensor, "b n d"], radius: float) -> Bool[Tensor, "b n"]:
+def _strong_centers(x: Float[Tensor, "b n d"], radius: float) -> Bool[Tensor, "b n"]:
     n = x.shape[1]
-    found = []
+    blocks = []
     for start in range(0, n, BLOCK):
         rows = torch.arange(start, min(start + BLOCK, n), device=x.device)
         before = torch.arange(n, device=x.device) < rows.unsqueeze(-1)
         near = torch.cdist(x[:, rows], x) <= radius
-        found.append(~(near & before).any(-1))
-    return torch.cat(found, -1)
+        blocks.append(~(near & before).any(-1))
+    return torch.cat(blocks, -1)

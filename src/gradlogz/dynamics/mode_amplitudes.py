@@ -1,13 +1,13 @@
-"""Small departures from equilibrium, measured on the tokens of a cloud.
+"""Amplitudes of small deviations from equilibrium, measured on the tokens of a cloud.
 
-    hermite_mode    E He_n(z_a) / n!  of each coordinate of the standardised tokens    from the Gaussian    [theory 4.4]
-    harmonic_mode   sqrt(E P_l(<u_i, u_j>)) over pairs of directions                   from the uniform law [theory 4.5]
+    hermite_mode    E He_n(z_a) / n!  of each standardised coordinate z_a      Gaussian                     [theory 4.4]
+    harmonic_mode   sqrt(E P_l(<u_i, u_j>)) over pairs of directions           uniform on the sphere        [theory 4.5]
 
-He_n are the Hermite polynomials of probabilists, P_l those of Gegenbauer with P_l(1) = 1: cos l angle on the circle,
-Legendre's on the sphere. From one step to the next they grow by hermite_growth and sphere_growth while they are small,
-and larger than what chance puts there: sqrt(1 / (n n!)) and sqrt(1 / n).
+He_n are the probabilists' Hermite polynomials. P_l are the Gegenbauer polynomials with P_l(1) = 1: cos(l angle) on the
+circle, Legendre polynomials on the sphere. One step multiplies an amplitude by hermite_growth or sphere_growth as long
+as it is small but above its sampling noise, sqrt(1 / (n n!)) or sqrt(1 / n).
 
-Read next: growth.py (what theory says of them).
+Read next: growth.py (the growth factors).
 """
 
 import math
@@ -18,11 +18,11 @@ from .._errors import InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
 from .contraction import moments_of
 
-BLOCK = 1 << 20  # pairs that are held at once
+BLOCK = 1 << 20  # largest number of pairs held at once
 
 
 def hermite_mode(cloud: Float[Tensor, "*b n d"], order: int) -> Float[Tensor, "*b d"]:
-    """The coefficient of He_n in the law of each coordinate, the tokens having been given mean 0 and variance 1.
+    """Coefficient of He_n in the distribution of each standardised coordinate, [*b, d].
 
     Law: tests/theorems/test_theory_4_4_hermite_modes_grow_on_tokens.py.
 
@@ -41,9 +41,10 @@ def hermite_mode(cloud: Float[Tensor, "*b n d"], order: int) -> Float[Tensor, "*
 
 
 def harmonic_mode(cloud: Float[Tensor, "*b n d"], degree: int) -> Float[Tensor, "*b"]:
-    """The size of the harmonics of one degree in the law of the directions of the tokens, between 0 and 1.
+    """Amplitude of the spherical harmonics of one degree in the distribution of token directions, from 0 to 1.
 
-    By the addition theorem it is a mean over pairs, in linear memory; on the circle |E exp(i l angle)|, over tokens.
+    By the addition theorem it is a mean over pairs of tokens, computed in linear memory. On the circle it is
+    |E exp(i l angle)|.
 
     Law: tests/theorems/test_theory_4_5_harmonics_grow_on_tokens.py.
 
@@ -55,8 +56,8 @@ def harmonic_mode(cloud: Float[Tensor, "*b n d"], degree: int) -> Float[Tensor, 
     _check("harmonic_mode", cloud, "degree", degree)
     n, d = cloud.shape[-2:]
     if d < 2:
-        condition, remedy = "cloud must have two dimensions or more", "On the line there is no sphere."
-        raise InputValueError("harmonic_mode", "cloud", f"{condition}, got shape {shape_of(cloud)}", remedy)
+        problem = f"cloud must have two or more dimensions, got shape {shape_of(cloud)}"
+        raise InputValueError("harmonic_mode", "cloud", problem, "Use hermite_mode for tokens on a line.")
     u = torch.nn.functional.normalize(cloud, dim=-1, eps=torch.finfo(cloud.dtype).tiny)
     if d == 2:
         angle = degree * torch.atan2(u[..., 1], u[..., 0])
@@ -68,7 +69,7 @@ def harmonic_mode(cloud: Float[Tensor, "*b n d"], degree: int) -> Float[Tensor, 
 
 
 def _gegenbauer(degree: int, d: int, t: Tensor) -> Tensor:
-    """P_l on the sphere in d dimensions: (l + d - 2) P_{l+1} = (2 l + d - 2) t P_l - l P_{l-1}."""
+    """Gegenbauer polynomial P_l in d dimensions: (l + d - 2) P_{l+1} = (2 l + d - 2) t P_l - l P_{l-1}."""
     before, now = torch.ones_like(t), t
     for k in range(1, degree):
         before, now = now, ((2 * k + d - 2) * t * now - k * before) / (k + d - 2)
@@ -78,5 +79,5 @@ def _gegenbauer(degree: int, d: int, t: Tensor) -> Tensor:
 def _check(call: str, cloud: Tensor, name: str, count: int) -> None:
     check_floats(call, cloud=cloud)
     if cloud.ndim < 2 or count < 1:
-        condition, fact = f"cloud must be [*b, n, d] and {name} >= 1", f"shape {shape_of(cloud)} and {count}"
-        raise InputValueError(call, "cloud", f"{condition}, got {fact}", "Order and degree 0 are the mass, which is 1.")
+        problem = f"cloud must be [*b, n, d] and {name} >= 1, got shape {shape_of(cloud)} and {name}={count}"
+        raise InputValueError(call, "cloud", problem, f"Pass a {name} of at least 1; mode 0 is the total mass.")

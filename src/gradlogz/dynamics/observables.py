@@ -1,23 +1,23 @@
-"""What can be said of a cloud of tokens.
+"""Observables of a cloud of tokens.
 
-    radius              sqrt(E|x|²)                                  about the origin
-    mean_fraction       |E x|² / E|x|²                               1: all tokens are one
-    effective_rank      exp of the entropy of the eigenvalues of the covariance, made to sum to 1
+    radius              sqrt(E|x|²)                                  root mean square length
+    mean_fraction       |E x|² / E|x|²                               1: all tokens are equal
+    effective_rank      exp of the entropy of the normalised eigenvalues of the covariance
     log_det             log det of the covariance / 2                the entropy of a Gaussian cloud, up to a constant
-    rank_one_residual   |X - 1 m'| / |X| in sqrt(|.|_1 |.|_inf)      0: all tokens are one             [dong21]
+    rank_one_residual   |X - 1 m'| / |X| in sqrt(|.|_1 |.|_inf)      0: all tokens are equal           [dong21]
     log_pair_energy     log sum_ij exp(beta <x_i, B x_j>)            never decreases                 [theory 5.3]
-    log_normalizers     sum_i G_i                                    conjectured not to               [theory 5.3]
-    entropy             of the attention weights, mean over tokens
+    log_normalizers     sum_i G_i                                    conjectured never to decrease    [theory 5.3]
+    entropy             entropy of the attention weights, mean over tokens
     self_weight         a_ii, mean over tokens                       near 1 the cloud is frozen       [theory 10.3]
-    displacement        |x' - x| / radius, root mean square          of the step that led here
-    expansion           log tr C(x + tau A(x)) - log tr C(x)         of its ascent alone
-    contraction         log tr C(x') - log tr C(x + tau A(x))        of its normalisation alone
+    displacement        |x' - x| / radius, root mean square          last step
+    expansion           log tr C(x + tau A(x)) - log tr C(x)         ascent of the last step
+    contraction         log tr C(x') - log tr C(x + tau A(x))        contraction of the last step
     skewness, kurtosis  Mardia's, 0 for a Gaussian
-    sliced_wasserstein  to the Gaussian of the same moments, mean over directions; compare with its null
+    sliced_wasserstein  distance to the Gaussian of the same moments, mean over directions; positive under the null
     clusters            connected components at 5 % of the radius
-    within              how far tokens are from the middle of their component, as a part of the radius
+    within              root mean square distance of tokens to the mean of their component, relative to the radius
 
-Read next: gaussian_null.py (what a Gaussian cloud would show), evolution.py, which records them.
+Read next: gaussian_null.py (null distributions), evolution.py (records them over time).
 """
 
 from typing import Any, NamedTuple
@@ -27,51 +27,51 @@ import torch
 from .._typing import Float, Tensor
 from .contraction import moments_of
 
-LINK = 0.05  # of the radius: tokens nearer than this are one cluster
-SAMPLE = 600  # tokens that are compared in pairs
+LINK = 0.05  # distance, relative to the radius, below which two tokens are linked
+SAMPLE = 600  # largest number of tokens that are compared in pairs
 DIRECTIONS = 64
 
 
 class AttentionRecord(NamedTuple):
-    """What a step of attention saw: log normalisers and entropies [*b, h, n], and the logit of a token with itself."""
+    """Statistics of one attention call: log normalisers, entropies, and the logits of tokens with themselves."""
 
     log_normalizer: Float[Tensor, "*b h n"]
     entropy: Float[Tensor, "*b h n"] | None
-    own_logit: Float[Tensor, "*b h n"] | None
+    self_logit: Float[Tensor, "*b h n"] | None
 
 
 class CloudStep(NamedTuple):
-    """The step that led to a cloud: the tokens before it, after its ascent alone, and after all of it."""
+    """The last step of a cloud: tokens before it, after its ascent, and after its contraction."""
 
     before: Float[Tensor, "*b n d"]
     ascended: Float[Tensor, "*b n d"]
     after: Float[Tensor, "*b n d"]
 
 
-def radius(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def radius(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     return x.square().sum(-1).mean(-1).sqrt()
 
 
-def mean_fraction(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def mean_fraction(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     return x.mean(-2).square().sum(-1) / x.square().sum(-1).mean(-1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def effective_rank(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def effective_rank(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     values = torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0)
     p = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     return (-torch.special.xlogy(p, p).sum(-1)).exp()
 
 
-def log_det(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def log_det(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     return torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0).log().sum(-1) / 2
 
 
-def rank_one_residual(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """What is left of the matrix of tokens when its mean row is taken away, as a part of it.
+def rank_one_residual(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Norm of the token matrix minus its mean row, relative to the norm of the token matrix.
 
-    |R| = sqrt(max_j sum_i |R_ij| · max_i sum_j |R_ij|) is the composite norm of [dong21], whose residual is the least
-    over all rows v of |X - 1 v'|. The mean is that v in the Frobenius norm, and in the composite one it leaves at most
-    2 (1 - 1/n) times the least.
+    |R| = sqrt(max_j sum_i |R_ij| · max_i sum_j |R_ij|) is the composite norm of [dong21], whose residual is the minimum
+    of |X - 1 v'| over all rows v. The mean row attains the minimum in the Frobenius norm; in the composite norm its
+    residual is at most 2 (1 - 1/n) times the minimum.
     """
     return _composite(x - x.mean(-2, keepdim=True)) / _composite(x).clamp(min=torch.finfo(x.dtype).tiny)
 
@@ -80,38 +80,38 @@ def _composite(x: Tensor) -> Tensor:
     return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
 
 
-def log_pair_energy(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    return seen.log_normalizer.flatten(-2).logsumexp(-1)
+def log_pair_energy(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    return record.log_normalizer.flatten(-2).logsumexp(-1)
 
 
-def log_normalizers(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    return seen.log_normalizer.sum((-2, -1))
+def log_normalizers(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    return record.log_normalizer.sum((-2, -1))
 
 
-def entropy(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    return torch.full_like(x[..., 0, 0], torch.nan) if seen.entropy is None else seen.entropy.mean((-2, -1))
+def entropy(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    return torch.full_like(x[..., 0, 0], torch.nan) if record.entropy is None else record.entropy.mean((-2, -1))
 
 
-def self_weight(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    if seen.own_logit is None:
+def self_weight(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    if record.self_logit is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
-    return (seen.own_logit - seen.log_normalizer).clamp(max=0.0).exp().mean((-2, -1))
+    return (record.self_logit - record.log_normalizer).clamp(max=0.0).exp().mean((-2, -1))
 
 
-def displacement(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def displacement(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     if step is None:
         return torch.full_like(x[..., 0, 0], torch.nan)
     moved = (step.after - step.before).square().sum(-1).mean(-1).sqrt()
-    return moved / radius(x, seen, step).clamp(min=torch.finfo(x.dtype).tiny)
+    return moved / radius(x, record, step).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def expansion(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """Up to rounding also the log ratio of mean squared distances of pairs, 2 tr C n / (n - 1)."""
+def expansion(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Log ratio of total variances, equal to that of the mean squared distances of pairs, 2 tr C n / (n - 1)."""
     return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(step.ascended) - _spread(step.before)
 
 
-def contraction(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """To the cloud that is recorded; a feed-forward map, where there is one, is on that side."""
+def contraction(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Log ratio of total variances from the ascent to the recorded cloud, including a feed-forward map."""
     return torch.full_like(x[..., 0, 0], torch.nan) if step is None else _spread(x) - _spread(step.ascended)
 
 
@@ -119,21 +119,21 @@ def _spread(x: Tensor) -> Tensor:
     return x.var(-2, correction=0).sum(-1).clamp(min=torch.finfo(x.dtype).tiny).log()
 
 
-def skewness(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """E (z_i · z_j)^3 over pairs, z standardised: the squared length of the third moment, in d^3 and not n^2."""
+def skewness(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """E (z_i · z_j)^3 over pairs, z standardised: the squared norm of the third moment, at cost d^3 and not n^2."""
     z = standardised(x)
     third = torch.einsum("...ni,...nj,...nk->...ijk", z, z, z) / x.shape[-2]
     return third.square().sum((-3, -2, -1))
 
 
-def kurtosis(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
+def kurtosis(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
     """E |z|^4 - d (d + 2), z standardised."""
     d = x.shape[-1]
     return standardised(x).square().sum(-1).square().mean(-1) - d * (d + 2)
 
 
-def sliced_wasserstein(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """The mean over directions of the distance of sorted projections to the quantiles of N(0, 1)."""
+def sliced_wasserstein(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Mean over directions of the root mean square distance of sorted projections to the quantiles of N(0, 1)."""
     z, n = standardised(x), x.shape[-2]
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(x.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64).to(x)
@@ -142,31 +142,31 @@ def sliced_wasserstein(x: Tensor, seen: AttentionRecord, step: CloudStep | None)
     return ((z @ directions).sort(-2).values - quantiles.unsqueeze(-1)).square().mean(-2).sqrt().mean(-1)
 
 
-def clusters(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """Connected components of the tokens nearer than 5 % of the radius, among at most 600 of them."""
+def clusters(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Number of connected components if tokens closer than 5 % of the radius are linked; at most 600 tokens."""
     labels, _ = components(x.reshape(-1, *x.shape[-2:]))
     return (labels == torch.arange(labels.shape[-1], device=x.device)).sum(-1).reshape(x.shape[:-2])
 
 
 def components(x: Float[Tensor, "b n d"]) -> tuple[Tensor, Float[Tensor, "b m d"]]:
-    """The component of each of at most 600 tokens, named by the first token in it, and these tokens."""
+    """Component labels (the index of the first token in each) of at most 600 tokens, and these tokens."""
     n, size = x.shape[-2], x.square().sum(-1).mean(-1).sqrt()
     if n > SAMPLE:
         x = x[:, torch.linspace(0, n - 1, SAMPLE, device=x.device).round().long()]
     near = torch.cdist(x, x) <= LINK * size[:, None, None]
     labels = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-    while True:  # every token takes the least label among its neighbours, until none changes
+    while True:  # every token takes the smallest label among its neighbours, until none changes
         least = torch.where(near, labels.unsqueeze(-2), x.shape[1]).amin(-1)
-        least = least.gather(-1, least)  # and that of its label: twice as far each time
+        least = least.gather(-1, least)  # pointer jumping: the reach doubles with each iteration
         if bool((least == labels).all()):
             return labels, x
         labels = least
 
 
-def within(x: Tensor, seen: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """The distance of tokens from the middle of their component, root mean square, as a part of the radius.
+def within(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
+    """Root mean square distance of tokens to the mean of their component, relative to the radius.
 
-    Near 0 the components are clusters; a dense cloud is one component and no cluster.
+    Near 0 the components are clusters; a dense cloud is one component but not a cluster.
     """
     labels, tokens = components(x.reshape(-1, *x.shape[-2:]))
     index = labels.unsqueeze(-1).expand_as(tokens)
@@ -187,7 +187,7 @@ OBSERVABLES: dict[str, Any] = {
 
 
 def standardised(x: Tensor) -> Tensor:
-    """The cloud with mean 0 and the identity for its covariance, along the directions in which it extends."""
+    """The cloud with mean 0 and identity covariance on the range of its covariance."""
     mean, covariance = moments_of(x)
     values, vectors = torch.linalg.eigh(covariance)
     least = x.shape[-1] * torch.finfo(x.dtype).eps * values[..., -1:].clamp(min=torch.finfo(x.dtype).tiny)

@@ -1,13 +1,15 @@
-"""What has become of a cloud, in one word.
+"""Classify the final state of a cloud of tokens.
 
-    blow-up      it left the finite numbers
-    collapsed    one cluster: tokens are within 5 % of the radius of its middle
-    clusters     several
-    frozen       tokens give themselves more than half of their weight                               [theory 10.3]
-    gaussian     not to be told from a Gaussian of the same size, by sliced Wasserstein distance and kurtosis
+    blow-up      a coordinate became infinite or NaN
+    collapsed    one cluster: its tokens lie within 5 % of the cloud's radius around their mean
+    clusters     several such clusters
+    frozen       the mean attention weight of a token on itself exceeds 1/2                          [theory 10.3]
+    gaussian     sliced Wasserstein distance and kurtosis are those of a Gaussian cloud of equal size
     other        none of these
 
-Read next: observables.py (the numbers), gaussian_null.py (what a Gaussian shows).
+A verdict holds the numbers that decide it, each with its value under the null (a Gaussian cloud) where there is one.
+
+Read next: observables.py (the numbers), gaussian_null.py (their null distributions).
 """
 
 import math
@@ -34,50 +36,53 @@ from .observables import (
 
 
 class CloudVerdict(NamedTuple):
-    """What has become of a cloud, and the numbers that say so.
+    """The kind of a cloud's final state, and the numbers that decide it.
 
-    kind: "blow-up", "collapsed" (one cluster), "clusters", "frozen" (tokens attend to themselves), "gaussian" (not to
-        be told from one of the same size), or "other".
+    Attributes:
+        kind: "blow-up", "collapsed" (one cluster), "clusters", "frozen" (tokens attend to themselves), "gaussian"
+            (no significant difference from a Gaussian cloud of equal size) or "other".
+        evidence: the observables that decide the kind. `sliced_wasserstein_null` is the 99 % quantile of
+            `sliced_wasserstein` for a Gaussian cloud of equal size.
     """
 
     kind: str
     evidence: dict[str, float]
 
 
-def verdict_of(x: Float[Tensor, "n d"], seen: AttentionRecord, blown: int) -> CloudVerdict:
-    """What has become of one cloud."""
+def cloud_verdict(x: Float[Tensor, "n d"], record: AttentionRecord, blow_up_step: int) -> CloudVerdict:
+    """Classify one cloud; `blow_up_step` is -1 if all its coordinates stayed finite."""
     n, d = x.shape
-    if blown >= 0:
-        return CloudVerdict("blow-up", {"step": blown, "radius": float(radius(x, seen, None))})
+    if blow_up_step >= 0:
+        return CloudVerdict("blow-up", {"step": blow_up_step, "radius": float(radius(x, record, None))})
     evidence = {
-        "clusters": float(clusters(x, seen, None)),
-        "within": float(within(x, seen, None)),
-        "mean_fraction": float(mean_fraction(x, seen, None)),
-        "effective_rank": float(effective_rank(x, seen, None)),
-        "self_weight": float(self_weight(x, seen, None)),
+        "clusters": float(clusters(x, record, None)),
+        "within": float(within(x, record, None)),
+        "mean_fraction": float(mean_fraction(x, record, None)),
+        "effective_rank": float(effective_rank(x, record, None)),
+        "self_weight": float(self_weight(x, record, None)),
     }
     if n == 1 or (evidence["within"] < LINK and evidence["clusters"] <= min(n, SAMPLE) / 5):
         return CloudVerdict("collapsed" if evidence["clusters"] == 1 else "clusters", evidence)
     if evidence["self_weight"] > 0.5:
         return CloudVerdict("frozen", evidence)
-    evidence["sliced_wasserstein"] = float(sliced_wasserstein(x, seen, None))
-    evidence["sliced_wasserstein of a gaussian"] = _farthest_gaussian(n, d, seen)
-    evidence["kurtosis"] = float(kurtosis(x, seen, None))
-    # Mardia's: kurtosis of n tokens of a Gaussian has variance 8 d (d + 2) / n.
-    usual = abs(evidence["kurtosis"]) < 3 * math.sqrt(8 * d * (d + 2) / n)
-    if usual and evidence["sliced_wasserstein"] <= evidence["sliced_wasserstein of a gaussian"]:
+    evidence["sliced_wasserstein"] = float(sliced_wasserstein(x, record, None))
+    evidence["sliced_wasserstein_null"] = _sliced_wasserstein_null(n, d, record)
+    evidence["kurtosis"] = float(kurtosis(x, record, None))
+    # Mardia: for n tokens of a Gaussian the kurtosis has variance 8 d (d + 2) / n.
+    usual_kurtosis = abs(evidence["kurtosis"]) < 3 * math.sqrt(8 * d * (d + 2) / n)
+    if usual_kurtosis and evidence["sliced_wasserstein"] <= evidence["sliced_wasserstein_null"]:
         return CloudVerdict("gaussian", evidence)
     return CloudVerdict("other", evidence)
 
 
-def _farthest_gaussian(n: int, d: int, seen: AttentionRecord) -> float:
-    """What `sliced_wasserstein` stays below for a Gaussian cloud of n tokens, 99 times in 100.
+def _sliced_wasserstein_null(n: int, d: int, record: AttentionRecord) -> float:
+    """The 99 % quantile of `sliced_wasserstein` for n tokens of a Gaussian in d dimensions.
 
-    It does not depend on the moments, so that one cloud of each size serves for all.
+    The statistic is invariant to the mean and covariance, so the quantile depends on n and d alone.
     """
     generator = torch.Generator().manual_seed(1)
-    found = [
-        sliced_wasserstein(torch.randn(k, n, d, generator=generator, dtype=torch.float64), seen, None)
+    draws = [
+        sliced_wasserstein(torch.randn(k, n, d, generator=generator, dtype=torch.float64), record, None)
         for k in in_pieces(199, n * max(d, DIRECTIONS))
     ]
-    return float(band_of_draws(torch.cat(found), level=0.98).high)
+    return float(band_of_draws(torch.cat(draws), level=0.98).high)

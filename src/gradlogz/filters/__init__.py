@@ -1,19 +1,19 @@
-"""Filters of systems that switch between modes.
+"""Filters, smoothers and fitting for systems that switch between modes.
 
-SwitchingModel      k linear Gaussian systems and how modes switch; KalmanModel, one of them; Generator, continuous time
-constant_velocity   the usual models of motion; random_walk, constant_acceleration, singer, coordinated_turn
-NonlinearModel      the same with functions, by EKF or UKF; NonlinearMode, one of them
-unknown_turn        a turn as a function, follow_drift; range_bearing, range_bearing_elevation, sensors; wrap_angles
-Prior               initial mean, covariance and mode probabilities; Series, observations and what is known of them
-imm                 the interacting multiple model filter; gpb1, gpb2, gpb, its relatives; Filtered, what they find
-SwitchingFilter     the same one observation at a time; FilterState, what is carried on
-enumerate_modes     every history of modes; Enumerated
-rao_blackwell_filter   histories that are drawn; Sampled
-smooth              what later observations say of earlier states; Smoothed
-fit                 parameters from series; Fitted
-ConjugateFilter     the same for other families than Gaussians, such as GammaPoisson; Discount, Reset, LinearMotion
-AttentionFilter     softmax attention as one of them, with the covariance it drops; Slots, attentive_imm, linear_link
-normalized_innovation   whether a filter is consistent; nees, in_gate, Consistency
+SwitchingModel      k linear Gaussian modes and their transition matrix or Generator; KalmanModel: one mode
+constant_velocity   linear motion models; random_walk, constant_acceleration, singer, coordinated_turn
+NonlinearModel      modes with functions in place of matrices, for EKF and UKF; NonlinearMode: one mode
+unknown_turn        nonlinear motion, follow_drift; sensors range_bearing, range_bearing_elevation; wrap_angles
+Prior               initial mean, covariance and mode probabilities; Series: observations, mask, lengths, times, inputs
+imm                 the interacting multiple model filter; gpb1, gpb2, gpb; Filtered: their result
+SwitchingFilter     these filters, one observation at a time; FilterState: the state between steps
+enumerate_modes     the exact filter over all mode histories; Enumerated
+rao_blackwell_filter   the particle filter over mode histories; Sampled
+smooth              states and modes given all observations; Smoothed
+fit                 parameters by EM or gradient ascent; Fitted
+ConjugateFilter     filters for other conjugate families, such as GammaPoisson; Discount, Reset, LinearMotion
+AttentionFilter     softmax attention as a filter, with the covariance it drops; Slots, attentive_imm, linear_link
+normalized_innovation   consistency of a filter (NIS); nees, in_gate, Consistency
 """
 
 from .models.switching_model import (

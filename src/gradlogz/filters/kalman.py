@@ -5,10 +5,10 @@
               m' = m + K v,   P' = (I - K H) P (I - K H)^T + K R K^T                           Joseph's form
               log p(y) = log N(v; 0, S)
 
-Joseph's form is a sum of squares: rounding cannot make it indefinite. A gap in an observation removes its row of H and
-its row and column of R, which is the same as summing it out.
+Joseph's form is a sum of squares, so rounding cannot make it indefinite. A missing component of an observation removes
+its row of H and its row and column of R; this marginalises it exactly.
 
-Read next: gaussian/switching.py (many of these at once).
+Read next: gaussian/switching.py (the filters built from these steps).
 """
 
 import math
@@ -21,7 +21,7 @@ from .moment_matching import GaussianMoments, symmetric
 
 
 class Updated(NamedTuple):
-    """Moments after an observation, its log density, and the code of a covariance S that has none (0: it has)."""
+    """Filtered moments, the log density of the observation, and the Cholesky error code of S (0: none)."""
 
     mean: Float[Tensor, "*b s"]
     covariance: Float[Tensor, "*b s s"]
@@ -30,7 +30,7 @@ class Updated(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """A step that is linear, or taken for it: N(F m + b, F P F^T + Q), F with cov(x', x) = F P, and Q."""
+    """A linear or linearised step: the predicted moments, F with cov(x', x) = F P, and Q."""
 
     predicted: GaussianMoments
     F: Float[Tensor, "*#b s s"]
@@ -38,7 +38,7 @@ class Motion(NamedTuple):
 
 
 class LinearizedObservation(NamedTuple):
-    """An observation that is linear, or taken for it: v = H e + N(0, R), where e = x - m."""
+    """A linear or linearised observation: v = H e + N(0, R), where e = x - m."""
 
     innovation: Float[Tensor, "*b o"]
     H: Float[Tensor, "*#b o s"]
@@ -53,7 +53,7 @@ def predict(
     Q: Float[Tensor, "*#b s s"],
     b: Float[Tensor, "*#b s"] | None = None,
 ) -> GaussianMoments:
-    """N(F m + b, F P F^T + Q), the law of the state one step on."""
+    """Predicted moments of the next state, N(F m + b, F P F^T + Q)."""
     moved = (F @ mean.unsqueeze(-1)).squeeze(-1)
     return GaussianMoments(moved if b is None else moved + b, symmetric(F @ covariance @ F.mT + Q))
 
@@ -66,9 +66,9 @@ def expect(
     R: Float[Tensor, "*#b o o"],
     d: Float[Tensor, "*#b o"] | None = None,
 ) -> GaussianMoments:
-    """N(H m + d, H P H^T + R), the law of what will be observed."""
-    seen = (H @ mean.unsqueeze(-1)).squeeze(-1)
-    return GaussianMoments(seen if d is None else seen + d, symmetric(H @ covariance @ H.mT + R))
+    """Predicted moments of the observation, N(H m + d, H P H^T + R)."""
+    expected = (H @ mean.unsqueeze(-1)).squeeze(-1)
+    return GaussianMoments(expected if d is None else expected + d, symmetric(H @ covariance @ H.mT + R))
 
 
 def update(
@@ -79,17 +79,17 @@ def update(
     H: Float[Tensor, "*#b o s"],
     R: Float[Tensor, "*#b o o"],
     d: Float[Tensor, "*#b o"] | None = None,
-    seen: Bool[Tensor, "*#b o"] | None = None,
+    observed: Bool[Tensor, "*#b o"] | None = None,
 ) -> Updated:
-    """The law of the state given an observation y = H x + d + N(0, R), and log p(y).
+    """Condition the state on an observation y = H x + d + N(0, R); also returns log p(y).
 
     Args:
-        seen: where there is something to see, None for everywhere; elsewhere y must be finite and is not looked at.
+        observed: mask of the observed components, None for all; elsewhere y is ignored but must be finite.
 
-    An observation so far away that its squared distance overflows has the log density -inf and changes nothing.
+    If the squared distance of the observation overflows, its log density is -inf and the state is unchanged.
     """
     v = observation - (H @ mean.unsqueeze(-1)).squeeze(-1)
-    return correct(mean, covariance, v if d is None else v - d, H=H, R=R, seen=seen)
+    return correct(mean, covariance, v if d is None else v - d, H=H, R=R, observed=observed)
 
 
 def correct(
@@ -99,17 +99,17 @@ def correct(
     *,
     H: Float[Tensor, "*#b o s"],
     R: Float[Tensor, "*#b o o"],
-    seen: Bool[Tensor, "*#b o"] | None = None,
+    observed: Bool[Tensor, "*#b o"] | None = None,
 ) -> Updated:
-    """`update` by an innovation v, what an observation differs by from what was expected of it."""
+    """Condition the state on an innovation v = y - H m - d (see `update`)."""
     m, P, v, o = mean, covariance, innovation, innovation.shape[-1]
     count: Tensor | int = o
-    if seen is not None:
-        H = H * seen.unsqueeze(-1)
-        both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    if observed is not None:
+        H = H * observed.unsqueeze(-1)
+        both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
         R = torch.where(both, R, torch.eye(o, dtype=R.dtype, device=R.device))
-        count = seen.sum(-1).to(m.dtype)  # whole numbers times log 2 pi would be float32
-        v = torch.where(seen, v, 0.0)
+        count = observed.sum(-1).to(m.dtype)  # an integer times log 2 pi would be float32
+        v = torch.where(observed, v, 0.0)
     HP = H @ P
     L, failure = torch.linalg.cholesky_ex(symmetric(HP @ H.mT + R))
     whitened = torch.linalg.solve_triangular(L, torch.cat((HP, v.unsqueeze(-1)), -1), upper=False)

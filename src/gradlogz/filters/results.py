@@ -1,10 +1,10 @@
-"""What a filter knows, after each step and between steps.
+"""Results of a filter, and the state between two steps.
 
-    m = sum_j pi_j m_j,   P = sum_j pi_j (P_j + (m_j - m)(m_j - m)^T)              the modes combined, never fed back
-    v_j = y - H_j m_j - d_j,   S_j = H_j P_j H_j^T + R_j                            what each mode expected to see
-    v = y - sum_j c_j (H_j m_j + d_j)                                               what all of them did
+    m = sum_j pi_j m_j,   P = sum_j pi_j (P_j + (m_j - m)(m_j - m)^T)              all modes combined; only reported
+    v_j = y - H_j m_j - d_j,   S_j = H_j P_j H_j^T + R_j                            innovation of each mode
+    v = y - sum_j c_j (H_j m_j + d_j)                                               innovation of all modes combined
 
-Read next: gaussian/switching.py (where these come from), gaussian/consistency.py (whether they are what they claim).
+Read next: gaussian/switching.py (the filters), gaussian/consistency.py (NIS and NEES).
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -16,11 +16,11 @@ from .moment_matching import GaussianMoments, collapse, to_one
 
 
 class FilterState(NamedTuple):
-    """What a filter carries from one step to the next: Gaussians of mode histories and their probabilities.
+    """State of a filter between two steps: Gaussians of mode histories and their probabilities.
 
-    For imm and gpb2 the histories h are the k modes. gpb1 keeps one Gaussian (g = 1) and k probabilities; deeper ones
-    keep up to k^(depth-1) histories, the newest mode last in the index. Tensors may be those that were given to `init`
-    or are reported: what is changed in place is changed in both.
+    For imm and gpb2 the histories h are the k modes. gpb1 keeps one Gaussian (g = 1) and k probabilities; deeper
+    filters keep up to k^(depth-1) histories, with the newest mode last in the index. Tensors may share memory with the
+    arguments of `init` and with reported fields, so do not modify them in place.
     """
 
     mean: Float[Tensor, "*b g s"]
@@ -30,28 +30,28 @@ class FilterState(NamedTuple):
 
 
 class Filtered(NamedTuple):
-    """The law of the state at each time given what was observed up to it; *b holds targets and, of a series, time.
+    """Filtered and predicted moments, mode probabilities and log likelihoods; *b holds targets and, for a series, time.
 
-    Where a filter was asked for some `fields`, the others are None.
+    Fields that were not requested with `fields=` are None.
 
     Attributes:
-        mean: of the state, all modes combined.
-        covariance: of the state, with the spread between modes.
-        mode_mean: given the mode of this time; of a mode that is impossible, what it would predict.
-        mode_covariance: likewise.
-        log_mode_probability: of each mode, -inf where it is impossible.
-        predicted_mean: the same before the observation of this time.
-        predicted_covariance: likewise.
-        predicted_mode_mean: likewise, given the mode.
-        predicted_mode_covariance: likewise.
-        predicted_log_mode_probability: likewise.
-        innovation: the observation minus what was expected of it; NaN where nothing was observed.
-        innovation_covariance: of the innovation.
-        mode_innovation: the same given the mode.
-        mode_innovation_covariance: likewise.
+        mean: filtered mean of the state, all modes combined.
+        covariance: filtered covariance of the state, including the spread between modes.
+        mode_mean: filtered mean given the current mode; for a mode of probability 0, the mean it would have.
+        mode_covariance: filtered covariance given the current mode.
+        log_mode_probability: filtered log probability of each mode, -inf for probability 0.
+        predicted_mean: mean before the observation, all modes combined.
+        predicted_covariance: covariance before the observation, all modes combined.
+        predicted_mode_mean: mean before the observation, given the mode.
+        predicted_mode_covariance: covariance before the observation, given the mode.
+        predicted_log_mode_probability: log probability of each mode before the observation.
+        innovation: observation minus its predicted mean; NaN where nothing was observed.
+        innovation_covariance: covariance of the innovation.
+        mode_innovation: innovation given the mode.
+        mode_innovation_covariance: covariance of the innovation given the mode.
         mode_log_likelihood: log p(y_t | s_t, past).
-        step_log_likelihood: log p(y_t | past); -inf for what no mode can produce, which then changes nothing.
-        log_likelihood: log p(y_1 ... y_t), over the whole series; [*b] without time.
+        step_log_likelihood: log p(y_t | past); -inf if no mode can produce y_t, which is then ignored.
+        log_likelihood: log p(y_1 ... y_t) of the series; [*b] without time.
     """
 
     mean: Float[Tensor, "*b s"]
@@ -74,7 +74,7 @@ class Filtered(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """One step, mode by mode: what is known before and after the observation."""
+    """Predicted and filtered moments of one step, mode by mode."""
 
     predicted_mean: Float[Tensor, "*b k s"]
     predicted_covariance: Float[Tensor, "*b k s s"]
@@ -88,21 +88,21 @@ class Moved(NamedTuple):
 
     @classmethod
     def joined(cls, moved: "list[Moved]") -> "Moved":
-        """Steps one after the other, time after targets."""
+        """Stack steps along a time dimension after the targets."""
         first = moved[0].step_log_likelihood.ndim
         return cls(*(torch.stack(parts, first) for parts in zip(*moved, strict=True)))
 
 
 @runtime_checkable
 class Observing(Protocol):
-    """What reporting needs of the parameters of a step, whether matrices or functions (models/)."""
+    """Interface of the parameters of a step, linear or nonlinear, that `combined` needs (models/)."""
 
     @property
     def has(self) -> Bool[Tensor, "k s"] | None:
-        """Which components of the state each mode has."""
+        """Mask [k, s] of the components that each mode has."""
 
     def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
-        """The distribution of the next observation, mode by mode."""
+        """Predicted moments of the observation, mode by mode."""
 
     def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
         """left - right, wrapped where observations are angles."""
@@ -112,10 +112,10 @@ def combined(
     moved: Moved,
     parameters: Observing,
     observation: Float[Tensor, "*b o"],
-    seen: Bool[Tensor, "*b o"] | None,
+    observed: Bool[Tensor, "*b o"] | None,
     log_likelihood: Float[Tensor, "*c"],
 ) -> Filtered:
-    """All that is reported, from what each mode says; for one step, or for all steps of a series at once."""
+    """Compute all fields of `Filtered` from those of each mode, for one step or all steps of a series."""
     before, after = moved.predicted_log_probability.exp(), moved.log_probability.exp()
     mean, covariance = to_one(after, moved.mean, moved.covariance, parameters.has)
     predicted_mean, predicted_covariance = to_one(
@@ -123,7 +123,7 @@ def combined(
     )
     expected, S = parameters.expect(moved.predicted_mean, moved.predicted_covariance)
     overall, overall_S = collapse(before, expected, S)
-    y = observation if seen is None else observation.masked_fill(~seen, torch.nan)
+    y = observation if observed is None else observation.masked_fill(~observed, torch.nan)
     return Filtered(
         mean,
         covariance,

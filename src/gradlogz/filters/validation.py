@@ -1,8 +1,8 @@
-"""Validation of a prior and a series against a model, once; both are brought to one shape.
+"""Validation of a prior and a series against a model, once per call; both are expanded to full shape.
 
-    observations [*b, t, o], NaN or masked where there are none      initial mean and covariance [*b, k, ...]
+    observations [*b, t, o], NaN or masked where missing      initial mean and covariance [*b, k, ...]
 
-Targets b broadcast against size 1 only. Values are looked at once for a whole series, never step by step.
+Targets b broadcast against size 1 only. Values are checked once for a series, never step by step.
 """
 
 import itertools
@@ -31,56 +31,56 @@ from .prior_and_series import Prior, Series, check_prior
 from .results import FilterState
 
 Model = SwitchingModel | NonlinearModel
-LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of any numbers."
+LOGARITHMS = "Pass .log() of probabilities, or .log_softmax(-1) of logits."
 
 
 class PreparedSeries(NamedTuple):
-    """Parameters without inputs, observations without NaN, and where there is something to see (None: everywhere)."""
+    """Parameters with inputs absorbed, observations without NaN, and the mask of observed entries (None: all)."""
 
     parameters: Any  # Parameters, or NonlinearParameters of such a model
     observations: Float[Tensor, "*b t o"]
-    seen: Bool[Tensor, "*b t o"] | None
+    observed: Bool[Tensor, "*b t o"] | None
 
 
 def prepared(call: str, model: Model, series: Series, *, validate: bool = True) -> PreparedSeries:
-    """A series that has been checked against its model, as the steps of a filter take it."""
+    """Check a series against its model and return it as the steps of a filter take it."""
     return next(prepared_parts(call, model, series, validate=validate))
 
 
 def prepared_parts(
     call: str, model: Model, series: Series, *, validate: bool = True, longest: int | None = None
 ) -> Iterator[PreparedSeries]:
-    """`prepared` as one part; of models of continuous time as parts of at most `longest` steps, discretised in turn."""
+    """Yield `prepared` as one part, or for continuous time in parts of at most `longest` steps, discretised lazily."""
     y, inputs, o = series.observations, series.inputs, model.observation_size
     check_floats(call, observations=y, model=model.R)
     if y.shape[-1] != o:
-        condition, remedy = f"observations must be [*b, t, o={o}]", "o is the size of an observation of the model."
+        condition, remedy = f"observations must be [*b, t, o={o}]", "Match the observation size of the model."
         raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
     batch, steps = y.shape[:-2], y.shape[-2]
-    known = model.steps
-    if known not in (None, 1, steps):
-        condition = f"observations must have t={known}, the steps of the model"
-        remedy = "Cut the model or the series; a model that does not change has no time dimension."
+    model_steps = model.steps
+    if model_steps not in (None, 1, steps):
+        condition = f"observations must have t={model_steps} steps, as the time-varying model has"
+        remedy = "Shorten the model or the series, or drop the time dimension of a constant model."
         raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
-    if known is not None:  # targets come before time
+    if model_steps is not None:  # targets come before time
         _check_targets(call, model, batch)
-    seen = seen_of(call, series, validate)
-    if seen is not None:
-        y = torch.where(seen, y, 0.0)
+    observed = observed_mask(call, series, validate)
+    if observed is not None:
+        y = torch.where(observed, y, 0.0)
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
     _check_inputs(call, model, inputs)
-    dt = _lasting(call, model, series, validate)
+    dt = _intervals(call, model, series, validate)
     if dt is None:
-        return iter((PreparedSeries(model.parameters(inputs), y, seen),))
-    size = longest if longest is not None and known is None else steps
-    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, seen))
+        return iter((PreparedSeries(model.parameters(inputs), y, observed),))
+    size = longest if longest is not None and model_steps is None else steps
+    rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, observed))
     parts = zip(dt.split(size, -1), *rest, strict=False)
-    return (PreparedSeries(model.at(dt).parameters(inputs), y, seen) for dt, inputs, y, seen in parts)
+    return (PreparedSeries(model.at(dt).parameters(inputs), y, observed) for dt, inputs, y, observed in parts)
 
 
 def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> FilterState:
-    """The prior at time 0, for every target and every mode."""
+    """State at time 0 of every target and mode, checked and expanded from the prior."""
     check_model(call, model)
     check_prior(call, prior)
     k, s = model.modes, model.state_size
@@ -97,30 +97,32 @@ def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> F
     if log_pi is None:
         log_pi = m.new_full((*batch, k), -math.log(k))
     else:
-        name, given = "prior.log_mode_probability", log_pi
-        log_pi = _spread(call, name, given, batch, k, ())
-        if given.shape[-1] != k:
-            condition, fact = f"{name} must end in k={k}, the modes", f"shape {shape_of(given)}"
-            raise InputValueError(call, name, f"{condition}, got {fact}", "Pass one for each mode; None is uniform.")
+        name, initial = "prior.log_mode_probability", log_pi
+        log_pi = _spread(call, name, initial, batch, k, ())
+        if initial.shape[-1] != k:
+            condition, fact = f"{name} must end in k={k}, the number of modes", f"shape {shape_of(initial)}"
+            raise InputValueError(
+                call, name, f"{condition}, got {fact}", "Pass one for each mode, or None for uniform."
+            )
         if model.validate:
-            check_logarithms(call, name, given)
-            check_normalized(call, f"exp({name})", given.logsumexp(-1), LOGARITHMS)
+            check_logarithms(call, name, initial)
+            check_normalized(call, f"exp({name})", initial.logsumexp(-1), LOGARITHMS)
     return FilterState(m, P, log_pi, m.new_zeros(batch))
 
 
 def check_model(call: str, model: object) -> None:
-    """What filters take."""
+    """Raise InputTypeError unless `model` is one that filters accept."""
     if not isinstance(model, SwitchingModel | NonlinearModel):
         condition = "model must be a SwitchingModel or a NonlinearModel"
-        remedy = "SwitchingModel.of([one], transition=torch.ones(1, 1)) makes one of a KalmanModel."
+        remedy = "Wrap a KalmanModel: SwitchingModel.of([mode], transition=torch.ones(1, 1))."
         raise InputTypeError(call, "model", f"{condition}, got {type(model).__name__}", remedy)
 
 
 def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> None:
-    """A state is one that this filter has made: of its dtype, its components, its modes and its histories.
+    """Check that a state was created by this filter: dtype, state size, number of modes and histories.
 
     Args:
-        depth: of "gpb", 0 for "imm".
+        depth: depth of "gpb"; 0 for "imm".
     """
     check_floats(call, **{"state.mean": state.mean, "model": model.R})
     k, s = model.modes, model.state_size
@@ -134,110 +136,112 @@ def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> N
         wanted = (
             "1 Gaussian" if depth == 1 else f"k={k} Gaussians" if depth < 3 else f"k, k², ... k^{depth - 1} Gaussians"
         )
-        condition = f"state must be one of this filter, with {wanted} of s={s} components"
+        condition = f"state must come from this filter, with {wanted} of size s={s}"
         fact = f"shapes {shape_of(state.mean)} and {shape_of(state.log_probability)}"
-        raise InputValueError(call, "state", f"{condition}, got {fact}", "Begin with init of the same filter.")
+        raise InputValueError(call, "state", f"{condition}, got {fact}", "Start with init of the same filter.")
 
 
 def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
-    """What is observed has a density in every mode: S = H P H^T + R is positive definite, and functions have values."""
+    """Check that S = H P H^T + R is positive definite in every mode and that functions are finite."""
     if not has_values(failure):
         return
     lost = int((failure == NOT_FINITE).sum())
     if lost:
-        condition = "observe and move must be finite, with finite derivatives, where the filter goes"
-        fact = f"{lost} of {failure.numel()} that are not"
-        remedy = 'A bearing has no tangent at the sensor itself: begin elsewhere, or take method="ukf".'
-        raise InputValueError(call, "observe", f"{condition}, got {fact}", remedy)
+        problem = (
+            f"observe or move is not finite, or has no finite derivative, in {lost} of {failure.numel()} evaluations"
+        )
+        remedy = 'Use method="ukf", or a prior away from points such as the sensor, where a bearing has no derivative.'
+        raise InputValueError(call, "observe", problem, remedy)
     bad = int((failure != 0).sum())
     if bad:
-        condition = "H P H^T + R must be positive definite, so that what is observed has a density"
-        fact = f"{bad} of {failure.numel()} that are not"
-        raise InputValueError(call, "R", f"{condition}, got {fact}", "Give R a small positive diagonal.")
+        problem = f"H P H^T + R must be positive definite, but {bad} of {failure.numel()} are not"
+        raise InputValueError(call, "R", problem, "Add a small positive diagonal to R.")
 
 
-def seen_of(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
-    """Where there is something to see; None if everywhere, as far as can be known without validation."""
+def observed_mask(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b t o"] | None:
+    """Mask of observed entries from NaN, mask and lengths; None if validation finds none missing."""
     y, mask, lengths = series.observations, series.mask, series.lengths
-    seen = None
+    observed = None
     if not validate or not has_values(y) or bool(torch.isnan(y).any()):
-        seen = ~torch.isnan(y)
+        observed = ~torch.isnan(y)
     if mask is not None:
         mask = mask if mask.ndim == y.ndim else mask.unsqueeze(-1).expand(y.shape)
-        seen = mask if seen is None else seen & mask
+        observed = mask if observed is None else observed & mask
     if lengths is not None:
         outside = (lengths < 0) | (lengths > y.shape[-2])
         if validate and has_values(lengths) and bool(outside.any()):
-            condition, fact = f"lengths must be in 0 ... t={y.shape[-2]}", f"{int(outside.sum())} that are not"
-            raise InputValueError(
-                call, "lengths", f"{condition}, got {fact}", "Pass how many steps of each target were observed."
-            )
+            problem = f"lengths must be between 0 and t={y.shape[-2]}, but {int(outside.sum())} are not"
+            raise InputValueError(call, "lengths", problem, "Pass the number of steps of each target.")
         inside = torch.arange(y.shape[-2], device=y.device) < lengths.unsqueeze(-1)
         inside = inside.unsqueeze(-1).expand(y.shape)
-        seen = inside if seen is None else seen & inside
-    return seen
+        observed = inside if observed is None else observed & inside
+    return observed
 
 
-def _lasting(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
-    """How long it takes from one observation to the next, the first from time 0; None for models of steps."""
+def _intervals(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
+    """Time intervals between observations, the first one from time 0; None for discrete-time models."""
     times, lengths = series.times, series.lengths
     if (times is not None) != model.continuous:
         if model.continuous:
-            condition, fact = "times must be given, as the model is one of continuous time", "none"
+            problem = "times= is missing, and this model is continuous in time (Generator)"
             remedy = "Pass Series(observations, times=times)."
         else:
-            condition, fact = "times must come with a model of continuous time", "one with a transition matrix"
-            remedy = "Build the model with Generator(rate) in its place, or drop times=."
-        raise InputValueError(call, "times", f"{condition}, got {fact}", remedy)
+            problem = "times= needs a continuous-time model, but this model has a transition matrix"
+            remedy = "Build it with Generator(rate), or drop times=."
+        raise InputValueError(call, "times", problem, remedy)
     if times is None:
         return None
     dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
-    if lengths is not None:  # times of what does not count need not be any
+    if lengths is not None:  # times after the end of a series are ignored
         dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
     if validate:
         check_finite(call, times=dt)
         if has_values(dt) and bool((dt < 0).any()):
-            fact = f"{int((dt < 0).sum())} of {dt.numel()} that are before the one before, or before 0"
-            remedy = "Sort them, or pass times - times[..., :1] if the prior is at the first observation's time."
-            raise InputValueError(call, "times", f"times must not go backwards, got {fact}", remedy)
+            problem = f"times must not decrease or start before 0, but {int((dt < 0).sum())} of {dt.numel()} steps do"
+            remedy = "Sort them, or pass times - times[..., :1] if the prior is at the time of the first observation."
+            raise InputValueError(call, "times", problem, remedy)
     return dt
 
 
 def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
-    """A model that has inputs is given them, and of their size."""
+    """Check that inputs are given if and only if the model has them, with the right size."""
     u = model.input_size
     if (inputs is None) != (u is None):
         if isinstance(model, NonlinearModel):
-            name, fact = "input_size", f"no inputs and {u}" if inputs is None else "inputs and none"
+            name, absent = f"input_size={u}", "no input_size"
         else:
-            name, fact = "B or D", "no inputs but B or D" if inputs is None else "inputs but neither B nor D"
-        condition = f"inputs must be given if and only if the model has {name}"
-        raise InputValueError(
-            call, "inputs", f"{condition}, got {fact}", "Inputs u enter as B u and D u, or as functions say."
-        )
+            name, absent = "B or D", "neither B nor D"
+        if inputs is None:
+            problem, remedy = (
+                f"inputs= is missing, and the model has {name}",
+                "Pass Series(observations, inputs=inputs).",
+            )
+        else:
+            problem, remedy = f"inputs= is given, but the model has {absent}", "Drop inputs=, or add them to the model."
+        raise InputValueError(call, "inputs", problem, remedy)
     if inputs is not None and inputs.shape[-1] != u:
         condition, fact = f"inputs must end in u={u}", f"shape {shape_of(inputs)}"
-        raise InputValueError(call, "inputs", f"{condition}, got {fact}", "u is the number of columns of B and D.")
+        raise InputValueError(call, "inputs", f"{condition}, got {fact}", "Match the input size of the model.")
 
 
 def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
-    """Fields of a model that differ from target to target have the targets of the observations."""
+    """Check that model fields that differ between targets have the batch shape of the observations."""
     for name, t in model.fields().items():
-        own = t.shape[: -len(ENDS[name]) - 1]
-        if own and (len(own) != len(batch) or any(a not in (1, b) for a, b in zip(own, batch, strict=True))):
-            condition = f"{name} must begin with the targets {tuple(batch)} of the observations, or 1 in their place"
-            remedy = "Leave targets out of a model that they share."
+        lead = t.shape[: -len(ENDS[name]) - 1]
+        if lead and (len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True))):
+            condition = f"{name} must start with the target dimensions {tuple(batch)} of the observations, or 1"
+            remedy = "Drop the target dimensions of a model that all targets share."
             raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
 
 
 def _spread(call: str, name: str, t: Tensor, batch: torch.Size, k: int, ending: tuple[int, ...]) -> Tensor:
-    """[...], [k, ...] or [*b, k, ...] as [*b, k, ...]."""
+    """Expand [...], [k, ...] or [*b, k, ...] to [*b, k, ...]."""
     lead = t.shape[: t.ndim - len(ending)] if t.ndim >= len(ending) else torch.Size()
     full = (*batch, k)
     wrong = tuple(t.shape[len(lead) :]) != ending or len(lead) not in (0, 1, len(full))
     if wrong or any(a not in (1, b) for a, b in zip(lead[::-1], full[::-1], strict=False)):
         *forms, last = dict.fromkeys(f"[{', '.join(map(str, (*front, *ending)))}]" for front in ((), (k,), full))
         condition = f"{name} must be {', '.join(forms)} or {last}"
-        remedy = "What differs between targets begins with them and then with the modes, or 1 for all modes."
+        remedy = "Put targets first, then modes; use size 1 for values shared by all modes."
         raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     return t.expand(*full, *ending)

@@ -1,1 +1,1 @@
-"""Sums over points: the only place where a backend is chosen."""
+"""Fused sums over points and compiled filters: the only place where a compiled backend is chosen."""

@@ -7,8 +7,8 @@
     cap         u -> c tanh(u / c), 1 - tanh²(u / c)            soft cap of logits and its slope
 
 A tile holds LANES queries side by side in the lanes of vectors and one key per row: maxima and sums over keys then
-never cross lanes. Memory is handed over as integer addresses, because numba's arrays test every index for a wrap
-around, which keeps LLVM from vectorising. No fast-math flag is set anywhere: NaN and -inf must mean what they say.
+never cross lanes. Memory is passed as integer addresses, since numba's arrays test every index for wraparound, which
+prevents LLVM from vectorising. No fast-math flag is set: NaN and -inf keep their meaning.
 
     2^x = 2^round(x) P(x - round(x)),   x clamped at -127       adding MAGIC rounds, and leaves round(x) + 127 in the
                                                                 low bits: shifted by 23, the number 2^round(x)
@@ -29,12 +29,12 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-# What numba compiles for, which its own variables may set below what this machine has.
+# The features for which numba compiles; its settings may exclude some of this machine's.
 FEATURES = frozenset((getattr(config, "CPU_FEATURES", None) or get_host_cpu_features()).split(","))
 IS_X86 = "+sse2" in FEATURES
-IS_WIDE = "+avx512f" in FEATURES  # 32 registers of 16 numbers
+IS_WIDE = "+avx512f" in FEATURES  # 32 registers of 16 numbers each
 WIDTH = 16 if IS_WIDE else 8 if "+avx" in FEATURES else 4  # numbers per vector
-HAS_FMA = "+fma" in FEATURES or not IS_X86  # else llvm.fma would call a library function per lane
+HAS_FMA = "+fma" in FEATURES or not IS_X86  # otherwise llvm.fma would call a library function per lane
 COLUMNS = 4  # vectors side by side: 64 lanes with AVX512, so that lengths that are powers of 2 leave no lane idle
 ROWS = 6 if IS_WIDE or not IS_X86 else 3  # ROWS x COLUMNS sums and COLUMNS + 1 factors fit the registers
 LANES = WIDTH * COLUMNS
@@ -43,7 +43,7 @@ BYTES = 4  # per number
 MAGIC = 12582912.0 + 127.0  # 1.5 x 2^23: the spacing of floats there is 1
 POLYNOMIAL = (1.53533605e-4, 1.339887502e-3, 9.618436918e-3, 5.550332367e-2, 2.402264774e-1, 6.931471825e-1, 1.0)
 LOG2E = 1.4426950408889634
-TINY = 1e-37  # in place of a mass of 0 below a fraction
+TINY = 1e-37  # replaces a mass of 0 in a denominator
 # tanh x = x P(x²) / Q(x²) for |x| < TANH_END and constant beyond: the rational function of Eigen, relative error 3e-7
 TANH_END = 7.90531110763549805
 TANH_ABOVE = (
@@ -90,8 +90,8 @@ class Writer:
     def store(self, vector: Value, address: Value, index: Value) -> None:
         self.builder.store(vector, self.pointer(address, index)).align = BYTES
 
-    def beside(self, address: Value, row: Value, stride: Value) -> Value:
-        """The address `row` rows of `stride` numbers further."""
+    def row_address(self, address: Value, row: Value, stride: Value) -> Value:
+        """Address of a row, for rows that are `stride` numbers apart."""
         return self.builder.add(address, self.builder.mul(row, self.builder.mul(stride, whole(BYTES))))
 
     def splat(self, number: Value) -> Value:
@@ -100,7 +100,7 @@ class Writer:
         return self.builder.shuffle_vector(first, nothing, ir.Constant(WHOLE, [0] * WIDTH))
 
     def variable(self, start: Value) -> Value:
-        """A vector that loops may change; LLVM keeps it in a register."""
+        """Allocate a vector that loops may change; LLVM keeps it in a register."""
         place = cgutils.alloca_once(self.builder, VECTOR)
         self.builder.store(start, place)
         return place
@@ -118,7 +118,7 @@ class Writer:
         return self.builder.fdiv(x, y)
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """x y + z."""
+        """Compute x y + z."""
         if not HAS_FMA:
             return self.add(self.multiply(x, y), z)
         kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
@@ -142,11 +142,11 @@ class Writer:
         return total
 
     def exponent(self, s: Value, reference: Value) -> Value:
-        """(s - reference) / log 2, at least -127, NaN where s is."""
+        """Compute (s - reference) / log 2, at least -127; NaN where s is NaN."""
         return self.larger(lanes(-127.0), self.multiply(self.subtract(s, reference), lanes(LOG2E)))
 
     def exp2(self, x: Value) -> Value:
-        """2^x for -127 <= x < 128."""
+        """Compute 2^x for -127 <= x < 128."""
         rounded = self.add(x, lanes(MAGIC))
         fraction = self.subtract(x, self.subtract(rounded, lanes(MAGIC)))
         power = self.builder.shl(self.builder.bitcast(rounded, WHOLE), ir.Constant(WHOLE, [23] * WIDTH))
@@ -159,7 +159,7 @@ class Writer:
         return self.divide(self.multiply(x, self.horner(square, TANH_ABOVE)), self.horner(square, TANH_BELOW))
 
     def transpose(self, rows: list[Value]) -> list[Value]:
-        """The columns of a square: log2(WIDTH) times, interleave the first half of the rows with the second."""
+        """Transpose a square: log2(WIDTH) times, interleave the first half of the rows with the second."""
         half = WIDTH // 2
         low = ir.Constant(WHOLE, [i // 2 + (i % 2) * WIDTH for i in range(WIDTH)])
         high = ir.Constant(WHOLE, [half + i // 2 + (i % 2) * WIDTH for i in range(WIDTH)])
@@ -175,11 +175,11 @@ class Writer:
 
 
 def instruction(result: Any = types.void, last: Any = types.int64) -> Callable[[Callable], Any]:
-    """Make a function that writes LLVM code one that compiled code may call, with integers but for the last operand."""
+    """Make a function that writes LLVM code callable from compiled code; operands but the last are integers."""
 
     def decorate(code: Callable[..., Value | None]) -> Any:
-        seen = inspect.signature(code)  # numba matches operands by the names in it
-        operands = len(seen.parameters) - 1
+        operand_signature = inspect.signature(code)  # numba matches operands by its names
+        operands = len(operand_signature.parameters) - 1
 
         def define(typing: Any, *kinds: Any) -> Any:  # noqa: ARG001
             def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
@@ -188,14 +188,14 @@ def instruction(result: Any = types.void, last: Any = types.int64) -> Callable[[
 
             return result(*[types.int64] * (operands - 1), last), emit
 
-        vars(define).update(__signature__=seen, __name__=code.__name__, __doc__=code.__doc__)
+        vars(define).update(__signature__=operand_signature, __name__=code.__name__, __doc__=code.__doc__)
         return intrinsic(define)
 
     return decorate
 
 
 def product(columns: int, keep: str) -> Any:
-    """o_i = kept + sum_t k_it x_t for ROWS rows i, where what is kept is "nothing", "all" of o_i or "scaled" a o_i.
+    """Product o_i = start + sum_t k_it x_t for ROWS rows i; by `keep` the start is 0, o_i ("all") or a o_i ("scaled").
 
     Row i of o begins o_row i numbers after o, x_t begins x_row t numbers after x, and k_it lies at k_row i + k_term t.
     """
@@ -215,11 +215,11 @@ def product(columns: int, keep: str) -> Any:
     ) -> None:
         builder = write.builder
         sums = [[write.variable(lanes(0.0)) for _ in range(columns)] for _ in range(ROWS)]
-        starts = [write.beside(k, whole(i), k_row) for i in range(ROWS)]
+        starts = [write.row_address(k, whole(i), k_row) for i in range(ROWS)]
         with cgutils.for_range(builder, terms) as loop:
-            row = write.beside(x, loop.index, x_row)
+            row = write.row_address(x, loop.index, x_row)
             term = builder.mul(loop.index, k_term)
-            # The fewer of vectors and factors are held in registers, the others come one at a time.
+            # The fewer of vectors and factors are held in registers; the others are loaded one at a time.
             if columns <= ROWS:
                 vectors = [write.load(row, whole(c)) for c in range(columns)]
                 for i in range(ROWS):
@@ -233,7 +233,7 @@ def product(columns: int, keep: str) -> Any:
                     for i in range(ROWS):
                         write.increase_by_product(sums[i][c], factors[i], vector)
         for i in range(ROWS):
-            row = write.beside(o, whole(i), o_row)
+            row = write.row_address(o, whole(i), o_row)
             for c in range(columns):
                 total = builder.load(sums[i][c])
                 if keep == "all":
@@ -246,7 +246,7 @@ def product(columns: int, keep: str) -> Any:
 
 
 def turned(action: str) -> Any:
-    """A square x of WIDTH x WIDTH, transposed into y: "set" y, "add" to y, or "hide" what a mask of bytes leaves out.
+    """Transpose a square x of WIDTH x WIDTH numbers into y: "set" y, "add" to y, or "hide" y where byte mask x is 0.
 
     Rows of y and x are y_row and x_row numbers apart (bytes for a mask).
     """
@@ -257,12 +257,12 @@ def turned(action: str) -> Any:
         if action == "hide":
             starts = [builder.add(x, builder.mul(whole(i), x_row)) for i in range(WIDTH)]
             octets = [write.load(start, whole(0), OCTETS) for start in starts]
-            seen = [builder.icmp_unsigned("!=", row, ir.Constant(OCTETS, [0] * WIDTH)) for row in octets]
-            square = [builder.select(row, lanes(0.0), lanes(-1.0)) for row in seen]
+            is_visible = [builder.icmp_unsigned("!=", row, ir.Constant(OCTETS, [0] * WIDTH)) for row in octets]
+            square = [builder.select(row, lanes(0.0), lanes(-1.0)) for row in is_visible]
         else:
-            square = [write.load(write.beside(x, whole(i), x_row), whole(0)) for i in range(WIDTH)]
+            square = [write.load(write.row_address(x, whole(i), x_row), whole(0)) for i in range(WIDTH)]
         for i, column in enumerate(write.transpose(square)):
-            address = write.beside(y, whole(i), y_row)
+            address = write.row_address(y, whole(i), y_row)
             if action == "add":
                 column = write.add(write.load(address, whole(0)), column)
             if action == "hide":
@@ -282,7 +282,7 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
         e  sum 2^x x
         c  sum 2^x (x - e/z)²           summed about a guess within a tile, then about its mean, then merged [Chan]
 
-    A tile is summed by itself before it is added, so that errors grow with the number of tiles and not of keys.
+    A tile is summed separately before it is added, so that errors grow with the number of tiles and not of keys.
     """
     builder = write.builder
 
@@ -292,7 +292,7 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
     old_top = [write.load(rows, at(0, c)) for c in range(COLUMNS)]
     tops = [write.variable(top) for top in old_top]
     with cgutils.for_range(builder, keys) as loop:
-        row = write.beside(s, loop.index, whole(LANES))
+        row = write.row_address(s, loop.index, whole(LANES))
         for c in range(COLUMNS):
             builder.store(write.larger(write.load(row, whole(c)), builder.load(tops[c])), tops[c])
     past, sums, top = [], [], [builder.load(place) for place in tops]
@@ -302,15 +302,15 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
         z, e, centred = (write.load(rows, at(row, c)) for row in (1, 2, 3))
         mass = write.multiply(factor, z)
         first = write.multiply(factor, write.fma(fall, z, e))
-        # Any guess of the tile's mean will do; the old mean, forgotten as the maximum rises, is near.
+        # Any guess of the tile's mean is correct; the old mean, discounted as the maximum rises, is close.
         guess = write.multiply(factor, write.divide(e, write.larger(z, lanes(TINY))))
         past.append((mass, first, write.multiply(factor, centred), guess))
         sums.append([write.variable(lanes(0.0)) for _ in range(3)])
         write.store(top[c], rows, at(0, c))
         write.store(factor, rows, at(4, c))
-    for c in range(COLUMNS):  # one by one: the sums and constants of all would not fit the registers
+    for c in range(COLUMNS):  # one column at a time: all sums and constants would not fit the registers
         with cgutils.for_range(builder, keys) as loop:
-            row = write.beside(s, loop.index, whole(LANES))
+            row = write.row_address(s, loop.index, whole(LANES))
             x = write.exponent(write.load(row, whole(c)), top[c])
             p = write.exp2(x)
             write.store(p, row, whole(c))
@@ -334,9 +334,9 @@ def absorb(write: Writer, s: Value, keys: Value, rows: Value) -> None:
 
 
 def weigh(*, curved: bool) -> Any:
-    """A tile of logits s becomes p = exp(s - G), a tile dp becomes ds = p (dp + c0 + y (c1 + c2 y)), y = s - E.
+    """Replace a tile of logits s by p = exp(s - G) and a tile dp by ds = p (dp + c0 + y (c1 + c2 y)), y = s - E.
 
-    `rows` holds G, c0 and, where the row is curved, E, c1, c2. Where p is 0, y is 0: it may be infinite.
+    `rows` holds G, c0 and, if `curved`, E, c1, c2. Where p is 0, y may be infinite and is replaced by 0.
     """
 
     @instruction()
@@ -344,7 +344,7 @@ def weigh(*, curved: bool) -> Any:
         builder = write.builder
         G, c0, E, c1, c2 = ([write.load(rows, whole(row * COLUMNS + c)) for c in range(COLUMNS)] for row in range(5))
         with cgutils.for_range(builder, keys) as loop:
-            row, slope_row = (write.beside(tile, loop.index, whole(LANES)) for tile in (s, dp))
+            row, slope_row = (write.row_address(tile, loop.index, whole(LANES)) for tile in (s, dp))
             for c in range(COLUMNS):
                 logit = write.load(row, whole(c))
                 p = write.exp2(write.exponent(logit, G[c]))
@@ -361,7 +361,7 @@ def weigh(*, curved: bool) -> Any:
 
 @instruction(last=types.float64)
 def cap(write: Writer, s: Value, slope: Value, keys: Value, softcap: Value) -> None:
-    """s <- softcap tanh(s / softcap) over a tile, and its slope 1 - tanh² into another unless that is at address 0."""
+    """Soft cap of a tile, s <- softcap tanh(s / softcap); its slope 1 - tanh² goes to `slope` unless that is 0."""
     builder = write.builder
     limit = write.splat(builder.fptrunc(softcap, FLOAT))
     with cgutils.for_range(builder, builder.mul(keys, whole(COLUMNS))) as loop:
@@ -374,7 +374,7 @@ def cap(write: Writer, s: Value, slope: Value, keys: Value, softcap: Value) -> N
 
 @instruction()
 def multiply(write: Writer, s: Value, factor: Value, keys: Value) -> None:
-    """s <- s factor, two tiles."""
+    """Multiply two tiles: s <- s factor."""
     with cgutils.for_range(write.builder, write.builder.mul(keys, whole(COLUMNS))) as loop:
         write.store(write.multiply(write.load(s, loop.index), write.load(factor, loop.index)), s, loop.index)
 
@@ -412,5 +412,5 @@ def put(write: Writer, address: Value, index: Value, number: Value) -> None:
 
 @instruction(result=types.int64)
 def take(write: Writer, counter: Value) -> Value:
-    """The integer at an address, increased by one in the same instant: no two threads take the same."""
+    """Return the integer at an address and increase it by one, atomically: no two threads get the same."""
     return write.builder.atomic_rmw("add", write.pointer(counter, whole(0), INT64), whole(1), "monotonic")

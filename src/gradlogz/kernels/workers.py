@@ -1,9 +1,9 @@
-"""Functions that numba compiles for threads of this process: the decorator, the threads, the memory they work in.
+"""Threads that run functions compiled by numba: the decorators, the threads, their memory.
 
-    compiled            a function that compiled code alone calls
-    compile_worker      a function of an address that a thread runs, kept on disk
-    team().run          so many threads that run one worker
-    workspace.reserve   memory kept from call to call
+    compiled            a function called only by compiled code
+    compile_worker      a function of an address that a thread runs, cached on disk
+    team().run          run one worker in several threads
+    workspace.reserve   memory that is reused from call to call
 
 Read next: attention/cpu.py and filters/cpu.py (the callers), simd.py (the vector instructions).
 """
@@ -23,12 +23,12 @@ from numba import cfunc, njit, types
 
 LINE = 64  # bytes of a cache line
 
-# Called by compiled code alone; what Python calls are workers, and they are what is kept on disk.
+# For functions that only compiled code calls. Python calls workers, which are cached on disk.
 compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def compile_worker(function: Callable[[int], None]) -> Any:
-    """A C function, kept on disk where any folder for it can be written."""
+    """Compile a function to a C function, cached on disk if a cache folder is writable."""
     kind = types.void(types.int64)
     try:
         return cfunc(kind, error_model="numpy", cache=True)(function)
@@ -37,39 +37,39 @@ def compile_worker(function: Callable[[int], None]) -> Any:
 
 
 class Team:
-    """The threads of this process: those of torch where its OpenMP library can be asked, else a pool of our own.
+    """Threads of this process: those of torch if its OpenMP library can be called, otherwise a pool.
 
-    Threads of torch spin for a while after an operation of torch: others would wait for the cores they hold.
-    A forked child has none of its parent's threads, and OpenMP does not notice: there, the pool is used.
+    The threads of torch spin for a while after each operation and keep other threads off their cores. A forked child
+    has none of its parent's threads, which OpenMP does not notice: it uses the pool.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.of_torch = _parallel_of_torch()
+        self.torch_parallel = _gomp_parallel()
         self.pool: ThreadPoolExecutor | None = None
 
     def run(self, worker: Any, threads: int, plan: int) -> None:
-        """Let `worker(plan)` be run by so many threads, this one among them, and wait."""
+        """Run `worker(plan)` in that many threads, including the calling one, and wait."""
         if self.pid != os.getpid():
-            self.pid, self.of_torch, self.pool = os.getpid(), None, None
+            self.pid, self.torch_parallel, self.pool = os.getpid(), None, None
         if threads == 1:
             worker.ctypes(plan)
-        elif self.of_torch is not None:
-            self.of_torch(worker.address, plan, threads, 0)
+        elif self.torch_parallel is not None:
+            self.torch_parallel(worker.address, plan, threads, 0)
         else:
             self.pool = self.pool or ThreadPoolExecutor(os.cpu_count(), "gradlogz")
             others = [self.pool.submit(worker.ctypes, plan) for _ in range(threads - 1)]
             worker.ctypes(plan)
             for other in others:
-                other.cancel() or other.result()  # no tasks are left: who has not begun need not
+                other.cancel() or other.result()  # no tasks are left: a thread that has not started need not
 
 
-def _parallel_of_torch() -> Any:
+def _gomp_parallel() -> Any:
     """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch has loaded, if any."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         libraries = {line.split()[-1] for line in lines if "libgomp" in line or "libiomp5" in line}
-        # Other packages bring an OpenMP of their own, with threads of its own.
+        # Other packages may load another OpenMP library, with its own threads.
         (library,) = [name for name in libraries if Path(torch.__file__).parent in Path(name).parents] or libraries
         parallel = ctypes.CDLL(library).GOMP_parallel
     except (OSError, ValueError, AttributeError):
@@ -80,7 +80,7 @@ def _parallel_of_torch() -> Any:
 
 
 class Workspace(threading.local):
-    """Memory kept from call to call by each thread that calls: fresh pages cost more than a small problem."""
+    """Memory of each calling thread, reused from call to call: fresh pages cost more than a small problem."""
 
     memory: Any = numpy.zeros(0, numpy.uint8)
     address = 0  # its first cache line

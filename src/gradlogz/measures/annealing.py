@@ -1,14 +1,14 @@
-"""Particles under tilting: the sequential Monte Carlo in a row of attention.
+"""Particles under tilting: attention as sequential Monte Carlo.
 
     x_n ~ h                               particles are keys
     w_n = softmax_n <x_n, eta>            their importance weights under P_eta: the attention weights of the query eta
     sum_n w_n x_n                         the estimate of ∇G(eta) from weighted particles: attention to them
-    Z(0) / N  sum_n exp<x_n, eta>         the estimate of Z(eta), without bias: the exponential of their log normaliser
+    Z(0) / N  sum_n exp<x_n, eta>         unbiased estimate of Z(eta): the exponential of their log normaliser
     1 / sum_n w_n²                        effective sample size: the exponential of Rényi's entropy of order 2 of w
     0 < t_1 < ... < t_K = 1               tilted in steps, resampled and moved at each t eta     [neal01] [delmoral06]
 
-Particles with weights are an `Empirical`: its mass estimates Z, its mean at 0 that of P_eta. Where the chain of
-gibbs.py draws one key for the query and then the query anew, here many keys are kept for a query that stays.
+Weighted particles are an `Empirical`: its mass estimates Z, its mean at 0 the mean of P_eta. The chain of gibbs.py
+alternately draws one key and a new query; here the query is fixed and there are many keys.
 
 Read next: gibbs.py (the chain), empirical.py (the particles).
 """
@@ -29,7 +29,7 @@ Move = Callable[[Tensor, Tensor, torch.Generator | None], Tensor]
 
 
 class Annealed(NamedTuple):
-    """Weighted particles of P_eta, the estimate of G(eta), and at each t the effective sample size and who was redrawn.
+    """Weighted particles of P_eta, the estimate of G(eta), and at each t the effective sample size and the resampling.
 
     particles.mean(0) estimates the mean of P_eta; particles.log_normalizer(0) is log_normalizer.
     """
@@ -43,7 +43,7 @@ class Annealed(NamedTuple):
 def draw_particles(
     h: Measure, count: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Empirical:
-    """Draws of h with equal weights that sum to its mass: points [*b, *shape, count, d], `shape` sets of them.
+    """Draws from h with equal weights that sum to its mass: points [*b, *shape, count, d], in `shape` independent sets.
 
     >>> import torch
     >>> from gradlogz import Gaussian
@@ -54,7 +54,9 @@ def draw_particles(
     """
     check_measures("draw_particles", h=h)
     if count < 1:
-        raise InputValueError("draw_particles", "count", f"count must be at least 1, got {count}", "Draw some.")
+        raise InputValueError(
+            "draw_particles", "count", f"count must be at least 1, got {count}", "Pass the number of particles."
+        )
     here = h._reference()
     zero = torch.zeros(*h.batch_shape, *shape, h.dim) if here is None else here.new_zeros(*h.batch_shape, *shape, h.dim)
     points = h.sample(zero, (count,), generator=generator).movedim(0, -2)
@@ -71,18 +73,18 @@ def anneal(
     threshold: float = 0.5,
     generator: torch.Generator | None = None,
 ) -> Annealed:
-    """Take particles of h to P_eta in steps, with an estimate of Z(eta) that is without bias if they are draws of h.
+    """Move particles from h to P_eta in steps; the estimate of Z(eta) is unbiased if they are draws from h.
 
-    At each t of the schedule the weights are multiplied by exp(dt <x, eta>); where the effective sample size is below
-    `threshold` times their number the particles are drawn anew by their weights; then each is moved by a kernel that
-    leaves P_(t eta) as it is. Without moves nothing is gained over one step: it is the same importance estimate.
+    At each t of the schedule the weights are multiplied by exp(dt <x, eta>). If the effective sample size is below
+    `threshold` times the number of particles, they are resampled by their weights. Then each is moved by a kernel that
+    leaves P_(t eta) invariant. Without moves the result is the importance estimate of a single step.
 
     Args:
-        start: the particles, of `draw_particles(h, count)`; or all points of an `Empirical`, and the result is exact.
+        start: particles from `draw_particles(h, count)`; or all points of an `Empirical`, for an exact result.
         eta: one query for each set of particles.
-        move: a function of particles [*b, n, d], t eta [*b, d] and a generator: `gibbs_move`, `metropolis_move`,
-            `random_walk_move`, or another.
-        schedule: the times, increasing to 1; a number of equal steps.
+        move: function of particles [*b, n, d], t eta [*b, d] and a generator, such as `gibbs_move`,
+            `metropolis_move` or `random_walk_move`.
+        schedule: times that increase to 1, or a number of equal steps.
         threshold: 0 never resamples, 1 nearly always.
 
     Law: tests/laws/test_particles_weigh_as_attention.py.
@@ -122,9 +124,9 @@ def anneal(
 
 
 def effective_sample_size(log_weights: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """1 / sum_n w_n² of the normalised weights, from 1 to n: exp of Rényi's entropy of order 2.
+    """Effective sample size 1 / sum_n w_n² of normalised weights, from 1 to n: exp of Rényi's entropy of order 2.
 
-    Of attention weights it is how many keys a query sees; never more than exp of their Shannon entropy.
+    For attention weights it is the effective number of keys of a query, at most exp of their Shannon entropy.
     """
     check_floats("effective_sample_size", log_weights=log_weights)
     return (2 * log_weights.logsumexp(-1) - (2 * log_weights).logsumexp(-1)).exp()
@@ -137,10 +139,10 @@ def resample_ancestors(
     scheme: Scheme = "systematic",
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "*b k"]:
-    """Which particles to keep, as often as their weights say on average: count times w_n, without bias.
+    """Indices of resampled particles, unbiased: particle n occurs count w_n times on average.
 
-    "multinomial" draws each by itself; "stratified" one in each of count equal parts of the weights; "systematic" the
-    same place in each part, so that a particle comes floor or ceil of count w_n times.               [douc05]
+    "multinomial" draws independently; "stratified" draws one in each of count equal parts of the weights; "systematic"
+    uses the same position in each part, so that a particle occurs floor or ceil of count w_n times.   [douc05]
     """
     check_floats("resample_ancestors", log_weights=log_weights)
     n = log_weights.shape[-1]
@@ -148,7 +150,7 @@ def resample_ancestors(
     if scheme not in ("systematic", "stratified", "multinomial"):
         condition = 'scheme must be "systematic", "stratified" or "multinomial"'
         raise InputValueError(
-            "resample_ancestors", "scheme", f"{condition}, got {scheme!r}", "Systematic ones vary least."
+            "resample_ancestors", "scheme", f"{condition}, got {scheme!r}", "Choose systematic for the least variance."
         )
     total = log_weights.detach().double().softmax(-1).cumsum(-1)
     total = total / total[..., -1:]
@@ -156,18 +158,18 @@ def resample_ancestors(
     u = torch.rand(*total.shape[:-1], width, generator=generator, dtype=torch.float64, device=total.device)
     if scheme != "multinomial":
         u = (torch.arange(k, device=u.device) + u) / k
-    # Below 1, where the last weight that is not 0 ends; particles without weight are never met.
+    # Below 1, the end of the last positive weight: particles without weight are never drawn.
     return torch.searchsorted(total.contiguous(), u.clamp(max=1 - 2**-53).contiguous(), right=True)
 
 
 def gibbs_move(h: Measure) -> Move:
-    """Every particle drawn anew from P_(t eta), as the chain of `Gibbs` does: for measures that can be."""
+    """Move: replace every particle by a draw from P_(t eta), for measures that can be sampled."""
     check_measures("gibbs_move", h=h)
     return lambda x, eta, generator: h.sample(eta.unsqueeze(-2).expand(x.shape), generator=generator)
 
 
 def metropolis_move(h: Measure) -> Move:
-    """Every particle replaced by a draw y of h with probability min(1, exp<y - x, t eta>): needs draws of h alone."""
+    """Move: replace a particle by a draw y from h with probability min(1, exp<y - x, t eta>); needs only such draws."""
     check_measures("metropolis_move", h=h)
 
     def move(x: Tensor, eta: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -178,10 +180,10 @@ def metropolis_move(h: Measure) -> Move:
 
 
 def random_walk_move(log_density: Callable[[Tensor], Tensor], size: float) -> Move:
-    """Every particle moved by N(0, size² I) with the probability of Metropolis: needs the density of h, up to a factor.
+    """Move: a random walk with steps N(0, size² I), accepted by Metropolis; needs the density of h up to a factor.
 
     Args:
-        log_density: of h with respect to volume, a function from [..., d] to [...].
+        log_density: log density of h with respect to Lebesgue measure, a function from [..., d] to [...].
     """
 
     def move(x: Tensor, eta: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -200,7 +202,7 @@ def _accepted(x: Tensor, y: Tensor, rise: Tensor, generator: torch.Generator | N
 def _moved(move: Move, x: Tensor, eta: Tensor, generator: torch.Generator | None) -> Tensor:
     y = move(x, eta, generator)
     if y.shape != x.shape:
-        condition, remedy = f"move must keep the shape {shape_of(x)}", "Return one particle for each."
+        condition, remedy = f"move must keep the shape {shape_of(x)}", "Return one particle for each particle."
         raise InputValueError("anneal", "move", f"{condition}, got shape {shape_of(y)}", remedy)
     return y
 
@@ -210,8 +212,8 @@ def _times(schedule: int | Sequence[float]) -> list[float]:
     times = [k / len(steps) for k in steps] if isinstance(schedule, int) else [float(t) for t in schedule]
     rising = all(a < b for a, b in zip([0.0, *times], times, strict=False))
     if not times or not rising or times[-1] != 1.0:
-        condition = "schedule must be a positive number of steps, or times that increase from above 0 to 1"
-        remedy = "The last time is that of eta itself."
+        condition = "schedule must be a positive number of steps, or positive times that increase to 1"
+        remedy = "End with time 1, which is eta itself."
         raise InputValueError("anneal", "schedule", f"{condition}, got {len(times)} times", remedy)
     return times
 
@@ -226,8 +228,8 @@ def _check(start: Empirical, eta: Tensor, threshold: float) -> None:
     check_floats("anneal", start=start.points, eta=eta)
     wanted = (*start.batch_shape, start.dim)
     if shape_of(eta) != wanted:
-        condition, remedy = f"eta must have shape {wanted}", "One query for each set of particles."
+        condition, remedy = f"eta must have shape {wanted}", "Pass one query for each set of particles."
         raise InputValueError("anneal", "eta", f"{condition}, got shape {shape_of(eta)}", remedy)
     if not 0 <= threshold <= 1:
-        remedy = "It is a part of the number of particles."
+        remedy = "Pass a fraction of the number of particles."
         raise InputValueError("anneal", "threshold", f"threshold must be in [0, 1], got {threshold}", remedy)

@@ -1,13 +1,13 @@
-"""The measures that operations on measures make.
+"""Classes of the measures that the operations of algebra.py return.
 
     Tilted        exp(<x, a> - G(a)) h       G(a + eta) - G(a)
-    Convolution   law of x1 + x2             G1 + G2
+    Convolution   x1 + x2, independent       G1 + G2
     Sum           h1 + h2                    log(exp G1 + exp G2)
-    Product       law of (x1, x2)            G1(eta1) + G2(eta2)
-    Pushforward   law of W x + b             G(W^T eta) + <b, eta>
+    Product       (x1, x2), independent      G1(eta1) + G2(eta2)
+    Pushforward   W x + b                    G(W^T eta) + <b, eta>
     Reweighted    c h                        G + log c
 
-Each holds measures as fields and asks them; the functions of algebra.py are the way to make one.
+Each holds measures as fields and calls their methods; use the functions of algebra.py to build one.
 """
 
 from collections.abc import Callable, Iterable
@@ -86,7 +86,7 @@ class Tilted(Measure):
 
 @measure
 class Convolution(Measure):
-    """The law of the sum of independent draws."""
+    """Distribution of the sum of independent draws."""
 
     parts: tuple[Measure, ...]
 
@@ -165,18 +165,18 @@ class Sum(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: Generator = None
     ) -> Float[Tensor, "*s m d"]:
-        """A part by its gate, then a draw from it. Cost: one draw of every part."""
+        """Draw a part by its gate, then a point from it. Cost: one draw from every part."""
         winner = log_domain.draw(self._G(eta), shape, generator)[..., None, None]
         draws = torch.stack([h.sample(eta, shape, generator=generator) for h in self.parts], -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = [h.atoms(eta) for h in self.parts]
-        if any(c is None for c in carried):
+        atoms = [h.atoms(eta) for h in self.parts]
+        if any(c is None for c in atoms):
             return None
         r = gate(self._G(eta))
-        points = [c[0].expand(*eta.shape[:-2], *c[0].shape[-2:]) for c in carried if c is not None]
-        p = [r[..., k, None] * c[1] for k, c in enumerate(carried) if c is not None]
+        points = [c[0].expand(*eta.shape[:-2], *c[0].shape[-2:]) for c in atoms if c is not None]
+        p = [r[..., k, None] * c[1] for k, c in enumerate(atoms) if c is not None]
         return torch.cat(points, -2), torch.cat(p, -1)
 
     def _G(self, eta: Tensor) -> Float[Tensor, "*b m k"]:
@@ -231,7 +231,7 @@ class Product(Measure):
         return torch.cat(self._blocks(lambda h: lambda e: h.sample(e, shape, generator=generator), eta), -1)
 
     def _blocks(self, method: Callable[[Measure], Callable[..., Tensor]], *arguments: Tensor) -> list[Tensor]:
-        """A statistic of every part at its block of coordinates, expanded to one batch."""
+        """Statistic of every part at its block of coordinates, expanded to one batch."""
         sizes = [h.dim for h in self.parts]
         split = zip(self.parts, *(a.split(sizes, -1) for a in arguments), strict=True)
         return [method(h)(*blocks) for h, *blocks in split]
@@ -239,7 +239,7 @@ class Product(Measure):
 
 @measure
 class Pushforward(Measure):
-    """The law of W x + b."""
+    """Distribution of W x + b."""
 
     h: Measure
     matrix: Float[Tensor, "*#b e d"]
@@ -251,12 +251,18 @@ class Pushforward(Measure):
         if W.ndim != len(batch) + 2 or W.shape[-1] != self.h.dim:
             condition = f"matrix must be [*b, e, d={self.h.dim}] with the {len(batch)} batch dimensions of h"
             raise InputValueError(
-                "pushforward", "matrix", f"{condition}, got shape {shape_of(W)}", "It maps x to matrix @ x."
+                "pushforward",
+                "matrix",
+                f"{condition}, got shape {shape_of(W)}",
+                "Pass the matrix that maps x to matrix @ x.",
             )
         if b is not None and (b.ndim != len(batch) + 1 or b.shape[-1] != W.shape[-2]):
             condition = f"shift must be [*b, e={W.shape[-2]}]"
             raise InputValueError(
-                "pushforward", "shift", f"{condition}, got shape {shape_of(b)}", "It is added to matrix @ x."
+                "pushforward",
+                "shift",
+                f"{condition}, got shape {shape_of(b)}",
+                "Pass the vector that is added to matrix @ x.",
             )
         common_batch("pushforward", *self._batches())
         if self.validate:
@@ -299,8 +305,8 @@ class Pushforward(Measure):
         return self._forward(self.h.sample(eta @ self.matrix, shape, generator=generator)).detach()
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = self.h.atoms(eta @ self.matrix)
-        return None if carried is None else (self._forward(carried[0]), carried[1])
+        atoms = self.h.atoms(eta @ self.matrix)
+        return None if atoms is None else (self._forward(atoms[0]), atoms[1])
 
     def _forward(self, x: Tensor) -> Tensor:
         y = x @ self.matrix.mT

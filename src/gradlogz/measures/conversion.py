@@ -1,10 +1,10 @@
-"""Between torch.distributions and measures.
+"""Conversion between torch.distributions and measures.
 
-    from_distribution(p)         the law of the sufficient statistic of p, as a measure
-    to_distribution(h, eta)      the tilted law P_eta, as a torch distribution
+    from_distribution(p)         distribution of the sufficient statistic of p, as a measure
+    to_distribution(h, eta)      the tilted distribution P_eta, as a torch distribution
 
-    to_distribution(from_distribution(p), 0) is the law of p again; Exponential, Poisson and Categorical come back under
-    the names Gamma, Poisson and OneHotCategorical of one coordinate more.
+    to_distribution(from_distribution(p), 0) is p again; Exponential, Poisson and Categorical are returned as Gamma,
+    Poisson and OneHotCategorical with one more coordinate.
 
 Read next: statistic.py (the table of families), exponential.py.
 """
@@ -23,11 +23,11 @@ from .wishart import Wishart, smat
 
 
 def from_distribution(p: D.Distribution) -> Measure:
-    """The law of the sufficient statistic of p, a measure whose tilts are the other members of the family of p.
+    """Distribution of the sufficient statistic of p, as a measure whose tilts are the family of p.
 
-    Takes Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical and Poisson; refuses others. The measure
-    of a Normal lives on (y, y²), that of a Gamma on (log y, y); statistic.py has the table. The law of y itself, where
-    that is wanted instead, is Gaussian, Gamma, ... by name.
+    Supports Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical and Poisson. The measure of a Normal is
+    on (y, y²), that of a Gamma on (log y, y); statistic.py has the table. For the distribution of y itself use
+    Gaussian, Gamma and the other classes directly.
 
     >>> import torch
     >>> h = from_distribution(torch.distributions.Bernoulli(torch.tensor(0.5)))
@@ -54,14 +54,14 @@ def from_distribution(p: D.Distribution) -> Measure:
         case D.Poisson():
             return Poisson(p.rate.unsqueeze(-1))
     known = "Normal, Exponential, Gamma, Beta, Dirichlet, Bernoulli, Categorical or Poisson"
-    remedy = "Write its log normaliser as a measure (docs/adding_a_measure.md)."
+    remedy = "Define a measure by its log normaliser (docs/adding_a_measure.md)."
     raise InputTypeError("from_distribution", "p", f"p must be a {known}, got {type(p).__name__}", remedy)
 
 
 def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
-    """P_eta as a torch distribution, where torch has the law: Statistic, Gaussian, Gamma, Poisson, OneHot, Wishart.
+    """P_eta as a torch distribution, for a Statistic, Gaussian, Gamma, Poisson, OneHot or Wishart.
 
-    For a `Statistic` it is the law of y, not of its statistic. Coordinates that are independent become an Independent.
+    For a `Statistic` it is the distribution of y, not of its statistic. Independent coordinates become an Independent.
 
     >>> import torch
     >>> from gradlogz import Gaussian
@@ -85,13 +85,13 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
         case Wishart():
             df = h.df.reshape((*h.df.shape, *(1 for _ in eta.shape[h.df.ndim : -1]))).expand(eta.shape[:-1])
             return D.Wishart(df, smat(h.mean(eta)) / df[..., None, None])
-    remedy = "Use the measure itself: sample, log_density, kl."
-    condition = "the measure must be one whose tilted law torch has"
+    remedy = "Use the methods sample, log_density and kl of the measure."
+    condition = "measure must have a tilted distribution that torch implements"
     raise InputTypeError("to_distribution", "measure", f"{condition}, got {type(h).__name__}", remedy)
 
 
 def _member(family: str, theta: Tensor) -> D.Distribution:
-    """The law of y at natural parameter theta."""
+    """Distribution of y at natural parameter theta."""
     if family == "normal":
         variance = -0.5 / theta[..., 1]
         return D.Normal(theta[..., 0] * variance, variance.sqrt())
@@ -105,6 +105,6 @@ def _member(family: str, theta: Tensor) -> D.Distribution:
 
 
 def _beside(field: Tensor, eta: Tensor, h: Measure) -> Tensor:
-    """A field [*b, d] with size-1 dimensions for the queries of eta [*b, *m, d]."""
+    """Insert size-1 dimensions into a field [*b, d] for the queries of eta [*b, *m, d]."""
     batch = len(h.batch_shape)
     return field.reshape(*field.shape[:batch], *(1 for _ in eta.shape[batch:-1]), field.shape[-1])

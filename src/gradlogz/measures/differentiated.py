@@ -2,9 +2,9 @@
 
     mean                = ∇G        one reverse pass
     covariance_product  = ∇²G v     forward over reverse
-    covariance          = ∇²G       d of those at once
+    covariance          = ∇²G       d of these products at once
 
-Write `log_normalizer`, `support` and `sample`; the layer, its derivatives and its uncertainty follow. Closed forms, as
+Define `log_normalizer`, `support` and `sample`; mean, covariance and derivatives follow. Closed forms, as
 in exponential.py, are faster and keep more digits where G is a difference of large numbers.
 
 Read next: statistic.py and prior.py, which are written this way; ../../../docs/adding_a_measure.md.
@@ -17,7 +17,7 @@ from .measure import Measure
 
 
 class Differentiated(Measure):
-    """The statistics that follow from `log_normalizer`, whose rows must not look at each other."""
+    """Measure whose statistics follow from `log_normalizer`, whose rows must be independent of each other."""
 
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         return torch.func.grad(lambda e: self.log_normalizer(e).sum())(eta)

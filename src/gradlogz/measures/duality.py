@@ -1,4 +1,4 @@
-"""The other side: from means back to natural parameters.
+"""Convex duality: from means to natural parameters.
 
     G*(u)     = sup_eta <eta, u> - G(eta)                           [shim22, Eq. 6]
     ∇G*(u)    = eta with ∇G(eta) = u                                the canonical link
@@ -11,7 +11,7 @@ The supremum is found by Newton's method on the convex function G(eta) - <eta, u
 outside the closed hull of the support has G* = +inf, and the support function proves it: a direction d with
 <d, u> > sup <d, x>.
 
-Read next: measure.py (kl, relative_entropy), algebra.py (tilt, which turns eta back into a law).
+Read next: measure.py (kl, relative_entropy), algebra.py (tilt, the measure at eta).
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from .algebra import tilt
 from .measure import Measure, check_measures
 from .validation import arrange
 
-HALVINGS = 64  # of a Newton step before it is given up: one from a nearly flat place may be 1e17 too long
-GAIN = 0.25  # of the decrease that the quadratic model promises; less would let a step land where G is flat
+HALVINGS = 64  # halvings of a Newton step at most: from a nearly flat point it may be 1e17 too long
+GAIN = 0.25  # required share of the decrease in the quadratic model; less would accept steps to where G is flat
 
 
 class Dual(NamedTuple):
@@ -42,7 +42,7 @@ class Dual(NamedTuple):
 
 
 class MaximumEntropy(NamedTuple):
-    """The law closest to h with a given mean: its natural parameter, its relative entropy, the law itself."""
+    """The distribution closest to h with a given mean: its natural parameter, its relative entropy, and itself."""
 
     law: Measure
     eta: Float[Tensor, "*b d"]
@@ -60,20 +60,20 @@ def dual(
     """G*(u) = sup_eta <eta, u> - G(eta), the convex conjugate of the log normaliser, at u = mean.
 
     Args:
-        tolerance: for the gap, relative to 1 + |value|; in float32 never below what its digits allow.
-        throw: raise if a row has neither converged nor been shown to lie outside. With False, read `converged`.
+        tolerance: tolerance of the gap, relative to 1 + |value|; in float32 at least its rounding error.
+        throw: raise if a row neither converged nor was shown to lie outside. With False, check `converged`.
 
     Returns:
         value: G*(u); +inf where u is outside the closed hull of the support.
         eta: the link, ∇G(eta) = u, orthogonal to directions in which h does not extend.
-        gap: how far value may be below the supremum. The law P_eta (1 + <F⁺r, x - m>), r = u - m the residual, has
-            mean u, so its entropy bounds G* from above and gap = <r, F⁺r> is proved wherever that law is nonnegative;
-            elsewhere (rows not converged, supports that are unbounded) it is the Newton estimate of the same quantity.
-        converged: whether the gap is below the tolerance, or u was shown to lie outside.
+        gap: bound on the supremum minus value. The measure P_eta (1 + <F⁺r, x - m>), r = u - m the residual, has
+            mean u, so its entropy bounds G* from above; gap = <r, F⁺r> is a proof wherever that measure is nonnegative.
+            Elsewhere (rows not converged, unbounded supports) it is the Newton estimate of the same quantity.
+        converged: True if the gap is below the tolerance, or u was shown to lie outside.
         separating: a unit direction d with <d, u> > sup <d, x> where u lies outside, 0 elsewhere.
 
-    On the boundary of the hull the supremum is approached while eta runs away: where the boundary has mass, value is
-    right within gap; where it has none, the row does not converge.
+    On the boundary of the hull the supremum is approached as eta goes to infinity: if the boundary has mass, value is
+    correct within gap; otherwise the row does not converge.
     Differentiable once in eta and twice in value (∇G* = eta, ∇²G* = F⁻¹), with respect to mean and to h.
     Cost: one covariance and one d x d eigendecomposition per row and step; 5 to 15 steps are usual.
     Law: tests/laws/test_the_dual_inverts_the_mean.py.
@@ -90,11 +90,9 @@ def dual(
         search = _newton(h, u.detach(), tolerance, max_iterations)
     if throw and not bool(search.converged.all()):
         unfinished = f"{int((~search.converged).sum())} of {search.converged.numel()} rows"
-        fact = f"{unfinished} unfinished after {max_iterations} steps"
-        remedy = (
-            "Their means may lie on the boundary of the hull; raise max_iterations, or read converged with throw=False."
-        )
-        raise InputRuntimeError("dual", "max_iterations", f"the gap must fall below {tolerance:g}, got {fact}", remedy)
+        problem = f"{unfinished} have a gap above {tolerance:g} after max_iterations={max_iterations} steps"
+        remedy = "Increase max_iterations, or pass throw=False if means may lie on the boundary of the hull."
+        raise InputRuntimeError("dual", "max_iterations", problem, remedy)
 
     # A Newton step of value 0 whose derivative is that of the implicit function u -> eta.
     outside = (search.separating != 0).any(-1, keepdim=True)
@@ -115,17 +113,17 @@ def dual(
 def mean_to_natural(
     h: Measure, mean: Float[Tensor, "*bm d"], *, tolerance: float = 1e-12, max_iterations: int = 100
 ) -> Tensor:
-    """The canonical link: the natural parameter eta with ∇G(eta) = mean.   [theory 3.6]
+    """Canonical link: the natural parameter eta with ∇G(eta) = mean.   [theory 3.6]
 
     The inverse of `h.mean`, up to directions in which h does not extend. Raises for a mean outside the hull.
     """
     result = dual(h, mean, tolerance=tolerance, max_iterations=max_iterations)
     outside = int((result.separating != 0).any(-1).sum())
     if outside:
-        fact = f"{outside} of {result.converged.numel()} rows outside"
-        remedy = "dual(h, mean).separating holds a direction that proves it."
+        fact = f"{outside} of {result.converged.numel()} rows are outside"
+        remedy = "See dual(h, mean).separating for a direction that proves it."
         raise InputValueError(
-            "mean_to_natural", "mean", f"mean must lie inside the hull of the support, got {fact}", remedy
+            "mean_to_natural", "mean", f"mean must lie inside the hull of the support, but {fact}", remedy
         )
     return result.eta
 
@@ -160,17 +158,17 @@ def moment_project(
     samples: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The member of a family nearest to a law, argmin KL(P‖.): the one with the same expected statistic.
+    """Natural parameter of the family member nearest to P, argmin KL(P‖.): the one with the same expected statistic.
 
-    The M-projection of the filters: moments are averaged, then linked.   [theory 7.5]
+    It is the M-projection of the filters: average the moments, then apply the link.   [theory 7.5]
 
     Args:
         family: the measure whose natural parameter is returned.
-        source: the measure whose member is to be approximated.
-        eta: the natural parameter of that member, P = P_eta.
-        statistic: T, from [..., d] to the space of the family; the identity if not given. For a family built by
+        source: the measure that generates P.
+        eta: the natural parameter of P = P_eta.
+        statistic: T, from [..., d] to the space of the family; by default the identity. For a family built by
             from_distribution(Normal(...)) it is y -> (y, y²).
-        samples: draws to average T over, where source is not carried by finitely many points.
+        samples: number of draws to average T over, required unless source has finitely many points.
     """
     if statistic is None:
         return mean_to_natural(family, source.mean(eta))
@@ -178,7 +176,7 @@ def moment_project(
 
 
 def maximum_entropy(h: Measure, mean: Float[Tensor, "*b d"]) -> MaximumEntropy:
-    """The law of least KL(.‖h) among those with this mean: the member of the family generated by h.   [theory 3.5]
+    """Distribution of least KL(.‖h) with this mean, which is a member of the family generated by h.   [theory 3.5]
 
     For any q with the same mean, KL(q‖h) = KL(q‖law) + relative_entropy.
     """
@@ -202,20 +200,20 @@ class _Search(NamedTuple):
 
 
 def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Search:
-    """Minimise G(eta) - <eta, u> over rows [*b, m, d] at once; rows that are done stay where they are."""
+    """Minimise G(eta) - <eta, u> over all rows [*b, m, d] at once; finished rows are not changed."""
     eps = torch.finfo(u.dtype).eps
     tolerance = max(tolerance, 16 * eps)
     eta, separating = torch.zeros_like(u), torch.zeros_like(u)
     gap = torch.full(u.shape[:-1], torch.inf, dtype=u.dtype, device=u.device)
     done = torch.zeros_like(gap, dtype=torch.bool)
-    stuck = torch.zeros_like(done)  # no length of a step gains anything any more
+    stuck = torch.zeros_like(done)  # rows for which no step length decreases the objective
     objective = h.log_normalizer(eta)
     null = null_vectors(h.covariance(eta))  # directions in which h does not extend, the same for every eta
     within = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device) - projector(null)
     inverse = torch.zeros_like(within)
     steps = 0
     while True:
-        # Where are we? -----------------------------------------------------------------------------------------------
+        # Gradient, Hessian and decrement -----------------------------------------------------------------------------
         m, F = h.mean(eta), h.covariance(eta)
         residual = u - m
         inward = _times(within, residual)
@@ -224,14 +222,14 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Se
         decrement = (residual * step).sum(-1)
         rounding = 64 * eps * u.shape[-1] * (u.norm(dim=-1) + m.norm(dim=-1))
 
-        # The decrement counts only if F still knows the direction of the residual: where eta has run away and F has
-        # underflowed, the step is 0 and so is the decrement, but nothing has converged.
+        # The decrement is valid only if the residual is in the range of F: where eta has diverged and F has
+        # underflowed, step and decrement are 0 without convergence.
         known = (inward - _times(F, step)).norm(dim=-1) <= 0.01 * inward.norm(dim=-1)
         known = known | (inward.norm(dim=-1) <= rounding)
         known = known & ((residual - inward).norm(dim=-1) <= rounding + 64 * eps * u.shape[-1] * _extent(F))
         gap = torch.where(done, gap, torch.where(known, decrement, torch.inf))
 
-        # Outside the hull? A direction in which u lies beyond every point proves it. ---------------------------------
+        # A direction in which u lies beyond the support proves that u is outside the hull. ----------------------------
         for direction in (residual - inward, residual, eta):
             length = direction.norm(dim=-1)
             d = direction / length.unsqueeze(-1).clamp(min=torch.finfo(u.dtype).tiny)
@@ -244,10 +242,12 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Se
 
         product, G = (eta * u).sum(-1), h.log_normalizer(eta)
         value = product - G
-        digits = eps**0.5 * (product.abs() + G.abs()) <= 1 + value.abs()  # half of them are left; far out none are
+        digits = (
+            eps**0.5 * (product.abs() + G.abs()) <= 1 + value.abs()
+        )  # half of the digits are left; far outside none are
         done = done | ((gap <= tolerance * (1 + value.abs())) & digits)
         if bool((done | stuck).all()) or steps == max_iterations:
-            # The search ends within sqrt(tolerance) of the optimum: one full step more, if it brings the mean closer.
+            # The search ends within sqrt(tolerance) of the optimum: one more full step, if it brings the mean closer.
             trial = torch.where((done & (separating == 0).all(-1)).unsqueeze(-1), eta + step, eta)
             trial = torch.where(h.in_domain(trial).unsqueeze(-1), trial, eta)
             closer = (u - h.mean(trial)).norm(dim=-1, keepdim=True) < residual.norm(dim=-1, keepdim=True)
@@ -255,7 +255,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Se
             inverse = torch.where(closer.unsqueeze(-1), pseudo_inverse(h.covariance(eta), null), inverse)
             return _Search(eta, gap, done, steps, separating, inverse)
 
-        # The step, halved until it stays in the domain and gains what it promised (Armijo). --------------------------
+        # Halve the step until it is in the domain and decreases the objective sufficiently (Armijo). -----------------
         steps += 1
         resting = done | stuck
         size = torch.where(resting, 0.0, 1.0).to(u.dtype)
@@ -277,7 +277,7 @@ def _newton(h: Measure, u: Tensor, tolerance: float, max_iterations: int) -> _Se
 
 
 def _extent(F: Tensor) -> Tensor:
-    """The largest standard deviation of a coordinate."""
+    """Largest standard deviation of a coordinate."""
     return F.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=0).sqrt()
 
 

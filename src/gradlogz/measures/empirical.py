@@ -7,9 +7,9 @@
     entropy   = -sum_n p_n log p_n
 
 Keys are the points, a query (times the scale) is eta, a mask or bias is the log weight. The counting measure
-(no weights) and the probability measure (weights 1/n) differ by log n in G and in nothing else.
+(no weights) and the probability measure (weights 1/n) differ only by log n in G.
 
-Few points and queries are summed by definition; many by the fused kernels of attention, in linear memory.
+Sums over few points and queries follow the definition; larger ones use the fused attention kernels, in linear memory.
 
 Read next: ../kernels/attention/reference.py (the sums), algebra.py (heads, residuals and masks as operations on
 measures).
@@ -37,7 +37,7 @@ from ..special import log_domain
 from .measure import Measure, measure
 from .validation import common_batch
 
-# Logits from which a fused kernel repays its call: 8 MiB of them in float64.
+# Number of logits from which a fused kernel is used: 8 MiB in float64.
 MANY = 1 << 20
 
 
@@ -48,7 +48,7 @@ class Empirical(Measure):
     Attributes:
         points: the keys.
         log_weights: None for the counting measure, [*b, n] shared by all queries, or [*b, m, n] per query (an additive
-            attention mask or position bias). -inf takes a point away. A bool tensor is a mask, True = attend.
+            attention mask or position bias). -inf removes a point. A bool tensor is a mask, True = attend.
 
     A query that may see no point has G = -inf, mean 0, covariance 0, entropy 0 and zero gradients, never NaN.
 
@@ -78,13 +78,13 @@ class Empirical(Measure):
         if points.shape[-2] == 0:
             fact = f"shape {shape_of(points)}"
             raise InputValueError(
-                "Empirical", "points", f"points must hold at least one point, got {fact}", "A mask can hide it."
+                "Empirical", "points", f"points must have at least one point, got {fact}", "Mask a point to hide it."
             )
         if log_weights is not None:
             batch, n = points.ndim - 2, points.shape[-2]
             if log_weights.ndim not in (batch + 1, batch + 2) or log_weights.shape[-1] != n:
                 condition = f"log_weights must be [*b, n] or [*b, m, n] with n={n} and {batch} batch dimensions"
-                remedy = "Insert size-1 batch dimensions, or leave it out for equal weights."
+                remedy = "Insert batch dimensions of size 1, or leave it out for equal weights."
                 raise InputValueError(
                     "Empirical", "log_weights", f"{condition}, got shape {shape_of(log_weights)}", remedy
                 )
@@ -102,17 +102,17 @@ class Empirical(Measure):
         *,
         validate: bool = True,
     ) -> "Empirical":
-        """The measure with these masses, nonnegative and of any sum. A mass of 0 is a mask, and its gradient is 0."""
+        """Measure with these masses, nonnegative and of any sum. A mass of 0 masks its point and has gradient 0."""
         check_floats("Empirical.weighted", points=points, weights=weights)
         if validate and has_values(weights):
             bad = int((~((weights >= 0) & (weights < torch.inf))).sum())
             if bad:
                 condition, remedy = (
                     "weights must be finite and nonnegative",
-                    "Pass masses, or log_weights to Empirical.",
+                    "Pass masses, or pass log_weights to Empirical.",
                 )
-                fact = f"{bad} of {weights.numel()} entries below 0, NaN or infinite"
-                raise InputValueError("Empirical.weighted", "weights", f"{condition}, got {fact}", remedy)
+                fact = f"{bad} of {weights.numel()} entries are not"
+                raise InputValueError("Empirical.weighted", "weights", f"{condition}, but {fact}", remedy)
         some = weights > 0
         return cls(points, torch.where(some, weights.where(some, 1.0).log(), -torch.inf), validate=validate)
 
@@ -139,9 +139,9 @@ class Empirical(Measure):
     def mean(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
         centre = self._centre()
         if self._many(eta):
-            found = self._attended(eta, self.points - centre)
-            has_mass = (found.log_normalizer.detach() != -torch.inf).unsqueeze(-1)
-            return found.output + torch.where(has_mass, centre, 0.0)
+            result = self._attended(eta, self.points - centre)
+            has_mass = (result.log_normalizer.detach() != -torch.inf).unsqueeze(-1)
+            return result.output + torch.where(has_mass, centre, 0.0)
         p = self._p(eta)
         has_mass = p.detach().sum(-1, keepdim=True) > 0
         return p @ (self.points - centre) + torch.where(has_mass, centre, 0.0)
@@ -161,17 +161,17 @@ class Empirical(Measure):
         p = self._p(eta)
         along = vector @ x.mT
         signed = p * (along - (p * along).sum(-1, keepdim=True))
-        # On a saturated row these weights sum to rounding error, larger than themselves: spread it as p, they sum to 0.
+        # In a saturated row the rounding error of their sum exceeds these weights: subtract it in proportion to p.
         return (signed - p * signed.sum(-1, keepdim=True)) @ x
 
     def entropy(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """-sum_n p_n log p_n, Shannon's: between 0 and log n.   [theory 3.5]"""
+        """Shannon entropy -sum_n p_n log p_n, between 0 and log n.   [theory 3.5]"""
         if self._many(eta):
             return self._attended(eta, self.points[..., :16]).entropy
         return log_domain.entropy(self._logits(eta))
 
     def probabilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
-        """p_n = w_n exp(<x_n, eta> - G(eta)): the attention weights, for those who need them all."""
+        """Attention weights p_n = w_n exp(<x_n, eta> - G(eta)), as a matrix."""
         return self._p(eta)
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
@@ -193,18 +193,18 @@ class Empirical(Measure):
         return self.points, self._p(eta)
 
     def _many(self, eta: Float[Tensor, "*b m d"]) -> bool:
-        """Whether the logits are worth a fused kernel."""
+        """Return whether there are enough logits for a fused kernel."""
         return math.prod(eta.shape[:-1]) * self.points.shape[-2] >= MANY
 
     def _attended(self, eta: Float[Tensor, "*b m d"], values: Float[Tensor, "*#b n v"]) -> reference.Statistics:
-        """The statistics of attention to the centred points, with these values."""
+        """Statistics of attention to the centred points, with these values."""
         (q, k, v), sight, restore = self._operands(eta, self.points - self._centre(), values)
         return reference.Statistics(*map(restore, attention(q, k, v, sight, Scoring(1.0))))
 
     def _operands(
         self, eta: Float[Tensor, "*b m d"], *others: Tensor
     ) -> tuple[tuple[Tensor, ...], Sight, Callable[[Tensor], Tensor]]:
-        """Everything as [b, 1, ..., ...], one head of the kernels, and the way back."""
+        """Reshape to [b, 1, ..., ...], one head of the kernels; also return the inverse for results."""
         self._check_queries(eta)
         batch = torch.broadcast_shapes(eta.shape[:-2], self.batch_shape, *(t.shape[:-2] for t in others))
 
@@ -220,7 +220,7 @@ class Empirical(Measure):
         return log_domain.softmax(self._logits(eta), maskable=self.log_weights is not None)
 
     def _centre(self) -> Float[Tensor, "*b 1 d"]:
-        """The plain average of the points that have mass: subtracted first, because an offset would cost digits."""
+        """Average of the points with mass, subtracted first, because an offset would cost digits."""
         log_weights = self._log_weights()
         if log_weights is None:
             return self.points.detach().mean(-2, keepdim=True)
@@ -229,13 +229,13 @@ class Empirical(Measure):
         return torch.where(alive.unsqueeze(-1), self.points.detach(), 0.0).sum(-2, keepdim=True) / count
 
     def _log_weights(self) -> Tensor | None:
-        """log w as [*b, 1, n] or [*b, m, n]."""
+        """Log weights as [*b, 1, n] or [*b, m, n]."""
         if self.log_weights is None or self.log_weights.ndim == self.points.ndim:
             return self.log_weights
         return self.log_weights.unsqueeze(-2)
 
     def _logits(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m n"]:
-        """<x_n - centre, eta> + log w_n."""
+        """Logits <x_n - centre, eta> + log w_n."""
         self._check_queries(eta)
         return reference.logits(eta, self.points - self._centre(), self._log_weights())
 
@@ -243,5 +243,5 @@ class Empirical(Measure):
         log_weights = self._log_weights()
         if log_weights is not None and log_weights.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={log_weights.shape[-2]} queries, one for each row of log_weights"
-            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            remedy = "Flatten the queries to one dimension, or use log_weights with one row."
             raise InputValueError("Empirical", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)

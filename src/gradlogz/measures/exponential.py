@@ -1,4 +1,4 @@
-"""Classical families as measures: the law of x under one member generates the others.
+"""Classical families as measures: the distribution of one member generates the others.
 
     h         = p_0(x | eta1, eta2)
     G(eta)    = G_0(eta1 + eta, eta2) - G_0(eta1, eta2)             [shim22, Prop. 1b]
@@ -10,8 +10,8 @@
     Spins(b)               G = log cosh(b + eta) - log cosh(b)      mean tanh(b + eta)
     OneHot(log p)          G = log sum_i p_i exp(eta_i)             mean softmax(log p + eta)
 
-The first four act on each coordinate by itself, so a d-dimensional one is a product of d independent laws. Their means
-are the activation functions that a designer of attention would put between a query and a dot product.
+The first four act on each coordinate separately: a d-dimensional one is a product of d independent distributions.
+Their means are activation functions that may be applied to a query before a dot product.
 
 Read next: statistic.py (any torch distribution), wishart.py, prior.py.
 """
@@ -36,24 +36,24 @@ from .validation import common_batch
 
 
 class Separable(Measure):
-    """Independent coordinates: G(eta) = sum_i g(eta_i), written by its elementwise g, g' and g''."""
+    """Measure with independent coordinates: G(eta) = sum_i g(eta_i), defined by elementwise g, g' and g''."""
 
     @abstractmethod
     def _g(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        """The log normaliser of each coordinate."""
+        """Log normaliser of each coordinate."""
 
     @abstractmethod
     def _g1(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        """Its derivative, the mean."""
+        """Derivative of the log normaliser of each coordinate, the mean."""
 
     @abstractmethod
     def _g2(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        """Its second derivative, the variance."""
+        """Second derivative of the log normaliser of each coordinate, the variance."""
 
     @property
     @abstractmethod
     def _bounds(self) -> tuple[float, float]:
-        """The smallest closed interval that carries a coordinate."""
+        """Smallest closed interval that contains the support of a coordinate."""
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -85,12 +85,12 @@ class Separable(Measure):
         return (upward + downward).sum(-1)
 
     def _check_fields(self, *positive: str) -> None:
-        """Every field is [*b, d] with one d; the named ones are above zero."""
+        """Check that every field is [*b, d] with one d, and that the named ones are positive."""
         name, fields = type(self).__name__, {f: getattr(self, f) for f in self._free}
         check_floats(name, **fields)
         if any(f.ndim == 0 for f in fields.values()) or len({f.shape[-1] for f in fields.values()}) > 1:
             fact = ", ".join(f"{n} {shape_of(f)}" for n, f in fields.items())
-            remedy = "Use unsqueeze(-1) for a law on the line, and one d for all fields."
+            remedy = "Use unsqueeze(-1) for a distribution on the line, and one d for all fields."
             raise InputValueError(name, "fields", f"fields must be [*b, d], got {fact}", remedy)
         common_batch(name, *(f.shape[:-1] for f in fields.values()))
         if self.validate:
@@ -136,7 +136,7 @@ class Gamma(Separable):
 
 @measure
 class InverseGaussian(Separable):
-    """The first time a Brownian motion with drift reaches a level: mean loc, variance loc³ / concentration.
+    """First passage time of a Brownian motion with drift: mean loc, variance loc³ / concentration.
 
     >>> import torch
     >>> InverseGaussian(torch.tensor([1.0]), torch.tensor([2.0])).mean(torch.tensor([0.75]))
@@ -170,7 +170,7 @@ class InverseGaussian(Separable):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        """One of the two roots of a chi-square equation.   [michael76]"""
+        """Draw by choosing one of the two roots of a chi-square equation.   [michael76]"""
         m = self._g1(eta).detach().expand(*shape, *eta.shape)
         z = torch.randn(m.shape, dtype=m.dtype, device=m.device, generator=generator) ** 2
         ratio = m * z / (2 * self.concentration.detach().unsqueeze(-2))
@@ -268,7 +268,7 @@ class OneHot(Measure):
                 "OneHot",
                 "log_probabilities",
                 f"log_probabilities must be [*b, d] with d >= 1, got {fact}",
-                "One a category.",
+                "Pass one for each category.",
             )
         if self.validate:
             check_logarithms("OneHot", "log_probabilities", log_p)
@@ -299,7 +299,9 @@ class OneHot(Measure):
     ) -> Float[Tensor, "*b m d"]:
         p = log_domain.softmax(self._logits(eta))
         signed = p * (vector - (p * vector).sum(-1, keepdim=True))
-        return signed - p * signed.sum(-1, keepdim=True)  # the sum is rounding error, larger than a saturated row
+        return signed - p * signed.sum(
+            -1, keepdim=True
+        )  # the sum is rounding error, which exceeds the entries of a saturated row
 
     def support(self, direction: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         return direction.masked_fill(self.log_probabilities.unsqueeze(-2) == -torch.inf, -torch.inf).amax(-1)

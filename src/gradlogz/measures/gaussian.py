@@ -5,10 +5,10 @@
     ∇G(eta)   = mu + Sigma eta                          attention over infinitely many Gaussian keys
     ∇²G(eta)  = Sigma                                   the same for every query
 
-Parts of Sigma that are not given are zero: a diagonal or low-rank covariance never becomes a d x d matrix unless
-`covariance` asks for it. A singular Sigma is allowed; h then lives on the affine subspace mu + range(Sigma).
+Parts of Sigma that are not given are zero: a diagonal or low-rank covariance becomes a d x d matrix only in
+`covariance`. A singular Sigma is allowed; h is then supported on the affine subspace mu + range(Sigma).
 
-Read next: mixture.py (several Gaussians gate each other), algebra.py (convolving with one is Gaussian smoothing).
+Read next: mixture.py (mixtures of Gaussians), algebra.py (convolution with a Gaussian, which smooths the keys).
 """
 
 import torch
@@ -50,9 +50,9 @@ class Gaussian(Measure):
             remedy = "Use loc.unsqueeze(0) for a Gaussian on the line."
             raise InputValueError("Gaussian", "loc", f"loc must be [*b, d], got shape {shape_of(mu)}", remedy)
         if not parts:
-            remedy = "A point mass is Empirical(loc.unsqueeze(-2))."
+            remedy = "Pass one of them, or use Empirical(loc.unsqueeze(-2)) for a point mass."
             raise InputValueError(
-                "Gaussian", "covariance_matrix", "some part of the covariance must be given, got none", remedy
+                "Gaussian", "covariance_matrix", "covariance_matrix, cov_diag and cov_factor are all missing", remedy
             )
         d = mu.shape[-1]
         for name, part, tail in (
@@ -62,11 +62,11 @@ class Gaussian(Measure):
         ):
             if part is None:
                 continue
-            found = part.shape[mu.ndim - 1 :]
-            if len(found) != len(tail) or any(t not in (None, f) for t, f in zip(tail, found, strict=True)):
+            sizes = part.shape[mu.ndim - 1 :]
+            if len(sizes) != len(tail) or any(t not in (None, f) for t, f in zip(tail, sizes, strict=True)):
                 ending = ", ".join("r" if t is None else str(t) for t in tail)
-                condition = f"{name} must be [*b, {ending}] beside loc of shape {shape_of(mu)}"
-                remedy = "Give every field the batch dimensions of loc, or 1 in their place."
+                condition = f"{name} must be [*b, {ending}] for loc of shape {shape_of(mu)}"
+                remedy = "Use the batch dimensions of loc, or size 1, in every field."
                 raise InputValueError("Gaussian", name, f"{condition}, got shape {shape_of(part)}", remedy)
             common_batch("Gaussian", mu.shape[:-1], part.shape[: mu.ndim - 1])
         if self.validate:
@@ -74,9 +74,9 @@ class Gaussian(Measure):
             if dense is not None:
                 check_positive_semidefinite("Gaussian", "covariance_matrix", dense)
             if diagonal is not None and has_values(diagonal) and bool((diagonal < 0).any()):
-                fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries below 0"
+                fact = f"{int((diagonal < 0).sum())} of {diagonal.numel()} entries are negative"
                 raise InputValueError(
-                    "Gaussian", "cov_diag", f"cov_diag must be nonnegative, got {fact}", "Variances are squares."
+                    "Gaussian", "cov_diag", f"cov_diag must be nonnegative, but {fact}", "Pass variances."
                 )
 
     @classmethod
@@ -117,7 +117,7 @@ class Gaussian(Measure):
 
     def covariance(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d d"]:
         identity = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
-        # Sigma I, row by row: the one place where a structured covariance becomes a matrix.
+        # Sigma I, row by row: the only place where a structured covariance becomes a matrix.
         Sigma = self._times(identity.expand(*self.batch_shape, -1, -1))
         return Sigma.unsqueeze(-3).expand(*eta.shape, -1)
 
@@ -136,7 +136,7 @@ class Gaussian(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        """mean(eta) plus independent noise of each part of Sigma."""
+        """Draw mean(eta) plus independent noise from each part of Sigma."""
         x = self.mean(eta).expand(*shape, *eta.shape).detach()
 
         def noise(size: int) -> Tensor:
@@ -152,7 +152,7 @@ class Gaussian(Measure):
         return x
 
     def _times(self, vector: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d"]:
-        """Sigma vector, each part in its own cost: d², d, d r."""
+        """Product Sigma vector; the parts cost d², d and d r."""
         product = torch.zeros_like(vector)
         if self.covariance_matrix is not None:
             product = product + vector @ self.covariance_matrix.mT
@@ -163,7 +163,7 @@ class Gaussian(Measure):
         return product
 
     def _variances(self) -> Float[Tensor, "*b d"]:
-        """The diagonal of Sigma."""
+        """Diagonal of Sigma."""
         total = torch.zeros_like(self.loc)
         if self.covariance_matrix is not None:
             total = total + self.covariance_matrix.diagonal(dim1=-2, dim2=-1)

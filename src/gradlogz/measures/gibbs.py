@@ -1,13 +1,13 @@
-"""Two measures that sample each other: the exact chain behind alternating attention.
+"""Gibbs sampling between two measures: the Markov chain behind alternating attention.
 
-    p(x, eta) ~ h(dx) g(deta) exp<x, eta>                                                     the joint law [theory 8.5]
+    p(x, eta) ~ h(dx) g(deta) exp<x, eta>                                            the joint distribution [theory 8.5]
     x ~ P_h(. | eta)          one key, drawn with the attention weights of the query
     eta ~ P_g(. | x)          one query, drawn with the softmax over queries
     stationary:  eta ~ g(deta) Z_h(eta),    x ~ h(dx) Z_g(x)
 
-The joint law exists if its mass is finite: always for finite sets, for Gaussians N(mu, Sigma) and N(a, B) if and only
-if rho(B Sigma) < 1. The covariance B = Sigma^-1 of Theorem 1 is exactly where it ceases to. Means in place of draws are
-alternating cross-attention: coordinate ascent of a lower bound of the log mass.
+The joint distribution exists if its mass is finite: always for finite sets, for Gaussians N(mu, Sigma) and N(a, B) if
+and only if rho(B Sigma) < 1. The covariance B = Sigma^-1 of Theorem 1 is the boundary case. Means instead of draws give
+alternating cross-attention: coordinate ascent on a lower bound of the log mass.
 
 Read next: empirical.py, gaussian.py.
 """
@@ -24,14 +24,14 @@ from .measure import Measure
 
 
 class GibbsChain(NamedTuple):
-    """The draws of a chain, one of each kind a step."""
+    """Draws of a chain: one query and one key per step."""
 
     x: Float[Tensor, "t ..."]
     eta: Float[Tensor, "t ..."]
 
 
 class GibbsMeanField(NamedTuple):
-    """The last means, and the lower bound of the log mass after each round."""
+    """Last means, and the lower bound of the log mass after each round."""
 
     x: Float[Tensor, "..."]
     eta: Float[Tensor, "..."]
@@ -39,25 +39,25 @@ class GibbsMeanField(NamedTuple):
 
 
 class Gibbs:
-    """The joint law h(dx) g(deta) exp<x, eta> of two measures on the same space, and its sampler.
+    """Joint distribution h(dx) g(deta) exp<x, eta> of two measures on the same space, and its sampler.
 
     Law: tests/laws/test_two_measures_sample_each_other.py.
     """
 
     def __init__(self, h: Measure, g: Measure) -> None:
         if h.dim != g.dim:
-            remedy = "Push one of them forward first."
-            raise InputValueError("Gibbs", "h", f"h and g must have one dimension, got {h.dim} and {g.dim}", remedy)
+            remedy = "Map one of them with pushforward first."
+            raise InputValueError("Gibbs", "h", f"h and g must have equal dimensions, got {h.dim} and {g.dim}", remedy)
         self.h, self.g = h, g
         if isinstance(h, Gaussian) and isinstance(g, Gaussian):
             radius = float(torch.linalg.eigvals(g.covariance(g.loc) @ h.covariance(h.loc)).abs().max())
             if radius >= 1 - 1e-12:
-                condition = "the joint law of two Gaussians must have rho(B Sigma) < 1"
-                remedy = "Shrink one of the covariances: at 1 the chain is a random walk without a law."
+                condition = "h and g must be Gaussians with rho(B Sigma) < 1"
+                remedy = "Shrink one of the covariances: at 1 the chain has no stationary distribution."
                 raise InputValueError("Gibbs", "h", f"{condition}, got {radius:.6g}", remedy)
 
     def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> GibbsChain:
-        """The draws of `steps` rounds from these queries on: exact, reversible, each an attention and a draw."""
+        """Draws of `steps` rounds of the reversible chain, starting from these queries."""
         xs, etas = [], []
         for _ in range(steps):
             x = self.h.sample(eta, generator=generator)
@@ -67,17 +67,17 @@ class Gibbs:
         return GibbsChain(torch.stack(xs), torch.stack(etas))
 
     def transition(self) -> Float[Tensor, "k k"]:
-        """From query to query, of finite sets: the row softmax times the column softmax of one matrix of logits."""
+        """Transition matrix between queries, for finite sets: row softmax times column softmax of the logits."""
         s, to_keys, to_queries = self._logits()
         return (s + to_keys).softmax(-1) @ (s.mT + to_queries).softmax(-1)
 
     def stationary(self) -> Float[Tensor, " k"]:
-        """The law of the queries in the long run, of finite sets: g_i Z_i, normalised."""
+        """Stationary distribution of the queries, for finite sets: g_i Z_i, normalised."""
         s, to_keys, to_queries = self._logits()
         return ((s + to_keys).logsumexp(-1) + to_queries).softmax(-1)
 
     def log_mass(self) -> Float[Tensor, ""]:
-        """The log of the mass of the joint law, of finite sets or Gaussians around 0."""
+        """Log mass of the joint distribution, for finite sets or centred Gaussians."""
         if isinstance(self.h, Gaussian) and isinstance(self.g, Gaussian):
             mu, a = self.h.loc, self.g.loc
             Sigma, B = self.h.covariance(mu), self.g.covariance(a)
@@ -90,26 +90,28 @@ class Gibbs:
         return (s + to_keys + to_queries.unsqueeze(-1)).flatten().logsumexp(0)
 
     def mean_field(self, eta: Float[Tensor, "*m d"], *, steps: int) -> GibbsMeanField:
-        """Means in place of draws: x = ∇G_h(eta), eta = ∇G_g(x), which never lowers <x, eta> - G_h*(x) - G_g*(eta)."""
+        """Mean-field iteration x = ∇G_h(eta), eta = ∇G_g(x), which never decreases <x, eta> - G_h*(x) - G_g*(eta)."""
         bounds = []
         x = self.h.mean(eta)
         for _ in range(steps):
             eta = self.g.mean(x)
-            # G_g*(eta) = <x, eta> - G_g(x) at the x that eta is the mean of, and the best x beside eta gives G_h(eta).
+            # G_g*(eta) = <x, eta> - G_g(x) at the x whose mean is eta, and the maximum over x for this eta is G_h(eta).
             bounds.append(self.h.log_normalizer(eta) + self.g.log_normalizer(x) - (x * eta).sum(-1))
             x = self.h.mean(eta)
         return GibbsMeanField(x, eta, torch.stack(bounds))
 
     def _logits(self) -> tuple[Tensor, Tensor, Tensor]:
-        """<eta_i, x_j>, and the log weights of keys and queries."""
+        """Logits <eta_i, x_j>, and log weights of keys and queries."""
         if not (isinstance(self.h, Empirical) and isinstance(self.g, Empirical)):
             fact = f"{type(self.h).__name__} and {type(self.g).__name__}"
-            remedy = "Draw from the chain instead."
-            raise InputTypeError("Gibbs", "h", f"h and g must be Empirical measures here, got {fact}", remedy)
+            remedy = "Draw with chain instead."
+            raise InputTypeError(
+                "Gibbs", "h", f"h and g must be Empirical measures for this method, got {fact}", remedy
+            )
         keys, queries = self.h.points, self.g.points
         if keys.ndim != 2 or queries.ndim != 2:
-            remedy = "Take one pair after the other."
-            raise InputValueError("Gibbs", "h", "h and g must have no batch here, got one", remedy)
+            remedy = "Pass one pair of measures at a time."
+            raise InputValueError("Gibbs", "h", "h and g must not have batch dimensions for this method", remedy)
         to_keys = keys.new_zeros(len(keys)) if self.h.log_weights is None else self.h.log_weights
         to_queries = queries.new_zeros(len(queries)) if self.g.log_weights is None else self.g.log_weights
         return queries @ keys.mT, to_keys, to_queries

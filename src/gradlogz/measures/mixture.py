@@ -1,4 +1,4 @@
-"""The mixture: measures that gate each other by their log normalisers.
+"""Mixture of measures, gated by their log normalisers.
 
     h         = sum_k pi_k h_k
     G(eta)    = log sum_k pi_k exp G_k(eta)                         [theory 6.1-6.2]
@@ -9,7 +9,7 @@
 
 With Gaussian components this is attention whose keys carry covariances (Gaussian messages, theory 8.4): the logits are
 log pi_k + <mu_k, eta> + <eta, Sigma_k eta> / 2, and it becomes softmax attention as Sigma_k -> 0. Where the covariances
-share their axes, these logits are a dot product again, and a softmax over points is all there is to compute:
+share their axes, these logits are a dot product, and the mixture reduces to softmax attention to points:
 
     <mu, eta> + <eta, U diag(c) U^T eta> / 2 = <[mu, c], [eta, (U^T eta)² / 2]>             `GaussianMessages`
 
@@ -33,7 +33,7 @@ from .validation import arrange, common_batch
 
 
 class LowerBound(NamedTuple):
-    """A Jensen bound of the log normaliser of a mixture, the distance to it, and its gradient."""
+    """Jensen bound of the log normaliser of a mixture, its gap, and its gradient."""
 
     value: Float[Tensor, "*bm"]
     gap: Float[Tensor, "*bm"]
@@ -66,7 +66,10 @@ class Mixture(Measure):
         if log_pi.ndim == 0 or log_pi.shape[-1] == 0:
             fact = f"shape {shape_of(log_pi)}"
             raise InputValueError(
-                "Mixture", "log_weights", f"log_weights must be [*b, k] with k >= 1, got {fact}", "Pass one per part."
+                "Mixture",
+                "log_weights",
+                f"log_weights must be [*b, k] with k >= 1, got {fact}",
+                "Pass one log weight for each component.",
             )
         if not components.batch_shape or components.batch_shape[-1] != log_pi.shape[-1]:
             condition = f"components must have the last batch dimension k={log_pi.shape[-1]}, one for each weight"
@@ -105,13 +108,13 @@ class Mixture(Measure):
         return gated_covariance_product(r, means, gated_mean(r, means), products, vector)
 
     def responsibilities(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m k"]:
-        """r_k = softmax_k(log pi_k + G_k(eta)): which component answers the query."""
+        """Responsibilities r_k = softmax_k(log pi_k + G_k(eta))."""
         return gate(self._log_joint(eta))
 
     def lower_bound(self, eta: Float[Tensor, "*#bm d"], log_gates: Float[Tensor, "*#b k"] | None = None) -> LowerBound:
         """L_q(eta) = sum_k q_k (G_k + log pi_k - log q_k) <= G(eta), its gap KL(q‖r) and its gradient sum_k q_k m_k.
 
-        Fixed gates q (default: pi) turn the mixture into ordinary multi-head attention; the gap is what that costs.
+        Fixed gates q (default: pi) turn the mixture into ordinary multi-head attention; the gap is the cost.
         Law: tests/laws/test_jensen_gap_is_a_relative_entropy.py.
         """
         call = "Mixture.lower_bound"
@@ -130,7 +133,7 @@ class Mixture(Measure):
         s = self._log_joint(eta)
         q, log_r = log_q.exp(), s - log_domain.log_sum_exp(s).unsqueeze(-1)
 
-        def averaged(values: Tensor) -> Tensor:  # sum_k q_k values_k, gates of 0 leaving -inf out
+        def averaged(values: Tensor) -> Tensor:  # sum_k q_k values_k, where gates of 0 exclude -inf
             return (q * values.masked_fill(q == 0, 0.0)).sum(-1)
 
         means = gated_mean(q.expand_as(s), self._each(self.components.mean, eta))
@@ -143,18 +146,18 @@ class Mixture(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        """A component by its responsibility, then a draw from it. Cost: one draw of every component."""
+        """Draw a component by its responsibility, then a point from it. Cost: one draw from every component."""
         winner = log_domain.draw(self._log_joint(eta), shape, generator)[..., None, None]
         draws = self.components.sample(eta.unsqueeze(-3), shape, generator=generator).movedim(-3, -2)
         return draws.take_along_dim(winner, -2).squeeze(-2)
 
     def atoms(self, eta: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor] | None:
-        carried = self.components.atoms(
+        atoms = self.components.atoms(
             eta.unsqueeze(-3).expand(*self.batch_shape, self.log_weights.shape[-1], *eta.shape[-2:])
         )
-        if carried is None:
+        if atoms is None:
             return None
-        points, p = carried  # [*b, k, n, d] and [*b, k, m, n]
+        points, p = atoms  # [*b, k, n, d] and [*b, k, m, n]
         r = gate(self._log_joint(eta)).movedim(-1, -2).unsqueeze(-1)
         return points.flatten(-3, -2), (r * p).movedim(-3, -2).flatten(-2)
 
@@ -162,7 +165,7 @@ class Mixture(Measure):
         return self._each(self.components.in_domain, eta).all(-1)
 
     def _each(self, method: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-        """A statistic of every component: arguments [*b, m, d] to results [*b, m, k, ...]."""
+        """Statistic of every component: arguments [*b, m, d] to results [*b, m, k, ...]."""
         at = len(self.batch_shape)
         return method(*(a.unsqueeze(-3) for a in arguments)).movedim(at, at + 1)
 
@@ -171,7 +174,7 @@ class Mixture(Measure):
         rows = self._rows()
         if rows.shape[-2] not in (1, eta.shape[-2]):
             condition = f"eta must have m={rows.shape[-2]} queries, one for each row of log_weights"
-            remedy = "Flatten the queries to one dimension, or share one row of log_weights."
+            remedy = "Flatten the queries to one dimension, or use log_weights with one row."
             raise InputValueError("Mixture", "eta", f"{condition}, got {eta.shape[-2]} queries", remedy)
         return rows + self._each(self.components.log_normalizer, eta)
 
@@ -179,11 +182,11 @@ class Mixture(Measure):
         return self.log_weights.ndim > len(self.components.batch_shape)
 
     def _rows(self) -> Float[Tensor, "*b m k"]:
-        """log pi as [*b, 1, k] or [*b, m, k]."""
+        """Log weights as [*b, 1, k] or [*b, m, k]."""
         return self.log_weights if self._per_query() else self.log_weights.unsqueeze(-2)
 
     def _shared_shape(self) -> torch.Size:
-        """[*b, k], of log_weights without their queries."""
+        """Shape [*b, k] of log_weights without queries."""
         shape = self.log_weights.shape
         return shape[:-2] + shape[-1:] if self._per_query() else shape
 
@@ -192,7 +195,7 @@ class GaussianMessages(NamedTuple):
     """sum_n w_n N(mu_n, U diag(c_n) U^T), whose covariances share the axes U, as softmax attention to points.
 
     G of the mixture at eta is G of the points [mu, c] at [eta, (U^T eta)²/2]: masks, weights and kernels of attention
-    serve here too, and nothing of size m x n x d is made.   [theory 6.1, 8.4]
+    apply, and no tensor of size m x n x d is formed.   [theory 6.1, 8.4]
 
         logits      = <keys(), queries(eta)>
         ∇G(eta)     = sum_n r_n (mu_n + U (c_n * U^T eta))                          mean
@@ -201,7 +204,7 @@ class GaussianMessages(NamedTuple):
     Attributes:
         loc: mu.
         variance: c, nonnegative, along each axis.
-        directions: U, columns in no need of being orthonormal; None is the identity, diagonal covariances.
+        directions: U, whose columns need not be orthonormal; None is the identity, for diagonal covariances.
 
     Law: tests/laws/test_gaussian_messages_are_attention_to_points.py.
 
@@ -220,11 +223,11 @@ class GaussianMessages(NamedTuple):
     directions: Float[Tensor, "*b d r"] | None = None
 
     def queries(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m dr"]:
-        """[eta, (U^T eta)² / 2]."""
+        """Queries [eta, (U^T eta)² / 2]."""
         return torch.cat((eta, self._along(eta).square() / 2), -1)
 
     def keys(self) -> Float[Tensor, "*b n dr"]:
-        """[mu, c]: the values too, if the mean is all that is asked for."""
+        """Keys [mu, c], which are also the values for `mean`."""
         return torch.cat((self.loc, self.variance), -1)
 
     def mean(self, eta: Float[Tensor, "*b m d"], attended: Float[Tensor, "*b m dr"]) -> Float[Tensor, "*b m d"]:
@@ -234,19 +237,21 @@ class GaussianMessages(NamedTuple):
         return mu + (moved if self.directions is None else moved @ self.directions.mT)
 
     def values(self) -> Float[Tensor, "*b n dddd"]:
-        """[x, y, x², x y, y²] with x = mu and y = c, centred because an offset would cost digits: for `moments`."""
+        """Values [x, y, x², x y, y²] for `moments`, with x = mu and y = c, centred to save digits."""
         x, y = self.loc - self._centre(self.loc), self.variance - self._centre(self.variance)
         return torch.cat((x, y, x.square(), x * y, y.square()), -1)
 
     def moments(
-        self, eta: Float[Tensor, "*b m d"], attended: Float[Tensor, "*b m dddd"], seen: Bool[Tensor, "*b m"]
+        self, eta: Float[Tensor, "*b m d"], attended: Float[Tensor, "*b m dddd"], nonempty: Bool[Tensor, "*b m"]
     ) -> tuple[Float[Tensor, "*b m d"], Float[Tensor, "*b m d"]]:
-        """∇G(eta) and the diagonal of ∇²G(eta) from attention with `values()`; 0 on rows that see nothing. U = I."""
+        """∇G(eta) and the diagonal of ∇²G(eta) from attention with `values()`; 0 on rows that see no key. U = I."""
         x, y, xx, xy, yy = attended.chunk(5, -1)
-        mu, c = (self._centre(t).expand_as(x).masked_fill(~seen.unsqueeze(-1), 0.0) for t in (self.loc, self.variance))
-        away = x + y * eta
-        spread = xx + 2 * eta * xy + eta.square() * yy - away.square()
-        return away + mu + c * eta, y + c + spread.clamp(min=0)
+        mu, c = (
+            self._centre(t).expand_as(x).masked_fill(~nonempty.unsqueeze(-1), 0.0) for t in (self.loc, self.variance)
+        )
+        offset = x + y * eta
+        spread = xx + 2 * eta * xy + eta.square() * yy - offset.square()
+        return offset + mu + c * eta, y + c + spread.clamp(min=0)
 
     def _along(self, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m r"]:
         """U^T eta."""

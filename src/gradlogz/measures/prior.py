@@ -1,4 +1,4 @@
-"""The conjugate prior as an intrinsic measure, and the posterior mean as attention.
+"""The conjugate prior as a measure, and the posterior mean as attention.
 
     base      p(x | theta)     = exp(<x, theta> - G0(theta)) h0(dx)
     prior     h(dtheta)        = exp(<xi, theta> - nu G0(theta) - A(xi, nu)) dtheta
@@ -15,7 +15,7 @@
 
 xi/nu is the prior mean of the expected statistic ∇G0(theta); nu counts prior observations.
 
-Read next: differentiated.py (where mean and covariance come from).
+Read next: differentiated.py (mean and covariance).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from .validation import common_batch
 
 
 class Base(NamedTuple):
-    """A base family: G0(theta), A(xi, nu), where A is finite, how far theta reaches, and how to draw it."""
+    """Base family: G0(theta), A(xi, nu) and its domain, the support function of theta, and a sampler."""
 
     log_normalizer: Callable[[Tensor], Tensor]
     prior_log_normalizer: Callable[[Tensor, Tensor], Tensor]
@@ -103,7 +103,7 @@ class ConjugatePrior(Differentiated):
     nu: Float[Tensor, "*#b"]
     base: str = static_field(kw_only=True)
 
-    if TYPE_CHECKING:  # a number is made a tensor
+    if TYPE_CHECKING:  # convert a number to a tensor
 
         def __init__(self, xi: Tensor, nu: float | Tensor, *, base: str, validate: bool = True) -> None: ...
 
@@ -114,19 +114,24 @@ class ConjugatePrior(Differentiated):
         check_floats("ConjugatePrior", xi=xi, nu=nu)
         if self.base not in BASES:
             condition = f"base must be one of {', '.join(BASES)}"
-            remedy = "Add a row to BASES for another family."
+            remedy = "For another family, add a row to BASES."
             raise InputValueError("ConjugatePrior", "base", f"{condition}, got {self.base!r}", remedy)
         if xi.ndim != nu.ndim + 1:
             fact = f"shapes {shape_of(xi)} and {shape_of(nu)}"
-            raise InputValueError("ConjugatePrior", "xi", f"xi must be [*b, d] and nu [*b], got {fact}", "nu has no d.")
+            raise InputValueError(
+                "ConjugatePrior",
+                "xi",
+                f"xi must be [*b, d] and nu [*b], got {fact}",
+                "Leave the last dimension of nu out.",
+            )
         common_batch("ConjugatePrior", xi.shape[:-1], nu.shape)
         if self.validate:
             check_finite("ConjugatePrior", xi=xi, nu=nu)
             check_positive("ConjugatePrior", nu=nu)
             if has_values(xi, nu) and not bool(BASES[self.base].in_domain(xi, nu).all()):
-                remedy = "xi/nu must be a possible mean of the statistic."
+                remedy = "Choose xi/nu inside the range of means of the statistic."
                 condition = f"(xi, nu) must give a proper {self.base} prior"
-                raise InputValueError("ConjugatePrior", "xi", f"{condition}, got one that has infinite mass", remedy)
+                raise InputValueError("ConjugatePrior", "xi", f"{condition}, but its mass is infinite", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -143,19 +148,19 @@ class ConjugatePrior(Differentiated):
     def covariance_product(
         self, eta: Float[Tensor, "*b m d"], vector: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b m d"]:
-        if self.base == "gaussian":  # the same for every eta, which torch.compile cannot find out by differentiating
+        if self.base == "gaussian":  # constant in eta, which torch.compile cannot detect by differentiating
             return (vector / self.nu[..., None, None]).expand_as(eta).clone()
         return super().covariance_product(eta, vector)
 
     def base_log_normalizer(self, theta: Float[Tensor, "*bm d"]) -> Float[Tensor, "*bm"]:
-        """G0(theta): minus it is the key bias that turns attention over prior draws into the posterior mean."""
+        """G0(theta). With key bias -G0(theta), attention over prior draws is the posterior mean."""
         return BASES[self.base].log_normalizer(theta)
 
     def posterior(self, statistic: Float[Tensor, "*b d"], count: int = 1) -> "ConjugatePrior":
-        """The prior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
+        """Posterior after `count` observations with this sum of statistics: (xi + statistic, nu + count)."""
         check_floats("ConjugatePrior.posterior", xi=self.xi, statistic=statistic)
         if count < 0:
-            remedy = "Observations only add."
+            remedy = "Pass the number of observations."
             raise InputValueError(
                 "ConjugatePrior.posterior", "count", f"count must be at least 0, got count={count}", remedy
             )

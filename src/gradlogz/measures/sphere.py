@@ -1,12 +1,12 @@
-"""The uniform law on a sphere, whose attention points along the query.
+"""The uniform distribution on a sphere, whose attention is parallel to the query.
 
     h         = uniform on {|x| = r} in R^d
     G(eta)    = log[Gamma(d/2) (2/k)^(d/2-1) I_{d/2-1}(k)],  k = r |eta|       [theory 3.4]
-    ∇G(eta)   = r (I_{d/2}(k) / I_{d/2-1}(k)) eta / |eta|                       shrunk, never turned
+    ∇G(eta)   = r (I_{d/2}(k) / I_{d/2-1}(k)) eta / |eta|                       parallel to eta
     ∇²G(eta)  = r² (a I + b r² eta eta^T)                                       a = A(k)/k, b = (Var t - a)/k²
 
-The tilted laws are the von Mises-Fisher laws. Because the mean is parallel to the query, tokens spread evenly over a
-sphere are an exact equilibrium of attention followed by a projection on the sphere (theory 4.5).
+The tilted distributions are von Mises-Fisher. Because the mean is parallel to the query, tokens spread evenly over a
+sphere are an exact equilibrium of attention followed by projection onto the sphere (theory 4.5).
 
 Read next: ../special/bessel.py (how the Bessel functions are computed).
 """
@@ -25,7 +25,7 @@ from .measure import Measure, measure
 
 @measure
 class Sphere(Measure):
-    """The uniform probability on the sphere of R^dim with this radius, a tensor [*b] or a number; dim >= 2.
+    """Uniform distribution on the sphere of R^dim with this radius, a tensor [*b] or a number; dim >= 2.
 
     >>> import torch
     >>> k = torch.tensor(2.0, dtype=torch.float64)
@@ -37,7 +37,7 @@ class Sphere(Measure):
     dim: int = static_field()
     radius: Float[Tensor, "*b"] = dataclasses.field(default_factory=lambda: torch.ones(()))
 
-    if TYPE_CHECKING:  # a number is made a tensor
+    if TYPE_CHECKING:  # convert a number to a tensor
 
         def __init__(self, dim: int, radius: float | Tensor = 1.0, *, validate: bool = True) -> None: ...
 
@@ -49,7 +49,7 @@ class Sphere(Measure):
                 "Sphere", "dim", f"dim must be an int, got {type(self.dim).__name__}", "Pass the dimension d."
             )
         if self.dim < 2:
-            remedy = "Two points on a line are Empirical or Spins."
+            remedy = "Use Spins or Empirical for two points on a line."
             raise InputValueError("Sphere", "dim", f"dim must be at least 2, got dim={self.dim}", remedy)
         if self.validate:
             check_finite("Sphere", radius=self.radius)
@@ -86,7 +86,7 @@ class Sphere(Measure):
     def sample(
         self, eta: Float[Tensor, "*b m d"], shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "*s m d"]:
-        """Von Mises-Fisher draws: the coordinate along eta by rejection, a uniform direction across.   [wood94]"""
+        """Von Mises-Fisher draws: the coordinate along eta by rejection, the direction across it uniform.   [wood94]"""
         p = self.dim - 1
         k = (self.radius.unsqueeze(-1) * eta.norm(dim=-1)).expand(*shape, *eta.shape[:-1]).detach()
 
@@ -99,7 +99,7 @@ class Sphere(Measure):
             y = torch._standard_gamma(half, generator=generator)
             return x / (x + y)
 
-        # Envelope of the density of the cosine w, in 1 - w throughout: for a large k all of it happens near w = 1. The
+        # Envelope of the density of the cosine w, in 1 - w throughout: for a large k the mass is near w = 1. The
         # acceptance rate is above 0.6 for every k and dimension, so the rounds needed for all draws are few.
         b = p / (2 * k + torch.hypot(2 * k, torch.full_like(k, p)))
         below_peak = 2 * b / (1 + b)  # 1 - w at the peak
@@ -109,12 +109,12 @@ class Sphere(Measure):
             below = 2 * b * z / (1 - (1 - b) * z)
             # k (w - peak) + p log[(1 - peak w) / (1 - peak²)], with 1 - peak w = (1 - peak) + peak (1 - w)
             rise = (below_peak + (1 - below_peak) * below) / (below_peak * (2 - below_peak))
-            accepted = ~(k * (below_peak - below) + p * rise.log() < uniform().log())  # a NaN would wait for ever
+            accepted = ~(k * (below_peak - below) + p * rise.log() < uniform().log())  # a NaN would loop forever
             short = torch.where(waiting & accepted, below, short)
             waiting = waiting & ~accepted
         cosine, sine = 1 - short, (short * (2 - short)).clamp(min=0).sqrt()
 
-        # A uniform direction orthogonal to eta (any direction where eta = 0: the law is isotropic then).
+        # A uniform direction orthogonal to eta (any direction if eta = 0, since the distribution is isotropic).
         noise = torch.randn(*shape, *eta.shape, dtype=k.dtype, device=k.device, generator=generator)
         length = eta.detach().norm(dim=-1, keepdim=True)
         axis = eta.detach() / length.clamp(min=torch.finfo(k.dtype).tiny)

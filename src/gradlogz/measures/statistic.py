@@ -1,7 +1,7 @@
-"""Any distribution of torch as a measure: the law of its sufficient statistic.
+"""Any exponential family of torch as a measure: the distribution of its sufficient statistic.
 
     p(y | theta) = c(y) exp(<T(y), theta> - A(theta))               a torch.distributions.ExponentialFamily
-    h            = law of T(y),  y ~ p(. | theta)
+    h            = distribution of T(y),  y ~ p(. | theta)
     G(eta)       = A(theta + eta) - A(theta)                        [shim22, Prop. 1b]
     ∇G(eta)      = E[T(y) | theta + eta]
 
@@ -12,8 +12,8 @@
     dirichlet    log y               concentration          sum lgamma(theta_i) - lgamma(sum theta_i)
     bernoulli    y                   logit                  log(1 + exp theta)
 
-Where T(y) is y itself exponential.py has the law under its own name. Tilting by eta moves to another member:
-`to_distribution(h, eta)` in conversion.py names it.
+If T(y) = y, exponential.py has the distribution under its own name. Tilting by eta gives another member of the family,
+which `to_distribution(h, eta)` in conversion.py returns.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ Draw = Callable[[Tensor, torch.Generator | None], Tensor]
 
 
 class Family(NamedTuple):
-    """What makes an exponential family: A, where it is finite, how far T reaches, and how to draw T."""
+    """Exponential family: A, its domain, the support function of T, and a sampler of T."""
 
     log_normalizer: Callable[[Tensor], Tensor]
     in_domain: Callable[[Tensor], Tensor]
     support: Callable[[Tensor], Tensor]
     draw: Draw
-    dim: int | None  # of T; None where it is that of theta
+    dim: int | None  # dimension of T; None if it is that of theta
 
 
 def _everywhere(theta: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _everywhere(theta: Tensor) -> Tensor:
 
 
 def _unless(bounded: Tensor, value: Tensor) -> Tensor:
-    """value where the supremum is finite, +inf elsewhere."""
+    """Return value where the supremum is finite, +inf elsewhere."""
     return torch.where(bounded, value, torch.inf)
 
 
@@ -68,20 +68,20 @@ def _draw_gamma(theta: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _normal_support(u: Tensor) -> Tensor:
-    """sup_y u1 y + u2 y²."""
+    """Supremum of u1 y + u2 y² over y."""
     a, b = u[..., 0], u[..., 1]
     return _unless((b < 0) | ((a == 0) & (b == 0)), -a * a / (4 * b.where(b < 0, -1.0)))
 
 
 def _gamma_support(u: Tensor) -> Tensor:
-    """sup_y u1 log y + u2 y over y > 0."""
+    """Supremum of u1 log y + u2 y over y > 0."""
     a, b = u[..., 0], u[..., 1]
     inside = (a >= 0) & (b < 0) | (a == 0) & (b == 0)
     return _unless(inside, torch.xlogy(a.clamp(min=0), a.clamp(min=0) / -b.where(b < 0, -1.0)) - a)
 
 
 def _simplex_support(u: Tensor) -> Tensor:
-    """sup sum_i u_i log y_i over the simplex: y proportional to u."""
+    """Supremum of sum_i u_i log y_i over the simplex, at y proportional to u."""
     up = u.clamp(min=0)
     total = up.sum(-1, keepdim=True)
     return _unless((u >= 0).all(-1), torch.xlogy(up, up / total.where(total > 0, 1.0)).sum(-1))
@@ -124,7 +124,7 @@ FAMILIES: dict[str, Family] = {
 
 @measure
 class Statistic(Differentiated):
-    """The law of the sufficient statistic T(y), y from the named family at natural parameter theta.
+    """Distribution of the sufficient statistic T(y), y from the named family at natural parameter theta.
 
     >>> import torch
     >>> h = Statistic(torch.tensor([0.0, -0.5]), family="normal")  # (y, y²) for y ~ N(0, 1)
@@ -138,20 +138,20 @@ class Statistic(Differentiated):
     def __post_init__(self) -> None:
         check_floats("Statistic", natural=self.natural)
         if self.family not in FAMILIES:
-            remedy = "from_distribution builds them from torch distributions."
+            remedy = "Build it with from_distribution from a torch distribution."
             condition = f"family must be one of {', '.join(FAMILIES)}"
             raise InputValueError("Statistic", "family", f"{condition}, got {self.family!r}", remedy)
         wanted = FAMILIES[self.family].dim
         if self.natural.ndim == 0 or (wanted is not None and self.natural.shape[-1] != wanted):
             condition = f"natural must be [*b, {wanted or 'd'}] for the {self.family} family"
-            remedy = "The table of the module lists theta."
+            remedy = "See the table of gradlogz.measures.statistic for theta."
             raise InputValueError("Statistic", "natural", f"{condition}, got shape {shape_of(self.natural)}", remedy)
         if self.validate:
             check_finite("Statistic", natural=self.natural)
             if has_values(self.natural) and not bool(FAMILIES[self.family].in_domain(self.natural).all()):
                 condition = f"natural must lie in the domain of the {self.family} family"
-                remedy = "The table of the module lists theta."
-                raise InputValueError("Statistic", "natural", f"{condition}, got parameters outside it", remedy)
+                remedy = "See the table of gradlogz.measures.statistic for theta."
+                raise InputValueError("Statistic", "natural", f"{condition}, but some parameters are outside", remedy)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -28,7 +28,7 @@ from .validation import common_batch
 
 
 def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
-    """The p(p+1)/2 coordinates of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
+    """Coordinates p(p+1)/2 of a symmetric matrix, an isometry: <svec A, svec B> = trace(A B)."""
     check_floats("svec", matrix=matrix)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         fact = f"shape {shape_of(matrix)}"
@@ -40,15 +40,15 @@ def svec(matrix: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b d"]:
 
 
 def smat(vector: Float[Tensor, "*b d"]) -> Float[Tensor, "*b p p"]:
-    """The symmetric matrix of these coordinates: the inverse of `svec`."""
+    """Symmetric matrix with these coordinates: the inverse of `svec`."""
     check_floats("smat", vector=vector)
     d = vector.shape[-1] if vector.ndim else 0
     p = (math.isqrt(8 * d + 1) - 1) // 2
     if d == 0 or p * (p + 1) // 2 != d:
         condition, fact = "vector must have p(p+1)/2 entries for some p", f"shape {shape_of(vector)}"
-        raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Use svec to make it.")
+        raise InputValueError("smat", "vector", f"{condition}, got {fact}", "Build it with svec.")
     row, column = torch.triu_indices(p, p, device=vector.device)
-    # Entry (i, j) reads coordinate `place`: a gather, because a scatter has no vmap over its batch.
+    # Entry (i, j) is coordinate `place`: a gather, since scatter has no vmap over its batch.
     place = torch.zeros(p, p, dtype=torch.long, device=vector.device)
     place[row, column] = place[column, row] = torch.arange(len(row), device=vector.device)
     diagonal = torch.eye(p, dtype=vector.dtype, device=vector.device)
@@ -69,7 +69,7 @@ class Wishart(Measure):
     df: Float[Tensor, "*#b"]
     covariance_matrix: Float[Tensor, "*#b p p"]
 
-    if TYPE_CHECKING:  # a number is made a tensor
+    if TYPE_CHECKING:  # convert a number to a tensor
 
         def __init__(self, df: float | Tensor, covariance_matrix: Tensor, *, validate: bool = True) -> None: ...
 
@@ -80,7 +80,7 @@ class Wishart(Measure):
         check_floats("Wishart", df=n, covariance_matrix=V)
         if V.ndim != n.ndim + 2 or V.shape[-1] != V.shape[-2]:
             fact = f"shapes {shape_of(V)} and {shape_of(n)}"
-            remedy = "Give df the batch dimensions of covariance_matrix."
+            remedy = "Use the batch dimensions of covariance_matrix for df."
             raise InputValueError(
                 "Wishart", "covariance_matrix", f"covariance_matrix must be [*b, p, p] and df [*b], got {fact}", remedy
             )
@@ -91,11 +91,11 @@ class Wishart(Measure):
             if has_values(V) and int(torch.linalg.cholesky_ex(V.detach()).info.max()) > 0:
                 remedy = "Add a multiple of the identity."
                 raise InputValueError(
-                    "Wishart", "covariance_matrix", "covariance_matrix must be regular, got a singular one", remedy
+                    "Wishart", "covariance_matrix", "covariance_matrix must be regular, but it is singular", remedy
                 )
             if has_values(n) and bool((n <= V.shape[-1] - 1).any()):
-                fact, remedy = f"a smallest df of {float(n.detach().min()):.3g}", "Fewer have no density."
-                raise InputValueError("Wishart", "df", f"df must exceed p-1={V.shape[-1] - 1}, got {fact}", remedy)
+                problem = f"df must exceed p-1={V.shape[-1] - 1}, got {float(n.detach().min()):.3g}"
+                raise InputValueError("Wishart", "df", problem, "Increase df: smaller ones have no density.")
 
     @property
     def batch_shape(self) -> torch.Size:

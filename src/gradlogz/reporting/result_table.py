@@ -25,8 +25,10 @@ NO_VALUE = "–"
 SYMBOLS = {
     "supported": ("✓", "green"),
     "consistent": ("✓", "green"),
+    "holds": ("✓", "green"),
     "refuted": ("✗", "red"),
     "inconsistent": ("✗", "red"),
+    "fails": ("✗", "red"),
     "inconclusive": ("~", "yellow"),
 }
 Row = Sequence[str]

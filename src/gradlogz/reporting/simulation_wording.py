@@ -48,7 +48,7 @@ NAMED = {  # name, unit, formula
     "harmonic": ("fastest harmonic", "1", "|E exp(ilθ)|"),
     "diameter": ("diameter", "1", "max |xᵢ − xⱼ|"),
     "step": ("step of divergence", "steps", "t"),
-    "sliced_wasserstein of a gaussian": ("sliced W₂, Gaussian limit", "standard deviations", "99 % quantile"),
+    "sliced_wasserstein_null": ("sliced W₂, Gaussian limit", "standard deviations", "99 % quantile"),
 }
 THEOREMS = {"log_pair_energy": "pair energy decreases", "diameter": "diameter above bound"}
 FORMULAS = {
@@ -144,7 +144,7 @@ def _evidence(simulation: Simulation, kind: str) -> str:
     if kind == "blow-up":
         return f" (at step {_range([e['step'] for e in evidence], '.0f')})"
     if kind in ("gaussian", "other"):
-        limit = max(e["sliced_wasserstein of a gaussian"] for e in evidence)
+        limit = max(e["sliced_wasserstein_null"] for e in evidence)
         distance = _range([e["sliced_wasserstein"] for e in evidence], ".3f")
         return f" (sliced W₂ distance to a Gaussian {distance}; 99 % quantile for Gaussian clouds {limit:.3f})"
     return ""

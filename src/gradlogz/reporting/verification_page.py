@@ -1,6 +1,6 @@
-"""The statements of the theory as a page: each as printed and as corrected, its residual and its verdict.
+"""Page of `verify`: every statement as printed and as corrected, with residuals and verdicts, by source document.
 
-Read next: ../verification/program.py (how they are checked), ../page (how it looks).
+Read next: ../verification/program.py (the checks), ../page (the layout).
 """
 
 import math
@@ -9,41 +9,48 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..page import Cell, Chip, Column, Page, Section, Table, VerdictBanner
+from ..page import Cell, Chip, Column, Page, Section, Table, Text, VerdictBanner
 from ..verification.statement import StatementResult, Verification
 from .citations import cited, keys_in
-from .verification_wording import KEYS, failures, headline
+from .verification_wording import by_document, failures, false_as_printed, headline, source_of
 
 COLUMNS = (
     Column("statement"),
-    Column("where"),
+    Column("section"),
     Column("as printed"),
-    Column("off by", "1"),
+    Column("printed residual", "1"),
     Column("as corrected"),
-    Column("residual", "1"),
+    Column("corrected residual", "1"),
+    Column("tolerance", "1"),
     Column("verdict"),
 )
+READING = (
+    "Each row is one statement. Its key is an equation, proposition or theorem of the source, an erratum (E1, E2, ...; "
+    "docs/errata.md), or a section of docs/theory.md.",
+    "A statement without a printed formula is correct in its source. Otherwise the row shows the formula of the source "
+    "and its correction.",
+    "A residual is the largest absolute error relative to the scale of the statement: about 1e-16 if the formula is "
+    "true, of order 1 if it is false. It is missing where the printed formula cannot be evaluated.",
+    "The verdict is on the corrected formula, which holds if its residual is at most the tolerance.",
+)
 METHODS = (
-    "A statement of the paper [shim22], of its draft notes or of the theory is computed and compared with sums over "
-    "points or quadrature nodes that are written out. It holds if the residual is within its tolerance. Where a source "
-    "prints another formula than the corrected one, that formula is computed too.",
-    KEYS,
+    "Each statement of the paper [shim22], of its two draft notes or of docs/theory.md is evaluated in float64 at "
+    "random points and compared with sums over points or quadrature nodes. These sums are written out and do not use "
+    "the library.",
 )
 
 
 def page_of(verification: Verification) -> Page:
-    """The page of the statements that were checked."""
+    """The page of a verification."""
     results = verification.results
     failed = failures(results)
     chip = Chip(f"{len(failed)} fail", "departs") if failed else Chip("all hold", "agrees")
-    rows = tuple(map(_row, results))
-    table = Table("statements", "Statements, as printed and as corrected", COLUMNS, rows, stacked=True)
     return Page(
         name="gradlogz-verification",
-        title="The theory, checked",
+        title="Verification of the theory",
         subtitle="Every statement of the sources that can be computed, as printed and as corrected.",
-        verdict=VerdictBanner(headline(results), (chip,), tuple(f"Fails: {line}" for line in failed)),
-        sections=(Section("Statements", (table,)),),
+        verdict=VerdictBanner(headline(results), (chip,), tuple(failed)),
+        sections=(Section("How to read this page", (Text(READING),)), *map(_section, by_document(results).values())),
         methods=METHODS,
         reproduce={
             "version": f"gradlogz {__version__}, torch {torch.__version__}",
@@ -55,8 +62,23 @@ def page_of(verification: Verification) -> Page:
     )
 
 
+def _section(results: list[StatementResult]) -> Section:
+    """The statements of one source document as a table, without the columns that are empty in all of them."""
+    title, _ = source_of(results[0].statement)
+    rows = list(map(_row, results))
+    filled = [i for i in range(len(COLUMNS)) if any(row[i] is not None for row in rows)]
+    wrong = sum(map(false_as_printed, results))
+    caption = f"{len(results)} statements" + (f", {wrong} of them false as printed." if wrong else ".")
+    name = "statements-" + "".join(c for c in title.lower() if c.isalnum())
+    columns = tuple(COLUMNS[i] for i in filled)
+    table = Table(
+        name, "Statements", columns, tuple(tuple(row[i] for i in filled) for row in rows), caption, stacked=True
+    )
+    return Section(title, (table,))
+
+
 def data_of(verification: Verification) -> dict[str, Any]:
-    """The statements as plain data; infinities are None."""
+    """The results as plain data; infinite residuals are None."""
     rows = [
         {
             "statement": r.statement.key,
@@ -78,7 +100,8 @@ def data_of(verification: Verification) -> dict[str, Any]:
 def _row(r: StatementResult) -> tuple[Cell, ...]:
     s = r.statement
     chip = Chip("holds", "agrees") if r.holds else Chip("fails", "departs")
-    return s.key, s.where, s.printed, _finite(r.printed), s.corrected, _finite(r.residual), chip
+    residuals = _finite(r.printed), _finite(r.residual)
+    return s.key, source_of(s)[1] or None, s.printed, residuals[0], s.corrected, residuals[1], s.tolerance, chip
 
 
 def _finite(number: float | None) -> float | None:

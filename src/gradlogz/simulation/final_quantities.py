@@ -131,11 +131,11 @@ def _theorems(simulation: Simulation) -> list[Quantity]:
 
 def _gaussianity(simulation: Simulation) -> list[Quantity]:
     """Distance to a Gaussian and kurtosis beside their null values, unless tokens have gathered."""
-    evidence = [v.evidence for v in simulation.verdicts if "sliced_wasserstein of a gaussian" in v.evidence]
+    evidence = [v.evidence for v in simulation.verdicts if "sliced_wasserstein_null" in v.evidence]
     if not evidence:
         return []
     observed, s = simulation.trajectory.observed, simulation.settings
-    limit = max(e["sliced_wasserstein of a gaussian"] for e in evidence)
+    limit = max(e["sliced_wasserstein_null"] for e in evidence)
     rows = [_mean("sliced_wasserstein", observed["sliced_wasserstein"][-1])._replace(expected=(0.0, limit))]
     if s.tokens > s.dim + 1:
         band = mardia_band("kurtosis", s.tokens, s.dim)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .._errors import InputValueError
-from ..dynamics.contraction import NAMES, Given
+from ..dynamics.contraction import NAMES, ContractionLike
 
 CONTRACTIONS = (*NAMES, "resolvent")
 INITIAL = ("gaussian", "uniform", "laplace", "exponential", "sphere", "circle")  # drawn by initial_clouds.py
@@ -57,7 +57,7 @@ class SimulationSettings:
     every: int = 0
 
     @property
-    def contraction_names(self) -> Given:
+    def contraction_names(self) -> ContractionLike:
         """The contraction as a name or a tuple of names, as `evolve` takes it."""
         names = tuple(self.contraction.split("+"))
         return names[0] if len(names) == 1 else names

@@ -2,13 +2,13 @@
 
     g(s)  = log E exp(k t),   s = k²,   t one coordinate of a uniform point on the unit sphere of R^d
           = log[Gamma(d/2) (2/k)^(d/2-1) I_{d/2-1}(k)]                      [theory 3.4]
-    a(s)  = 2 g'(s) = A(k) / k,   A = I_{d/2} / I_{d/2-1}                   the length of the mean, over k
+    a(s)  = 2 g'(s) = A(k) / k,   A = I_{d/2} / I_{d/2-1}                   norm of the mean, divided by k
     b(s)  = 2 a'(s) = (Var t - a) / k²
 
-Two formulas, each where it is exact. For s <= 2d, the power series of Z - 1 in s. Beyond, with t = tanh u,
+Two formulas, each used where it is exact. For s <= 2d, the power series of Z - 1 in s. Beyond, with t = tanh u,
 Z is proportional to ∫ exp(k tanh u) cosh(u)^(1-d) du, an analytic integrand with one peak and fast tails, for which
 the trapezoidal rule converges exponentially: 181 nodes, centred on the peak and scaled to its width, give 1e-13.
-Everything is a plain sum over nodes, hence differentiable to every order, by every transform of torch.
+Both are plain sums, hence differentiable to every order, by every transform of torch.
 """
 
 import math
@@ -19,7 +19,7 @@ import torch
 from .._errors import InputValueError
 from .._typing import Float, Tensor
 
-TERMS = 24  # of the power series: (s/2d)^j / j! < 1e-23 at s = 2d
+TERMS = 24  # terms of the power series: (s/2d)^j / j! < 1e-23 at s = 2d
 STEP, REACH = 0.2, 18.0  # spacing and extent of the nodes, in widths of the peak
 TAIL = 57.0  # widths after which the slowest tail, exp(-(d-1) u), is below 1e-17 for d = 2
 
@@ -35,7 +35,7 @@ class Radial(NamedTuple):
 def radial(s: Float[Tensor, "..."], dim: int) -> Radial:
     """(g, a, b) at s = k² >= 0 for the unit sphere of R^dim, dim >= 2."""
     near = s <= 2.0 * dim
-    # Each branch gets arguments from its own side, so that neither sends NaN gradients through the other.
+    # Each branch gets arguments from its own range, so that the unused one has no NaN gradients.
     series = _by_series(s.where(near, 1.0), dim)
     nodes = _by_nodes(s.where(~near, 4.0 * dim), dim)
     return Radial(*(torch.where(near, x, y) for x, y in zip(series, nodes, strict=True)))
@@ -98,7 +98,7 @@ def _log_normalizing_constant(dim: int) -> float:
     x = (dim - 1) / 2
     if x < 16:
         return math.lgamma(x + 0.5) - math.lgamma(x) - math.log(math.pi) / 2
-    # The two log gammas of a large dimension agree in most digits; their difference has a series of its own.
+    # The two log gammas of a large dimension agree in most digits; a series computes their difference.
     odd = (-1 / 8, 1 / 192, -1 / 640, 17 / 14336, -31 / 18432, 691 / 180224)
     return math.log(x) / 2 + sum(c / x ** (2 * i + 1) for i, c in enumerate(odd)) - math.log(math.pi) / 2
 
@@ -114,5 +114,5 @@ def _dim_of(call: str, order: float) -> int:
     dim = round(2 * order + 2)
     if order < 0 or dim != 2 * order + 2:
         condition = "order must be one of 0, 1/2, 1, 3/2, ..."
-        raise InputValueError(call, "order", f"{condition}, got order={order}", "Round it to a half.")
+        raise InputValueError(call, "order", f"{condition}, got order={order}", "Round it to a multiple of 1/2.")
     return dim

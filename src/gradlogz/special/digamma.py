@@ -1,15 +1,15 @@
-"""The digamma function and the inverses that matching moments of Gamma and Dirichlet laws asks for.
+"""The digamma function, and inverses for moment matching of Gamma, Dirichlet and Wishart distributions.
 
-    gap(x)    = log x - digamma(x) > 0                   log E[x] - E[log x] of a Gamma law of shape x
+    gap(x)    = log x - digamma(x) > 0                   log E[x] - E[log x] of a Gamma distribution of shape x
               = sum_{j<10} 1/(x+j) - log(1 + 10/x) + 1/(2z) + sum_j B_2j / (2j z^2j),   z = x + 10
     gap(a)    = g               a decreases from infinity to 0 as g goes from 0 to infinity
-    digamma(a_i) - digamma(sum a) = u_i                   E[log p_i] of a Dirichlet law
+    digamma(a_i) - digamma(sum a) = u_i                   E[log p_i] of a Dirichlet distribution
 
-Plain arithmetic, as in gamma.py: derivatives of every order, and for large x the relative error of the gap stays at
-1e-15 where the difference of log x and digamma(x) has lost all digits.
+Plain arithmetic, as in gamma.py, has derivatives of every order. For large x the relative error of the gap stays at
+1e-15, where the difference of log x and digamma(x) has lost all digits.
 
-Inverses are found by Newton's method without derivatives; two more of its steps are taken with them, after which the
-first and the second derivative of the result are right: a step makes an error of order n one of order 2n.
+Inverses are computed by Newton's method without autograd. Two more steps with autograd make the first and second
+derivative of the result correct: a step turns an error of order n into one of order 2n.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from .._typing import Float, Tensor
 SHIFT = 10
 COEFFICIENTS = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, -3617 / 8160)  # B_2j / 2j
 EULER = 0.5772156649015329
-MOST = 24  # steps; four to twelve are usual, and where nothing can be read all of them are taken
+MOST = 24  # steps at most; four to twelve are usual, and all are taken where values cannot be read
 
 
 def digamma_gap(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """log x - digamma(x) for x > 0."""
+    """Gap log x - digamma(x) for x > 0."""
     square = (x + SHIFT) ** -2
     tail = torch.full_like(x, COEFFICIENTS[-1])
     for c in COEFFICIENTS[-2::-1]:
@@ -35,7 +35,7 @@ def digamma_gap(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def digamma_gap_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The derivative of the gap, 1/x - trigamma(x) < 0."""
+    """Derivative of the gap, 1/x - trigamma(x) < 0."""
     inverse = 1 / (x + SHIFT)
     square = inverse * inverse
     tail = torch.full_like(x, 2 * len(COEFFICIENTS) * COEFFICIENTS[-1])
@@ -45,17 +45,17 @@ def digamma_gap_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The derivative of log_gamma, for x > 0."""
+    """Derivative of log_gamma, for x > 0."""
     return x.log() - digamma_gap(x)
 
 
 def trigamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The derivative of digamma, for x > 0."""
+    """Derivative of digamma, for x > 0."""
     return 1 / x - digamma_gap_slope(x)
 
 
 def inverse_digamma_gap(gap: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The a > 0 with log a - digamma(a) = gap, for gap > 0: the shape of a Gamma law.
+    """Solve log a - digamma(a) = gap for a > 0, with gap > 0: the shape of a Gamma distribution.
 
     1/gap(a) is convex and has slopes from 1 to 2, so that Newton's method from the right, a = 1/gap, stays there.
     """
@@ -73,7 +73,7 @@ def inverse_digamma_gap(gap: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def inverse_digamma_gaps(gap: Float[Tensor, "..."], p: int) -> Float[Tensor, "..."]:
-    """The n > p - 1 with sum_{i<p} [log(n/2) - digamma((n-i)/2)] = gap: the degrees of freedom of a Wishart law."""
+    """Solve sum_{i<p} [log(n/2) - digamma((n-i)/2)] = gap for n > p - 1, the degrees of freedom of a Wishart."""
     g, lowest = gap.detach(), p - 1
 
     def step(n: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def inverse_digamma_gaps(gap: Float[Tensor, "..."], p: int) -> Float[Tensor, "..
 
 
 def concentration(log_mean: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
-    """The Dirichlet law with these E[log p_i]: digamma(a_i) - digamma(a_1 + ... + a_c) = log_mean_i.
+    """Solve digamma(a_i) - digamma(a_1 + ... + a_c) = log_mean_i: a Dirichlet distribution with these E[log p_i].
 
     For a given sum s every a_i follows; log(sum a_i(s) / s) is concave and increasing in 1/s, so that Newton's method
     from the left, 1/s = 2 gap / (c - 1), stays there.
@@ -108,25 +108,25 @@ def concentration(log_mean: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     a = _inverse_digamma(u + torch.digamma(1 / v))
     for _ in range(2):
         total = a.sum(-1, keepdim=True)
-        short = log_mean - digamma(a) + digamma(total)
+        residual = log_mean - digamma(a) + digamma(total)
         q, z = trigamma(a), trigamma(total)
-        whole = (short / q).sum(-1, keepdim=True) / (1 - z * (1 / q).sum(-1, keepdim=True))
-        a = a * torch.exp((short + z * whole) / (q * a))
+        correction = (residual / q).sum(-1, keepdim=True) / (1 - z * (1 / q).sum(-1, keepdim=True))
+        a = a * torch.exp((residual + z * correction) / (q * a))
     return a
 
 
 def _scaled(a: Tensor) -> tuple[Tensor, Tensor]:
-    """a gap(a) and a² gap'(a), which neither overflow nor vanish: they go from 1 and -1 to 1/2 and -1/2."""
+    """Products a gap(a) and a² gap'(a), which neither overflow nor vanish: from 1 and -1 to 1/2 and -1/2."""
     steps = torch.arange(1, SHIFT, dtype=a.dtype, device=a.device)
     z = a + SHIFT
-    part, whole = a.unsqueeze(-1) / (a.unsqueeze(-1) + steps), a / z
+    part, last = a.unsqueeze(-1) / (a.unsqueeze(-1) + steps), a / z
     square = z**-2
     tail, slope = torch.full_like(a, COEFFICIENTS[-1]), torch.full_like(a, 2 * len(COEFFICIENTS) * COEFFICIENTS[-1])
     for j in range(len(COEFFICIENTS) - 1, 0, -1):
         tail = tail * square + COEFFICIENTS[j - 1]
         slope = slope * square + 2 * j * COEFFICIENTS[j - 1]
-    once = 1 + part.sum(-1) - a * torch.log1p(SHIFT / a) + whole * (0.5 + tail / z)
-    twice = SHIFT * whole - 1 - (part**2).sum(-1) - whole**2 * (0.5 + slope / z)
+    once = 1 + part.sum(-1) - a * torch.log1p(SHIFT / a) + last * (0.5 + tail / z)
+    twice = SHIFT * last - 1 - (part**2).sum(-1) - last**2 * (0.5 + slope / z)
     return once, twice
 
 
@@ -150,7 +150,7 @@ def _gaps_slope(n: Tensor, p: int) -> Tensor:
 
 
 def _inverse_digamma(y: Tensor) -> Tensor:
-    """The x > 0 with digamma(x) = y, to rounding error after five steps of Newton's method [minka00]."""
+    """Solve digamma(x) = y for x > 0, to rounding error after five steps of Newton's method [minka00]."""
     x = torch.where(y >= -2.22, y.exp() + 0.5, -1 / (y + EULER))
     for _ in range(5):
         x = x - (torch.digamma(x) - y) / torch.polygamma(1, x)
@@ -158,7 +158,7 @@ def _inverse_digamma(y: Tensor) -> Tensor:
 
 
 def _settled(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Steps until half of the digits stand, which the two steps that follow complete; without reading numbers, MOST."""
+    """Iterate until half of the digits are correct (two more steps complete them); MOST steps if values are hidden."""
     readable = has_values(x) and x.device.type == "cpu"
     for _ in range(MOST):
         new = step(x)

@@ -4,7 +4,7 @@
     P(X <= q)    = P(nu / 2, q / 2)                                chi-square, P the regularised incomplete gamma
 
 torch has the incomplete gamma function but neither the incomplete beta function nor either quantile, and scipy is an
-optional package. Results are float64-accurate in both tails: what is small keeps its relative precision.
+optional package. Results are float64-accurate in both tails: small probabilities keep their relative precision.
 
 Law: tests/agreement/test_distributions_agree_with_scipy_and_mpmath.py.
 """
@@ -16,14 +16,14 @@ import torch
 
 from .._typing import Float, Tensor
 
-LARGE = 1e6  # degrees of freedom from which on Student's t is taken as with this many: normal to 1e-6
+LARGE = 1e6  # larger degrees of freedom are replaced by this number: Student's t is then normal to 1e-6
 
 
 def student_p(t: Float[Tensor, "*s"], freedom: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Two-sided p-value P(|T| >= t) with `freedom` >= 1 degrees of freedom; NaN below."""
     nu, t = freedom.double().clamp(max=LARGE).unsqueeze(-1), t.double().abs().unsqueeze(-1)
     nodes, weights = (part.to(t.device) for part in _gauss_legendre(64))
-    # Below 1 from the body, where the density has no pole nearby; above it from the tail, u = s exp(-2 y² / nu).
+    # Below 1 by integrating the body, where the density has no pole nearby; above 1 the tail, u = s exp(-2 y² / nu).
     x = t.clamp(max=1.0) * (nodes + 1) / 2
     body = (weights * (-(nu + 1) / 2 * (x.square() / nu).log1p()).exp()).sum(-1) * t.squeeze(-1)
     y = 3.5 * (nodes + 1)
@@ -48,15 +48,15 @@ def student_quantile(freedom: Float[Tensor, "*s"], level: float = 0.95) -> Float
 def chi_square_quantile(probability: float, degrees: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Quantile of chi-square: the q with P(X <= q) = probability; 0 for no degrees of freedom.
 
-    Bisection of log q, once for each number of degrees that occurs.
+    Bisection of log q, once for each distinct number of degrees of freedom.
     """
     occurring, index = degrees.double().unique(return_inverse=True)
     half = occurring.clamp(min=1) / 2
     low, high = torch.full_like(half, -80.0), (half + 1).log() + 6.0
-    # In logarithms: small probabilities of few degrees have quantiles near 0, which keep their digits so.
+    # In logarithms: small probabilities at few degrees of freedom have quantiles near 0, which keep their digits.
     for _ in range(64):
         middle = (low + high) / 2
-        if probability > 0.5:  # the smaller tail has the digits
+        if probability > 0.5:  # the smaller tail is more precise
             below = torch.special.gammaincc(half, middle.exp()) > 1 - probability
         else:
             below = torch.special.gammainc(half, middle.exp()) < probability
@@ -67,10 +67,10 @@ def chi_square_quantile(probability: float, degrees: Float[Tensor, "*s"]) -> Flo
 
 @lru_cache(maxsize=4096)
 def _student_quantiles(freedom: tuple[float, ...], level: float) -> list[float]:
-    """Quantiles of numbers, remembered: intervals share their degrees of freedom."""
+    """Cached quantiles of numbers: confidence intervals share their degrees of freedom."""
     nu = torch.tensor(freedom, dtype=torch.float64).clamp(max=LARGE)
     t = torch.full_like(nu, math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))))
-    # Newton's method: P is concave in t > 0 and the normal quantile lies to the left, so that no step goes too far.
+    # Newton's method: P is concave in t > 0 and the normal quantile lies to the left, so that no step overshoots.
     for _ in range(40):
         density = 2 * (_log_density_at_zero(nu) - (nu + 1) / 2 * (t.square() / nu).log1p()).exp()
         step = (student_p(t, nu) - (1 - level)) / density

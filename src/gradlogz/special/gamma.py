@@ -3,8 +3,8 @@
     log Gamma(x) = Stirling(x + 10) - log[x (x + 1) ... (x + 9)]
     Stirling(z)  = (z - 1/2) log z - z + log(2 pi)/2 + sum_j B_2j / (2j (2j-1) z^(2j-1))
 
-torch.lgamma is as good, but its second derivative (torch's trigamma) carries an error of 5e-10. Plain arithmetic is
-differentiable to every order, and here the trigamma function and those after it come out at 1e-15.
+torch.lgamma is as accurate, but its second derivative (torch's trigamma) has an error of 5e-10. Plain arithmetic is
+differentiable to every order, and here the second and higher derivatives have an error of 1e-15.
 """
 
 import math
@@ -41,7 +41,7 @@ def log_gamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def log_gamma_draw(concentration: Float[Tensor, "..."], generator: torch.Generator | None) -> Float[Tensor, "..."]:
-    """log of a standard Gamma draw, exact where the draw itself would underflow: Gamma(k) = Gamma(k+1) U^(1/k)."""
+    """Log of a standard Gamma draw, exact where the draw itself would underflow: Gamma(k) = Gamma(k+1) U^(1/k)."""
     x = torch._standard_gamma((concentration + 1).contiguous(), generator=generator).log()
     u = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
     return x + torch.log1p(-u) / concentration

@@ -1,4 +1,4 @@
-"""Rows of log weights: log-sum-exp, softmax, entropy and draws, of rows that may be without mass.
+"""Log-sum-exp, softmax, entropy and draws for rows of log weights, which may be without mass.
 
     G = log sum_n exp s_n             log normaliser
     p_n = exp(s_n - G)                probabilities
@@ -17,7 +17,7 @@ from .._typing import Bool, Float, Int, Tensor
 
 
 def log_sum_exp(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm"]:
-    """G_m = log sum_n exp s_mn, which is -inf with zero gradients where a row has no mass."""
+    """Log-sum-exp G_m = log sum_n exp s_mn; -inf with zero gradients where a row has no mass."""
     if not maskable:  # no row can be empty
         return s.logsumexp(-1)
     alive = has_mass(s)
@@ -25,7 +25,7 @@ def log_sum_exp(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Te
 
 
 def softmax(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor, "*bm n"]:
-    """p_mn = exp(s_mn - G_m), which is 0 with zero gradients where a row has no mass."""
+    """Softmax p_mn = exp(s_mn - G_m); 0 with zero gradients where a row has no mass."""
     if not maskable:
         return s.softmax(-1)
     alive = has_mass(s)
@@ -33,7 +33,7 @@ def softmax(s: Float[Tensor, "*bm n"], *, maskable: bool = True) -> Float[Tensor
 
 
 def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
-    """H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max): no digits lost to the size of the logits."""
+    """Entropy H_m = log sum_n exp(s_mn - max) - sum_n p_mn (s_mn - max), accurate also for large logits."""
     alive = has_mass(s)
     below = s.masked_fill(~alive, 0.0)
     below = below - below.detach().amax(-1, keepdim=True)
@@ -44,14 +44,14 @@ def entropy(s: Float[Tensor, "*bm n"]) -> Float[Tensor, "*bm"]:
 
 
 def draw(s: Float[Tensor, "*bm n"], shape: tuple[int, ...], generator: torch.Generator | None) -> Int[Tensor, "*sbm"]:
-    """Indices [*shape, *b, m] with probabilities softmax(s), by inversion: memory for the rows and the draws alone."""
+    """Indices [*shape, *b, m] with probabilities softmax(s), by inversion: memory only for rows and draws."""
     total = softmax(s.detach().double()).cumsum(-1)
     u = torch.rand(*total.shape[:-1], math.prod(shape), dtype=total.dtype, device=s.device, generator=generator)
-    # The first index whose cumulative mass exceeds u: points without mass are never it.
+    # The first index whose cumulative mass exceeds u; it is never a point without mass.
     index = torch.searchsorted(total, u * total[..., -1:], right=True).clamp(max=s.shape[-1] - 1)
     return index.movedim(-1, 0).reshape(*shape, *s.shape[:-1])
 
 
 def has_mass(s: Float[Tensor, "*bm n"]) -> Bool[Tensor, "*bm 1"]:
-    """Whether a row has an entry that is not -inf."""
+    """True where a row has an entry other than -inf."""
     return s.detach().amax(-1, keepdim=True) != -torch.inf

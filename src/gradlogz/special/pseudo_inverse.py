@@ -1,9 +1,9 @@
-"""Inverses of covariances whose coordinates may differ by many orders of magnitude.
+"""Pseudo-inverse of covariances whose coordinates may differ by many orders of magnitude.
 
-    F = S⁻¹ A S⁻¹,  S = diag(F)^(-1/2)        A has unit diagonal: what is small in it is small for every scale
+    F = S⁻¹ A S⁻¹,  S = diag(F)^(-1/2)        A has unit diagonal and does not depend on scales
 
-A direction without extent is one in which A, not F, vanishes to rounding error: a coordinate of variance 1e-30 beside
-one of variance 1 is kept, the normal of a plane of points is not.
+A direction is null if A, not F, vanishes in it to rounding error: a coordinate of variance 1e-30 next to one of
+variance 1 is not null, the normal of a plane of points is.
 """
 
 import torch
@@ -23,14 +23,14 @@ def null_vectors(F: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
 
 
 def projector(columns: Float[Tensor, "*b d k"]) -> Float[Tensor, "*b d d"]:
-    """The orthogonal projector on the span of these columns."""
+    """Orthogonal projector onto the span of these columns."""
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
-    kept = left * (sizes > 1e-6 * sizes[..., :1].clamp(min=torch.finfo(columns.dtype).tiny)).unsqueeze(-2)
-    return kept @ kept.mT
+    basis = left * (sizes > 1e-6 * sizes[..., :1].clamp(min=torch.finfo(columns.dtype).tiny)).unsqueeze(-2)
+    return basis @ basis.mT
 
 
 def pseudo_inverse(F: Float[Tensor, "*b d d"], null: Float[Tensor, "*b d d"] | None = None) -> Float[Tensor, "*b d d"]:
-    """F⁺, with the directions in `null` (by default those of F itself) taken as flat and no others."""
+    """Pseudo-inverse F⁺ with exactly the null directions `null`, by default those of F."""
     null = null_vectors(F) if null is None else null
     scale = _scale(F)
     eye = torch.eye(F.shape[-1], dtype=F.dtype, device=F.device)
@@ -44,6 +44,6 @@ def pseudo_inverse(F: Float[Tensor, "*b d d"], null: Float[Tensor, "*b d d"] | N
 
 
 def _scale(F: Tensor) -> Tensor:
-    """diag(F)^(-1/2), and 1 where a variance is 0."""
+    """Scale diag(F)^(-1/2), 1 where a variance is 0."""
     variance = F.diagonal(dim1=-2, dim2=-1)
     return variance.where(variance > 0, 1.0).rsqrt()

@@ -1,1 +1,1 @@
-"""The paper as a program: every statement that can be computed, checked."""
+"""Checks of every statement of the theory that can be computed."""

@@ -1,4 +1,4 @@
-"""Attention as it is called: what `attend` returns, against the sums of the definition.   [theory 3.5, 3.8, 3.9, 8.3]
+"""Every statistic that `attend` returns, compared with sums over keys.   [theory 3.5, 3.8, 3.9, 8.3]
 
 Read next: ../attention/functional.py.
 """
@@ -23,7 +23,7 @@ def _operands(m: int = 4, n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
 )
 def statistics_of_attention() -> Outcome:
     q, k, v = _operands()
-    found = at.attend(q, k, v, scale=0.8)
+    result = at.attend(q, k, v, scale=0.8)
     s = q @ k.mT * 0.8
     p = torch.softmax(s, -1)
     mean = (p * s).sum(-1)
@@ -35,7 +35,7 @@ def statistics_of_attention() -> Outcome:
         (p * (s - mean.unsqueeze(-1)) ** 2).sum(-1),
         s.amax(-1),
     )
-    pairs = zip(found[:6], expected, strict=True)
+    pairs = zip(result[:6], expected, strict=True)
     return Outcome(max(gap(actual, value) for actual, value in pairs if actual is not None))
 
 
@@ -43,19 +43,19 @@ def statistics_of_attention() -> Outcome:
 def temperature() -> Outcome:
     q, k, v = _operands()
     log_beta = torch.zeros((), dtype=q.dtype, requires_grad=True)
-    found = at.attend(q * log_beta.exp(), k, v, scale=1.0)
+    result = at.attend(q * log_beta.exp(), k, v, scale=1.0)
     p = torch.softmax(q @ k.mT, -1)
     mean = (p * (q @ k.mT)).sum(-1)
     variance = (p * (q @ k.mT - mean.unsqueeze(-1)) ** 2).sum(-1)
-    (of_G,) = torch.autograd.grad(found.log_normalizer.sum(), log_beta, retain_graph=True)
-    (of_H,) = torch.autograd.grad(found.entropy.sum(), log_beta)  # type: ignore[union-attr]
+    (of_G,) = torch.autograd.grad(result.log_normalizer.sum(), log_beta, retain_graph=True)
+    (of_H,) = torch.autograd.grad(result.entropy.sum(), log_beta)  # type: ignore[union-attr]
     return Outcome(max(gap(of_G, mean.sum(), 10.0), gap(of_H, -variance.sum(), 10.0)))
 
 
 @statement(
     "3.8 merge",
     "theory",
-    corrected="attention over blocks of keys joins exactly: G, entropy, variances of logits, keys, values",
+    corrected="attention over blocks of keys merges exactly: G, entropy, variances of logits, keys, values",
 )
 def blocks_of_keys() -> Outcome:
     q, k, v = _operands(n=9)
@@ -80,28 +80,30 @@ def blocks_of_keys() -> Outcome:
 def sinks() -> Outcome:
     q, k, v = _operands()
     logit = normal(2, seed=4)
-    found = at.attend(q, k, v, sinks=logit)
+    result = at.attend(q, k, v, sinks=logit)
     zero = torch.zeros(2, 1, 3, dtype=k.dtype)
     bias = torch.cat([torch.zeros(2, 4, 6, dtype=q.dtype), logit.view(2, 1, 1).expand(2, 4, 1)], -1)
     s = q @ torch.cat([k, zero], 1).mT / 3**0.5 + bias
     p = torch.softmax(s, -1)
     output = p @ torch.cat([v, zero[..., :2]], 1)
     pairs = (
-        (found.output, output),
-        (found.log_normalizer, s.exp().sum(-1).log()),
-        (found.entropy, -(p * p.log()).sum(-1)),
-        (found.logit_variance, (p * s**2).sum(-1) - (p * s).sum(-1) ** 2),
+        (result.output, output),
+        (result.log_normalizer, s.exp().sum(-1).log()),
+        (result.entropy, -(p * p.log()).sum(-1)),
+        (result.logit_variance, (p * s**2).sum(-1) - (p * s).sum(-1) ** 2),
     )
     return Outcome(max(gap(actual, value, 10.0) for actual, value in pairs if actual is not None))
 
 
 @statement(
-    "8.3", "theory", corrected="the covariance that attention drops: diagonal att(V²) - att(V)²; of keys, trace ∇²G"
+    "8.3",
+    "theory",
+    corrected="covariance dropped by attention: diagonal att(V²) - att(V)² for values, trace ∇²G for keys",
 )
 def dropped_covariance() -> Outcome:
     q, k, v = _operands()
-    found = at.attend(q, k, v, scale=1.0, statistics="moments")
+    result = at.attend(q, k, v, scale=1.0, statistics="moments")
     p = torch.softmax(q @ k.mT, -1)
     trace = (p @ k**2 - (p @ k) ** 2).sum(-1)
-    pairs = ((found.value_variance, p @ v**2 - (p @ v) ** 2), (found.key_variance, trace), (found.key_mean, p @ k))
+    pairs = ((result.value_variance, p @ v**2 - (p @ v) ** 2), (result.key_variance, trace), (result.key_mean, p @ k))
     return Outcome(max(gap(actual, value, 10.0) for actual, value in pairs if actual is not None))

@@ -1,4 +1,4 @@
-"""The right-hand sides: what the statistics of a measure are by definition, with nothing of the library in them.
+"""Statistics of a measure by definition: the right-hand sides of the statements, without the library.
 
     Z       = sum_n w_n exp<x_n, eta>            over the points of a measure, or over the nodes of a quadrature rule
     mean    = sum_n p_n x_n,  p_n = w_n exp<x_n, eta> / Z
@@ -26,7 +26,7 @@ _DRAW: ContextVar[int] = ContextVar("draw", default=0)
 
 @contextmanager
 def other_numbers(draw: int) -> Iterator[None]:
-    """Within it statements are computed at other points: `normal` returns other numbers for each draw but 0."""
+    """Evaluate statements at other random points within this context; draw 0 is the default."""
     token = _DRAW.set(draw)
     try:
         yield
@@ -35,12 +35,12 @@ def other_numbers(draw: int) -> Iterator[None]:
 
 
 def generator(seed: int) -> torch.Generator:
-    """Random numbers of this seed, and of the draw within `other_numbers`."""
+    """Random generator for this seed and the current draw of `other_numbers`."""
     return torch.Generator().manual_seed(seed + 1000 * _DRAW.get())
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers, the same ones each time."""
+    """Standard normal numbers, reproducible from the seed."""
     return torch.randn(shape, generator=generator(seed), dtype=FLOAT)
 
 
@@ -50,7 +50,7 @@ def number(*values: float) -> Tensor:
 
 
 def spread(d: int, *, seed: int = 0) -> Float[Tensor, "d d"]:
-    """A covariance matrix."""
+    """Random covariance matrix, [d, d]."""
     a = normal(d, d, seed=seed)
     return a @ a.T / d + 0.3 * torch.eye(d, dtype=FLOAT)
 
@@ -96,8 +96,8 @@ def plane(low: float, high: float, count: int = 201) -> tuple[Tensor, Tensor]:
 
 
 def distance(h: Measure, nodes: Nodes, eta: Float[Tensor, "m d"]) -> float:
-    """How far all statistics of a measure are from their definition over these nodes, relative to their scales."""
-    truth, twin = by_definition(nodes, eta), by_definition(nodes, eta.flip(0))
+    """Largest residual of all statistics of a measure against sums over these nodes, relative to their scales."""
+    truth, flipped = by_definition(nodes, eta), by_definition(nodes, eta.flip(0))
     v, w = normal(*eta.shape, seed=11), normal(*eta.shape, seed=12)
     G, p, mean, cov = truth
     size = float(mean.abs().max() + cov.abs().max().sqrt())
@@ -106,7 +106,7 @@ def distance(h: Measure, nodes: Nodes, eta: Float[Tensor, "m d"]) -> float:
     third = torch.einsum(
         "mn,mnd,mn,mn->md", p, away, (away @ v.unsqueeze(-1))[..., 0], (away @ w.unsqueeze(-1))[..., 0]
     )
-    kl = twin.log_normalizer - G - (mean * (eta.flip(0) - eta)).sum(-1)
+    kl = flipped.log_normalizer - G - (mean * (eta.flip(0) - eta)).sum(-1)
     return max(
         gap(h.log_normalizer(eta), G, scale),
         gap(h.mean(eta), mean, scale * size),
@@ -121,7 +121,7 @@ def distance(h: Measure, nodes: Nodes, eta: Float[Tensor, "m d"]) -> float:
 
 
 def _within(cov: Tensor, mean: Tensor) -> Tensor:
-    """The part of the mean in the range of the covariance, by least squares."""
+    """Projection of the mean on the range of the covariance."""
     values, vectors = torch.linalg.eigh(cov)
-    kept = vectors * (values > 1e-9 * values[..., -1:]).unsqueeze(-2)
-    return (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)
+    basis = vectors * (values > 1e-9 * values[..., -1:]).unsqueeze(-2)
+    return (basis @ (basis.mT @ mean.unsqueeze(-1))).squeeze(-1)

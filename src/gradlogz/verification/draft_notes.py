@@ -1,6 +1,4 @@
-"""The statements of the two draft notes that concern measures: exponential families (note 1), filters (note 2).
-
-The filters themselves bring theirs with their chapter.
+"""Statements about measures in the two draft notes: exponential families (note 1) and filters (note 2).
 
 Read next: measure_families.py (closed forms of each measure).
 """
@@ -176,7 +174,7 @@ def change_of_variables() -> Outcome:
         gap(moved.mean(s), truth.mean),
         gap(moved.covariance(s), truth.covariance, 10.0),
     )
-    eta = normal(3, seed=4)  # the image of a tilted law: log E_η exp<Wx,s> = G(η + W^T s) - G(η)
+    eta = normal(3, seed=4)  # the image of a tilted measure: log E_η exp<Wx,s> = G(η + W^T s) - G(η)
     image, p = gz.pushforward(gz.tilt(gz.Empirical(x), eta), W), torch.softmax(x @ eta, 0)
     corrected = max(
         corrected,
@@ -188,7 +186,7 @@ def change_of_variables() -> Outcome:
     return Outcome(corrected, gap(density.sum(), number(1.0)))
 
 
-@statement("N2 Eq. 10", "note 2", corrected="E[WX] = W E[X] for every law and every W")
+@statement("N2 Eq. 10", "note 2", corrected="E[WX] = W E[X] for every distribution and every W")
 def means_transform_linearly() -> Outcome:
     mu, Sigma, W, b = normal(3, seed=1), spread(3, seed=2), normal(2, 3, seed=3), normal(2, seed=4)
     h, zero = gz.pushforward(gz.Gaussian(mu, Sigma), W, b), torch.zeros(2, dtype=FLOAT)

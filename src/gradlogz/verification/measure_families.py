@@ -1,10 +1,8 @@
-"""Every measure against its definition: all its statistics, over its points or over the nodes of a quadrature.
+"""All statistics of every measure, compared with sums over its points or over quadrature nodes.
 
-    closed forms of theory 3.4 and 6.3, the torch distributions, and the operations of theory 3.8
+    closed forms of theory 3.4 and 6.3, torch distributions, operations of theory 3.8
 
-A row of this chapter fails if any formula of its measure is touched.
-
-Read next: measure_operations.py (what measures do together).
+Read next: measure_operations.py (relations between measures).
 """
 
 import torch
@@ -134,7 +132,7 @@ def sphere() -> Outcome:
 
 @statement("3.4 Wishart", "theory", corrected="G = -(n/2) log det(I - 2VT), mean n(V⁻¹ - 2T)⁻¹")
 def wishart() -> Outcome:
-    # A Wishart of n degrees of freedom is the n-fold convolution of the law of x x^T, x ~ N(0, V).
+    # A Wishart of n degrees of freedom is the n-fold convolution of the distribution of x x^T, x ~ N(0, V).
     V, n = number(0.5, 0.1, 0.1, 0.3).reshape(2, 2), 3
     x, log_area = plane(-9.0, 9.0, 181)
     log_h = -(x * torch.linalg.solve(V, x.T).T).sum(-1) / 2 - torch.linalg.det(2 * torch.pi * V).log() / 2 + log_area
@@ -154,7 +152,9 @@ def wishart() -> Outcome:
     )
 
 
-@statement("1b torch", "theory", corrected="from_distribution: G = A(θ+η) - A(θ), the law of the sufficient statistic")
+@statement(
+    "1b torch", "theory", corrected="from_distribution: G = A(θ+η) - A(θ), distribution of the sufficient statistic"
+)
 def torch_distributions() -> Outcome:
     u, log_step = line(-40.0, 6.0)
     y, log_gap = line(-40.0, 40.0)
@@ -207,9 +207,9 @@ def _counts(rate: float) -> Nodes:
     return Nodes(x.unsqueeze(-1), x * number(rate).log() - rate - torch.lgamma(x + 1))
 
 
-@statement("1b back", "theory", corrected="to_distribution(h, η) is the tilted law")
+@statement("1b back", "theory", corrected="to_distribution(h, η) is the tilted distribution")
 def back_to_torch() -> Outcome:
-    """log P_η(y) - log p(y) = <T(y),η> - G(η), with p the law at η = 0 by torch's own density."""
+    """log P_η(y) - log p(y) = <T(y),η> - G(η), where p is torch's density at η = 0."""
     vector, line_, plane_ = normal(2, seed=1), _one(0.3), number(0.4, -0.3)
     k, r = number(2.5), number(1.5)
     gaussian = gz.Gaussian(normal(2, seed=2), spread(2, seed=3))
@@ -217,7 +217,7 @@ def back_to_torch() -> Outcome:
     hot = gz.OneHot(torch.log_softmax(normal(2, seed=6), 0))
     simplex, y = number(0.3, 0.7), number(0.3)
     shifted = D.MultivariateNormal(gaussian.loc, gaussian.covariance_matrix)
-    rows = [  # the measure, its law at 0, η, y, T(y)
+    rows = [  # the measure, its distribution at 0, η, y, T(y)
         (gaussian, shifted, vector, plane_, plane_),
         (gz.Gamma(_one(2.5), _one(1.5)), D.Independent(D.Gamma(_one(2.5), _one(1.5)), 1), line_, _one(0.7), _one(0.7)),
         (gz.Poisson(_one(1.7)), D.Independent(D.Poisson(_one(1.7)), 1), line_, _one(3.0), _one(3.0)),
@@ -254,7 +254,7 @@ def conjugate_priors() -> Outcome:
     for base, xi, nu, t, G0, jacobian in cases:
         h = gz.ConjugatePrior(_one(xi), number(nu), base=base)
         log_h = xi * t - nu * G0 + jacobian + log_step
-        keep = log_h > -700.0  # beyond, the mass is below every float64
+        keep = log_h > -700.0  # beyond these nodes the mass underflows float64
         nodes = Nodes(t[keep].unsqueeze(-1), (log_h - log_h[keep].logsumexp(0))[keep])
         worst = max(
             worst,
@@ -275,7 +275,7 @@ def tilted() -> Outcome:
     return Outcome(distance(gz.tilt(_empirical(nodes), a), Nodes(nodes.points, log_masses), normal(4, 2, seed=4)))
 
 
-@statement("3.8 convolution", "theory", corrected="law of x1 + x2: G1 + G2, means and covariances add")
+@statement("3.8 convolution", "theory", corrected="distribution of x1 + x2: G1 + G2, means and covariances add")
 def convolution() -> Outcome:
     a, b = _points(5, 2, 1), _points(4, 2, 2)
     sums = (a.points.unsqueeze(1) + b.points).reshape(-1, 2)
@@ -295,14 +295,14 @@ def sum_of_measures() -> Outcome:
             torch.stack((first.covariance(eta), second.covariance(eta)), -3),
         )
     )
-    whole = gz.add(first, second)
-    same = max(gap(merged.log_normalizer, whole.log_normalizer(eta)), gap(merged.mean, whole.mean(eta)))
-    covariance = gap(torch.zeros(1) if merged.covariance is None else merged.covariance, whole.covariance(eta))
-    return Outcome(max(distance(whole, nodes, eta), same, covariance, _points_and_a_gaussian(a, eta)))
+    total = gz.add(first, second)
+    same = max(gap(merged.log_normalizer, total.log_normalizer(eta)), gap(merged.mean, total.mean(eta)))
+    covariance = gap(torch.zeros(1) if merged.covariance is None else merged.covariance, total.covariance(eta))
+    return Outcome(max(distance(total, nodes, eta), same, covariance, _points_and_a_gaussian(a, eta)))
 
 
 def _points_and_a_gaussian(nodes: Nodes, eta: Tensor) -> float:
-    """Parts of different kinds, by the formula of the sum."""
+    """Residual for the sum of an empirical measure and a Gaussian, by the formula of the sum."""
     mu, Sigma, one = normal(2, seed=6), spread(2, seed=7), by_definition(nodes, eta)
     G = torch.stack((one.log_normalizer, eta @ mu + ((eta @ Sigma) * eta).sum(-1) / 2))
     r, away = G.softmax(0).unsqueeze(-1), one.mean - mu - eta @ Sigma
@@ -319,7 +319,7 @@ def _points_and_a_gaussian(nodes: Nodes, eta: Tensor) -> float:
     )
 
 
-@statement("3.8 product", "theory", corrected="law of (x1, x2): G = G1(η1) + G2(η2)")
+@statement("3.8 product", "theory", corrected="distribution of (x1, x2): G = G1(η1) + G2(η2)")
 def product_of_measures() -> Outcome:
     a, b = _points(5, 2, 1), _points(4, 1, 2)
     pairs = torch.cat((a.points.unsqueeze(1).expand(5, 4, 2), b.points.expand(5, 4, 1)), -1).reshape(-1, 3)
@@ -328,7 +328,9 @@ def product_of_measures() -> Outcome:
 
 
 @statement(
-    "3.8 pushforward", "theory", corrected="law of Wx + b: G'(s) = G(W^T s) + <b,s>; a scalar W is a temperature"
+    "3.8 pushforward",
+    "theory",
+    corrected="distribution of Wx + b: G'(s) = G(W^T s) + <b,s>; a scalar W is a temperature",
 )
 def pushforward() -> Outcome:
     a, W, b = _points(5, 2, 1), normal(3, 2, seed=2), normal(3, seed=3)

@@ -1,6 +1,6 @@
-"""What measures do together: bounds, values, heads, residuals, mixtures, posteriors.   [theory 3.5-3.9, 6]
+"""Relations between measures: bounds, values, heads, residuals, mixtures, posteriors.   [theory 3.5-3.9, 6]
 
-These are the statements that make a transformer an operation on measures.
+These statements express the parts of a transformer as operations on measures.
 
 Read next: ../measures/algebra.py, docs/measures.md (the table of transformer parts).
 """
@@ -62,7 +62,7 @@ def second_order_kl() -> Outcome:
     def error(t: float) -> Tensor:
         return h.kl(a, a + t * step) - t * t * (step * h.covariance_product(a, step)).sum() / 2
 
-    return Outcome(abs(float(error(1.0) / error(0.5)) / 8 - 1))  # of third order: half the step, an eighth of the error
+    return Outcome(abs(float(error(1.0) / error(0.5)) / 8 - 1))  # third order: half the step has an eighth of the error
 
 
 @statement(
@@ -186,7 +186,7 @@ def jensen_gap() -> Outcome:
     corrected="heads as a mixture: one softmax over all (head, key); fixed gates give its Jensen bound",
 )
 def heads_as_a_mixture() -> Outcome:
-    keys, eta = normal(3, 5, 2, seed=1), normal(4, 2, seed=2)  # three heads, five keys each, seen in one space
+    keys, eta = normal(3, 5, 2, seed=1), normal(4, 2, seed=2)  # three heads with five keys each, in one space
     even = torch.full((3,), -number(3.0).log().item(), dtype=FLOAT)
     h = gz.Mixture(even, gz.Empirical(keys))
     together = keys.reshape(15, 2)

@@ -1,7 +1,6 @@
-"""The statements of the paper but for its section 3.3: equations 1-6, Proposition 1, Corollary 1, errata E1-E21.
+"""Statements of the paper outside section 3.3: equations 1-6, Proposition 1, Corollary 1, errata E1-E21.
 
-Keys follow the paper (Eq. 4, Prop. 1a) or, for a statement that had to be corrected, the list of errata (E8); both are
-explained in docs/errata.md. [shim22]
+Keys are those of the paper [shim22] (Eq. 4, Prop. 1a) or, for corrected statements, of docs/errata.md (E8).
 
 Read next: paper_section_3_3.py (section 3.3 and Theorem 1), draft_notes.py (the two draft notes).
 """
@@ -24,7 +23,7 @@ def _counting(points: Tensor) -> Nodes:
 
 
 def _gamma_nodes(k: float, rate: float) -> Nodes:
-    """Gamma(k, rate) on the line, through x = exp(u)."""
+    """Quadrature nodes of Gamma(k, rate), with x = exp(u)."""
     u, log_step = line(-40.0, 6.0)
     density = k * number(rate).log() - torch.lgamma(number(k)) + k * u - rate * u.exp()
     return Nodes(u.exp().unsqueeze(-1), density + log_step)
@@ -201,7 +200,7 @@ def conjugate_is_negative_entropy() -> Outcome:
 
 
 def _conjugate_of_a_density() -> float:
-    """The same for Gamma(k, r) in u = log x: H and E log h with respect to du, whose sum no coordinate changes."""
+    """Residual of E9 for Gamma(k, r) in u = log x: H + E log h is invariant to the choice of coordinate."""
     h, (x, log_mass), eta = (
         gz.Gamma(number(2.5).reshape(1), number(1.5).reshape(1)),
         _gamma_nodes(2.5, 1.5),
@@ -268,7 +267,7 @@ def fisher_form_of_the_logits() -> Outcome:
     )
 
 
-# The rest -----------------------------------------------------------------------------------------------------------
+# Errata of other sections --------------------------------------------------------------------------------------------
 
 
 @statement(
@@ -324,7 +323,7 @@ def boosting_weights() -> Outcome:
     "E19",
     "paper 2.4",
     printed="log normaliser of the joint = ELBO",
-    corrected="it is log p(x) = ELBO(q) + KL(q‖p(z|x))",
+    corrected="log normaliser of the joint = log p(x) = ELBO(q) + KL(q‖p(z|x))",
 )
 def evidence() -> Outcome:
     centres, log_prior, x = normal(6, 3, seed=1), torch.log_softmax(normal(6, seed=2), 0), normal(3, seed=3)

@@ -1,4 +1,4 @@
-"""Section 3.3 of the paper: expansion, contraction, and Theorem 1 with its scope.   [theory 4.1-4.3, E14-E17]
+"""Statements of section 3.3 of the paper: expansion, contraction, Theorem 1 and its scope.   [theory 4.1-4.3, E14-E17]
 
 Read next: draft_notes.py (the two draft notes), measure_families.py (closed forms of each measure).
 """
@@ -91,30 +91,32 @@ def _theorem_1() -> tuple[Tensor, Tensor]:
 
 
 def _ascent(eta: Tensor) -> Tensor:
-    """η + τ∇G(η) as the library has it."""
+    """η + τ∇G(η), computed by the library."""
     return eta + TAU * gz.Gaussian(*_gaussian()).mean(eta)
 
 
 def _ascent_is_affine() -> float:
-    """How far that is from (I + τΣ)η + τμ written out."""
+    """Residual of `_ascent` against (I + τΣ)η + τμ written out."""
     (mu, Sigma), eta = _gaussian(), normal(5, 3, seed=21)
     return gap(_ascent(eta), eta + TAU * (eta @ Sigma) + TAU * mu, 10.0)
 
 
 def _step(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of a law after (I + τΣ)η + τμ."""
+    """Mean and covariance of the image of a distribution under (I + τΣ)η + τμ."""
     mu, Sigma = _gaussian()
     J = torch.eye(3, dtype=FLOAT) + TAU * Sigma
     return J @ mean + TAU * mu, J @ cov @ J.T
 
 
 @statement(
-    "Thm. 1 (i)", "paper 3.3, E17", corrected="N(Σ⁻¹μ, Σ⁻¹) is fixed by moment renormalisation after attention, in law"
+    "Thm. 1 (i)",
+    "paper 3.3, E17",
+    corrected="N(Σ⁻¹μ, Σ⁻¹) is fixed in distribution by moment renormalisation after attention",
 )
 def equilibrium_in_law() -> Outcome:
     m, C = _theorem_1()
     mean, cov = _step(m, C)
-    O = torch.linalg.qr(normal(3, 3, seed=9)).Q  # noqa: E741  any orthogonal matrix will do
+    O = torch.linalg.qr(normal(3, 3, seed=9)).Q  # noqa: E741  an arbitrary orthogonal matrix
     W = _power(C, 0.5) @ O @ _power(cov, -0.5)
     law = gz.pushforward(gz.Gaussian(mean, cov), W, m - W @ mean)
     eta = normal(4, 3, seed=3)
@@ -133,7 +135,7 @@ def equilibrium_in_law() -> Outcome:
 )
 def equilibrium_pointwise() -> Outcome:
     m, C = _theorem_1()
-    cloud = torch.rand(40, 3, generator=generator(4), dtype=FLOAT) ** 3  # nothing like a Gaussian
+    cloud = torch.rand(40, 3, generator=generator(4), dtype=FLOAT) ** 3  # far from Gaussian
     cloud = (cloud - cloud.mean(0)) @ _power(torch.cov(cloud.T, correction=0), -0.5) @ _power(C, 0.5) + m
     moved = _ascent(cloud)
     # ZCA composes C*^(1/2) C'^(-1/2); all factors are functions of Σ, so the order does not matter.

@@ -1,6 +1,6 @@
-"""The paper as a program: every numbered statement that can be computed, run and judged.
+"""Run the checks of all statements.
 
-A chapter that brings statements of its own adds its module to the imports below.
+A new module of statements is added to the imports below and to MODULES.
 
 Read next: statement.py (what a statement is), ../reporting/verification_terminal.py (the table).
 """
@@ -16,7 +16,7 @@ MODULES = (paper, paper_section_3_3, draft_notes, measure_families, measure_oper
 
 
 def statements(only: str | None = None) -> list[Statement]:
-    """All registered statements, the one with this key, or those whose key or formula contains this text."""
+    """All statements; or the one whose key is `only`; or those whose key, source or formula contains it."""
     order = [module.__name__ for module in MODULES]
     ordered = sorted(STATEMENTS, key=lambda s: order.index(s.check.__module__))
     named = [s for s in ordered if only is not None and s.key.lower() == only.lower()]
@@ -24,12 +24,12 @@ def statements(only: str | None = None) -> list[Statement]:
 
 
 def verify(selected: Iterable[Statement] | None = None) -> Iterator[StatementResult]:
-    """Check statements one by one. A check that raises has failed, and its error is part of the verdict."""
+    """Check the statements in turn; a check that raises counts as a failure, with its error in the result."""
     for one in statements() if selected is None else selected:
         start = time.perf_counter()
         try:
             outcome, error = one.check(), None
-        except Exception as problem:  # any failure of a check is a verdict on its statement
+        except Exception as problem:  # any exception is a failure of the statement
             outcome, error = None, f"{type(problem).__name__}: {problem}"
         residual = math.inf if outcome is None else outcome.corrected
         printed = None if outcome is None else outcome.printed

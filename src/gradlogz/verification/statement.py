@@ -1,12 +1,12 @@
-"""A statement of the theory, as printed and as corrected, with the computation that decides.
+"""A statement of the theory, as printed and as corrected, with the computation that checks it.
 
     @statement("E8", "paper 3.2", printed="...", corrected="...")
     def kl_is_bregman() -> Outcome: ...
 
-A check computes residuals relative to the scale of its statement: zero but for rounding if the statement is true. The
-corrected form must hold; the printed one is shown with its size, because a reader of the paper meets it first.
+A check returns residuals relative to the scale of its statement, which are zero up to rounding if the statement is
+true. The corrected formula must hold. The residual of the printed formula shows the size of the misprint.
 
-Read next: program.py (which runs them), paper.py (the first of them).
+Read next: program.py (runs the checks), paper.py (the first statements).
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from .._typing import Tensor
 
 
 class Outcome(NamedTuple):
-    """How far a statement is from true: as corrected, and, where that differs, as printed."""
+    """Residuals of a statement: as corrected and, where the source differs, as printed."""
 
     corrected: float
     printed: float | None = None
 
 
 class Statement(NamedTuple):
-    """One numbered statement of the sources."""
+    """One numbered statement of a source, with its check."""
 
     key: str
     where: str
@@ -52,11 +52,11 @@ class Verification(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether every corrected statement holds."""
+        """True if every corrected statement holds."""
         return all(result.holds for result in self.results)
 
     def _repr_html_(self) -> str:
-        """The page inside a notebook."""
+        """The page, for a notebook."""
         return str(shown(self, "html"))
 
 
@@ -69,10 +69,10 @@ def statement(
     """Register a check under the key of its statement.
 
     Args:
-        where: the place in the sources: "paper" (shim22), "note 1" (exponential families), "note 2" (filters), or
-            "theory" for what is in none of them.
+        where: source document and section: "paper 3.1" (shim22), "note 1" (exponential families), "note 2" (filters),
+            or "theory" (docs/theory.md) for statements of no other source.
         corrected: the formula that must hold.
-        printed: the formula of the source, where it is another one.
+        printed: the formula of the source, if it differs.
     """
 
     def register(check: Callable[[], Outcome]) -> Callable[[], Outcome]:
@@ -83,7 +83,7 @@ def statement(
 
 
 def gap(actual: Tensor, expected: Tensor, scale: float = 1.0) -> float:
-    """max|actual - expected| / scale; infinite where one of them is NaN or the shapes differ."""
+    """max|actual - expected| / scale; infinite if a number is NaN or the shapes differ."""
     if actual.shape != expected.shape:
         return float("inf")
     worst = float((actual - expected).abs().nan_to_num(float("inf")).max()) if actual.numel() else 0.0
@@ -91,5 +91,5 @@ def gap(actual: Tensor, expected: Tensor, scale: float = 1.0) -> float:
 
 
 def violation(smaller: Tensor, larger: Tensor, scale: float = 1.0) -> float:
-    """How far smaller <= larger is from true, at worst: 0 where it holds."""
+    """Largest violation of smaller <= larger, divided by scale; 0 if it holds everywhere."""
     return float((smaller - larger).clamp(min=0.0).nan_to_num(float("inf")).max()) / scale

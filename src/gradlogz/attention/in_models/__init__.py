@@ -1,1 +1,1 @@
-"""Attention inside somebody else's model: interception, observation, monitoring, Hugging Face."""
+"""Attention inside existing models: interception, observation, monitoring, Hugging Face."""

@@ -1,12 +1,12 @@
-"""What one training step says of every head: mean and extremes of its statistics, and what is alarming about them.
+"""Statistics of every head in one training step: mean, minimum and maximum over rows, and alerts.
 
-    entropy           of the weights; near 0 a head takes one key for all, whatever it is asked         [zhai23]
+    entropy           of the weights; near 0 a head attends to a single key, whatever the query         [zhai23]
     log_normalizer    G
-    logit_variance    of the logits under the weights: the energy variance, d²G/dbeta² at beta = 1
+    logit_variance    variance of the logits under the weights: d²G/dbeta² at beta = 1
     max_logit         grows without bound before training diverges                         [dehghani23] [wortsman24]
     sink              the weight on the first key                                             [xiao24] [gu25]
 
-Sums, least and greatest of parts join to those of the whole, over passes, accumulated gradients and processes alike.
+Sums, minima and maxima merge exactly over passes, accumulated gradients and processes.
 
 Read next: monitoring.py, which collects them.
 """
@@ -23,7 +23,7 @@ STATISTICS = ("entropy", "log_normalizer", "logit_variance", "max_logit", "sink"
 
 
 class Extremes(NamedTuple):
-    """Mean, least and greatest of one statistic over the rows of each head, [h]."""
+    """Mean, minimum and maximum of one statistic over the rows of each head, [h]."""
 
     mean: Float[Tensor, " h"]
     least: Float[Tensor, " h"]
@@ -31,7 +31,7 @@ class Extremes(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The statistics of the heads of one layer, and over how many rows of each they were taken."""
+    """Statistics of the heads of one layer, and the number of rows of each head."""
 
     entropy: Extremes
     log_normalizer: Extremes
@@ -42,7 +42,7 @@ class Heads(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """Something to look at: what, where, and by how much."""
+    """A statistic beyond its threshold."""
 
     kind: str  # "entropy collapse", "logit explosion" or "attention sink"
     layer: str
@@ -56,14 +56,14 @@ class Alert(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """When to raise an alert; None never does.
+    """Thresholds of the alerts; None disables one.
 
-    entropy: "entropy collapse" when the mean entropy of a layer, over heads and rows, is below this part of the
-        greatest that this layer had so far, which near the beginning of training is that of uniform weights. The
-        phenomenon is that of [zhai23], who give no number; the layers of two pretrained models have 0.24 (SmolLM2) and
-        0.50 (MiniLM) of the uniform entropy at least.
-    logit: "logit explosion" when a logit is above this, the bound at which [kimi25] clip queries and keys in training.
-    sink: "attention sink" when more than half of the heads of a layer give, on average, more than this weight to the
+    entropy: "entropy collapse" when the mean entropy of a layer, over heads and rows, falls below this fraction of its
+        maximum so far, which near the start of training is the entropy of uniform weights. [zhai23] describe the
+        phenomenon without a threshold; the lowest layer of two pretrained models has 0.24 (SmolLM2) and 0.50 (MiniLM)
+        of the uniform entropy.
+    logit: "logit explosion" when a logit exceeds this, the bound at which [kimi25] clip queries and keys in training.
+    sink: "attention sink" when more than half of the heads of a layer have, on average, more than this weight on the
         first key, the bound of [gu25].
     """
 
@@ -73,15 +73,15 @@ class Thresholds(NamedTuple):
 
 
 class MonitorRow(NamedTuple):
-    """What one step says of every layer, in the order of computation."""
+    """Statistics of every layer in one step, in the order of computation, and the alerts."""
 
     step: int
     layers: dict[str, Heads]
     alerts: tuple[Alert, ...]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dictionary for each head, as tables and trackers of experiments take them."""
-        found = []
+        """One flat dictionary for each head, for tables and experiment trackers."""
+        records = []
         for layer, heads in self.layers.items():
             numbers = {
                 f"{name}_{part}": values.tolist()
@@ -90,8 +90,8 @@ class MonitorRow(NamedTuple):
             }
             for head in range(len(heads.entropy.mean)):
                 values = {name: of_heads[head] for name, of_heads in numbers.items()}
-                found.append({"step": self.step, "layer": layer, "head": head, "rows": heads.rows, **values})
-        return found
+                records.append({"step": self.step, "layer": layer, "head": head, "rows": heads.rows, **values})
+        return records
 
     def __str__(self) -> str:
         width = max([16, *map(len, self.layers)])
@@ -106,35 +106,35 @@ class MonitorRow(NamedTuple):
 
 
 class HeadSums:
-    """Count, sums, least and greatest of the statistics of the heads of one layer, so far."""
+    """Running count, sums, minima and maxima of the statistics of the heads of one layer."""
 
-    def __init__(self, values: Tensor, kept: Tensor | None) -> None:
-        """values [5, b, h, m], the statistics of every row; kept [b, h, m] leaves rows out."""
+    def __init__(self, values: Tensor, selected: Tensor | None) -> None:
+        """Sum the statistics of every row, values [5, b, h, m], over the rows selected, [b, h, m]; None: all."""
         rows = (1, 3)
-        if kept is None:
+        if selected is None:
             self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
             self.sum, self.least, self.greatest = values.sum(rows), values.amin(rows), values.amax(rows)
         else:
-            self.count = kept.sum((0, 2), dtype=torch.float64)
-            self.sum = values.masked_fill(~kept, 0.0).sum(rows)
-            self.least = values.masked_fill(~kept, torch.inf).amin(rows)
-            self.greatest = values.masked_fill(~kept, -torch.inf).amax(rows)
+            self.count = selected.sum((0, 2), dtype=torch.float64)
+            self.sum = values.masked_fill(~selected, 0.0).sum(rows)
+            self.least = values.masked_fill(~selected, torch.inf).amin(rows)
+            self.greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
         self.sum = self.sum.double()
 
     def add(self, other: "HeadSums") -> None:
-        """Join what another pass found."""
+        """Add the sums of another pass."""
         self.count = self.count + other.count
         self.sum = self.sum + other.sum
         self.least = torch.minimum(self.least, other.least)
         self.greatest = torch.maximum(self.greatest, other.greatest)
 
 
-def heads_of(found: dict[str, HeadSums]) -> dict[str, Heads]:
-    """Means and extremes of every layer, brought to the CPU at once; a head without rows has NaN for them."""
-    packed = [torch.cat((s.count.unsqueeze(0), s.sum, s.least.double(), s.greatest.double())) for s in found.values()]
-    whole = torch.cat(packed, -1).cpu()
+def heads_of(sums: dict[str, HeadSums]) -> dict[str, Heads]:
+    """Means and extremes of every layer, copied to the CPU in one transfer; NaN for a head without rows."""
+    packed = [torch.cat((s.count.unsqueeze(0), s.sum, s.least.double(), s.greatest.double())) for s in sums.values()]
+    table = torch.cat(packed, -1).cpu()
     layers = {}
-    for name, part in zip(found, whole.split([len(s.count) for s in found.values()], -1), strict=True):
+    for name, part in zip(sums, table.split([len(s.count) for s in sums.values()], -1), strict=True):
         count, (sums, least, greatest) = part[0], part[1:].chunk(3)
         empty = count == 0
         ends = (t.masked_fill(empty, torch.nan) for t in (sums / count.clamp(min=1.0), least, greatest))
@@ -144,57 +144,57 @@ def heads_of(found: dict[str, HeadSums]) -> dict[str, Heads]:
 
 
 def sums_of(call: Call | Logits, *, crosses: bool = False) -> HeadSums:
-    """The statistics of every head in one call, computed beside the model from its queries and keys.
+    """Statistics of every head in one call, computed from its queries and keys.
 
-    With `crosses` the keys are other tokens than the queries, whose padding they do not show.
+    With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries.
     """
-    seen, pad = visible(call), None if crosses else padding(call)
-    found, sink = call.weight_of(None if seen is None else seen.int().argmax(-1))
-    G = _three(found.log_normalizer)
-    fields = (found.entropy, found.log_normalizer, found.logit_variance, found.max_logit, sink)
-    values = torch.stack([_three(t).to(G.dtype) for t in fields if t is not None])
-    if pad is None and _all_see(call):
+    keys, pad = visible(call), None if crosses else padding(call)
+    result, sink = call.statistics_and_weight(None if keys is None else keys.int().argmax(-1))
+    G = _three_dimensional(result.log_normalizer)
+    fields = (result.entropy, result.log_normalizer, result.logit_variance, result.max_logit, sink)
+    values = torch.stack([_three_dimensional(t).to(G.dtype) for t in fields if t is not None])
+    if pad is None and _every_row_sees_a_key(call):
         return HeadSums(values, None)
-    kept = G != -torch.inf
-    return HeadSums(values, kept if pad is None else kept & ~pad.unsqueeze(1))
+    rows = G != -torch.inf
+    return HeadSums(values, rows if pad is None else rows & ~pad.unsqueeze(1))
 
 
-def _three(statistic: Tensor) -> Tensor:
-    """[b, h, m] of a statistic of a call without a batch, without heads, or with several dimensions before them."""
+def _three_dimensional(statistic: Tensor) -> Tensor:
+    """Reshape a statistic to [b, h, m]: batch and heads may be missing, or have several dimensions."""
     if statistic.ndim > 3:
         return statistic.flatten(0, -3)
     return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
 
-def _all_see(call: Call | Logits) -> bool:
-    """Whether every row is sure to see a key, so that none needs to be left out."""
+def _every_row_sees_a_key(call: Call | Logits) -> bool:
+    """Return whether every row certainly sees a key."""
     if isinstance(call, Logits) or any(name in call.options for name in ("attn_mask", "bias", "segments", "window")):
         return False
     return not call.options.get("is_causal") or call.query.shape[-2] <= call.key.shape[-2]
 
 
-def merged(found: dict[str, HeadSums], group: Any, device: torch.device) -> dict[str, HeadSums]:
-    """The sums over all processes of a group, each of which must call this in the same step.
+def merged(layers: dict[str, HeadSums], group: Any, device: torch.device) -> dict[str, HeadSums]:
+    """Sums over all processes of a group; each process must call this in the same step.
 
-    Layers that only some of the processes met, as with layers dropped at random, are those of the processes that did.
+    A layer that ran only in some processes, as with layer dropout, has the sums of those.
     """
     shapes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(shapes, {name: len(s.count) for name, s in found.items()}, group=group)
+    dist.all_gather_object(shapes, {name: len(s.count) for name, s in layers.items()}, group=group)
     heads = {name: count for each in shapes for name, count in each.items()}
     if not heads:
-        return found
-    whole = {name: found[name] if name in found else _nothing(count, device) for name, count in heads.items()}
-    sums = torch.cat([torch.cat((s.count.unsqueeze(0), s.sum)) for s in whole.values()], -1)
-    ends = torch.cat([torch.cat((s.least, -s.greatest)).double() for s in whole.values()], -1)
+        return layers
+    merged = {name: layers[name] if name in layers else _no_rows(count, device) for name, count in heads.items()}
+    sums = torch.cat([torch.cat((s.count.unsqueeze(0), s.sum)) for s in merged.values()], -1)
+    ends = torch.cat([torch.cat((s.least, -s.greatest)).double() for s in merged.values()], -1)
     dist.all_reduce(sums, dist.ReduceOp.SUM, group=group)
     dist.all_reduce(ends, dist.ReduceOp.MIN, group=group)
     sizes = list(heads.values())
-    for s, total, end in zip(whole.values(), sums.split(sizes, -1), ends.split(sizes, -1), strict=True):
+    for s, total, end in zip(merged.values(), sums.split(sizes, -1), ends.split(sizes, -1), strict=True):
         s.count, s.sum = total[0], total[1:]
         s.least, s.greatest = end[:5], -end[5:]
-    return whole
+    return merged
 
 
-def _nothing(heads: int, device: torch.device) -> HeadSums:
+def _no_rows(heads: int, device: torch.device) -> HeadSums:
     none = torch.zeros(5, 1, heads, 1, device=device)
     return HeadSums(none, torch.zeros(1, heads, 1, dtype=torch.bool, device=device))

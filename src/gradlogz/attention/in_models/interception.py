@@ -1,15 +1,14 @@
-"""Where a model computes attention: every call met while it runs, with the name of the layer that makes it.
+"""Interception of the attention calls of a running model, each with the name of the layer that makes it.
 
-    Hugging Face      layers that ask transformers for their attention function are met between asking and calling
-    torch             scaled_dot_product_attention and attend, wherever they are called
-    softmax           over the last dimension, inside a layer whose class is named after attention
-    nn.Multihead…     is met as a module, since torch computes it in one function
+    Hugging Face      the attention function that transformers returns to a layer is wrapped
+    torch             a torch function mode intercepts scaled_dot_product_attention and attend
+    softmax           the mode intercepts it over the last dimension, inside a layer with the class name of attention
+    nn.Multihead…     is hooked as a module, since torch computes it in one function
 
-Nothing is installed but while an `Interception` is entered, and everything is taken away when it is left, in whatever
-order.
-A layer that ran and of which no call was met is missed: `Interception` says so rather than leave it out.
+Hooks and patches are installed only while an `Interception` is entered; several may be left in any order.
+An attention layer that ran without an intercepted call is reported to the receiver as missed.
 
-Read next: observation.py and monitoring.py, which do something with the calls.
+Read next: observation.py and monitoring.py, which receive the calls.
 """
 
 import inspect
@@ -32,51 +31,51 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
-from .intercepted_calls import Call, Logits, of_attend, of_interface, of_sdpa, of_softmax
+from .intercepted_calls import Call, Logits, call_from_attend, call_from_interface, call_from_sdpa, logits_from_softmax
 
 # Class names of attention layers.
 LAYERS = r"(?i)attention|attn"
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
-# What wrappers put before the name of a module: distributed training, sharding, checkpointing, compilation.
+# Prefixes of wrapped modules: distributed training, sharding, checkpointing, compilation.
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)(?=\.|$)")
 
 
-# What layers call the tokens that they attend to, where those are not their own.
+# Argument names of cross-attention layers for the tokens to attend to.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 
 
 class InterceptedCall(NamedTuple):
-    """A call, and how the layer that makes it takes a result of `attend`; None if it only asks for a softmax."""
+    """A call, and the conversion of a result of `attend` to the one its layer expects; None for a softmax."""
 
     call: Call | Logits
-    taken: Callable[[Attention], Any] | None
-    crosses: bool = False  # whether the keys are known to be other tokens than the queries
+    to_layer: Callable[[Attention], Any] | None
+    crosses: bool = False  # True if the keys are known to be other tokens than the queries (cross-attention)
 
 
 class Receiver(ABC):
-    """What is done with the calls."""
+    """Receiver of the intercepted calls."""
 
     @abstractmethod
     def begin(self) -> bool:
-        """A pass through the model begins; whether it is to be looked at."""
+        """Begin a pass through the model; return whether its calls are to be intercepted."""
 
     @abstractmethod
-    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
-        """What is to stand in the place of the model's own result, None to leave that.
+    def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention | None:
+        """Return a result to use instead of the model's own, or None to let the model compute.
 
-        `again`: it is the recomputation of a checkpoint.
+        `again` is True when a checkpoint is recomputed.
         """
 
     def unfused(self, layer: str) -> None:  # noqa: B027
-        """A layer that torch would otherwise compute by a fused operator, equal to rounding. By default nothing."""
+        """Handle a layer whose fused operator the hooks disable: results change by rounding. Default: do nothing."""
 
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
-        """The pass has ended; the layers named ran and no call of them was met."""
+        """End a pass; `missed` names attention layers that ran without an intercepted call."""
 
 
 class Interception:
-    """Every attention computation inside a model, handed to a receiver while this is entered.
+    """Context in which a receiver gets every attention call of a model.
 
     Args:
         layers: a regular expression for the class names of attention layers.
@@ -86,132 +85,138 @@ class Interception:
         self.receiver = receiver
         self.names = {id(module): WRAPPERS.sub("", name).strip(".") for name, module in model.named_modules()}
         self._modules = [module for module in model.modules() if module is model or _may_attend(module)]
-        self._attention = {id(module) for module in model.modules() if _named(module, layers)}
-        self._expected = {id(layer) for layer in model.modules() if _named(layer, layers) and _projects(layer)}
+        self._attention = {id(module) for module in model.modules() if _matches(module, layers)}
+        self._expected = {id(layer) for layer in model.modules() if _matches(layer, layers) and _has_matrices(layer)}
         self._hooks: list[Any] = []
-        self._fused: list[Any] = []  # hooks of layers that torch computes otherwise where there are any
-        self._here = _RunningModules()
+        self._fused: list[Any] = []  # hooks of layers for which torch has a fused operator, which any hook disables
+        self._running = _RunningModules()
 
     def __enter__(self) -> "Interception":
         with _patching:
             _interceptions.append(self)
             _intercept_transformers()
-        self._hooks = [h for module in self._modules if not _is_torchs(module) for h in self._hooked(module)]
-        self._hook_torchs()
+        self._hooks = [
+            h for module in self._modules if not _is_torch_layer(module) for h in self._register_hooks(module)
+        ]
+        self._hook_torch_layers()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._abandon()
-        self._unhook_torchs()
+        self._end_pass()
+        self._unhook_torch_layers()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         with _patching:
             _interceptions.remove(self)
-            _leave_transformers()
+            _restore_transformers()
 
     def layer(self, module: nn.Module | None) -> str | None:
-        """The name of the layer in which something happens now; None outside the model."""
+        """Name of the layer that is running; None outside the model."""
         if module is not None and id(module) in self.names:
             return self.names[id(module)]
-        return self.names[id(self._here.stack[-1].module)] if self._here.stack else None
+        return self.names[id(self._running.stack[-1].module)] if self._running.stack else None
 
     def crosses(self) -> bool:
-        """Whether the innermost attention layer was handed tokens to attend to."""
-        return next((frame.crosses for frame in reversed(self._here.stack) if frame.attention), False)
+        """Return whether the innermost attention layer that is running is cross-attention."""
+        return next((frame.crosses for frame in reversed(self._running.stack) if frame.attention), False)
 
-    def softens(self) -> bool:
-        """Whether a softmax that happens now is one of attention."""
-        return any(frame.attention for frame in self._here.stack)
+    def in_attention(self) -> bool:
+        """Return whether an attention layer is running, so that a softmax belongs to attention."""
+        return any(frame.attention for frame in self._running.stack)
 
-    def note(self) -> None:
-        """A call was met here."""
-        for frame in self._here.stack:
+    def count_call(self) -> None:
+        """Count an intercepted call for every module that is running."""
+        for frame in self._running.stack:
             frame.calls += 1
 
-    # Where in the model the computation is ---------------------------------------------------------------------------
+    # The modules that are running ------------------------------------------------------------------------------------
 
-    def _hooked(self, module: nn.Module) -> list[Any]:
-        """Hooks that run outside all others: what else is hooked on may have put the weights away after a layer."""
+    def _register_hooks(self, module: nn.Module) -> list[Any]:
+        """Hooks that run outside all others: the hooks of others may offload the weights after a layer."""
         return [
             module.register_forward_pre_hook(Hook(self._enter), prepend=True, with_kwargs=True),
             module.register_forward_hook(Hook(self._leave), prepend=True, always_call=True, with_kwargs=True),
         ]
 
-    def _hook_torchs(self) -> None:
+    def _hook_torch_layers(self) -> None:
         if not self._fused:
-            self._fused = [h for module in self._modules if _is_torchs(module) for h in self._hooked(module)]
+            self._fused = [
+                h for module in self._modules if _is_torch_layer(module) for h in self._register_hooks(module)
+            ]
 
-    def _unhook_torchs(self) -> None:
+    def _unhook_torch_layers(self) -> None:
         for hook in self._fused:
             hook.remove()
         self._fused = []
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(module) not in self.names:
-            return  # a shallow copy, which has the hooks of the original
-        here = self._here
-        if here.stack and here.stack[0].module is module and not _runs(here.caller):
-            self._abandon()
-        if not here.stack:
-            here.missed, here.caller = [], _caller()
+            return  # a shallow copy, which shares the hooks of the original
+        running = self._running
+        if running.stack and running.stack[0].module is module and not _is_running(running.caller):
+            self._end_pass()
+        if not running.stack:
+            running.missed, running.caller = [], _caller()
             if in_backward() or self.receiver.begin():
-                here.mode = _Mode()
-                here.mode.__enter__()
-            elif not _is_torchs(module):
-                self._unhook_torchs()  # a fused layer would compute otherwise, and nobody looks
+                running.mode = _AttentionMode()
+                running.mode.__enter__()
+            elif not _is_torch_layer(module):
+                self._unhook_torch_layers()  # this pass is not intercepted: keep the fused operator
         attention = id(module) in self._attention
-        here.stack.append(_Frame(module, attention, attention and _crosses(module, args, kwargs)))
-        if here.mode is not None and _is_torchs(module) and _fuses(module, args, kwargs):
+        running.stack.append(_Frame(module, attention, attention and _is_cross_attention(module, args, kwargs)))
+        if running.mode is not None and _is_torch_layer(module) and _uses_fused_operator(module, args, kwargs):
             self.receiver.unfused(self.names[id(module)])
 
-    def _abandon(self) -> None:
-        """End a pass, also one that never ended: torch calls no hook on KeyboardInterrupt."""
-        here = self._here
-        self._hook_torchs()
-        here.stack.clear()
-        here.caller = None
-        if here.mode is not None:
-            here.mode.__exit__(None, None, None)
-            here.mode = None
+    def _end_pass(self) -> None:
+        """End a pass, also an interrupted one: torch calls no hooks on KeyboardInterrupt."""
+        running = self._running
+        self._hook_torch_layers()
+        running.stack.clear()
+        running.caller = None
+        if running.mode is not None:
+            running.mode.__exit__(None, None, None)
+            running.mode = None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        here = self._here
-        if not here.stack or here.stack[-1].module is not module:
+        running = self._running
+        if not running.stack or running.stack[-1].module is not module:
             return  # it was not entered
-        frame, looks = here.stack.pop(), here.mode is not None and not in_backward()
+        frame, intercepts = running.stack.pop(), running.mode is not None and not in_backward()
         failed = sys.exc_info()[1] is not frame.error
         try:
-            if here.mode is not None and not failed and not frame.calls:
-                self._look(module, args, kwargs, frame)
+            if running.mode is not None and not failed and not frame.calls:
+                self._handle_uncalled(module, args, kwargs, frame)
         finally:
-            if not here.stack:
-                self._abandon()
-        if looks and not failed and not here.stack:
-            self.receiver.finish(tuple(dict.fromkeys(here.missed)))
+            if not running.stack:
+                self._end_pass()
+        if intercepts and not failed and not running.stack:
+            self.receiver.finish(tuple(dict.fromkeys(running.missed)))
 
-    def _look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: "_Frame") -> None:
-        """A module has run in which no call was met: it is torch's layer, or missed, or nothing to be seen."""
+    def _handle_uncalled(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: "_Frame"
+    ) -> None:
+        """Handle a module that ran without an intercepted call: torch's layer, a missed layer, or no attention."""
         name = self.names[id(module)]
-        if _is_torchs(module):
-            self.note()
+        if _is_torch_layer(module):
+            self.count_call()
             with not_intercepted():
-                call = _of_multihead(module, *args, **kwargs)  # type: ignore[arg-type]
-                met = InterceptedCall(call, None, frame.crosses)
-                self.receiver.receive(name, met, again=in_backward())
+                call = _call_from_multihead(module, *args, **kwargs)  # type: ignore[arg-type]
+                intercepted = InterceptedCall(call, None, frame.crosses)
+                self.receiver.receive(name, intercepted, again=in_backward())
         elif id(module) in self._expected and not in_backward():
-            self.note()  # what it is part of is not missed once more
-            self._here.missed.append(name)
+            self.count_call()  # so that the modules around it are not missed too
+            self._running.missed.append(name)
 
 
 class Hook:
-    """A hook that stays behind when the model is copied or saved: there it does nothing."""
+    """A hook that does nothing in copies of the model and after saving and loading."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run
 
-    def __call__(self, *given: Any) -> None:
-        self._run(*given)
+    def __call__(self, *arguments: Any) -> None:
+        self._run(*arguments)
 
     def __deepcopy__(self, memo: Any) -> "Hook":
         return Hook(_nothing)
@@ -220,7 +225,7 @@ class Hook:
         return Hook, (_nothing,)
 
 
-def _nothing(*given: Any) -> None:
+def _nothing(*arguments: Any) -> None:
     pass
 
 
@@ -231,26 +236,26 @@ class _Frame:
 
     def __init__(self, module: nn.Module, attention: bool, crosses: bool) -> None:
         self.module, self.attention, self.crosses, self.calls = module, attention, crosses, 0
-        self.error = sys.exc_info()[1]  # one that is being handled outside is none of this module's
+        self.error = sys.exc_info()[1]  # an exception that is handled around the module is not its failure
 
 
 class _RunningModules(threading.local):
-    """The modules that are running in this thread: autograd recomputes checkpoints in threads of its own."""
+    """Modules that are running in this thread: autograd recomputes checkpoints in its own threads."""
 
     def __init__(self) -> None:
         self.stack: list[_Frame] = []
-        self.mode: _Mode | None = None
+        self.mode: _AttentionMode | None = None
         self.missed: list[str] = []
-        self.caller: FrameType | None = None  # of the outermost module
+        self.caller: FrameType | None = None  # the caller of the outermost module
 
 
 def _caller() -> FrameType:
-    """Where torch calls the hooks of a module, and then the module."""
+    """Frame in which torch calls the hooks of a module, and then the module."""
     return sys._getframe(3)
 
 
-def _runs(frame: FrameType | None) -> bool:
-    """Whether a frame has not ended: a module that calls itself is another thing than one that was interrupted."""
+def _is_running(frame: FrameType | None) -> bool:
+    """Return whether a frame is still on the stack: distinguishes a recursive call from an interrupted one."""
     each: FrameType | None = sys._getframe()
     while each is not None and each is not frame:
         each = each.f_back
@@ -258,31 +263,31 @@ def _runs(frame: FrameType | None) -> bool:
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """Whether a module might call attention itself: torch's own layers do not, but for this one."""
+    """Return whether a module may call attention: of torch's own layers only MultiheadAttention does."""
     return isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch.nn.modules")
 
 
-def _is_torchs(module: nn.Module) -> bool:
-    """Whether torch computes the attention of this module in one function, from arguments that are known."""
+def _is_torch_layer(module: nn.Module) -> bool:
+    """Return whether the module is torch's multi-head attention, computed in one function of known arguments."""
     return type(module).forward in (nn.MultiheadAttention.forward, MultiheadAttention.forward)
 
 
-def _fuses(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch takes its fused operator for a layer, as it does for frozen ones in eval mode."""
+def _uses_fused_operator(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether torch would compute the layer by its fused operator, as for frozen layers in eval mode."""
     shaped = module.batch_first and module.num_heads % 2 == 0 and module.in_proj_bias is not None
     if module.training or not shaped or not torch.backends.mha.get_fastpath_enabled():
         return False
-    given = (*module.parameters(), *args, *kwargs.values())
-    trained = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    tensors = (*module.parameters(), *args, *kwargs.values())
+    trained = any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     return not (trained and torch.is_grad_enabled()) and not torch._C._is_any_autocast_enabled()
 
 
-def _crosses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a layer is handed the tokens to attend to: with as many of them as queries, no shape tells."""
-    given = dict(zip(_parameters(type(module).forward), args, strict=False)) | kwargs
+def _is_cross_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a layer gets other tokens to attend to, by its arguments: shapes may not show it."""
+    arguments = dict(zip(_parameters(type(module).forward), args, strict=False)) | kwargs
     if isinstance(module, nn.MultiheadAttention):
-        return given.get("query") is not given.get("key")
-    return any(given.get(name) is not None for name in SOURCES)
+        return arguments.get("query") is not arguments.get("key")
+    return any(arguments.get(name) is not None for name in SOURCES)
 
 
 @cache
@@ -291,94 +296,102 @@ def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def attention_layers(model: nn.Module, layers: str) -> list[tuple[str, nn.Module]]:
-    """The innermost modules that are named after attention and have matrices, with their names."""
-    named = {id(m): (name, m) for name, m in model.named_modules() if _named(m, layers) and _projects(m)}
+    """Innermost modules with matrices and a class name of attention, as pairs of name and module."""
+    named = {id(m): (name, m) for name, m in model.named_modules() if _matches(m, layers) and _has_matrices(m)}
     return [(name, m) for name, m in named.values() if not any(id(p) in named for p in m.modules() if p is not m)]
 
 
-def _named(module: nn.Module, layers: str) -> bool:
-    """Whether a module is named after attention; torch's layer is under whatever name."""
+def _matches(module: nn.Module, layers: str) -> bool:
+    """Return whether a class name is one of attention; subclasses of torch's layer count under any name."""
     torchs = "MultiheadAttention" if isinstance(module, nn.MultiheadAttention) else ""
     return re.search(layers, type(module).__name__) is not None or re.search(layers, torchs) is not None
 
 
-def _projects(module: nn.Module) -> bool:
-    """Whether a module has two matrices: what is named after attention and has none is a mask, a rotation, a norm."""
+def _has_matrices(module: nn.Module) -> bool:
+    """Return whether a module has two matrices or more; without them it is a mask, a rotation or a norm."""
     return sum(p.ndim >= 2 for p in module.parameters()) >= 2
 
 
 def in_backward() -> bool:
-    """Whether this runs inside the backward pass: a checkpoint recomputes what was seen before."""
+    """Return whether this runs inside the backward pass, where checkpoints are recomputed."""
     return torch._C._current_graph_task_id() != -1
 
 
-# Meeting the calls ---------------------------------------------------------------------------------------------------
+# The calls -----------------------------------------------------------------------------------------------------------
 
 _interceptions: list[Interception] = []
 _patching = threading.Lock()
-_busy = threading.local()
+_suspended = threading.local()
 
 
 @contextmanager
 def not_intercepted() -> Iterator[None]:
-    """What is computed here is the inside of a call, or our own."""
-    before = getattr(_busy, "yes", False)
-    _busy.yes = True
+    """Context without interception: for the inside of an intercepted call, and for our own computations."""
+    before = getattr(_suspended, "active", False)
+    _suspended.active = True
     try:
         yield
     finally:
-        _busy.yes = before
+        _suspended.active = before
 
 
-def _hand(module: nn.Module | None, meet: Callable[[], InterceptedCall], run: Callable[[], Any]) -> Any:
-    """The result of a call, made by run() or by a receiver; every one in whose model it happens is given the call."""
-    inside = [] if getattr(_busy, "yes", False) else [(w, w.layer(module)) for w in tuple(_interceptions)]
-    inside = [(watch, layer) for watch, layer in inside if layer is not None]
-    if not inside:
+def _intercept(module: nn.Module | None, convert: Callable[[], InterceptedCall], run: Callable[[], Any]) -> Any:
+    """Hand a call to the receivers of all models that are running; return a receiver's result, or that of run()."""
+    running = [] if getattr(_suspended, "active", False) else [(i, i.layer(module)) for i in tuple(_interceptions)]
+    running = [(interception, layer) for interception, layer in running if layer is not None]
+    if not running:
         return run()
-    met, found = meet(), None
+    intercepted, result = convert(), None
     with not_intercepted():
-        for watch, layer in inside:
-            watch.note()
-            own = watch.receiver.receive(layer or "", met._replace(crosses=watch.crosses()), again=in_backward())
-            found = own if found is None else found
-        return run() if found is None or met.taken is None else met.taken(found)
+        for interception, layer in running:
+            interception.count_call()
+            answer = interception.receiver.receive(
+                layer or "", intercepted._replace(crosses=interception.crosses()), again=in_backward()
+            )
+            result = answer if result is None else result
+        return run() if result is None or intercepted.to_layer is None else intercepted.to_layer(result)
 
 
-class _Mode(TorchFunctionMode):
-    """Sees every function of torch that is called while the model runs."""
+class _AttentionMode(TorchFunctionMode):
+    """Torch function mode that intercepts attention while a model runs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # a compiled function inside the model, which is to be the same graph as ever
+        if torch.compiler.is_compiling():  # a compiled function inside the model keeps its graph
             return func(*args, **kwargs)
         run = partial(func, *args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            return _hand(None, lambda: InterceptedCall(of_sdpa(*args, **kwargs), _output), run)
+            return _intercept(None, lambda: InterceptedCall(call_from_sdpa(*args, **kwargs), _output), run)
         if func is attend:
-            return _hand(None, lambda: InterceptedCall(of_attend(*args, **kwargs), _itself), run)
-        if func in SOFTMAX and _of_attention(*args, **kwargs):
-            return _hand(
-                None, lambda: InterceptedCall(of_softmax(_innermost(), args[0] if args else kwargs["input"]), None), run
+            return _intercept(None, lambda: InterceptedCall(call_from_attend(*args, **kwargs), _itself), run)
+        if func in SOFTMAX and _is_attention_softmax(*args, **kwargs):
+            return _intercept(
+                None,
+                lambda: InterceptedCall(
+                    logits_from_softmax(_innermost_module(), args[0] if args else kwargs["input"]), None
+                ),
+                run,
             )
         return run()
 
 
-def _output(found: Attention) -> Tensor:
-    return found.output
+def _output(result: Attention) -> Tensor:
+    return result.output
 
 
-def _itself(found: Attention) -> Attention:
-    return found
+def _itself(result: Attention) -> Attention:
+    return result
 
 
-def _of_attention(input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
+def _is_attention_softmax(input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
     last = dim is not None and input.ndim >= 3 and dim in (-1, input.ndim - 1)
-    return last and any(watch.softens() for watch in tuple(_interceptions))
+    return last and any(interception.in_attention() for interception in tuple(_interceptions))
 
 
-def _innermost() -> nn.Module:
-    return next(watch._here.stack[-1].module for watch in tuple(_interceptions) if watch._here.stack)
+def _innermost_module() -> nn.Module:
+    return next(
+        interception._running.stack[-1].module for interception in tuple(_interceptions) if interception._running.stack
+    )
 
 
 # Hugging Face --------------------------------------------------------------------------------------------------------
@@ -387,7 +400,7 @@ _original: list[tuple[Any, Any]] = []
 
 
 def _intercept_transformers() -> None:
-    """Have transformers hand out attention functions that report their calls."""
+    """Make transformers return attention functions whose calls are intercepted."""
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None or _original:
         return
@@ -396,7 +409,7 @@ def _intercept_transformers() -> None:
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
-        if torch.compiler.is_compiling():  # another model, which is to be the same graph as ever
+        if torch.compiler.is_compiling():  # another model, which keeps its graph
             return function
         return partial(_from_interface, attn_implementation, function)
 
@@ -404,7 +417,7 @@ def _intercept_transformers() -> None:
     _original.append((interface, original))
 
 
-def _leave_transformers() -> None:
+def _restore_transformers() -> None:
     if _original and not _interceptions:
         interface, original = _original.pop()
         interface.get_interface = original
@@ -414,16 +427,16 @@ def _from_interface(
     implementation: str, function: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Any, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """A layer calls the attention function that it asked for: (output [b, m, h, v], weights or None)."""
+    """Attention function for transformers: returns (output [b, m, h, v], weights or None)."""
 
-    def meet() -> InterceptedCall:
-        call = of_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        return InterceptedCall(call, lambda found: (found.output.transpose(1, 2).contiguous(), None))
+    def convert() -> InterceptedCall:
+        call = call_from_interface(implementation, module, query, key, value, attention_mask, **kwargs)
+        return InterceptedCall(call, lambda result: (result.output.transpose(1, 2).contiguous(), None))
 
-    return _hand(module, meet, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
+    return _intercept(module, convert, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 
 
-def _of_multihead(
+def _call_from_multihead(
     module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -434,13 +447,15 @@ def _of_multihead(
     average_attn_weights: bool = True,  # noqa: ARG001
     is_causal: bool = False,
 ) -> Call:
-    """A call of torch.nn.MultiheadAttention, projected once more: torch computes the whole layer in one function."""
+    """Convert a call of torch.nn.MultiheadAttention; its projections are computed a second time."""
     layer = module if isinstance(module, MultiheadAttention) else MultiheadAttention.from_torch(module)
-    return of_attend(**layer.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal))
+    return call_from_attend(
+        **layer.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+    )
 
 
 def numbered(layer: str, names: Mapping[str, Any]) -> str:
-    """The name of this call: the layer's, numbered from the second on."""
+    """Name of a call: that of the layer, with "#2" and so on from its second call."""
     name, count = layer, 1
     while name in names:
         count += 1
@@ -449,5 +464,5 @@ def numbered(layer: str, names: Mapping[str, Any]) -> str:
 
 
 def names_of(layers: tuple[str, ...]) -> str:
-    """A few names, for a message."""
+    """The first names, joined for a message."""
     return ", ".join(layers[:4]) + (f" and {len(layers) - 4} others" if len(layers) > 4 else "")

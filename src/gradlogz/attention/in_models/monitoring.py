@@ -1,4 +1,4 @@
-"""Watching attention during training, without touching it.
+"""Attention statistics during training, without changing the training.
 
     with monitor(model) as m:
         for batch in loader:
@@ -6,10 +6,10 @@
             loss.backward(); optimizer.step(); optimizer.zero_grad()
     m.row().layers["transformer.h.3.attn"].entropy.mean       [h]
 
-The model's own attention computes the output; the statistics come from its queries and keys, on the side and without
-gradients, in every `every`-th step. Between those nothing at all is installed.
+The model's own attention computes the output. In every `every`-th step the statistics are computed separately from its
+queries and keys, without gradients. In the steps between no hook is installed.
 
-Read next: head_summaries.py (what is collected, when it is alarming), interception.py (how layers are found).
+Read next: head_summaries.py (the statistics and the thresholds), interception.py (how calls are intercepted).
 """
 
 import warnings
@@ -31,7 +31,7 @@ from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver,
 
 
 class Monitor(Receiver):
-    """What `monitor` yields: the rows of the steps, and the end of a step for loops without an optimizer of torch."""
+    """Result of `monitor`: `row()` of the last recorded step; `step()` for loops without an optimizer of torch."""
 
     def __init__(
         self,
@@ -55,104 +55,103 @@ class Monitor(Receiver):
         self._optimizer: ref[Optimizer] | None = None
         self._highest: dict[str, float] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._found: dict[str, HeadSums] = {}
+        self._sums: dict[str, HeadSums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
         self._last: tuple[str, int] | None = None
         self._row: MonitorRow | None = None
-        watch = Interception(self._inner, self, layers=layers)
-        self._watch: Any = _Shadow(model, self._inner, watch) if self._compiled else watch
-        self._armed = False
+        interception = Interception(self._inner, self, layers=layers)
+        self._interception: Any = _EagerPass(model, self._inner, interception) if self._compiled else interception
+        self._installed = False
 
     def row(self) -> MonitorRow:
-        """The row of the last step that was looked at."""
+        """Row of the last recorded step."""
         if self._row is None:
-            fact = f"{self.steps} steps" if self.steps else "none: no optimizer has stepped yet"
-            remedy = "Without an optimizer of torch call m.step() where a step ends."
-            raise InputRuntimeError(
-                "monitor.row", None, f"a step with a forward pass must have ended, got {fact}", remedy
-            )
+            problem = f"no step with a forward pass has ended so far ({self.steps} steps)"
+            remedy = "Without an optimizer of torch, call m.step() at the end of each step."
+            raise InputRuntimeError("monitor.row", None, problem, remedy)
         return self._row
 
     def step(self) -> None:
-        """End a step. Optimizers of torch that hold the model's parameters do it by themselves."""
-        step, found, self._found = self.steps, self._found, {}
-        if self._armed and self._group is not None:
-            found = merged(found, self._group, self._device)
+        """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
+        step, sums, self._sums = self.steps, self._sums, {}
+        if self._installed and self._group is not None:
+            sums = merged(sums, self._group, self._device)
         self.steps += 1
         if self.steps % self._every == 0:
-            self._arm()
+            self._install()
         else:
-            self._disarm()
-        if found:  # last, because a writer may raise
-            self._write(step, found)
+            self._uninstall()
+        if sums:  # last, since a writer may raise
+            self._write(step, sums)
 
-    # The watch -------------------------------------------------------------------------------------------------------
+    # The receiver of an Interception ---------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """A pass begins; one without gradients is no training."""
+        """Begin a pass; one without gradients is not recorded, since it is not training."""
         self._recording = torch.is_grad_enabled() or self._compiled
         self._called = {}
         return self._recording
 
-    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> None:
-        """Look at the queries and keys, and let the model compute."""
+    def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> None:
+        """Record the statistics of queries and keys, and let the model compute."""
         if not self._recording or again:
             return
         if _in_vmap():
-            condition, fact = "the model must run outside torch.vmap", f"{layer} inside it"
-            remedy = "Leave the monitor out, or give the model the batch itself."
-            raise InputNotImplementedError("monitor", "model", f"{condition}, got {fact}", remedy)
+            problem = f"model must run outside torch.vmap, but {layer} runs inside it"
+            remedy = "Remove the monitor, or pass the batch to the model directly."
+            raise InputNotImplementedError("monitor", "model", problem, remedy)
         name = numbered(layer, self._called)
         self._called[name] = None
         with torch.no_grad():
-            sums = sums_of(met.call, crosses=met.crosses)
-        if name in self._found:
-            self._found[name].add(sums)
+            sums = sums_of(intercepted.call, crosses=intercepted.crosses)
+        if name in self._sums:
+            self._sums[name].add(sums)
         else:
-            self._found[name] = sums
+            self._sums[name] = sums
         if (name, len(self._called)) == self._last:
-            raise _Enough
+            raise _LastLayerReached
 
     def unfused(self, layer: str) -> None:
-        """Refuse to change a training by rounding."""
-        condition = "torch must compute its layers the same with and without hooks"
-        fact = f"{layer}, frozen and in eval mode, for which it has a fused operator"
+        """Raise, since the training would change by rounding."""
+        problem = (
+            f"model would change by rounding: hooks disable the fused operator of {layer}, frozen and in eval mode"
+        )
         remedy = "Call torch.backends.mha.set_fastpath_enabled(False) before the training."
-        raise InputRuntimeError("monitor", "torch", f"{condition}, got {fact}", remedy)
+        raise InputRuntimeError("monitor", "model", problem, remedy)
 
     def finish(self, missed: tuple[str, ...]) -> None:
-        """A pass has ended."""
+        """End a pass; raise if an attention layer was missed."""
         self._recording = False
         if self._compiled and self._called:
             self._last = list(self._called)[-1], len(self._called)
         if missed and self._strict:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise InputRuntimeError("monitor", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
+            raise InputRuntimeError("monitor", "model", problem, remedy)
 
-    def _arm(self) -> None:
-        if not self._armed:
-            self._watch.__enter__()
-            self._armed = True
+    def _install(self) -> None:
+        if not self._installed:
+            self._interception.__enter__()
+            self._installed = True
 
-    def _disarm(self) -> None:
-        if self._armed:
-            self._watch.__exit__(None, None, None)
-            self._armed = False
+    def _uninstall(self) -> None:
+        if self._installed:
+            self._interception.__exit__(None, None, None)
+            self._installed = False
 
     # The end of a step -----------------------------------------------------------------------------------------------
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped. The first one that holds parameters of the model counts the steps."""
+        """End a step after the first optimizer that holds parameters of the model."""
         leader = None if self._optimizer is None else self._optimizer()
         if leader is None and any(id(p) in self._parameters for g in optimizer.param_groups for p in g["params"]):
             self._optimizer, leader = ref(optimizer), optimizer
         if optimizer is leader:
             self.step()
 
-    def _write(self, step: int, found: dict[str, HeadSums]) -> None:
-        layers = heads_of(found)
+    def _write(self, step: int, sums: dict[str, HeadSums]) -> None:
+        layers = heads_of(sums)
         alerts = tuple(self._alerts(step, layers))
         self._row = MonitorRow(step, layers, alerts)
         for alert in alerts:
@@ -180,7 +179,7 @@ class Monitor(Receiver):
         entropy, logit, sink = self._thresholds
         for layer, heads in layers.items():
             mean, most = float(heads.entropy.mean.mean()), float(heads.max_logit.greatest.max())
-            highest = self._highest[layer] = max(self._highest.get(layer, 0.0), mean)  # in this order NaN is none
+            highest = self._highest[layer] = max(self._highest.get(layer, 0.0), mean)  # this order ignores NaN
             if entropy is not None and mean < entropy * highest:
                 yield Alert("entropy collapse", layer, mean, entropy * highest, step)
             if logit is not None and most > logit:
@@ -205,24 +204,24 @@ def monitor(
     layers: str = LAYERS,
     strict: bool = True,
 ) -> Iterator[Monitor]:
-    """Entropy, log normaliser, logit variance, highest logit and sink of every head, in every `every`-th training step.
+    """Record entropy, log normaliser, logit variance, maximum logit and sink of every head in every `every`-th step.
 
-    Put it around an ordinary training loop. The training is not changed by a bit: the model's own attention, with its
-    own dropout, computes the output; the random state is left alone; what is collected has no gradient. Passes between
-    two steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of
-    padding are left out where a mask shows them. Passes without gradients (evaluation) are not looked at.
+    Put it around an ordinary training loop. The training is bitwise unchanged: the model's own attention, with its
+    dropout, computes the output; the random state is unchanged; the statistics have no gradient. All passes between two
+    steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of padding
+    are left out where a mask identifies them. Passes without gradients (evaluation) are not recorded.
 
-    A model that is compiled is not looked at while it runs: before the pass, one more is made without compilation,
-    without gradients and on the same inputs, up to the last attention layer; random state and buffers are put back.
+    Calls inside a compiled model cannot be intercepted. Before each recorded pass of such a model, one eager pass
+    without gradients is made on the same inputs, up to the last attention layer; random state and buffers are restored.
 
     Args:
-        every: look at each step whose number is a multiple of this, from 0 on.
-        writer: a TensorBoard SummaryWriter, or anything that takes a `MonitorRow`.
-        thresholds: when to raise an alert.
-        on_alert: is given each new `Alert`, once for each kind and layer; by default it is a warning.
-        group: the processes over which rows are joined; a model wrapped for distributed training has its own.
-        layers: a regular expression for the class names of attention layers, in which a softmax is one of attention.
-        strict: raise if an attention layer ran without being seen, or none did.
+        every: record the steps 0, every, 2 every, ...
+        writer: a TensorBoard SummaryWriter, or a function that takes a `MonitorRow`.
+        thresholds: thresholds of the alerts.
+        on_alert: function called with each new `Alert`, once for each kind and layer; by default it warns.
+        group: process group over which rows are joined; by default that of a DistributedDataParallel model.
+        layers: regular expression for class names of attention layers; a softmax inside one belongs to attention.
+        strict: raise if an attention layer ran without an intercepted call, or if no attention was computed.
 
     Law: tests/laws/test_a_monitor_changes_nothing.py.
     """
@@ -230,14 +229,13 @@ def monitor(
         remedy = "Pass the model itself."
         raise InputTypeError("monitor", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if isinstance(model, nn.DataParallel):
-        condition, fact = "model must run in one thread", "torch.nn.DataParallel, which copies it to many"
-        remedy = "Use torch.nn.parallel.DistributedDataParallel."
-        raise InputTypeError("monitor", "model", f"{condition}, got {fact}", remedy)
+        problem = "model must run in one thread, but torch.nn.DataParallel copies it to several"
+        raise InputTypeError("monitor", "model", problem, "Use torch.nn.parallel.DistributedDataParallel.")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        remedy = "1 looks at every step."
+        remedy = "Pass 1 to record every step."
         raise InputValueError("monitor", "every", f"every must be a positive integer, got {every!r}", remedy)
     if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
-        condition = "writer must have add_scalar or take a row"
+        condition = "writer must have a method add_scalar or be a function of a row"
         remedy = "Pass a SummaryWriter, or a function of one argument."
         raise InputTypeError("monitor", "writer", f"{condition}, got {type(writer).__name__}", remedy)
     if group is None and hasattr(model, "process_group"):
@@ -247,40 +245,40 @@ def monitor(
         strict=strict,
     )  # fmt: skip
     hook = register_optimizer_step_post_hook(m._stepped)
-    m._arm()
+    m._install()
     try:
         yield m
     finally:
         hook.remove()
-        m._disarm()
+        m._uninstall()
     if strict and m.steps and m._row is None:
-        condition, fact = "the model must compute attention", f"{m.steps} steps without any"
-        remedy = "If its classes are named otherwise, pass their pattern as layers=; a compiled function is not seen."
-        raise InputRuntimeError("monitor", "model", f"{condition}, got {fact}", remedy)
+        problem = f"model did not compute attention in {m.steps} steps"
+        remedy = "Pass layers= with a pattern of its class names; compiled functions cannot be intercepted."
+        raise InputRuntimeError("monitor", "model", problem, remedy)
 
 
 def _in_vmap() -> bool:
-    """Whether tensors stand for many, and cannot be kept after the transform has ended."""
+    """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
     transforms = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
 
 
-class _Enough(BaseException):
-    """The last attention layer was met, and what follows in the pass is of no interest."""
+class _LastLayerReached(BaseException):
+    """Raised after the last attention layer, to end an eager pass early."""
 
 
-class _Shadow:
-    """One more pass, before that of a compiled model: what is compiled cannot be watched from outside."""
+class _EagerPass:
+    """An eager pass before each pass of a compiled model, inside which calls cannot be intercepted."""
 
-    def __init__(self, model: nn.Module, inner: nn.Module, watch: Interception) -> None:
-        self._called, self._inner, self._watch = model, inner, watch
+    def __init__(self, model: nn.Module, inner: nn.Module, interception: Interception) -> None:
+        self._called, self._inner, self._interception = model, inner, interception
 
-    def __enter__(self) -> "_Shadow":
+    def __enter__(self) -> "_EagerPass":
         self._compiled: Any = self._called.__dict__.get("_compiled_call_impl")
         if self._compiled is None:
             self._hook = self._called.register_forward_pre_hook(Hook(self._before), prepend=True, with_kwargs=True)
-        else:  # its hooks are compiled too
-            self._called._compiled_call_impl = self._looked_at
+        else:  # hooks would be compiled too
+            self._called._compiled_call_impl = self._run_both
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -289,23 +287,23 @@ class _Shadow:
         else:
             self._called._compiled_call_impl = self._compiled
 
-    def _looked_at(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_both(self, *args: Any, **kwargs: Any) -> Any:
         self._before(self._called, args, kwargs)
         return self._compiled(*args, **kwargs)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            self._look(args, kwargs)
+            self._run_eager(args, kwargs)
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]
         devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
         eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._watch, suppress(_Enough):
+        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._interception, suppress(_LastLayerReached):
             self._inner(*args, **kwargs)
         for module, name, b, version, before in buffers:
             module._buffers[name] = b
-            if b._version != version:  # to write into one that a graph has saved is an error of autograd's
+            if b._version != version:  # autograd forbids writing to a tensor that a graph has saved
                 b.copy_(before)
 
 
@@ -314,7 +312,7 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside what wraps it for distributed training and compilation."""
+    """Module inside the wrappers for distributed training and compilation."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
@@ -325,5 +323,5 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has been put on the model or on a part of it."""
+    """Return whether the model or a part of it is compiled."""
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())

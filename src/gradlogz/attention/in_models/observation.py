@@ -1,14 +1,13 @@
-"""Every layer's attention while a model runs: log normaliser, entropy, variance and highest logit of every row.
+"""Attention statistics of every layer while a model runs: log normaliser, entropy, logit variance, maximum logit.
 
-    with observe(model) as seen:
+    with observe(model) as observation:
         model(**batch)
-    seen["encoder.layer.3.attention.self"].entropy      [b, h, m]
+    observation["encoder.layer.3.attention.self"].entropy      [b, h, m]
 
-The model computes with `attend` in place of its own attention, so that nothing is computed twice and every statistic
-has a gradient.
+`attend` replaces the model's own attention, so that nothing is computed twice and every statistic has a gradient.
 
-Read next: interception.py (how layers are found), monitoring.py (training, where the model's own attention must
-compute).
+Read next: interception.py (how calls are intercepted), monitoring.py (statistics during training, without replacing
+the model's own attention).
 """
 
 import sys
@@ -26,13 +25,13 @@ from .interception import LAYERS, InterceptedCall, Interception, Receiver, names
 
 
 class Observation(Mapping[str, Attention], Receiver):
-    """The attention of every layer in the last pass through a model, by the layer's name, in the order of computation.
+    """Attention results of the last pass through a model, by layer name, in the order of computation.
 
-    A layer that is called several times in one pass, as ALBERT's is, has the names "layer", "layer#2", "layer#3".
-    `passes` holds the passes before too, as generation makes them; `clear` forgets them all.
+    A layer that is called several times in one pass, as in ALBERT, has the names "layer", "layer#2", "layer#3".
+    `passes` is the list of all passes, for example one per generated token; `clear` empties it.
 
-    The statistics are those of `attend`, [b, h, m]. Where a layer multiplies its own weights with its own values,
-    having only asked torch for a softmax, the output is None.
+    The statistics are those of `attend`, [b, h, m]. The output is None for a layer that calls softmax and multiplies
+    by the values itself.
     """
 
     def __init__(self, statistics: str, strict: bool) -> None:
@@ -56,49 +55,49 @@ class Observation(Mapping[str, Attention], Receiver):
         return self.passes[-1] if self.passes else {}
 
     def stack(self, statistic: str) -> Tensor:
-        """[l, b, h, m]: one statistic of all layers of the last pass, which must have one shape.
+        """One statistic of all layers of the last pass, [l, b, h, m].
 
-        Layers of other heads or lengths, as in an encoder and a decoder, are refused: take them from the mapping.
+        Raises if the layers differ in heads or lengths, as in an encoder-decoder model: index the layers instead.
         """
         if statistic not in Attention._fields:
-            remedy = f"It is one of {', '.join(Attention._fields)}."
+            remedy = f"Choose one of {', '.join(Attention._fields)}."
             raise InputValueError(
-                "Observation.stack", "statistic", f"statistic must be one of Attention, got {statistic!r}", remedy
+                "Observation.stack", "statistic", f"statistic must be a field of Attention, got {statistic!r}", remedy
             )
-        found = [getattr(attention, statistic) for attention in self.values()]
-        shapes = {None if t is None else tuple(t.shape) for t in found}
+        tensors = [getattr(attention, statistic) for attention in self.values()]
+        shapes = {None if t is None else tuple(t.shape) for t in tensors}
         if len(shapes) != 1 or None in shapes:
-            fact = f"{len(shapes)} shapes" if None not in shapes else f"layers without {statistic}"
-            remedy = "Take the layers one by one: seen[name]."
+            fact = f"there are {len(shapes)} shapes" if None not in shapes else "some layers lack it"
+            problem = f"{statistic} must have one shape in all layers, but {fact}"
             raise InputValueError(
-                "Observation.stack", "statistic", f"all layers must have {statistic} of one shape, got {fact}", remedy
+                "Observation.stack", "statistic", problem, "Index the layers instead: observation[name]."
             )
-        return torch.stack(found)
+        return torch.stack(tensors)
 
     def clear(self) -> None:
-        """Forget all passes, and free what they hold."""
+        """Discard all passes and free their tensors."""
         self.passes.clear()
 
-    # What the watch calls --------------------------------------------------------------------------------------------
+    # The receiver of an Interception ---------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """A pass begins."""
+        """Begin a pass."""
         self.passes.append({})
         return True
 
-    def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention:
-        """Compute the call with `attend`."""
-        found = met.call.attend(self._statistics)
+    def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention:
+        """Compute the call by `attend`."""
+        result = intercepted.call.attend(self._statistics)
         if not again:
-            self._last[numbered(layer, self._last)] = found
-        return found
+            self._last[numbered(layer, self._last)] = result
+        return result
 
     def finish(self, missed: tuple[str, ...]) -> None:
-        """A pass has ended."""
+        """End a pass; raise if an attention layer was missed."""
         if missed and self._strict:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out, or strict=False to go on without them."
-            raise InputRuntimeError("observe", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
+            raise InputRuntimeError("observe", "model", problem, remedy)
 
 
 @contextmanager
@@ -109,50 +108,49 @@ def observe(
     layers: str = LAYERS,
     strict: bool = True,
 ) -> Iterator[Observation]:
-    """Within this context every attention layer of the model computes with `attend`, and what it finds is kept.
+    """Context in which every attention layer of the model computes by `attend` and its statistics are recorded.
 
-    Works with Hugging Face models whatever their implementation of attention, with modules that call torch's
-    scaled_dot_product_attention, torch.nn.MultiheadAttention or `attend`, and with layers that write out their softmax
-    (of those the statistics alone are computed, from the logits). The outputs are the model's, to rounding; gradients
-    flow through outputs and statistics. Nothing of the model is changed after the context is left, also by an error.
+    Works with Hugging Face models under any attention implementation, with modules that call torch's
+    scaled_dot_product_attention, torch.nn.MultiheadAttention or `attend`, and with layers that call softmax themselves
+    (for those only the statistics are computed, from the logits). Outputs equal the model's to rounding; gradients flow
+    through outputs and statistics. The model is unchanged after the context, also after an error.
 
     Args:
-        layers: a regular expression for the class names of attention layers, in which a softmax is one of attention.
-        strict: raise if an attention layer ran without being seen, or none did.
+        statistics: as in `attend`.
+        layers: regular expression for class names of attention layers; a softmax inside one belongs to attention.
+        strict: raise if an attention layer ran without an intercepted call, or if no attention was computed.
 
     Law: tests/agreement/test_hugging_face_models_compute_the_same.py.
 
     >>> import torch, gradlogz
     >>> block = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
-    >>> with gradlogz.observe(block) as seen:
+    >>> with gradlogz.observe(block) as observation:
     ...     output = block(torch.randn(2, 10, 16))
-    >>> list(seen), seen["self_attn"].entropy.shape
+    >>> list(observation), observation["self_attn"].entropy.shape
     (['self_attn'], torch.Size([2, 4, 10]))
     """
     if not isinstance(model, nn.Module):
         remedy = "Pass the model itself."
         raise InputTypeError("observe", "model", f"model must be a torch.nn.Module, got {type(model).__name__}", remedy)
     if id(model) in _observed:
-        condition, fact = "a model must be observed once at a time", "one that is observed already"
-        raise InputRuntimeError(
-            "observe", "model", f"{condition}, got {fact}", "Leave the first context before the second."
-        )
-    seen = Observation(statistics, strict)
+        remedy = "Leave the first context before entering a second."
+        raise InputRuntimeError("observe", "model", "model is already observed", remedy)
+    observation = Observation(statistics, strict)
     _observed.add(id(model))
     try:
-        with _uncompiled(), Interception(model, seen, layers=layers):
-            yield seen
+        with _uncompiled(), Interception(model, observation, layers=layers):
+            yield observation
     finally:
         _observed.discard(id(model))
-    if strict and seen.passes and not any(seen.passes):
-        condition, fact = "the model must compute attention", f"{len(seen.passes)} passes without any"
-        remedy = "If its classes are named otherwise, pass their pattern as layers=."
-        raise InputRuntimeError("observe", "model", f"{condition}, got {fact}", remedy)
+    if strict and observation.passes and not any(observation.passes):
+        problem = f"model did not compute attention in {len(observation.passes)} passes"
+        remedy = "Pass layers= with a pattern of its class names."
+        raise InputRuntimeError("observe", "model", problem, remedy)
 
 
 _observed: set[int] = set()
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """What is compiled cannot be seen, so that it runs as it is written; without the compiler nothing is compiled."""
+    """Context that runs compiled functions eagerly, since calls inside them cannot be intercepted."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

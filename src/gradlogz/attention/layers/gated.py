@@ -1,11 +1,11 @@
-"""Heads as one mixture: each is heard as much as its keys answer to the query.
+"""Heads as one mixture, each weighted by its log normaliser for the query.
 
-    h       = sum_k pi_k h_k                                        h_k: the keys as head k sees them   [theory 6.2]
+    h       = sum_k pi_k h_k                                        h_k: the keys projected by head k    [theory 6.2]
     G_k(x)  = log sum_n exp(<W_qk x, W_kk y_n> / sqrt(d))           the log normaliser of head k
     r       = softmax_k(log pi_k + G_k(x))                          gates: one softmax over all pairs of head and key
     G(x)    = log sum_k pi_k exp G_k(x)
     ∇G(x)   = sum_k r_k W_qk^T o_k / sqrt(d)                        o_k: attention of head k with values = keys
-    KL(q‖r) = G(x) - sum_k q_k (G_k(x) + log(pi_k / q_k))           what gates q that know nothing of x cost
+    KL(q‖r) = G(x) - sum_k q_k (G_k(x) + log(pi_k / q_k))           the cost of gates q that do not depend on x
 
 Ordinary multi-head attention has constant gates: it is the gradient of the Jensen bound on the right.
 
@@ -27,13 +27,13 @@ from .heads import check_sizes, check_tokens, join, split
 
 
 class Gated(NamedTuple):
-    """The heads of a mixture, how each is heard, and what the mixture knows.
+    """Heads of a mixture, their gates, and the log normaliser of the mixture.
 
     Attributes:
-        heads: the statistics of each head, as of `attend`.
-        gates: r, or those that were given in their place; they sum to one over the heads.
+        heads: the result of `attend` for each head.
+        gates: r, or the gates passed instead; they sum to one over the heads.
         log_normalizer: G of the mixture.
-        gap: KL(pi‖r), how incoherent the heads are: what the Jensen bound with gates pi loses, in nats.
+        gap: KL(pi‖r) in nats, the gap of the Jensen bound with gates pi: the incoherence of the heads.
     """
 
     heads: Attention
@@ -43,20 +43,20 @@ class Gated(NamedTuple):
 
 
 class GatedHeads(nn.Module):
-    """Multi-head attention in which heads are gated by their log normalisers: the exact mixture of the heads.
+    """Multi-head attention whose heads are gated by their log normalisers: the exact mixture of the heads.
 
-    Tied, the layer is theory: values are keys, the output map is the transposed query map, and the output is the
-    gradient of sqrt(d) G in the query token, so that adding it is a step of ascent on one log normaliser. Free, it has
-    the value and output maps of multi-head attention and gates h r_k, which are 1 on average: with `gates` held at 1/h
-    it is `torch.nn.MultiheadAttention`. The weights pi are learned either way, uniform in the beginning.
+    A tied layer follows the theory: values are keys, the output map is the transposed query map, and the output is the
+    gradient of sqrt(d) G in the query token, so that adding it is a step of gradient ascent on one log normaliser. An
+    untied layer has the value and output maps of multi-head attention and gates h r_k, which are 1 on average: with
+    `gates` fixed at 1/h it is `torch.nn.MultiheadAttention`. The weights pi are learned in both, initially uniform.
 
-    Cost: one call of `attend`, whose log normalisers come with the output, and a softmax over heads. When not to use
-    it: where heads are to do their own work side by side. Gates let the loudest, of the largest logits, silence the
-    others; watch `gap`.
+    Cost: one call of `attend`, which also returns the log normalisers, and a softmax over heads. When not to use it:
+    where heads should work independently. The head with the largest logits can take almost all the weight; monitor
+    `gap`.
 
     Args:
         tied: W_v = W_k and W_o = W_q^T, without a bias on the output.
-        bias: of the projections.
+        bias: biases of the projections.
 
     Law: tests/laws/test_gated_heads_are_a_mixture.py.
 
@@ -80,11 +80,11 @@ class GatedHeads(nn.Module):
         check_sizes("GatedHeads", embed_dim, num_heads)
         super().__init__()
         self.embed_dim, self.num_heads, self.tied = embed_dim, num_heads, tied
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj, self.k_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(2))
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj, self.k_proj = (nn.Linear(embed_dim, embed_dim, bias, **options) for _ in range(2))
         if not tied:
-            self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(2))
-        self.log_weights = nn.Parameter(torch.zeros(num_heads, **made))
+            self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias, **options) for _ in range(2))
+        self.log_weights = nn.Parameter(torch.zeros(num_heads, **options))
 
     def forward(
         self,
@@ -95,13 +95,13 @@ class GatedHeads(nn.Module):
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*b m d"]:
-        """The output of the layer.
+        """Output of the layer.
 
         Args:
-            query: tokens that ask.
-            key: tokens that are asked, and give the values; the same ones if not given.
-            gates: to be held at these instead of r, [h] or [*b, h, m]; torch.full((h,), 1 / h) is ordinary attention.
-            attn_mask: as of `attend`: bool, True = attend, or added to the logits; [*b, h, m, n] or what broadcasts.
+            query: tokens of the queries.
+            key: tokens of the keys and values; by default those of the queries.
+            gates: fixed gates instead of r, [h] or [*b, h, m]; torch.full((h,), 1 / h) is ordinary attention.
+            attn_mask: as in `attend`: bool, True = attend, or added to the logits; broadcasts against [*b, h, m, n].
         """
         return self.attend(query, key, gates=gates, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
@@ -115,36 +115,36 @@ class GatedHeads(nn.Module):
         is_causal: bool = False,
         statistics: Literal["none", "scalar", "moments"] = "scalar",
     ) -> tuple[Float[Tensor, "*b m d"], Gated]:
-        """The output, and the heads with their gates, the log normaliser of the mixture and its gap."""
+        """Output, and the heads with their gates, the log normaliser of the mixture and its gap."""
         key = query if key is None else key
         check_tokens("GatedHeads", self.embed_dim, query=query, key=key)
         h = self.num_heads
         q, k = split(self.q_proj(query), h), split(self.k_proj(key), h)
         v = k if self.tied else split(self.v_proj(key), h)
-        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
+        result = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         log_pi = self.log_weights.log_softmax(0)
-        s = (found.log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)  # [*b, m, h]
+        s = (result.log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)  # [*b, m, h]
         r = log_domain.softmax(s).movedim(-1, -2)
         if gates is not None:
-            r = self._held(gates, r)
-        gated = Gated(found, r, log_domain.log_sum_exp(s), coherence(found.log_normalizer, log_pi, log_pi.exp()))
-        heard = join((r.unsqueeze(-1) * found.output).to(found.output.dtype))
+            r = self._fixed_gates(gates, r)
+        gated = Gated(result, r, log_domain.log_sum_exp(s), coherence(result.log_normalizer, log_pi, log_pi.exp()))
+        weighted = join((r.unsqueeze(-1) * result.output).to(result.output.dtype))
         if self.tied:
-            return heard @ self.q_proj.weight.to(heard.dtype), gated
-        return self.out_proj(h * heard), gated
+            return weighted @ self.q_proj.weight.to(weighted.dtype), gated
+        return self.out_proj(h * weighted), gated
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, tied={self.tied}"
 
-    def _held(self, gates: Tensor, like: Tensor) -> Tensor:
-        """Gates [h] or [*b, h, m] as the latter."""
-        given = gates.unsqueeze(-1) if gates.ndim == 1 else gates
-        if given.shape[-2] != self.num_heads or given.ndim > like.ndim:
+    def _fixed_gates(self, gates: Tensor, like: Tensor) -> Tensor:
+        """Expand gates [h] to [*b, h, m]."""
+        per_row = gates.unsqueeze(-1) if gates.ndim == 1 else gates
+        if per_row.shape[-2] != self.num_heads or per_row.ndim > like.ndim:
             condition = f"gates must be [h] or [*b, h, m] with h={self.num_heads} heads"
             raise InputValueError(
-                "GatedHeads", "gates", f"{condition}, got shape {shape_of(gates)}", "One gate for each head."
+                "GatedHeads", "gates", f"{condition}, got shape {shape_of(gates)}", "Pass one gate for each head."
             )
-        return given.to(like.dtype).expand_as(like)
+        return per_row.to(like.dtype).expand_as(like)
 
 
 def coherence(
@@ -152,10 +152,10 @@ def coherence(
     log_weights: Float[Tensor, "h"] | None = None,
     gates: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "*b m"]:
-    """KL(q‖r), r = softmax_k(log pi_k + G_k): what constant gates q over heads cost a query.   [theory 6.2]
+    """KL(q‖r), r = softmax_k(log pi_k + G_k): the cost of constant gates q over heads for each query.   [theory 6.2]
 
-    Of any multi-head attention: `log_normalizer` is that of its heads. Uniform pi and q if not given; 0 if the heads
-    agree, and on rows that see no key.
+    It applies to any multi-head attention: `log_normalizer` is that of its heads. By default pi and q are uniform. It
+    is 0 where the log normalisers of all heads are equal, and on rows that see no key.
     """
     h = log_normalizer.shape[-2]
     uniform = log_normalizer.new_full((h,), -math.log(h))
@@ -164,5 +164,5 @@ def coherence(
     s = (log_normalizer + log_pi.unsqueeze(-1)).movedim(-2, -1)
     alive = s.detach().amax(-1, keepdim=True) != -torch.inf
     log_r = torch.where(alive, s, 0.0).log_softmax(-1)
-    apart = (q * (q.log() - log_r).masked_fill(q == 0, 0.0)).sum(-1)
-    return apart.masked_fill(~alive.squeeze(-1), 0.0)
+    divergence = (q * (q.log() - log_r).masked_fill(q == 0, 0.0)).sum(-1)
+    return divergence.masked_fill(~alive.squeeze(-1), 0.0)

@@ -32,24 +32,24 @@ from ..result import Attention
 from .heads import check_sizes, check_tokens, join, split
 
 Family = Literal["gaussian", "poisson", "gamma", "spins", "one_hot", "sphere"]
-NEWTON_STEPS = 4  # from banerjee05's guess, which is within a few percent; three leave 1e-10, four nothing
+NEWTON_STEPS = 4  # from the guess of [banerjee05], within a few percent; three steps leave an error of 1e-10
 
 
 class LinkAttention(nn.Module):
     """Multi-head attention whose queries are natural parameters of a chosen family, its keys sufficient statistics.
 
-    The paper's section 6: with tokens of another family than the Gaussian, a non-linear link belongs before the dot
-    product. For counts it is the logarithm, for probabilities log-odds or log-probabilities; W_q need not learn it.
+    Section 6 of the paper: tokens of a family other than the Gaussian need a non-linear link before the dot product.
+    For counts it is the logarithm, for probabilities log-odds or log-probabilities, which W_q then need not learn.
 
-    Cost: that of multi-head attention and the link, elementwise but for the sphere (four sums of 181 terms for each
-    token and head). When not to use it: for tokens of a residual stream, which are not means of anything; map them into
-    the domain first (softplus, tanh, softmax over each head).
+    Cost: that of multi-head attention and the link, which is elementwise except for the sphere (four sums of 181 terms
+    for each token and head). When not to use it: for tokens of a residual stream, which are not means of a sufficient
+    statistic; map them into the domain first (softplus, tanh, softmax over each head).
 
     Args:
-        family: what the tokens are means of; "gaussian" is ordinary multi-head attention.
-        project: False leaves W_q and W_k out, and the logits are <link(u_m), u_n> / sqrt(d) by themselves.
-        margin: tokens within it of the border of the domain, where the link is infinite, count as that far inside.
-        validate: look at the tokens and refuse those outside the domain; on a GPU that waits for the device.
+        family: the exponential family of the tokens; "gaussian" is ordinary multi-head attention.
+        project: False leaves out W_q and W_k, so that the logits are <link(u_m), u_n> / sqrt(d).
+        margin: tokens closer than this to the boundary of the domain, where the link is infinite, are moved inside.
+        validate: raise for tokens outside the domain; on a GPU this synchronizes with the device.
 
     Law: tests/laws/test_links_invert_means.py.
 
@@ -80,20 +80,18 @@ class LinkAttention(nn.Module):
         check_sizes("LinkAttention", embed_dim, num_heads)
         if family not in get_args(Family):
             condition = f"family must be one of {', '.join(get_args(Family))}"
-            remedy = "For another measure use gradlogz.measures.mean_to_natural, which is eager."
+            remedy = "For another measure apply gradlogz.measures.mean_to_natural to the tokens, in eager mode."
             raise InputValueError("LinkAttention", "family", f"{condition}, got {family!r}", remedy)
         if family == "sphere" and embed_dim == num_heads:
-            condition, fact = "a head must have 2 coordinates or more for a sphere", "1"
-            raise InputValueError(
-                "LinkAttention", "embed_dim", f"{condition}, got {fact}", 'In one dimension it is family="spins".'
-            )
+            problem = "embed_dim / num_heads must be at least 2 coordinates for a sphere, got 1"
+            raise InputValueError("LinkAttention", "embed_dim", problem, 'Use family="spins" in one dimension.')
         super().__init__()
         self.embed_dim, self.num_heads, self.family, self.project = embed_dim, num_heads, family, project
         self.margin, self.validate = margin, validate
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         if project:
-            self.q_proj, self.k_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(2))
-        self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias, **made) for _ in range(2))
+            self.q_proj, self.k_proj = (nn.Linear(embed_dim, embed_dim, bias, **options) for _ in range(2))
+        self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias, **options) for _ in range(2))
 
     def forward(
         self,
@@ -103,12 +101,12 @@ class LinkAttention(nn.Module):
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*b m d"]:
-        """The output of the layer.
+        """Output of the layer.
 
         Args:
-            query: tokens that ask, inside the domain of the family.
-            key: tokens that are asked, and give the values; the same ones if not given. They need not be inside.
-            attn_mask: as of `attend`: bool, True = attend, or added to the logits; [*b, h, m, n] or what broadcasts.
+            query: tokens of the queries, inside the domain of the family.
+            key: tokens of the keys and values, in the domain or not; by default those of the queries.
+            attn_mask: as in `attend`: bool, True = attend, or added to the logits; broadcasts against [*b, h, m, n].
         """
         return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
 
@@ -121,7 +119,7 @@ class LinkAttention(nn.Module):
         is_causal: bool = False,
         statistics: Literal["none", "scalar", "moments"] = "scalar",
     ) -> tuple[Float[Tensor, "*b m d"], Attention]:
-        """The output, and the statistics of each head [*b, h, m]."""
+        """Output, and statistics of each head [*b, h, m]."""
         key = query if key is None else key
         check_tokens("LinkAttention", self.embed_dim, query=query, key=key)
         eta, statistic = self.link(query), key
@@ -129,28 +127,26 @@ class LinkAttention(nn.Module):
             eta, statistic = self.q_proj(eta), self.k_proj(statistic)
         v = self.v_proj(key)
         q, k, v = (split(t.to(v.dtype), self.num_heads) for t in (eta, statistic, v))
-        found = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
-        return self.out_proj(join(found.output)), found
+        result = attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
+        return self.out_proj(join(result.output)), result
 
     def link(self, tokens: Float[Tensor, "*bn d"]) -> Float[Tensor, "*bn d"]:
-        """The natural parameters of tokens, head by head: the inverse of the mean of the family."""
-        of_family, u = FAMILIES[self.family], tokens.unflatten(-1, (self.num_heads, -1))
+        """Natural parameters of tokens, head by head: the inverse of the mean map of the family."""
+        family, u = FAMILIES[self.family], tokens.unflatten(-1, (self.num_heads, -1))
         if self.validate and has_values(u):
-            outside = int((~of_family.inside(u.detach())).sum())
+            outside = int((~family.inside(u.detach())).sum())
             if outside:
-                fact = f"{outside} of {u[..., 0].numel()} heads of tokens outside"
-                condition = f"tokens must be {of_family.domain}"
-                raise InputValueError(
-                    "LinkAttention", "tokens", f"{condition}, got {fact}", "Map them into the domain first."
-                )
-        return of_family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
+                fact = f"{outside} of {u[..., 0].numel()} heads of tokens are not"
+                problem = f"tokens must be {family.domain}, but {fact}"
+                raise InputValueError("LinkAttention", "tokens", problem, "Map them into the domain first.")
+        return family.link(u, max(self.margin, torch.finfo(u.dtype).eps)).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, family={self.family!r}, project={self.project}"
 
 
 class UnitFamily(NamedTuple):
-    """Where the means of a family are, which tokens [..., d] are there, and the link."""
+    """Domain of the means of a family, the test for tokens [..., d] inside it, and the link."""
 
     domain: str
     inside: Callable[[Tensor], Tensor]
@@ -159,11 +155,11 @@ class UnitFamily(NamedTuple):
 
 def _one_hot(u: Tensor, margin: float) -> Tensor:
     logarithm = u.clamp(min=margin).log()
-    return logarithm - logarithm.mean(-1, keepdim=True)  # the link of least norm: constants do not matter
+    return logarithm - logarithm.mean(-1, keepdim=True)  # the link of least norm; adding a constant changes no mean
 
 
 def _sphere(u: Tensor, margin: float) -> Tensor:
-    """w u with w A(w |u|) / (w |u|) = 1, A the ratio of Bessel functions; in terms of |u|², smooth at 0.
+    """w u with w A(w |u|) / (w |u|) = 1, A the ratio of Bessel functions; a function of |u|², smooth at 0.
 
     Newton's method on F(w) = w a(w² |u|²) - 1, a(k²) = A(k) / k; the last step carries the derivative of the implicit
     function.
@@ -171,7 +167,7 @@ def _sphere(u: Tensor, margin: float) -> Tensor:
     d, exact = u.shape[-1], u.to(torch.promote_types(u.dtype, torch.float32))
     square = exact.square().sum(-1)
     shrink = (square.clamp(min=(1 - margin) ** 2).rsqrt() * (1 - margin)).unsqueeze(-1)
-    exact = exact * shrink  # where it is longer than 1 - margin
+    exact = exact * shrink  # shrink it to norm 1 - margin if it is longer
     square = exact.square().sum(-1)
     w = ((d - square) / (1 - square)).detach()
     for step in range(NEWTON_STEPS):
@@ -181,7 +177,7 @@ def _sphere(u: Tensor, margin: float) -> Tensor:
     return (w.unsqueeze(-1) * exact).to(u.dtype)
 
 
-TOLERANCE = 1e-3  # of sums and lengths that are 1 but for rounding, in any dtype
+TOLERANCE = 1e-3  # of sums and norms that are 1 up to rounding, in any dtype
 
 FAMILIES: dict[str, UnitFamily] = {
     "gaussian": UnitFamily("finite", lambda u: u.isfinite().all(-1), lambda u, _: u),

@@ -5,7 +5,7 @@
     G_h    = log sum_n exp(<q_h, k_hn> / sqrt(d) + <v_hn, omega>)   the measure of a head: its keys and values
     output = concat_h(o_h) W_o                                      the mean of a convolution of the heads  [theory 3.9]
 
-Read next: gated.py, where the heads are a mixture and answer to each other; ../functional.py, what happens in a head.
+Read next: gated.py (heads as a mixture), ../functional.py (attention in one head).
 """
 
 from typing import Any, Literal
@@ -23,21 +23,22 @@ from .heads import check_sizes, join, split
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` that can tell the log normaliser, entropy and logit moments of every head.
+    """`torch.nn.MultiheadAttention` with the log normaliser, entropy and logit moments of every head.
 
-    A drop-in: the arguments, the initial values under a seed, the parameters and their names, the masks (True = do
-    not attend) and the results are torch's, and state dicts load in both directions. `attend` is `forward` with the
-    statistics; nothing is kept in the layer between calls. Everything is differentiable, so an entropy or a z-loss of
-    a head can be trained.
+    A drop-in replacement: arguments, initial values under a seed, parameters and their names, masks (True = do not
+    attend) and results are those of torch, and state dicts load in both directions. `attend` is `forward` with the
+    statistics; the layer stores nothing between calls. All statistics are differentiable, so that the entropy or a
+    z-loss of a head can be part of a loss.
 
-    Where it differs from its neighbour:
-      - A query that may see no key gives the bias of the output projection, and zero weights; torch gives NaN.
-      - `is_causal` is still a hint that attn_mask is causal and spares reading it, but needs no mask beside it.
+    Differences from torch.nn.MultiheadAttention:
+      - For a query that may see no key, the output is the bias of the output projection and the weights are 0; torch
+        returns NaN.
+      - `is_causal` is still a hint that attn_mask is causal, so that it need not be read, but works without a mask.
       - `out_proj` is called as a module, so that its hooks and adapters run.
-    Inside `nn.TransformerEncoderLayer` torch computes evaluation without gradients by a fused operator of its own from
-    the weights of this layer, without calling it; `torch.backends.mha.set_fastpath_enabled(False)` has it called.
+    In evaluation without gradients, `nn.TransformerEncoderLayer` computes by a fused operator from the weights of this
+    layer without calling it; `torch.backends.mha.set_fastpath_enabled(False)` disables that.
 
-    Cost: that of `attend`, linear memory; with need_weights=True (torch's default) the h x m x n weights are made.
+    Cost: that of `attend`, linear memory; need_weights=True (torch's default) computes the h x m x n weights.
     Law: tests/agreement/test_multihead_attention_agrees_with_torch.py.
 
     >>> import torch
@@ -71,10 +72,10 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiheadAttention":
-        """A layer with the very parameters of a torch module: what trains one trains the other."""
+        """Layer that shares its parameters with a torch module: training one trains the other."""
         if not isinstance(module, nn.MultiheadAttention):
             condition = "module must be a torch.nn.MultiheadAttention"
-            remedy = "For a whole model, replace its modules of that class one by one."
+            remedy = "To convert a model, replace each of its modules of that class."
             raise InputTypeError(
                 "MultiheadAttention.from_torch", "module", f"{condition}, got {type(module).__name__}", remedy
             )
@@ -88,11 +89,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             module.kdim,
             module.vdim,
             module.batch_first,
-            device="meta",  # nothing is drawn, and nothing allocated
+            device="meta",  # neither draws nor allocates parameters
         )
-        for own, theirs in ((layer, module), (layer.out_proj, module.out_proj)):
+        for target, theirs in ((layer, module), (layer.out_proj, module.out_proj)):
             for name, parameter in theirs.named_parameters(recurse=False):
-                setattr(own, name, parameter)
+                setattr(target, name, parameter)
         return layer.train(module.training)
 
     def forward(
@@ -106,14 +107,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."] | None]:
-        """The output, and the weights averaged over heads or of each head, as torch.nn.MultiheadAttention.forward.
+        """Output, and weights averaged over heads or of each head, as torch.nn.MultiheadAttention.forward.
 
         Args:
             query: [b, m, embed_dim] if batch_first, else [m, b, embed_dim]; [m, embed_dim] without a batch.
-            key: the same with n tokens of size kdim.
-            value: the same with n tokens of size vdim.
+            key: in the same layout, n tokens of size kdim.
+            value: in the same layout, n tokens of size vdim.
             key_padding_mask: [b, n] or [n]; bool, True = leave the key out, or float, added to the logits.
-            need_weights: False is the way to linear memory.
+            need_weights: False for linear memory.
             attn_mask: [m, n] or [b h, m, n]; bool, True = do not attend, or float, added to the logits.
             is_causal: attn_mask, if there is one, is the causal mask.
         """
@@ -142,18 +143,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
         statistics: Literal["none", "scalar", "moments"] = "scalar",
     ) -> tuple[Float[Tensor, "..."], Attention]:
-        """The output of the layer, and what `gradlogz.attend` says of each head: statistics [b, h, m] or [h, m].
+        """Output of the layer, and the result of `gradlogz.attend` in each head: statistics [b, h, m] or [h, m].
 
-        The `output` among the statistics is that of the heads, [b, h, m, d], before they are joined and projected.
+        The `output` of that result is [b, h, m, d], before the heads are joined and projected.
         """
-        found = attend(
+        result = attend(
             **self.arguments(query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal),
             statistics=statistics,
         )
-        output = self._output(found.output, query.ndim == 2)
+        output = self._output(result.output, query.ndim == 2)
         if query.ndim == 2:
-            found = Attention._make(None if t is None else t.squeeze(0) for t in found)
-        return output, found
+            result = Attention._make(None if t is None else t.squeeze(0) for t in result)
+        return output, result
 
     def arguments(
         self,
@@ -165,7 +166,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> dict[str, Any]:
-        """What the layer hands to `gradlogz.attend`: query, key and value of each head, and who sees whom."""
+        """Arguments of the layer for `gradlogz.attend`: query, key and value of each head, and masks."""
         q, k, v = self._project(query, key, value)
         mask, bias, causal = self._sight(key_padding_mask, attn_mask, is_causal, q, k, hint=True)
         dropout_p = self.dropout if self.training else 0.0
@@ -184,7 +185,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return ", ".join([sizes, *chosen])
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [b, h, m, d], keys and values [b, h, n, d], with the keys that the layer adds."""
+        """Queries [b, h, m, d], keys and values [b, h, n, d], including the keys that the layer adds."""
         self._check(query, key, value)
         if self._qkv_same_embed_dim and query is key and key is value:
             projected = linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
@@ -203,8 +204,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
-                torch.cat((t, split(own.to(t.dtype), self.num_heads).expand(t.shape[0], -1, -1, -1)), -2)
-                for t, own in ((k, self.bias_k), (v, self.bias_v))
+                torch.cat((t, split(added.to(t.dtype), self.num_heads).expand(t.shape[0], -1, -1, -1)), -2)
+                for t, added in ((k, self.bias_k), (v, self.bias_v))
             )
         if self.add_zero_attn:
             k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
@@ -226,15 +227,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         hint: bool,
     ) -> tuple[Tensor | None, Tensor | None, bool]:
-        """Which keys are seen, what is added to the logits, and whether `attend` is to be causal.
+        """Mask of visible keys, bias of the logits, and `is_causal` for `attend`.
 
-        Neither is larger than it came: a mask of keys stays [b, 1, 1, n] beside one of pairs.
+        Neither is expanded: a mask of keys stays [b, 1, 1, n].
         """
-        own = int(self.bias_k is not None) + int(self.add_zero_attn)  # keys of the layer, seen by all
+        added = int(self.bias_k is not None) + int(self.add_zero_attn)  # keys that the layer adds, always visible
         b, _, m, _ = q.shape
-        n = k.shape[-2] - own
+        n = k.shape[-2] - added
         self._check_masks(key_padding_mask, attn_mask, is_causal, (b, m, n))
-        causal = is_causal and hint and m == n and own == 0
+        causal = is_causal and hint and m == n and added == 0
         if causal:
             attn_mask = None
         elif is_causal and attn_mask is None:
@@ -251,23 +252,23 @@ class MultiheadAttention(nn.MultiheadAttention):
                 if keys.dtype == torch.bool:
                     keys = torch.zeros(keys.shape, dtype=q.dtype, device=q.device).masked_fill(keys, -torch.inf)
                 bias = keys if bias is None else bias + keys
-        if own:
-            mask = None if mask is None else pad(mask, (0, own), value=True)
-            bias = None if bias is None else pad(bias, (0, own))
+        if added:
+            mask = None if mask is None else pad(mask, (0, added), value=True)
+            bias = None if bias is None else pad(bias, (0, added))
         return mask, bias, causal
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         batch, sizes = 0 if self.batch_first else 1, (self.embed_dim, self.kdim, self.vdim)
         if not (query.ndim == key.ndim == value.ndim and query.ndim in (2, 3)):
-            condition = "query, key and value must be [b, tokens, size] or [tokens, size], all three alike"
-            remedy = "Flatten more dimensions to one batch."
+            condition = "query, key and value must all be [b, tokens, size] or all [tokens, size]"
+            remedy = "Flatten further dimensions into one batch dimension."
         elif (query.shape[-1], key.shape[-1], value.shape[-1]) != sizes:
-            condition = f"query, key and value must end in {sizes}"
-            remedy = "These are embed_dim, kdim and vdim of the layer."
+            condition = f"query, key and value must end in dimensions {sizes}"
+            remedy = "Pass tokens of sizes embed_dim, kdim and vdim."
         elif key.shape[:-1] != value.shape[:-1] or (query.ndim == 3 and query.shape[batch] != key.shape[batch]):
-            condition = "value must have a token for each key, and all three one batch size"
+            condition = "value must have a token for each key, and query, key and value one batch size"
             order = "[b, tokens, size]" if self.batch_first else "[tokens, b, size]"
-            remedy = f"With batch_first={self.batch_first} tensors are {order}."
+            remedy = f"Pass tensors {order}, since batch_first={self.batch_first}."
         else:
             return
         fact = f"query {shape_of(query)}, key {shape_of(key)}, value {shape_of(value)}"
@@ -285,12 +286,13 @@ class MultiheadAttention(nn.MultiheadAttention):
                 continue
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 remedy = f"Convert it with {name}.bool(), True = do not attend."
-                raise InputTypeError(call, name, f"{name} must be bool or floating, got {mask.dtype}", remedy)
+                raise InputTypeError(call, name, f"{name} must be bool or floating-point, got {mask.dtype}", remedy)
             if shape_of(mask) not in shapes:
                 condition = f"{name} must have shape {' or '.join(map(str, shapes))}"
-                remedy = "Batch times heads, queries and keys; a mask of keys is [b, n]."
+                remedy = "Pass attn_mask as [m, n] or [b h, m, n], and key_padding_mask as [b, n]."
                 raise InputValueError(call, name, f"{condition}, got shape {shape_of(mask)}", remedy)
         if is_causal and attn_mask is None and m != n:
-            condition = "is_causal must come with attn_mask, or with as many queries as keys"
-            remedy = "Pass the mask that says which query sees which key."
-            raise InputValueError(call, "is_causal", f"{condition}, got {m} queries and {n} keys", remedy)
+            problem = (
+                f"is_causal needs attn_mask or equally many queries and keys, but there are {m} queries and {n} keys"
+            )
+            raise InputValueError(call, "is_causal", problem, "Pass the causal mask as attn_mask.")

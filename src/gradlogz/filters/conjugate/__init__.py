@@ -1,1 +1,1 @@
-"""Filters of other conjugate families than Gaussians, and softmax attention as one of them."""
+"""Filters for conjugate families other than Gaussians, and softmax attention as a filter."""

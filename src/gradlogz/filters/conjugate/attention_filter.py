@@ -1,17 +1,17 @@
 """Softmax attention as a switching filter without observations, and the covariance that it drops.
 
     P(A_t = i, A_{t+1} = j) ∝ pi_i psi_j exp(beta <mu_i, eta_j>)               slots i before and j after [theory 8.1]
-    P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, whatever psi is
-    x_{t+1} = x_t W_v + N(0, Q)                                                one map for all slots
+    P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, for any psi
+    x_{t+1} = x_t W_v + N(0, Q)                                                the same map for all slots
     mean   E[x_{t+1} | j]   = sum_i A_ij mu_i W_v                              softmax attention, exactly
-    spread Cov[x_{t+1} | j] = W_v^T (sum_i A_ij Sigma_i + Cov_A(mu)) W_v + Q   what a transformer does not send on [8.3]
+    spread Cov[x_{t+1} | j] = W_v^T (sum_i A_ij Sigma_i + Cov_A(mu)) W_v + Q   dropped by a transformer            [8.3]
 
-It is the interacting multiple model filter (../gaussian/switching.py) whose chain depends on the means: mix, move, and
-no update. For values that are keys Cov_A(mu) is the Fisher information ∇² log Z(eta_j). The probabilities of the slots
-after, pi'_j ∝ psi_j Z_j, are what `weights` chooses: attention itself sends none.
+This is the interacting multiple model filter (../gaussian/switching.py) with transition probabilities that depend on
+the means: mix, move, no update. If values are keys, Cov_A(mu) is the Fisher information ∇² log Z(eta_j). `weights`
+selects psi, and so the probabilities of the next slots, pi'_j ∝ psi_j Z_j, which attention itself does not propagate.
 
-Read next: ../gaussian/switching.py (the filter with observations), conjugate_filter.py, ../../measures/gibbs.py (draws
-in place of means).
+Read next: ../gaussian/switching.py (the filter with observations), conjugate_filter.py, ../../measures/gibbs.py
+(samples in place of means).
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ from ..prior_and_series import Prior, Series, as_series
 from ..results import Filtered
 from ..validation import prepared
 
-UNREAD = 200  # iterations of Sinkhorn's method where no number can be read: under torch.func and torch.compile
+UNREAD = 200  # Sinkhorn iterations if convergence cannot be checked, under torch.func and torch.compile
 
 
 class Slots(NamedTuple):
-    """A message: what is believed of the state in each slot n.
+    """Mean, covariance and probability of the state in each slot n.
 
     Attributes:
         mean: the hidden state of a transformer.
-        covariance: of the state in each slot; None for one that is not kept.
-        log_probability: of the slots, added to the logits as a key bias; None is uniform.
+        covariance: covariance of the state in each slot; None if it is not propagated.
+        log_probability: log probability of each slot, added to the logits as a key bias; None is uniform.
     """
 
     mean: Float[Tensor, "*b n d"]
@@ -51,12 +51,12 @@ class Slots(NamedTuple):
 
 
 class Collapsed(NamedTuple):
-    """A step of an attention filter.
+    """Result of one step of an attention filter.
 
     Attributes:
-        slots: the message that is sent on.
+        slots: the next slots.
         log_normalizer: log Z_j, the log evidence of each slot; the log-sum-exp of attention.
-        log_received: log P(A_t = i), the share of all attention that a slot receives.
+        log_received: log P(A_t = i), the share of the total attention that slot i receives.
     """
 
     slots: Slots
@@ -65,7 +65,7 @@ class Collapsed(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """The law of the slot before and the slot after, as a chain: what `imm` would be given."""
+    """Probability of the previous slot and transition to the next slot, as arguments of `imm`."""
 
     log_probability: Float[Tensor, "*b n"]
     transition: Float[Tensor, "*b n m"]
@@ -75,27 +75,27 @@ class AttentionFilter:
     """A filter whose slots attend to each other.
 
     Args:
-        value: W_v [d, e], one map for all slots; None is the identity.
+        value: W_v [d, e], the same for all slots; None is the identity.
         noise: Q [e, e], added to covariances.
-        scale: beta.
-        message: "mean" is softmax attention; "covariance" sends the second moment on as well.
-        coupling: "mean", exp(beta <mu_i, eta_j>), or "state", exp(beta <x, eta_j>), under which a slot with a
-            covariance has the logit beta <mu_i, eta_j> + beta² eta_j^T Sigma_i eta_j / 2 and moves by beta Sigma_i
-            eta_j.  [8.4]
-        weights: psi. "one", pi'_j ∝ Z_j; "normalizer", psi_j = 1/Z_j, pi' uniform; "sinkhorn", such that P(A_t) = pi
-            and pi' uniform, which changes the attention weights too: with pi uniform they are doubly stochastic.
-        tolerance: of Sinkhorn's marginals, relative.
-        max_iterations: of Sinkhorn's method.
+        scale: inverse temperature beta.
+        message: "mean" is softmax attention; "covariance" also propagates the covariance.
+        coupling: "mean", exp(beta <mu_i, eta_j>), or "state", exp(beta <x, eta_j>). With "state" a slot with a
+            covariance has the logit beta <mu_i, eta_j> + beta² eta_j^T Sigma_i eta_j / 2 and its mean shifts by
+            beta Sigma_i eta_j.  [8.4]
+        weights: choice of psi. "one": pi'_j ∝ Z_j. "normalizer": psi_j = 1/Z_j, pi' uniform. "sinkhorn": P(A_t) = pi
+            and pi' uniform, which changes the attention weights; they are doubly stochastic if pi is uniform.
+        tolerance: relative tolerance of the marginals in the Sinkhorn iteration.
+        max_iterations: maximum number of Sinkhorn iterations.
 
-    Cost: that of attention; with covariances m n d² and the m x n weights.
+    Cost: that of attention; with covariances m n d² operations and m x n weights.
     Law: tests/laws/test_attention_is_a_filter.py.
 
     >>> import torch
     >>> from torch.nn.functional import scaled_dot_product_attention
     >>> x, W_q, W_v = torch.randn(5, 8, dtype=torch.float64), *torch.randn(2, 8, 8, dtype=torch.float64)
     >>> attention = AttentionFilter(value=W_v, scale=8**-0.5)
-    >>> sent = attention.step(Slots(x), eta=x @ W_q)
-    >>> torch.allclose(sent.slots.mean, scaled_dot_product_attention(x @ W_q, x, x @ W_v))
+    >>> result = attention.step(Slots(x), eta=x @ W_q)
+    >>> torch.allclose(result.slots.mean, scaled_dot_product_attention(x @ W_q, x, x @ W_v))
     True
     """
 
@@ -121,20 +121,20 @@ class AttentionFilter:
         for name, (chosen, known) in choices.items():
             if chosen not in known:
                 condition = f"{name} must be one of {', '.join(known)}"
-                raise InputValueError(call, name, f"{condition}, got {chosen!r}", "The docstring says what they are.")
+                raise InputValueError(call, name, f"{condition}, got {chosen!r}", f"See {call} for their meaning.")
         if noise is not None and message == "mean":
-            remedy = 'Pass message="covariance": noise does not move a mean.'
-            raise InputValueError(call, "noise", 'noise must come with covariances, got message="mean"', remedy)
+            remedy = 'Pass message="covariance", or drop noise.'
+            raise InputValueError(call, "noise", 'noise needs propagated covariances, got message="mean"', remedy)
         if weights == "sinkhorn" and coupling == "state":
             remedy = 'Use coupling="mean".'
-            raise InputValueError(call, "sinkhorn", 'sinkhorn must have coupling="mean", got coupling="state"', remedy)
+            raise InputValueError(call, "sinkhorn", 'sinkhorn needs coupling="mean", got coupling="state"', remedy)
         self.value, self.noise, self.scale = value, noise, scale
         self.message, self.coupling, self.weights = message, coupling, weights
         self.tolerance, self.max_iterations = tolerance, max_iterations
 
     @without_autocast
     def step(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Collapsed:
-        """Slots after one step, from the natural parameters (queries) of each of them."""
+        """Advance the slots by one step, given the natural parameters (queries) eta of the next slots."""
         self._check("AttentionFilter.step", slots, eta)
         h, natural = self._measure(slots, eta), self.scale * eta
         G = h.log_normalizer(natural)
@@ -148,16 +148,16 @@ class AttentionFilter:
 
     @without_autocast
     def dropped(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m e e"]:
-        """The covariance of the state after, given the slot: what keeping the mean alone throws away.   [theory 8.3]"""
+        """Covariance of the next state given its slot, which softmax attention drops.   [theory 8.3]"""
         self._check("AttentionFilter.dropped", slots, eta)
         h, natural = self._measure(slots, eta), self.scale * eta
         return self._sent(self._spread(h, slots, natural))
 
     @without_autocast
     def chain(self, slots: Slots, eta: Float[Tensor, "*b m d"]) -> Coupling:
-        """P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations is this filter; all m x n numbers.
+        """Return P(A_t) and P(A_{t+1} | A_t), with which `imm` without observations equals this filter.
 
-        Slots of probability 0 go anywhere, with equal probabilities.
+        The transition matrix has n x m entries. Slots of probability 0 have uniform rows.
         """
         self._check("AttentionFilter.chain", slots, eta)
         h, natural = self._measure(slots, eta), self.scale * eta
@@ -168,10 +168,10 @@ class AttentionFilter:
         transition = torch.where(alive, joint / torch.where(alive, before.unsqueeze(-1), 1.0), 1 / eta.shape[-2])
         return Coupling(before.log(), transition)
 
-    # What a step is made of -------------------------------------------------------------------------------------------
+    # Parts of a step --------------------------------------------------------------------------------------------------
 
     def _measure(self, slots: Slots, eta: Tensor) -> Measure:
-        """The measure that the queries are the natural parameters of: sum_i pi_i exp(f_i) delta or N."""
+        """Base measure of the family whose natural parameters are the queries: weighted points or Gaussians."""
         log_pi = slots.log_probability
         if self.weights == "sinkhorn":
             log_pi = self._sinkhorn(slots, self.scale * eta)
@@ -181,7 +181,7 @@ class AttentionFilter:
         return Mixture(log_pi.log_softmax(-1), Gaussian(slots.mean, slots.covariance))
 
     def _spread(self, h: Measure, slots: Slots, natural: Tensor) -> Tensor:
-        """Cov[x | j], before the value map."""
+        """Covariance Cov[x | j] before the value map."""
         between = h.covariance(natural)
         if isinstance(h, Mixture) or slots.covariance is None:
             return between
@@ -194,11 +194,11 @@ class AttentionFilter:
         return symmetric(moved if self.noise is None else moved + self.noise)
 
     def _log_after(self, G: Tensor) -> Tensor:
-        """log pi'_j ∝ log psi_j + log Z_j."""
+        """Log probabilities of the next slots, log pi'_j = log psi_j + log Z_j up to a constant."""
         return (G if self.weights == "one" else torch.zeros_like(G)).log_softmax(-1)
 
     def _log_received(self, slots: Slots, natural: Tensor, h: Measure, log_psi: Tensor) -> Tensor:
-        """log P(A_t = i) = log pi_i + log sum_j psi_j exp(logit_ij): the same attention, the other way round."""
+        """log P(A_t = i) = log pi_i + log sum_j psi_j exp(logit_ij): attention with queries and keys exchanged."""
         if isinstance(h, Mixture):
             shares = h.responsibilities(natural)
             log_shares = torch.where(shares > 0, shares, 1.0).log().masked_fill(shares <= 0, -torch.inf)
@@ -209,7 +209,7 @@ class AttentionFilter:
         return back if log_pi is None else back + log_pi
 
     def _sinkhorn(self, slots: Slots, natural: Tensor) -> Tensor:
-        """Key biases under which slots before have probability pi and slots after are uniform, in linear memory."""
+        """Key biases for which the previous slots have probability pi and the next are uniform; linear memory."""
         n, m = slots.mean.shape[-2], natural.shape[-2]
         uniform = slots.mean.new_full(slots.mean.shape[:-1], -math.log(n))
         log_pi = uniform if slots.log_probability is None else slots.log_probability.log_softmax(-1)
@@ -222,23 +222,23 @@ class AttentionFilter:
                 return f
             f = torch.where(log_pi == -torch.inf, log_pi, f + off)
         if readable:
-            condition = f"Sinkhorn's method must settle within {self.max_iterations} iterations"
-            fact = f"marginals that are off by {float(off.detach().abs().max()):.3g}"
+            condition = f"the Sinkhorn iteration did not converge within {self.max_iterations} iterations"
+            fact = f"the marginals have an error of {float(off.detach().abs().max()):.3g}"
             raise InputValueError(
                 "AttentionFilter",
                 "max_iterations",
-                f"{condition}, got {fact}",
+                f"{condition}; {fact}",
                 "Raise max_iterations, or lower the scale.",
             )
         return f
 
     def _check(self, call: str, slots: Slots, eta: Tensor) -> None:
         mean, covariance, log_pi = slots
-        own = present(covariance=covariance, log_probability=log_pi, value=self.value, noise=self.noise)
-        check_floats(call, mean=mean, eta=eta, **own)
+        optional = present(covariance=covariance, log_probability=log_pi, value=self.value, noise=self.noise)
+        check_floats(call, mean=mean, eta=eta, **optional)
         fits = mean.ndim > 1 and eta.ndim == mean.ndim and eta.shape[-1] == mean.shape[-1]
         if not fits or 0 in (mean.shape[-2], eta.shape[-2]):
-            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], of one slot or more"
+            condition = "slots.mean must be [*b, n, d] and eta [*b, m, d], with at least one slot"
             fact = f"shapes {shape_of(mean)} and {shape_of(eta)}"
             raise InputValueError(
                 call, "slots.mean", f"{condition}, got {fact}", "Project queries into the space of the keys first."
@@ -247,21 +247,21 @@ class AttentionFilter:
         if self.value is not None and self.value.shape[:1] != (d,):
             fact = f"shape {shape_of(self.value)}"
             raise InputValueError(
-                call, "value", f"value must be [d={d}, e], got {fact}", "Tokens are rows: x' = x W_v."
+                call, "value", f"value must be [d={d}, e], got {fact}", "Pass W_v for tokens as rows: x' = x W_v."
             )
         e = d if self.value is None else self.value.shape[-1]
         if self.noise is not None and self.noise.shape != (e, e):
-            condition, fact = f"noise must be {(e, e)}, as what is sent on", f"shape {shape_of(self.noise)}"
-            raise InputValueError(call, "noise", f"{condition}, got {fact}", "It is added after the value map.")
+            condition, fact = f"noise must be {(e, e)}, the size of the values", f"shape {shape_of(self.noise)}"
+            raise InputValueError(call, "noise", f"{condition}, got {fact}", "Match the output size of the value map.")
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
             raise InputValueError(
-                call, "slots.covariance", f"{condition}, got {fact}", "Give one for each slot, or None."
+                call, "slots.covariance", f"{condition}, got {fact}", "Pass one for each slot, or None."
             )
         if log_pi is not None and log_pi.shape != mean.shape[:-1]:
             condition, fact = f"slots.log_probability must be {tuple(mean.shape[:-1])}", f"shape {shape_of(log_pi)}"
             raise InputValueError(
-                call, "slots.log_probability", f"{condition}, got {fact}", "Give one for each slot, or None."
+                call, "slots.log_probability", f"{condition}, got {fact}", "Pass one for each slot, or None."
             )
 
 
@@ -273,53 +273,53 @@ def attentive_imm(
     *,
     eta: Float[Tensor, "k s"],
 ) -> Filtered:
-    """`imm` whose chain attends to the state: Eq. (12) of the note, repaired and run.   [theory E53-E56]
+    """`imm` with transition probabilities that depend on the state: the corrected Eq. (12) of the note.   [E53-E56]
 
         P(s_t = j | s_{t-1} = i) = softmax_j(log T_ij + <mu_i, eta_j>)
 
-    mu_i is the mean of the state in mode i, eta_j the natural parameter of mode j: modes are entered where the state
-    points along them. With eta = 0 this is `imm`; without observations, T constant, one F for all modes and means
-    alone, it is attention. Other arguments as of `imm`.
+    mu_i is the mean of the state in mode i and eta_j the natural parameter of mode j: mode j is likelier where the
+    state aligns with eta_j. With eta = 0 this is `imm`; without observations, with constant T, one F for all modes and
+    means only, it is attention. The other arguments are those of `imm`.
     """
     call = "attentive_imm"
     check_floats(call, eta=eta, model=model.F)
     if model.continuous:
-        condition, remedy = "the model must have a transition matrix", "Discretise it: discretize_chain."
-        raise InputValueError(call, "model", f"{condition}, got a Generator", remedy)
+        problem = "the model must have a transition matrix, but it has a Generator"
+        raise InputValueError(call, "model", problem, "Discretise it, for example with model.at(dt).")
     if eta.shape != (model.modes, model.state_size):
         condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
-        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "0 leaves the chain as it is.")
+        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "Pass zeros for plain imm.")
     series = as_series(observations)
-    _, y, seen = prepared(call, model, series, validate=model.validate)
+    _, y, observed = prepared(call, model, series, validate=model.validate)
     batch, steps = y.shape[:-2], y.shape[-2]
     state = SwitchingFilter(model).init(prior, batch_shape=tuple(batch))
-    found = []
+    filtered_steps = []
     for t in range(steps):
         now = model.narrow(t)
-        assert isinstance(now.transition, Tensor)  # as of the whole model
+        assert isinstance(now.transition, Tensor)  # checked above
         T = now.transition.squeeze(-3) if now.transition.ndim > 2 else now.transition
         pull = state.mean @ eta.mT  # <mu_i, eta_j>
         positive = T > 0
         logits = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf) + pull
         attended = dataclasses.replace(now, transition=logits.softmax(-1).unsqueeze(-3), validate=False)
         online = SwitchingFilter(attended)
-        look = None if seen is None else seen[..., t, :]
+        mask_now = None if observed is None else observed[..., t, :]
         inputs = None if series.inputs is None else series.inputs[..., t, :]
-        state, step = online.step(state, y[..., t, :], mask=look, inputs=inputs)
-        found.append(step)
+        state, step = online.step(state, y[..., t, :], mask=mask_now, inputs=inputs)
+        filtered_steps.append(step)
     at = len(batch)
-    filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*found, strict=True)))
+    filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*filtered_steps, strict=True)))
     return filtered._replace(log_likelihood=state.log_likelihood)
 
 
 class LinearLink(NamedTuple):
-    """The best linear map from means to natural parameters, and how far it is from the link.   [Eq. (15); theory E57]
+    """Best linear approximation of the link from means to natural parameters, and its error.   [Eq. (15); theory E57]
 
     Attributes:
         matrix: B of eta ≈ mu B + offset; in a transformer W_q W_k^T.
-        offset: likewise.
-        r_squared: the share of the variance of eta that it explains.
-        divergence: KL(P_eta‖P_linear), mean over the natural parameters: what the error costs in nats.
+        offset: offset of that map.
+        r_squared: coefficient of determination of eta.
+        divergence: mean of KL(P_eta‖P_linear) over the natural parameters, in nats.
     """
 
     matrix: Float[Tensor, "d d"]
@@ -330,15 +330,15 @@ class LinearLink(NamedTuple):
 
 @without_autocast
 def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
-    """Fit eta ≈ mu B + b to the pairs (mu, eta) = (∇G(eta), eta) of a measure, by least squares.
+    """Fit eta ≈ mu B + offset to the pairs (mu, eta) = (∇G(eta), eta) of a measure by least squares.
 
     The note conjectures that queries and keys approximate the canonical link of their family linearly. For a Gaussian
-    measure the link is linear, B = Sigma⁻¹, and the error 0; for keys it is not, the less so the further eta reaches.
+    measure the link is linear, B = Sigma⁻¹, and the error is 0. For keys the error grows with the norm of eta.
 
     >>> import torch
     >>> from gradlogz import Gaussian
-    >>> found = linear_link(Gaussian.diagonal(torch.zeros(2), torch.tensor([2.0, 4.0])), torch.randn(20, 2))
-    >>> found.matrix.diagonal()
+    >>> link = linear_link(Gaussian.diagonal(torch.zeros(2), torch.tensor([2.0, 4.0])), torch.randn(20, 2))
+    >>> link.matrix.diagonal()
     tensor([0.5000, 0.2500])
     """
     call = "linear_link"
@@ -351,7 +351,7 @@ def linear_link(h: Measure, eta: Float[Tensor, "m d"]) -> LinearLink:
         )
     mu = h.mean(eta)
     centre, middle = mu.mean(0), eta.mean(0)
-    # Means may lie in a subspace, for which torch's least squares are for the CPU alone.
+    # Means may lie in a subspace; torch solves rank-deficient least squares on the CPU only.
     matrix = torch.linalg.pinv(mu - centre) @ (eta - middle)
     offset = middle - centre @ matrix
     fitted = mu @ matrix + offset

@@ -1,9 +1,9 @@
-"""What moves a family into itself: the dynamics that a conjugate filter may have.
+"""Dynamics of conjugate filters: maps that keep a distribution in its family.
 
-    Discount(l)       eta' = l eta                       forgets, and keeps what is expected     every family
+    Discount(l)       eta' = l eta                       forgets, with unchanged expectation     every family
     Discount(l, e)    eta' = l eta + (1 - l) e           forgets towards a prior                 every family
-    Reset(e)          eta' = e                           begins anew                             every family
-    LinearMotion      x' = W x + b + N(0, Q)             only where the law stays in the family:     [theory 7.6]
+    Reset(e)          eta' = e                           returns to a prior                      every family
+    LinearMotion      x' = W x + b + N(0, Q)             only if the family is closed under it:      [theory 7.6]
 
     family                              closed under
     LinearGaussian                      all affine maps, and noise
@@ -16,13 +16,13 @@ and for the families that a measure generates, whose only statistic is x,
 
     Gaussian                            W S W^T = S, translations
     Gamma                               positive scaling of each coordinate
-    InverseGaussian                     nothing but the identity (scaling needs 1/x as a statistic)
+    InverseGaussian                     only the identity (scaling needs 1/x as a statistic)
     Wishart                             congruence
     Sphere                              rotations and reflections
     OneHot, Poisson                     permutations of coordinates;  Spins  with signs
-    Empirical                           maps of the points onto themselves, weights changed by exp<b, x> at most
+    Empirical                           maps of the points onto themselves that change weights by exp<b, x>
 
-For all others G'(s) = G(W^T s) is the log normaliser of a new family: `pushforward`, which is what a value matrix does.
+Every other linear map leads to a new family with log normaliser G'(s) = G(W^T s): `pushforward`, as by a value matrix.
 """
 
 from collections.abc import Callable
@@ -48,10 +48,10 @@ from .families import (
 
 
 class Discount(NamedTuple):
-    """eta' = factor eta, or towards a prior, eta' = factor eta + (1 - factor) prior: what was known counts for less.
+    """Forgetting: eta' = factor eta, or towards a prior, eta' = factor eta + (1 - factor) prior.
 
-    Without a prior, and with nothing seen for long, hardly a law is left: its mean stays, its variance grows without
-    bound, and forgetting stops before numbers end. A prior is one for all targets [p] or of each [*b, p].
+    Without a prior and without observations the mean stays and the variance grows without bound; forgetting stops
+    before the parameters underflow. The prior is [p] for all targets or [*b, p] for each.
     """
 
     factor: Float[Tensor, ""] | float
@@ -59,13 +59,13 @@ class Discount(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """eta' = prior: what was known is gone. A prior is one for all targets [p] or of each [*b, p]."""
+    """Return to a prior: eta' = prior. The prior is [p] for all targets or [*b, p] for each."""
 
     prior: Float[Tensor, "*#b p"]
 
 
 class LinearMotion(NamedTuple):
-    """x' = matrix x + offset + N(0, noise); X' = matrix X matrix^T for covariances."""
+    """Linear map x' = matrix x + offset + N(0, noise), or X' = matrix X matrix^T for covariances."""
 
     matrix: Float[Tensor, "s s"]
     offset: Float[Tensor, "s"] | None = None
@@ -76,7 +76,7 @@ Dynamics = Discount | Reset | LinearMotion
 
 
 class Closure(NamedTuple):
-    """Whether a map keeps a family, and why, or why not."""
+    """Result of `is_closed_under`: whether the family is closed under a map, and the reason."""
 
     closed: bool
     why: str
@@ -84,16 +84,16 @@ class Closure(NamedTuple):
 
 @without_autocast
 def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> Closure:
-    """Whether x' = W x + b + N(0, Q) stays in a family.   [theory 7.6, E49]
+    """Check whether a family is closed under x' = W x + b + N(0, Q).   [theory 7.6, E49]
 
     Law: tests/laws/test_closed_maps_keep_their_families.py.
 
     >>> import torch
     >>> from gradlogz.filters import GammaPoisson
     >>> is_closed_under(GammaPoisson(), LinearMotion(torch.tensor([[2.0]])))
-    Closure(closed=True, why='a positive multiple of a Gamma variable is one')
+    Closure(closed=True, why='a positive multiple of a Gamma variable is Gamma distributed')
     >>> is_closed_under(GammaPoisson(), LinearMotion(torch.tensor([[1.0]]), torch.tensor([3.0])))
-    Closure(closed=False, why='Gamma laws keep their family under positive scaling of each channel alone')
+    Closure(closed=False, why='Gamma distributions are closed only under positive scaling of each channel')
     """
     call = "is_closed_under"
     W, b, Q = motion
@@ -104,10 +104,10 @@ def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> 
         condition = f"matrix must be [{n}, {n}], offset [{n}] and noise [{n}, {n}]"
         shapes = ", ".join(str(shape_of(t)) for t in (W, b, Q) if t is not None)
         raise InputValueError(
-            call, "matrix", f"{condition}, got shapes {shapes}", "They act on what the family is a law of."
+            call, "matrix", f"{condition}, got shapes {shapes}", "Match the size of the family's variable."
         )
     if not has_values(W):
-        return Closure(True, "not looked at while tracing")
+        return Closure(True, "not checked while tracing")
     motion = LinearMotion(*(None if t is None else t.detach() for t in motion))  # type: ignore[arg-type]
     if isinstance(family, Gaussian):
         return _gaussian_measure(family, motion)
@@ -117,7 +117,7 @@ def is_closed_under(family: ConjugateFamily | Measure, motion: LinearMotion) -> 
 
 
 def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None:
-    """Motion keeps the family."""
+    """Raise InputValueError unless the dynamics keep the family."""
     if isinstance(motion, Discount):
         factor = motion.factor.detach() if isinstance(motion.factor, Tensor) else motion.factor
         if isinstance(factor, Tensor) and factor.ndim:
@@ -126,7 +126,7 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
                 call, "discount", f"discount must be one number, got shape {shape_of(factor)}", remedy
             )
         if (not isinstance(factor, Tensor) or has_values(factor)) and not 0 < float(factor) <= 1:
-            remedy = "1 forgets nothing; Reset forgets all."
+            remedy = "Use 1 to forget nothing, or Reset to forget all."
             raise InputValueError(
                 call, "discount", f"discount must be above 0 and at most 1, got {float(factor):.4g}", remedy
             )
@@ -137,25 +137,24 @@ def check_dynamics(call: str, family: ConjugateFamily, motion: Dynamics) -> None
             remedy = f"Make it with {type(family).__name__}.prior."
             raise InputValueError(call, "prior", f"{condition}, got shape {shape_of(prior)}", remedy)
         if prior is not None and has_values(prior) and not bool(family.in_domain(prior).all()):
-            condition = f"the prior of {type(motion).__name__} must have a finite mass"
-            remedy = f"Make it with {type(family).__name__}.prior."
-            raise InputValueError(call, "prior", f"{condition}, got one outside the domain", remedy)
+            problem = f"the prior of {type(motion).__name__} is not normalisable: its parameters are outside the domain"
+            raise InputValueError(call, "prior", problem, f"Make it with {type(family).__name__}.prior.")
         return
-    found = is_closed_under(family, motion)
-    if not found.closed:
-        condition = f"LinearMotion must keep the family {type(family).__name__}"
-        remedy = "Discount and Reset keep every family; pushforward makes a new one."
-        raise InputValueError(call, "LinearMotion", f"{condition}, got one that does not: {found.why}", remedy)
+    closure = is_closed_under(family, motion)
+    if not closure.closed:
+        problem = f"{type(family).__name__} is not closed under this LinearMotion: {closure.why}"
+        remedy = "Use Discount or Reset, which keep every family, or pushforward for a new one."
+        raise InputValueError(call, "LinearMotion", problem, remedy)
 
 
 def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b g p"]) -> Float[Tensor, "*b g p"]:
     """Natural parameters of histories g after one step of these dynamics."""
     if isinstance(motion, Reset):
-        return _of_targets(motion.prior).expand_as(natural)
+        return _for_histories(motion.prior).expand_as(natural)
     if isinstance(motion, Discount):
         if motion.prior is None:
             return family.forgotten(motion.factor, natural)
-        return motion.factor * natural + (1 - motion.factor) * _of_targets(motion.prior)
+        return motion.factor * natural + (1 - motion.factor) * _for_histories(motion.prior)
     W, b, Q = motion
     if isinstance(family, LinearGaussian):
         m, P = family.parameters(natural)
@@ -177,8 +176,8 @@ def moved(family: ConjugateFamily, motion: Dynamics, natural: Float[Tensor, "*b 
     return torch.stack((first, second), -1).flatten(-2)
 
 
-def _of_targets(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*c p"]:
-    """One for all histories of a target."""
+def _for_histories(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*c p"]:
+    """Expand a prior over the histories of each target."""
     return prior if prior.ndim == 1 else prior.unsqueeze(-2)
 
 
@@ -186,7 +185,7 @@ def _of_targets(prior: Float[Tensor, "*b p"]) -> Float[Tensor, "*c p"]:
 
 
 def _dimension(family: Any) -> int:
-    """Of what a linear map acts on."""
+    """Dimension of the vector that a linear map acts on."""
     if isinstance(family, LinearGaussian):
         return family.H.shape[-1]
     if isinstance(family, (InverseWishartNormal, DirichletMultinomial, GammaPoisson, GammaExponential, BetaBinomial)):
@@ -234,14 +233,14 @@ def _congruence(motion: LinearMotion) -> Closure:
     W, b, Q = motion
     if b is None and Q is None and _invertible(W):
         return Closure(True, "W X W^T has the scale matrix W Psi W^T")
-    return Closure(False, "laws of covariances keep their family under X' = W X W^T with W invertible alone")
+    return Closure(False, "distributions of covariances are closed only under X' = W X W^T with W invertible")
 
 
 def _permutation(what: str, *, signs: bool = False) -> Callable[[LinearMotion], Closure]:
     def rule(motion: LinearMotion) -> Closure:
         W, b, Q = motion
         if b is None and Q is None and _permutes(W.abs() if signs else W):
-            return Closure(True, "coordinates change places")
+            return Closure(True, "the map permutes coordinates")
         return Closure(False, what)
 
     return rule
@@ -253,15 +252,15 @@ def _reflection(motion: LinearMotion) -> Closure:
     offset = torch.zeros_like(diagonal) if b is None else b
     same, other = (diagonal == 1) & (offset == 0), (diagonal == -1) & (offset == 1)
     if Q is None and bool((W == torch.diag(diagonal)).all()) and bool((same | other).all()):
-        return Closure(True, "1 - x has a Beta law with its parameters exchanged")
-    return Closure(False, "Beta laws keep their family under x' = x and x' = 1 - x alone")
+        return Closure(True, "1 - x has a Beta distribution with its parameters exchanged")
+    return Closure(False, "Beta distributions are closed only under x' = x and x' = 1 - x")
 
 
 def _gaussian_measure(family: Gaussian, motion: LinearMotion) -> Closure:
     W, _, Q = motion
     S = family.covariance(family.loc.detach().unsqueeze(-2) * 0).detach()
     if Q is None and _near(W @ S @ W.mT, S):
-        return Closure(True, "W S W^T = S, and tilting moves the mean")
+        return Closure(True, "W S W^T = S, and tilting shifts the mean")
     return Closure(
         False, "with x as the only statistic the covariance cannot change: W S W^T = S is needed, without noise"
     )
@@ -270,14 +269,14 @@ def _gaussian_measure(family: Gaussian, motion: LinearMotion) -> Closure:
 def _rotation(motion: LinearMotion) -> Closure:
     W, b, Q = motion
     if b is None and Q is None and _near(W @ W.mT, torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)):
-        return Closure(True, "the sphere is turned into itself")
-    return Closure(False, "laws on a sphere keep their family under rotations and reflections alone")
+        return Closure(True, "the map is orthogonal and preserves the sphere")
+    return Closure(False, "distributions on a sphere are closed only under rotations and reflections")
 
 
 def _key_set(family: Empirical, motion: LinearMotion) -> Closure:
     W, b, Q = motion
     x = family.points.detach()
-    no = Closure(False, "the points must be mapped onto themselves, with weights changed by exp<b, x> at most")
+    no = Closure(False, "the map must permute the points and change their weights only by a factor exp<b, x>")
     if Q is not None or x.ndim != 2:
         return no
     image = x @ W.mT if b is None else x @ W.mT + b
@@ -292,27 +291,27 @@ def _key_set(family: Empirical, motion: LinearMotion) -> Closure:
         if not bool((alive == alive[place]).all()):
             return no
         x, place, log_w = x[alive], place[alive], log_w.detach()
-        change = (log_w[alive] - log_w[place]).unsqueeze(-1)  # what the point it goes to had
+        change = (log_w[alive] - log_w[place]).unsqueeze(-1)  # log weight minus that of the image
         affine = torch.cat((family.points.detach()[place], torch.ones_like(x[:, :1])), -1)
-        rest = change - affine @ (torch.linalg.pinv(affine) @ change)  # which may be singular, on any device
+        rest = change - affine @ (torch.linalg.pinv(affine) @ change)  # `affine` may be rank-deficient
         if float(rest.abs().max()) > 1e4 * torch.finfo(x.dtype).eps * max(float(change.abs().max()), 1.0):
             return no
-    return Closure(True, "the points change places, and tilting makes up for their weights")
+    return Closure(True, "the map permutes the points, and tilting compensates the change of weights")
 
 
 def _identity(what: str) -> Callable[[LinearMotion], Closure]:
     def rule(motion: LinearMotion) -> Closure:
         W, b, Q = motion
         plain = b is None and Q is None and bool((W == torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)).all())
-        return Closure(True, "nothing moves") if plain else Closure(False, what)
+        return Closure(True, "the map is the identity") if plain else Closure(False, what)
 
     return rule
 
 
-_UNKNOWN = _identity("nothing but the identity is known to keep it")
+_UNKNOWN = _identity("only the identity is known to keep this family")
 _GAMMA = _positive_scaling(
-    "a positive multiple of a Gamma variable is one",
-    "Gamma laws keep their family under positive scaling of each channel alone",
+    "a positive multiple of a Gamma variable is Gamma distributed",
+    "Gamma distributions are closed only under positive scaling of each channel",
 )
 
 RULES: dict[type, Callable[[LinearMotion], Closure]] = {
@@ -320,13 +319,13 @@ RULES: dict[type, Callable[[LinearMotion], Closure]] = {
     GammaPoisson: _GAMMA,
     GammaExponential: _GAMMA,
     InverseWishartNormal: _congruence,
-    DirichletMultinomial: _permutation("Dirichlet laws keep their family under permutations alone"),
+    DirichletMultinomial: _permutation("Dirichlet distributions are closed only under permutations"),
     BetaBinomial: _reflection,
     Gamma: _GAMMA,
-    InverseGaussian: _identity("scaling changes the shape parameter, which tilting by x cannot make up for"),
+    InverseGaussian: _identity("scaling changes the shape parameter, which tilting by x cannot compensate"),
     Wishart: _congruence,
     Sphere: _rotation,
-    OneHot: _permutation("laws of categories keep their family under permutations alone"),
-    Poisson: _permutation("Poisson laws keep their family under permutations of coordinates alone; thinning is random"),
-    Spins: _permutation("laws on the cube keep their family under permutations and changes of sign alone", signs=True),
+    OneHot: _permutation("categorical distributions are closed only under permutations"),
+    Poisson: _permutation("Poisson distributions are closed only under permutations; thinning is not a linear map"),
+    Spins: _permutation("distributions on the cube are closed only under permutations and sign changes", signs=True),
 }

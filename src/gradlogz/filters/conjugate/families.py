@@ -1,4 +1,4 @@
-"""Conjugate families: what a filter needs of a prior and of the observations that keep it in its family.
+"""Conjugate families: priors and likelihoods for which the posterior stays in the family.
 
     prior        p(theta | eta)  = exp(<eta, T(theta)> - A(eta)) dtheta              natural parameter eta [p]
     likelihood   p(y | theta)    = h0(y) exp(<lik(y), T(theta)>)                     so that eta' = eta + lik(y)
@@ -15,10 +15,10 @@ Updating adds natural parameters; collapsing averages expectation parameters ∇
     InverseWishartNormal     -X⁻¹/2, -log det X /2   log Gamma_p(n/2) - (n/2) log det(Psi/2)        y y^T, 1
     LinearGaussian           x, -x x^T/2             xi^T P xi /2 + log det(2 pi P)/2               H^T R⁻¹ y, H^T R⁻¹ H
 
-The parametrisation is the one of ../../measures/prior.py, with respect to dtheta: eta = (xi, nu), nu counts
-observations, and xi/nu is what is expected of them. Hence eta -> lambda eta forgets, and keeps what is expected.
+The parametrisation is that of ../../measures/prior.py, with respect to dtheta: eta = (xi, nu), where nu counts
+observations and xi/nu is their expectation. Hence eta -> lambda eta forgets without changing the expectation.
 
-A new family is one class with these methods. Read next: conjugate_dynamics.py (what moves a family into itself),
+A new family is one class with these methods. Read next: conjugate_dynamics.py (maps that keep a family),
 conjugate_filter.py.
 """
 
@@ -40,45 +40,45 @@ from ..moment_matching import GaussianMoments, symmetric
 from ..moment_matching import collapse as collapse_gaussians
 from ..scalars import Number, with_numbers
 
-LEAST = 1e-5  # successes and failures that forgetting leaves: E[log x] of others tells little of fewer
-LEAST_SHARE = 1e-9  # of the others
+LEAST = 1e-5  # smallest count that forgetting leaves; E[log x] of the other counts hardly determines smaller ones
+LEAST_SHARE = 1e-9  # smallest count relative to the largest
 
 
 class NaturalLikelihood(NamedTuple):
-    """Likelihood of an observation: lik(y), which is added to natural parameters, and log h0(y); by mode or for all."""
+    """Likelihood of an observation: lik(y), added to natural parameters, and log h0(y); for each mode or shared."""
 
     natural: Float[Tensor, "*b #k p"]
     log_base: Float[Tensor, "*b #k"]
 
 
 class ConjugateFamily(ABC):
-    """A family of priors and the likelihood that keeps it. Natural parameters are vectors [*b, p]."""
+    """A family of priors with its conjugate likelihood. Natural parameters are vectors [*b, p]."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """p, the number of natural parameters."""
+        """Number p of natural parameters."""
 
     @property
     @abstractmethod
     def observation_size(self) -> int:
-        """o, the numbers in an observation."""
+        """Size o of an observation."""
 
     @abstractmethod
     def log_normalizer(self, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b"]:
-        """A(eta)."""
+        """Log normaliser A(eta)."""
 
     @abstractmethod
     def expectation(self, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        """∇A(eta) = E[T(theta)]."""
+        """Expectation parameters ∇A(eta) = E[T(theta)]."""
 
     @abstractmethod
     def natural(self, expectation: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        """The inverse of `expectation`, the link."""
+        """Link: the inverse of `expectation`."""
 
     @abstractmethod
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        """lik(y) and log h0(y); nothing where nothing was seen."""
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        """Return lik(y) and log h0(y), both 0 for entries that were not observed."""
 
     @abstractmethod
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
@@ -86,36 +86,36 @@ class ConjugateFamily(ABC):
 
     @abstractmethod
     def in_domain(self, natural: Float[Tensor, "*b p"]) -> Bool[Tensor, "*b"]:
-        """Where A is finite."""
+        """True where A is finite."""
 
     @abstractmethod
     def possible(self, observation: Float[Tensor, "*b o"]) -> Bool[Tensor, "*b o"]:
-        """Which numbers can be observed at all."""
+        """True where a number is in the support of the likelihood."""
 
     @property
     @abstractmethod
     def support(self) -> str:
-        """Which numbers these are, in words."""
+        """Description of the support, for messages."""
 
-    whole = False  # whether an observation with some gaps is one that was not made
+    requires_complete = False  # whether an observation with missing entries counts as missing
 
     def collapse(self, share: Float[Tensor, "*b n"], natural: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
-        """The member nearest to a mixture: expectation parameters average.
+        """Closest member of the family to a mixture, by averaging expectation parameters.
 
-        In float64: what tells laws of large counts apart stands in the last digits of expectations.
+        Computed in float64, because for large counts members differ only in the last digits of their expectations.
         """
         wide = self.expectation(natural.double())
         return self.natural((share.unsqueeze(-1) * wide).sum(-2)).to(natural.dtype)
 
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        """factor eta, as far as numbers can hold it: of what is hardly left nothing more is forgotten."""
-        kept, least = factor * natural, torch.finfo(natural.dtype).tiny ** 0.5
+        """Discounted parameters factor eta, bounded away from underflow."""
+        discounted, least = factor * natural, torch.finfo(natural.dtype).tiny ** 0.5
         rest = (least / natural.abs().amax(-1, keepdim=True)).clamp(max=1)
-        return torch.where(kept.abs().amax(-1, keepdim=True) < least, rest * natural, kept)
+        return torch.where(discounted.abs().amax(-1, keepdim=True) < least, rest * natural, discounted)
 
 
 class _Independent(ConjugateFamily):
-    """Several channels of one kind, independent of each other given the mode: natural parameters are [*b, o, 2]."""
+    """Channels that are independent given the mode; natural parameters are [*b, o, 2], flattened."""
 
     channels: int
 
@@ -136,24 +136,26 @@ class _Independent(ConjugateFamily):
 
 
 def _counts_forgotten(factor: Tensor | float, counts: Tensor, least: float, share: float = 0.0) -> Tensor:
-    """factor eta of positive numbers [*b, n]: where nothing is seen for ever, or nothing but zeros, none becomes 0.
+    """Discounted counts factor eta [*b, n], bounded away from 0 for long series without observations or of zeros.
 
-    Of less than one observation all numbers stop together, which keeps what is expected; otherwise one by one.
+    Below one observation in total all counts stop together, which preserves the expectation; otherwise each by itself.
     """
-    kept = factor * counts
-    most, fewest = kept.amax(-1, keepdim=True), kept.amin(-1, keepdim=True)
+    discounted = factor * counts
+    most, fewest = discounted.amax(-1, keepdim=True), discounted.amin(-1, keepdim=True)
     floor = (share * counts.amax(-1, keepdim=True)).clamp(min=least)
     rest = (least / counts.amin(-1, keepdim=True)).clamp(max=1)
-    return torch.where((most < 1) & (fewest < least), rest * counts, torch.maximum(kept, torch.minimum(counts, floor)))
+    return torch.where(
+        (most < 1) & (fewest < least), rest * counts, torch.maximum(discounted, torch.minimum(counts, floor))
+    )
 
 
 def _flat(first: Tensor, second: Tensor) -> Tensor:
-    """Two parameters of each channel as one vector."""
+    """Interleave two parameters of each channel to one vector."""
     return torch.stack(torch.broadcast_tensors(first, second), -1).flatten(-2)
 
 
 class GammaParameters(NamedTuple):
-    """A Gamma law of each channel: density proportional to x^(shape-1) exp(-rate x)."""
+    """Gamma distribution of each channel: density proportional to x^(shape-1) exp(-rate x)."""
 
     shape: Float[Tensor, "*b o"]
     rate: Float[Tensor, "*b o"]
@@ -163,11 +165,11 @@ class GammaParameters(NamedTuple):
 class GammaPoisson(_Independent):
     """Counts of unknown rate: x ~ Gamma(a, b), y ~ Poisson(exposure x); (a, b) -> (a + y, b + exposure).
 
-    What is predicted is negative binomial. Collapsing matches E[x] and E[log x], not the variance.
+    The predictive distribution is negative binomial. Collapsing matches E[x] and E[log x], not the variance.
 
     Attributes:
-        exposure: by what a rate is multiplied before it is seen: a number, [k] for each mode, or [k, o].
-        channels: o, rates that are independent given the mode.
+        exposure: factor of the rate: a number, [k] for each mode, or [k, o]; None is 1.
+        channels: number o of rates, independent given the mode.
 
     >>> import torch
     >>> family = GammaPoisson()
@@ -184,7 +186,7 @@ class GammaPoisson(_Independent):
         _check_channels("GammaPoisson", self.channels)
         if self.exposure is None:
             return
-        if isinstance(self.exposure, (int, float)):  # in all digits, whatever the observations are
+        if isinstance(self.exposure, (int, float)):  # float64, whatever the dtype of the observations
             object.__setattr__(self, "exposure", torch.tensor(float(self.exposure), dtype=torch.float64, device="cpu"))
         e = self.exposure
         assert isinstance(e, Tensor)
@@ -192,18 +194,21 @@ class GammaPoisson(_Independent):
         check_finite("GammaPoisson", exposure=e)
         if e.ndim > 2 or (e.ndim == 2 and e.shape[-1] not in (1, self.channels)):
             condition = f"exposure must be a number, [k] or [k, o={self.channels}]"
-            remedy = "Give one for each mode, or one for each mode and channel."
+            remedy = "Pass one for each mode, or one for each mode and channel."
             raise InputValueError("GammaPoisson", "exposure", f"{condition}, got shape {shape_of(e)}", remedy)
         if has_values(e) and bool((e < 0).any()):
             fact = f"{int((e < 0).sum())} of {e.numel()} below 0"
             raise InputValueError(
-                "GammaPoisson", "exposure", f"exposure must be at least 0, got {fact}", "0 is a mode without events."
+                "GammaPoisson",
+                "exposure",
+                f"exposure must be at least 0, got {fact}",
+                "Use 0 for a mode without events.",
             )
 
     def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
-        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
+        """Natural parameters of Gamma(shape, rate), for all channels [*b] or each [*b, o].
 
-        Where the last size is o it is read as the channels.
+        A last dimension of size o is taken as the channels.
         """
         return _gamma_prior("GammaPoisson.prior", self.channels, shape, rate)
 
@@ -232,16 +237,16 @@ class GammaPoisson(_Independent):
         least = torch.finfo(natural.dtype).tiny ** 0.5
         return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), least).flatten(-2)
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        y, observed = observation.unsqueeze(-2), observed.unsqueeze(-2)
         e = y.new_ones(()) if self.exposure is None else self.exposure
         assert isinstance(e, Tensor)  # a number was made one
         e = e.to(y) if e.ndim == 0 else e
         e = e.unsqueeze(-1) if e.ndim < 2 else e
-        # Without exposure there is no event, and no derivative of what is impossible.
+        # With exposure 0 events have probability 0; the derivative there is masked.
         log_e = torch.where((e > 0) | (y == 0), y * torch.where(e > 0, e, 1.0).log(), -torch.inf)
-        log_base = (log_e - log_gamma(y + 1)).masked_fill(~seen, 0.0)
-        return NaturalLikelihood(_flat(y * seen, e * seen), log_base.sum(-1))
+        log_base = (log_e - log_gamma(y + 1)).masked_fill(~observed, 0.0)
+        return NaturalLikelihood(_flat(y * observed, e * observed), log_base.sum(-1))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self._pair(natural)
@@ -255,20 +260,20 @@ class GammaPoisson(_Independent):
 
     @property
     def support(self) -> str:
-        return "whole numbers from 0"
+        return "integers from 0"
 
 
 @record
 class GammaExponential(_Independent):
     """Waiting times of unknown rate: x ~ Gamma(nu + 1, b), y ~ Exponential(x); (b, nu) -> (b + y, nu + 1).
 
-    What is predicted is a Lomax law. Natural parameters are (b, nu): forgetting them keeps b/nu = E[1/x], the time that
-    is expected.
+    The predictive distribution is Lomax. Natural parameters are (b, nu): discounting preserves b/nu = E[1/x], the
+    expected waiting time.
 
     >>> import torch
     >>> family = GammaExponential()
-    >>> found = family.parameters(family.prior(torch.tensor(3.0), torch.tensor(2.0)))
-    >>> found.shape, found.rate
+    >>> parameters = family.parameters(family.prior(torch.tensor(3.0), torch.tensor(2.0)))
+    >>> parameters.shape, parameters.rate
     (tensor([3.]), tensor([2.]))
     """
 
@@ -278,9 +283,9 @@ class GammaExponential(_Independent):
         _check_channels("GammaExponential", self.channels)
 
     def prior(self, shape: float | Float[Tensor, "*#b"], rate: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
-        """Natural parameters of Gamma(shape, rate): of one law for all channels [*b] or of each [*b, o].
+        """Natural parameters of Gamma(shape, rate), for all channels [*b] or each [*b, o].
 
-        Where the last size is o it is read as the channels.
+        A last dimension of size o is taken as the channels.
         """
         a, b = self._pair(_gamma_prior("GammaExponential.prior", self.channels, shape, rate))
         return _flat(b, a - 1)
@@ -307,9 +312,9 @@ class GammaExponential(_Independent):
         a, b = _collapse_gammas(share, *self.parameters(natural))
         return _flat(b, a - 1)
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
-        return NaturalLikelihood(_flat(y * seen, seen.to(y.dtype)), y.new_zeros(y.shape[:-1]))
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        y, observed = observation.unsqueeze(-2), observed.unsqueeze(-2)
+        return NaturalLikelihood(_flat(y * observed, observed.to(y.dtype)), y.new_zeros(y.shape[:-1]))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self.parameters(natural)
@@ -328,7 +333,7 @@ class GammaExponential(_Independent):
 
 
 class BetaParameters(NamedTuple):
-    """A Beta law of each channel: density proportional to x^(a-1) (1-x)^(b-1)."""
+    """Beta distribution of each channel: density proportional to x^(a-1) (1-x)^(b-1)."""
 
     a: Float[Tensor, "*b o"]
     b: Float[Tensor, "*b o"]
@@ -336,9 +341,9 @@ class BetaParameters(NamedTuple):
 
 @record
 class BetaBinomial(_Independent):
-    """Successes in n trials of unknown chance: x ~ Beta(a, b), y ~ Binomial(n, x); (a, b) -> (a + y, b + n - y).
+    """Successes in n trials of unknown probability: x ~ Beta(a, b), y ~ Binomial(n, x); (a, b) -> (a + y, b + n - y).
 
-    Collapsing matches E[log x] and E[log(1 - x)]. Where the trials change from step to step, pass successes and
+    Collapsing matches E[log x] and E[log(1 - x)]. If the number of trials varies between steps, pass successes and
     failures to DirichletMultinomial(2).
 
     >>> import torch
@@ -354,18 +359,18 @@ class BetaBinomial(_Independent):
         _check_channels("BetaBinomial", self.channels)
         if self.trials < 1:
             raise InputValueError(
-                "BetaBinomial", "trials", f"trials must be at least 1, got {self.trials}", "1 is Bernoulli."
+                "BetaBinomial", "trials", f"trials must be at least 1, got {self.trials}", "Use 1 for Bernoulli trials."
             )
 
     def prior(self, a: float | Float[Tensor, "*#b"], b: float | Float[Tensor, "*#b"]) -> Float[Tensor, "*c p"]:
-        """Natural parameters of Beta(a, b): of one law for all channels [*b] or of each [*b, o].
+        """Natural parameters of Beta(a, b), for all channels [*b] or each [*b, o].
 
-        Where the last size is o it is read as the channels.
+        A last dimension of size o is taken as the channels.
         """
-        given = with_numbers(a=a, b=b)
-        check_floats("BetaBinomial.prior", **given)
-        check_positive("BetaBinomial.prior", **given)
-        return _flat(*_per_channel("BetaBinomial.prior", self.channels, **given))
+        values = with_numbers(a=a, b=b)
+        check_floats("BetaBinomial.prior", **values)
+        check_positive("BetaBinomial.prior", **values)
+        return _flat(*_per_channel("BetaBinomial.prior", self.channels, **values))
 
     def parameters(self, natural: Float[Tensor, "*b p"]) -> BetaParameters:
         """a and b of each channel."""
@@ -386,11 +391,11 @@ class BetaBinomial(_Independent):
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return _counts_forgotten(factor, natural.unflatten(-1, (-1, 2)), LEAST, LEAST_SHARE).flatten(-2)
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        y, observed = observation.unsqueeze(-2), observed.unsqueeze(-2)
         n = torch.full_like(y, self.trials)
         log_base = log_gamma(n + 1) - log_gamma(y + 1) - log_gamma((n - y).clamp(min=0) + 1)
-        return NaturalLikelihood(_flat(y * seen, (n - y) * seen), log_base.masked_fill(~seen, 0.0).sum(-1))
+        return NaturalLikelihood(_flat(y * observed, (n - y) * observed), log_base.masked_fill(~observed, 0.0).sum(-1))
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
         a, b = self._pair(natural)
@@ -405,15 +410,15 @@ class BetaBinomial(_Independent):
 
     @property
     def support(self) -> str:
-        return f"whole numbers from 0 to trials={self.trials}"
+        return f"integers from 0 to trials={self.trials}"
 
 
 @record
 class DirichletMultinomial(ConjugateFamily):
-    """Counts of c categories of unknown chances: x ~ Dirichlet(a), y ~ Multinomial(sum y, x); a -> a + y.
+    """Counts of c categories of unknown probabilities: x ~ Dirichlet(a), y ~ Multinomial(sum y, x); a -> a + y.
 
-    Collapsing matches E[log x_i]. A count that is missing cannot be summed out within the family, so that a gap is all
-    of an observation.
+    Collapsing matches E[log x_i]. A missing count cannot be marginalised within the family, so an observation with a
+    missing count is missing as a whole.
 
     >>> import torch
     >>> family = DirichletMultinomial(3)
@@ -422,11 +427,11 @@ class DirichletMultinomial(ConjugateFamily):
     """
 
     categories: int = static_field()
-    whole = True
+    requires_complete = True
 
     def __post_init__(self) -> None:
         if self.categories < 2:
-            condition, remedy = "categories must be at least 2", "One category is certain."
+            condition, remedy = "categories must be at least 2", "Pass the number of categories."
             raise InputValueError("DirichletMultinomial", "categories", f"{condition}, got {self.categories}", remedy)
 
     @property
@@ -438,7 +443,7 @@ class DirichletMultinomial(ConjugateFamily):
         return self.categories
 
     def prior(self, concentration: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
-        """Natural parameters of Dirichlet(concentration), which they are."""
+        """Natural parameters of Dirichlet(concentration): the concentration itself."""
         call = "DirichletMultinomial.prior"
         check_floats(call, concentration=concentration)
         if concentration.shape[-1:] != (self.categories,):
@@ -459,9 +464,9 @@ class DirichletMultinomial(ConjugateFamily):
     def forgotten(self, factor: Float[Tensor, ""] | float, natural: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         return _counts_forgotten(factor, natural, LEAST, LEAST_SHARE)
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        y, seen = observation.unsqueeze(-2), seen.unsqueeze(-2)
-        y = y * seen
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        y, observed = observation.unsqueeze(-2), observed.unsqueeze(-2)
+        y = y * observed
         log_base = log_gamma(y.sum(-1) + 1) - log_gamma(y + 1).sum(-1)
         return NaturalLikelihood(y, log_base)
 
@@ -478,11 +483,11 @@ class DirichletMultinomial(ConjugateFamily):
 
     @property
     def support(self) -> str:
-        return "whole numbers from 0"
+        return "integers from 0"
 
 
 class WishartParameters(NamedTuple):
-    """An inverse Wishart law: density proportional to det X^(-(df+p+1)/2) exp(-trace(scale X⁻¹)/2)."""
+    """Inverse Wishart distribution: density proportional to det X^(-(df+p+1)/2) exp(-trace(scale X⁻¹)/2)."""
 
     df: Float[Tensor, "*b"]
     scale: Float[Tensor, "*b p p"]
@@ -492,8 +497,8 @@ class WishartParameters(NamedTuple):
 class InverseWishartNormal(ConjugateFamily):
     """Vectors of unknown covariance: X ~ InverseWishart(Psi, df), y ~ N(0, X); (Psi, nu) -> (Psi + y y^T, nu + 1).
 
-    Natural parameters are (svec Psi, nu) with nu = df - p - 1, so that Psi/nu = E[X] where it is finite; forgetting
-    keeps it. Collapsing matches E[X⁻¹] and E[log det X]. What is reported of X is in `svec` coordinates.
+    Natural parameters are (svec Psi, nu) with nu = df - p - 1, so that Psi/nu = E[X] where it is finite; discounting
+    preserves it. Collapsing matches E[X⁻¹] and E[log det X]. Moments of X are in `svec` coordinates.
 
     >>> import torch
     >>> family = InverseWishartNormal(2)
@@ -503,13 +508,16 @@ class InverseWishartNormal(ConjugateFamily):
     """
 
     dimension: int = static_field()
-    whole = True
+    requires_complete = True
 
     def __post_init__(self) -> None:
         if self.dimension < 1:
             fact = f"{self.dimension}"
             raise InputValueError(
-                "InverseWishartNormal", "dimension", f"dimension must be at least 1, got {fact}", "X is p x p."
+                "InverseWishartNormal",
+                "dimension",
+                f"dimension must be at least 1, got {fact}",
+                "Pass p for a p x p X.",
             )
 
     @property
@@ -529,15 +537,13 @@ class InverseWishartNormal(ConjugateFamily):
         if scale.shape[-2:] != (p, p) or df.ndim > scale.ndim - 2:
             fact = f"shapes {shape_of(df)} and {shape_of(scale)}"
             raise InputValueError(
-                call, "scale", f"scale must be [*b, {p}, {p}] and df [*b], got {fact}", "df is one number each."
+                call, "scale", f"scale must be [*b, {p}, {p}] and df [*b], got {fact}", "Pass one df for each scale."
             )
         batch = torch.broadcast_shapes(df.shape, scale.shape[:-2])
         natural = torch.cat((svec(scale).expand(*batch, self.size - 1), (df - p - 1).expand(batch).unsqueeze(-1)), -1)
         if has_values(natural) and not bool(self.in_domain(natural).all()):
-            condition, fact = f"df must exceed p-1={p - 1} and scale be positive definite", "a law of infinite mass"
-            raise InputValueError(
-                call, "df", f"{condition}, got {fact}", "df = p + 2 and a covariance are a weak prior."
-            )
+            problem = f"df must exceed p-1={p - 1} and scale must be positive definite, or the prior has infinite mass"
+            raise InputValueError(call, "df", problem, "Use df = p + 2 and a covariance for a weak prior.")
         return natural
 
     @without_autocast
@@ -564,9 +570,9 @@ class InverseWishartNormal(ConjugateFamily):
         inverse = symmetric(torch.cholesky_inverse(torch.linalg.cholesky_ex(precision).L))
         return torch.cat((n.unsqueeze(-1) * svec(inverse), (n - self.dimension - 1).unsqueeze(-1)), -1)
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
-        y = (observation * seen).unsqueeze(-2)
-        once = seen.all(-1).to(y.dtype)[..., None, None]
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+        y = (observation * observed).unsqueeze(-2)
+        once = observed.all(-1).to(y.dtype)[..., None, None]
         log_base = -self.dimension / 2 * math.log(2 * math.pi) * once.squeeze(-1)
         return NaturalLikelihood(torch.cat((svec(y.unsqueeze(-1) * y.unsqueeze(-2)), once), -1), log_base)
 
@@ -576,7 +582,9 @@ class InverseWishartNormal(ConjugateFamily):
         square, outer = scale**2, diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
         count = nu.unsqueeze(-1)
         spread = ((count + 2) * square + count * outer) / ((count + 1) * count**2 * (count - 2))
-        twice = 2 - torch.eye(self.dimension, dtype=scale.dtype, device=scale.device)  # coordinates have a sqrt 2
+        twice = 2 - torch.eye(
+            self.dimension, dtype=scale.dtype, device=scale.device
+        )  # svec scales off-diagonals by sqrt 2
         row, column = torch.triu_indices(self.dimension, self.dimension, device=scale.device)
         mean = torch.where(nu > 0, natural[..., :-1] / nu, torch.nan)
         return mean, torch.where(nu > 2, (twice * spread)[..., row, column], torch.inf)
@@ -594,10 +602,10 @@ class InverseWishartNormal(ConjugateFamily):
 
 @record
 class LinearGaussian(ConjugateFamily):
-    """A Gaussian state of which a linear map is seen: x ~ N(m, P), y ~ N(H x + d, R), for each mode or for all.
+    """Gaussian state observed through a linear map: x ~ N(m, P), y ~ N(H x + d, R), for each mode or shared.
 
     The natural parameters are (P⁻¹ m, svec P⁻¹): the information form of the Kalman filter. Covariances must be
-    regular; for those that are not there is ../gaussian/switching.py.
+    positive definite; for singular ones use ../gaussian/switching.py.
 
     >>> import torch
     >>> family = LinearGaussian(torch.eye(1), torch.eye(1))
@@ -615,11 +623,11 @@ class LinearGaussian(ConjugateFamily):
         o = H.shape[-2] if H.ndim > 1 else 0
         if H.ndim not in (2, 3) or R.shape[-2:] != (o, o) or (self.d is not None and self.d.shape[-1:] != (o,)):
             fact = f"shapes {shape_of(H)} and {shape_of(R)}"
-            remedy = "The first dimension of stacks is the modes."
+            remedy = "Put modes first if they differ."
             raise InputValueError(call, "H", f"H must be [o, s] or [k, o, s], R [o, o], d [o], got {fact}", remedy)
         if has_values(R) and int(torch.linalg.cholesky_ex(R.detach()).info.max()) > 0:
             remedy = "Use SwitchingModel for observations without noise."
-            raise InputValueError(call, "R", "R must be positive definite, got one that is not", remedy)
+            raise InputValueError(call, "R", "R is not positive definite", remedy)
 
     @property
     def size(self) -> int:
@@ -638,14 +646,12 @@ class LinearGaussian(ConjugateFamily):
         if mean.shape[-1:] != (s,) or covariance.shape[-2:] != (s, s):
             fact = f"shapes {shape_of(mean)} and {shape_of(covariance)}"
             raise InputValueError(
-                call, "mean", f"mean must end in s={s}, covariance in s, s, got {fact}", "H gives the state size."
+                call, "mean", f"mean must end in s={s}, covariance in s, s, got {fact}", "Match the columns of H."
             )
         L, info = torch.linalg.cholesky_ex(covariance)
         if has_values(info) and int(info.max()) > 0:
             remedy = "Use SwitchingModel for states that are known exactly."
-            raise InputValueError(
-                call, "covariance", "covariance must be positive definite, got one that is not", remedy
-            )
+            raise InputValueError(call, "covariance", "covariance is not positive definite", remedy)
         precision = symmetric(torch.cholesky_inverse(L))
         return self._joined((precision @ mean.unsqueeze(-1)).squeeze(-1), precision)
 
@@ -675,20 +681,20 @@ class LinearGaussian(ConjugateFamily):
     def collapse(self, share: Float[Tensor, "*b n"], natural: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
         return self._from(*collapse_gaussians(share, *self.parameters(natural)))
 
-    def likelihood(self, observation: Float[Tensor, "*b o"], seen: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
+    def likelihood(self, observation: Float[Tensor, "*b o"], observed: Bool[Tensor, "*b o"]) -> NaturalLikelihood:
         H, R = self.H, self.R
         residual = observation if self.d is None else observation.unsqueeze(-2) - self.d
         residual = residual.unsqueeze(-2) if self.d is None else residual
-        look = seen.unsqueeze(-2).to(H.dtype)
-        # What is not seen is seen with the matrix 0 and noise of its own, whose density is taken off again.
+        mask = observed.unsqueeze(-2).to(H.dtype)
+        # Missing entries get H = 0 and unit noise, whose density is subtracted below.
         eye = torch.eye(self.observation_size, dtype=H.dtype, device=H.device)
-        R = R * look.unsqueeze(-1) * look.unsqueeze(-2) + eye * (1 - look).unsqueeze(-1)
-        H, residual = H * look.unsqueeze(-1), residual * look
+        R = R * mask.unsqueeze(-1) * mask.unsqueeze(-2) + eye * (1 - mask).unsqueeze(-1)
+        H, residual = H * mask.unsqueeze(-1), residual * mask
         L = torch.linalg.cholesky_ex(R).L
         A = torch.linalg.solve_triangular(L, H.expand(*L.shape[:-1], H.shape[-1]), upper=False)
         r = torch.linalg.solve_triangular(L, residual.unsqueeze(-1), upper=False)
         log_base = -(r.squeeze(-1) ** 2).sum(-1) / 2 - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        log_base = log_base - look.sum(-1) / 2 * math.log(2 * math.pi)
+        log_base = log_base - mask.sum(-1) / 2 * math.log(2 * math.pi)
         return NaturalLikelihood(self._joined((A.mT @ r).squeeze(-1), symmetric(A.mT @ A)), log_base)
 
     def moments(self, natural: Float[Tensor, "*b p"]) -> tuple[Float[Tensor, "*b s"], Float[Tensor, "*b s"]]:
@@ -718,35 +724,38 @@ class LinearGaussian(ConjugateFamily):
 def _check_channels(call: str, channels: int) -> None:
     if channels < 1:
         raise InputValueError(
-            call, "channels", f"channels must be at least 1, got {channels}", "An observation has o channels."
+            call, "channels", f"channels must be at least 1, got {channels}", "Pass the size of an observation."
         )
 
 
-def _per_channel(call: str, channels: int, **given: Tensor) -> list[Tensor]:
-    """Parameters [*b, o] from those of one law for all channels or of each."""
-    wide = [t if t.ndim and t.shape[-1] == channels else t.unsqueeze(-1) for t in given.values()]
+def _per_channel(call: str, channels: int, **values: Tensor) -> list[Tensor]:
+    """Expand parameters shared by all channels, or given for each, to [*b, o]."""
+    wide = [t if t.ndim and t.shape[-1] == channels else t.unsqueeze(-1) for t in values.values()]
     try:
         batch = torch.broadcast_shapes(*(t.shape for t in wide), (channels,))
     except RuntimeError:
-        fact = " and ".join(str(shape_of(t)) for t in given.values())
-        condition = f"{' and '.join(given)} must be [*b] or [*b, o={channels}]"
+        fact = " and ".join(str(shape_of(t)) for t in values.values())
+        condition = f"{' and '.join(values)} must be [*b] or [*b, o={channels}]"
         raise InputValueError(
-            call, " and ".join(given), f"{condition}, got shapes {fact}", "They broadcast against each other."
+            call,
+            " and ".join(values),
+            f"{condition}, got shapes {fact}",
+            "Pass shapes that broadcast.",
         ) from None
     return [t.expand(batch) for t in wide]
 
 
 def _gamma_prior(call: str, channels: int, shape: Number, rate: Number) -> Tensor:
-    given = with_numbers(shape=shape, rate=rate)
-    check_floats(call, **given)
-    check_positive(call, **given)
-    return _flat(*_per_channel(call, channels, **given))
+    values = with_numbers(shape=shape, rate=rate)
+    check_floats(call, **values)
+    check_positive(call, **values)
+    return _flat(*_per_channel(call, channels, **values))
 
 
 def _collapse_gammas(share: Tensor, shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Shape and rate with the E[x] and the E[log x] of a mixture [*b, n, o].
+    """Shape and rate of the Gamma distribution with the E[x] and E[log x] of a mixture [*b, n, o].
 
-    log E[x] - E[log x] = sum_i r_i [gap(a_i) - log(m_i / m)], of which no term loses digits where shapes are large.
+    log E[x] - E[log x] = sum_i r_i [gap(a_i) - log(m_i / m)], which avoids cancellation for large shapes.
     """
     r, means = share.unsqueeze(-1), shape / rate
     m = (r * means).sum(-2)

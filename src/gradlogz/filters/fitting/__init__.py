@@ -1,1 +1,1 @@
-"""Parameters of switching systems from series: EM and gradient ascent."""
+"""Parameter estimation for switching systems: EM and gradient ascent."""

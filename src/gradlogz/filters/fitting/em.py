@@ -1,13 +1,13 @@
-"""Expectation and maximisation: what the smoother says of hidden states, and the parameters that fit it best.
+"""Expectation maximisation (EM): a smoother for the hidden states, and closed-form updates of the parameters.
 
     E   P(s_t-1 = i, s_t = j | y), E[x_t x_t^T | s_t = j, y], E[x_t x_t-1^T | s_t = j, y]            `smooth`
     M   T_ij ∝ sum_t P(s_t-1 = i, s_t = j | y)
         [F_j b_j] = (sum g_tj E[x_t z_t-1^T]) (sum g_tj E[z_t-1 z_t-1^T])⁻¹,  z = (x, 1),  g_tj = P(s_t = j | y)
         Q_j = sum g_tj E[r r^T] / sum g_tj,   r = x_t - F_j x_t-1 - b_j;    H, d and R likewise from y
 
-What is missing of an observation is a hidden variable too, and enters by its mean and covariance given the rest. With
-one mode, and with an exact smoother, every round raises the likelihood; with the others nearly every round does, and
-the best model is what is returned.
+Missing components of an observation are hidden variables too; they enter by their conditional mean and covariance. With
+one mode, or with an exact smoother, every iteration increases the likelihood; with approximate smoothers nearly every
+iteration does, and the best model is returned.
 
 Read next: ../gaussian/smoother.py (the E step), learning.py.
 """
@@ -25,11 +25,11 @@ from ..moment_matching import symmetric
 from ..prior_and_series import Prior, Series
 from ..validation import prepared
 from .parametrization import MATRICES, PLAIN, FitPlan
-from .training_data import CELLS, FitRun, chunks, counted, seen
+from .training_data import CELLS, FitRun, chunks, observed_entries, valid_steps
 
 
 class SufficientStatistics(NamedTuple):
-    """What the M step needs of all series, for each mode: weights, moments of x, (x, x before), (y, x) and x_0."""
+    """Sums over all series for each mode: weights, and moments of x, (x, previous x), (y, x) and x_0."""
 
     pairs: Float[Tensor, "k k"]
     weight: Float[Tensor, "k"]
@@ -51,7 +51,7 @@ class SufficientStatistics(NamedTuple):
     log_likelihood: Float[Tensor, ""]
 
 
-def maximised(
+def run_em(
     model: SwitchingModel,
     prior: Prior,
     series: Series,
@@ -61,7 +61,7 @@ def maximised(
     enough: float,
     report: Callable[[int, float], None],
 ) -> FitRun:
-    """Iterations of E and M until one gains too little."""
+    """Iterate E and M steps until the log likelihood changes by at most `enough`."""
     best, history, converged = (model, prior), [], False
     with torch.no_grad():
         for i in range(max_iterations + 1):
@@ -78,7 +78,7 @@ def maximised(
 
 
 def _expected(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:
-    """The E step: sums over all series, some series at a time."""
+    """E step: sums over all series, in chunks."""
     t, k, s = series.observations.shape[1], model.modes, model.state_size
     size = max(1, CELLS // (t * k * k * 4 * s * s))
     total: SufficientStatistics | None = None
@@ -90,25 +90,25 @@ def _expected(model: SwitchingModel, prior: Prior, series: Series, smoother: Met
 
 
 def _expected_of(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:
-    found = smooth(model, series, prior, method=smoother)
+    smoothed = smooth(model, series, prior, method=smoother)
     now, y, _ = prepared("fit", model, series, validate=False)
     F, Q, H, R = now.F, now.Q, now.H, now.R
-    inside = counted(series)
-    g = found.log_mode_probability.exp() * inside.unsqueeze(-1)  # [b, t, k]
+    inside = valid_steps(series)
+    g = smoothed.log_mode_probability.exp() * inside.unsqueeze(-1)  # [b, t, k]
     m, P, before, P_before, lag = (
-        found.mode_mean,
-        found.mode_covariance,
-        found.previous_mean,
-        found.previous_covariance,
-        found.lag_covariance,
+        smoothed.mode_mean,
+        smoothed.mode_covariance,
+        smoothed.previous_mean,
+        smoothed.previous_covariance,
+        smoothed.lag_covariance,
     )
-    # Moments of the state, its step and what is seen of it -----------------------------------------------------------
-    observed = seen(series).unsqueeze(-2)
-    A, a, C = _completed(y.unsqueeze(-2), observed, H, R, now.d)
+    # Moments of states, successive states and observations ----------------------------------------------------------
+    observed = observed_entries(series).unsqueeze(-2)
+    A, a, C = _complete(y.unsqueeze(-2), observed, H, R, now.d)
     yx = A @ _second(m, P) + a.unsqueeze(-1) * m.unsqueeze(-2)
     Ax = (A @ m.unsqueeze(-1)).squeeze(-1)
     yy = A @ P @ A.mT + _outer(Ax + a) + C
-    # Errors in units of what the model expects, for factors of Q and R -----------------------------------------------
+    # Squared errors relative to Q and R, for structure "scale" -------------------------------------------------------
     r = m - (F @ before.unsqueeze(-1)).squeeze(-1)
     r = r if now.b is None else r - now.b
     cross = F @ lag.mT
@@ -126,9 +126,9 @@ def _expected_of(model: SwitchingModel, prior: Prior, series: Series, smoother: 
     def summed(value: Tensor) -> Tensor:
         return torch.einsum("btk,btk...->k...", g, value.expand(*g.shape, *value.shape[3:]))
 
-    g_0 = found.initial_log_mode_probability.exp()
+    g_0 = smoothed.initial_log_mode_probability.exp()
     return SufficientStatistics(
-        (found.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
+        (smoothed.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
         g.sum((0, 1)),
         summed(m),
         summed(_second(m, P)),
@@ -143,26 +143,28 @@ def _expected_of(model: SwitchingModel, prior: Prior, series: Series, smoother: 
         summed(R_error),
         summed(observed.sum(-1).to(m.dtype).expand(g.shape)),
         g_0.sum(0),
-        torch.einsum("bk,bks->ks", g_0, found.initial_mode_mean),
-        torch.einsum("bk,bkse->kse", g_0, _second(found.initial_mode_mean, found.initial_mode_covariance)),
-        found.filtered.log_likelihood.sum(),
+        torch.einsum("bk,bks->ks", g_0, smoothed.initial_mode_mean),
+        torch.einsum("bk,bkse->kse", g_0, _second(smoothed.initial_mode_mean, smoothed.initial_mode_covariance)),
+        smoothed.filtered.log_likelihood.sum(),
     )
 
 
-def _completed(
-    y: Tensor, seen: Tensor, H: Tensor, R: Tensor, d: Tensor | None
+def _complete(
+    y: Tensor, observed: Tensor, H: Tensor, R: Tensor, d: Tensor | None
 ) -> tuple[Float[Tensor, "b t k o s"], Float[Tensor, "b t k o"], Float[Tensor, "b t k o o"]]:
-    """y given what was seen of it, x and the mode: N(A x + a, C); where all was seen, A = 0, a = y, C = 0."""
+    """Distribution N(A x + a, C) of y given its observed part, x and the mode; A = 0, a = y, C = 0 without gaps."""
     k, o, s = H.shape[-3:]
     offset = y.new_zeros(k, o) if d is None else d
-    missing = ~seen
+    missing = ~observed
     eye = torch.eye(o, dtype=R.dtype, device=R.device)
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    gain = (R * (missing.unsqueeze(-1) & seen.unsqueeze(-2))) @ (torch.linalg.inv(torch.where(both, R, eye)) * both)
-    A = missing.unsqueeze(-1) * H - gain @ (seen.unsqueeze(-1) * H)
-    rest = torch.where(seen, y - offset, 0.0)
-    a = torch.where(seen, y, offset + (gain @ rest.unsqueeze(-1)).squeeze(-1))
-    C = R * (missing.unsqueeze(-1) & missing.unsqueeze(-2)) - gain @ (R * (seen.unsqueeze(-1) & missing.unsqueeze(-2)))
+    both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
+    gain = (R * (missing.unsqueeze(-1) & observed.unsqueeze(-2))) @ (torch.linalg.inv(torch.where(both, R, eye)) * both)
+    A = missing.unsqueeze(-1) * H - gain @ (observed.unsqueeze(-1) * H)
+    rest = torch.where(observed, y - offset, 0.0)
+    a = torch.where(observed, y, offset + (gain @ rest.unsqueeze(-1)).squeeze(-1))
+    C = R * (missing.unsqueeze(-1) & missing.unsqueeze(-2)) - gain @ (
+        R * (observed.unsqueeze(-1) & missing.unsqueeze(-2))
+    )
     shape = (*y.shape[:2], k)
     return A.expand(*shape, o, s), a.expand(*shape, o), C.expand(*shape, o, o)
 
@@ -170,16 +172,16 @@ def _completed(
 def _maximum(
     model: SwitchingModel, prior: Prior, sums: SufficientStatistics, plan: FitPlan
 ) -> tuple[SwitchingModel, Prior]:
-    """The M step. A mode that no time belongs to keeps its parameters."""
+    """M step. A mode of total weight 0 keeps its parameters."""
     fields: dict[str, Any] = {}
     live = sums.weight > 1e-8
     if "transition" in plan.learn:
-        assert isinstance(model.transition, Tensor)  # checked where learning begins
+        assert isinstance(model.transition, Tensor)  # checked by fit
         rows = sums.pairs.sum(-1, keepdim=True)
         fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
     pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
-    # The state: regress x on (x before, 1) ---------------------------------------------------------------------------
-    moved = _regressed(
+    # State: regress x on (previous x, 1) -----------------------------------------------------------------------------
+    state_fit = _regress(
         (model.F, model.b),
         (sums.xp, sums.x),
         (sums.pp, sums.p, sums.weight),
@@ -188,12 +190,12 @@ def _maximum(
         (pooled["F"], pooled["b"], pooled["Q"]),
     )
     fields |= {
-        name: _kept(live, new, getattr(model, name))
-        for name, new in zip(("F", "b"), moved, strict=False)
+        name: _update_live(live, new, getattr(model, name))
+        for name, new in zip(("F", "b"), state_fit, strict=False)
         if name in plan.learn
     }
-    # What is seen: regress y on (x, 1) -------------------------------------------------------------------------------
-    looked = _regressed(
+    # Observation: regress y on (x, 1) --------------------------------------------------------------------------------
+    observation_fit = _regress(
         (model.H, model.d),
         (sums.yx, sums.y),
         (sums.xx, sums.x, sums.weight),
@@ -202,18 +204,18 @@ def _maximum(
         (pooled["H"], pooled["d"], pooled["R"]),
     )
     fields |= {
-        name: _kept(live, new, getattr(model, name))
-        for name, new in zip(("H", "d"), looked, strict=False)
+        name: _update_live(live, new, getattr(model, name))
+        for name, new in zip(("H", "d"), observation_fit, strict=False)
         if name in plan.learn
     }
-    # Their noise -----------------------------------------------------------------------------------------------------
+    # Noise covariances -----------------------------------------------------------------------------------------------
     for name, spread, error, count in (
-        ("Q", moved[2], sums.Q_error, sums.Q_count),
-        ("R", looked[2], sums.R_error, sums.R_count),
+        ("Q", state_fit[2], sums.Q_error, sums.Q_count),
+        ("R", observation_fit[2], sums.R_error, sums.R_count),
     ):
         if name not in plan.learn:
             continue
-        given = getattr(model, name)
+        current = getattr(model, name)
         if plan.structure[name] == "scale":
             if pooled[name]:
                 error, count = (
@@ -221,36 +223,37 @@ def _maximum(
                     count.sum(-1, keepdim=True).expand_as(count),
                 )
             factor = torch.where(count > 1e-8, error / count.clamp(min=1e-300), 1.0)
-            fields[name] = factor[:, None, None] * given
+            fields[name] = factor[:, None, None] * current
             continue
         if plan.structure[name] == "diagonal":
             spread = torch.diag_embed(spread.diagonal(dim1=-2, dim2=-1))
-        fields[name] = _kept(live, spread, given)
+        fields[name] = _update_live(live, spread, current)
     if "initial" in plan.learn:
         prior = _maximum_of_prior(prior, sums)
     return dataclasses.replace(model, **fields, validate=False), prior
 
 
-def _regressed(
-    given: tuple[Tensor, Tensor | None],
+def _regress(
+    current: tuple[Tensor, Tensor | None],
     cross: tuple[Tensor, Tensor],
     inner: tuple[Tensor, Tensor, Tensor],
     outer: Tensor,
     learned: tuple[bool, bool],
     pooled: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Map and offset of least squares, and the mean square of what is left, from sums over times of each mode.
+    """Least-squares map and offset, and the residual covariance, from sums over time for each mode.
 
-    By pseudo-inverses: sums may be singular, and torch's least squares of singular ones are for the CPU alone.
+    Uses pseudo-inverses: sums may be singular, and torch solves rank-deficient least squares on the CPU only.
 
     Args:
-        given: map and offset as they are.
-        cross: sums of (response, regressor) and of the response.
-        inner: of (regressor, regressor), of the regressor, and of 1.
-        outer: of (response, response).
-        pooled: whether modes share the map, the offset, the noise.
+        current: current map and offset.
+        cross: sums of response times regressor, and of the response.
+        inner: sums of regressor times regressor, of the regressor, and of 1.
+        outer: sums of response times response.
+        learned: whether the map and the offset are learned.
+        pooled: whether modes share the map, the offset and the noise.
     """
-    M, c = given
+    M, c = current
     yx, y = cross
     xx, x, n = inner
     c = y.new_zeros(y.shape) if c is None else c
@@ -284,14 +287,14 @@ def _maximum_of_prior(prior: Prior, sums: SufficientStatistics) -> Prior:
     mean = sums.x_0 / weight.unsqueeze(-1)
     covariance = symmetric(sums.xx_0 / weight[:, None, None] - _outer(mean))
     return Prior(
-        _kept(live, mean, prior.mean),
-        _kept(live, covariance, prior.covariance),
+        _update_live(live, mean, prior.mean),
+        _update_live(live, covariance, prior.covariance),
         sums.weight_0.log().log_softmax(-1),
     )
 
 
-def _kept(live: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
-    """New parameters of modes that were there."""
+def _update_live(live: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    """New parameters of modes with positive weight, old ones of the others."""
     old = torch.zeros_like(new) if old is None else old
     return torch.where(live.unflatten(0, (-1, *[1] * (new.ndim - 1))), new, old)
 

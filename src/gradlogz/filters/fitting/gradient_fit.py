@@ -1,6 +1,6 @@
-"""The gradient of the log likelihood: quasi-Newton steps of free numbers, and the curvature at their end.
+"""Gradient ascent (L-BFGS) of the log likelihood in unconstrained parameters, and standard errors.
 
-Read next: parametrization.py (the free numbers), learning.py.
+Read next: parametrization.py (the unconstrained parameters), learning.py.
 """
 
 import math
@@ -14,15 +14,15 @@ from ..gaussian.switching import SwitchingFilter
 from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
 from ..prior_and_series import Prior, Series
-from .parametrization import FitPlan, Free, constrained, freed, prior_fields
-from .training_data import CELLS, FitRun, chunks, counted
+from .parametrization import FitPlan, Free, constrained, prior_fields, unconstrained
+from .training_data import CELLS, FitRun, chunks, valid_steps
 
 
 class _LostError(ArithmeticError):
-    """A step beyond what numbers can hold, as where noise of 0 would make the likelihood infinite."""
+    """A step to a log likelihood that is not finite, as for noise of variance 0."""
 
 
-def climbed(
+def run_lbfgs(
     model: SwitchingModel,
     prior: Prior,
     series: Series,
@@ -32,16 +32,16 @@ def climbed(
     enough: float,
     report: Callable[[int, float], None],
 ) -> FitRun:
-    """Iterations of ten quasi-Newton steps of the free numbers."""
-    free = {name: t.requires_grad_() for name, t in freed("fit", model, prior, plan).items()}
-    # One step an iteration would do, but torch's line search does not move on from where it begins anew each time.
+    """Iterate ten L-BFGS steps at a time until the log likelihood changes by at most `enough`."""
+    free = {name: t.requires_grad_() for name, t in unconstrained("fit", model, prior, plan).items()}
+    # Ten steps an iteration: with single steps torch's line search restarts each time and makes no progress.
     steps = torch.optim.LBFGS(free.values(), lr=1.0, max_iter=10, history_size=20, line_search_fn="strong_wolfe")
     size = max(1, CELLS // (8 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
-    scale = float(counted(series).sum())
+    scale = float(valid_steps(series).sum())
     best = (-torch.inf, {name: t.detach().clone() for name, t in free.items()})
 
     def total() -> float:
-        """Minus the log likelihood a step, and its gradient, some series at a time."""
+        """Negative log likelihood per step, and its gradient, in chunks of series."""
         steps.zero_grad()
         value = 0.0
         for part in chunks(series, size):
@@ -54,8 +54,8 @@ def climbed(
         if -value > best[0]:
             best = (-value, {name: t.detach().clone() for name, t in free.items()})
         for t in free.values():
-            assert t.grad is not None  # every free number has a part in the likelihood
-            t.grad = t.grad.nan_to_num(0.0, 0.0, 0.0)  # of logits at -inf
+            assert t.grad is not None  # every parameter enters the likelihood
+            t.grad = t.grad.nan_to_num(0.0, 0.0, 0.0)  # logits at -inf have NaN gradients
         return value
 
     history, converged = [], False
@@ -69,28 +69,28 @@ def climbed(
         if converged:
             break
     with torch.no_grad():
-        found = constrained(model, prior, plan, best[1])
-        value = sum(float(_log_likelihood(*found, part, smoother).sum()) for part in chunks(series, size))
-    return FitRun(*found, value, [*history, value], converged)
+        fitted = constrained(model, prior, plan, best[1])
+        value = sum(float(_log_likelihood(*fitted, part, smoother).sum()) for part in chunks(series, size))
+    return FitRun(*fitted, value, [*history, value], converged)
 
 
 def _log_likelihood(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> Float[Tensor, "b"]:
-    """Of each series, by the filter that the smoother begins with."""
+    """Log likelihood of each series by the filter of the smoother's forward pass."""
     chosen = SwitchingFilter(model) if smoother == "imm" else SwitchingFilter(model, "gpb")
     parts = zip((prior.mean, prior.covariance, prior.log_mode_probability), (2, 3, 1), strict=True)
-    of_targets = Prior(*(t.unsqueeze(0) if t is not None and t.ndim == n else t for t, n in parts))  # type: ignore[arg-type]
-    return chosen.filter(series, of_targets).log_likelihood
+    batched = Prior(*(t.unsqueeze(0) if t is not None and t.ndim == n else t for t, n in parts))  # type: ignore[arg-type]
+    return chosen.filter(series, batched).log_likelihood
 
 
 def standard_errors(
     call: str, model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method
 ) -> dict[str, Tensor]:
-    """Of the parameters themselves: the inverse information of the free numbers, carried over by the delta method.
+    """Standard errors of the parameters, from those of the unconstrained parameters by the delta method.
 
-    The information is minus the Hessian of the log likelihood; of more series than ten times the free numbers, the sum
-    of the squares of their scores.
+    The information matrix is the negative Hessian of the log likelihood, or the sum of squared scores if there are more
+    than ten times as many series as parameters.
     """
-    free = freed(call, model, prior, plan)
+    free = unconstrained(call, model, prior, plan)
     moving = {name: t.isfinite() for name, t in free.items()}
     count = sum(int(m.sum()) for m in moving.values())
 
@@ -110,12 +110,12 @@ def standard_errors(
         information = torch.zeros(count, count, dtype=point.dtype, device=point.device)
         size = max(1, CELLS // (32 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
         for part in chunks(series, size):
-            own = {
+            per_series = {
                 name: t.expand(len(part.observations), *t.shape).clone().requires_grad_() for name, t in free.items()
             }
-            likelihood = _log_likelihood(*constrained(model, prior, plan, own), part, smoother).sum()
-            scores = torch.autograd.grad(likelihood, list(own.values()))
-            each = flat(dict(zip(own, scores, strict=True)), 1)
+            likelihood = _log_likelihood(*constrained(model, prior, plan, per_series), part, smoother).sum()
+            scores = torch.autograd.grad(likelihood, list(per_series.values()))
+            each = flat(dict(zip(per_series, scores, strict=True)), 1)
             information = information + each.mT @ each
     else:
 
@@ -123,11 +123,11 @@ def standard_errors(
             return _log_likelihood(*constrained(model, prior, plan, read(vector)), series, smoother).sum()
 
         information = -torch.autograd.functional.hessian(total, point)
-    # Directions of which the series say nothing, as of modes that are never there, have no error that could be said.
+    # Directions without information, as of modes of probability 0, have infinite standard errors.
     curvature, ways = torch.linalg.eigh(symmetric(information))
-    told = curvature > count * torch.finfo(point.dtype).eps * curvature.abs().amax()
-    covariance = (ways * torch.where(told, 1 / torch.where(told, curvature, 1.0), 0.0)) @ ways.mT
-    silent = ways * ~told
+    identified = curvature > count * torch.finfo(point.dtype).eps * curvature.abs().amax()
+    covariance = (ways * torch.where(identified, 1 / torch.where(identified, curvature, 1.0), 0.0)) @ ways.mT
+    unidentified = ways * ~identified
 
     def values(vector: Tensor) -> tuple[Tensor, ...]:
         made, initial = constrained(model, prior, plan, read(vector))
@@ -140,7 +140,7 @@ def standard_errors(
 
     def error(J: Tensor) -> Tensor:
         known = torch.einsum("...a,ab,...b->...", J, covariance, J).clamp(min=0).sqrt()
-        unknown = (J @ silent).norm(dim=-1) > torch.finfo(point.dtype).eps ** 0.5 * J.norm(dim=-1)
+        unknown = (J @ unidentified).norm(dim=-1) > torch.finfo(point.dtype).eps ** 0.5 * J.norm(dim=-1)
         return known.masked_fill(unknown, torch.inf)
 
     return {name: error(J) for name, J in zip(names, slopes, strict=True)}

@@ -1,11 +1,11 @@
-"""Free numbers for constrained parameters: what a gradient may change without leaving the models.
+"""Unconstrained parametrisation of models, for gradient ascent.
 
-    transition    softmax of logits, rows sum to one; what is 0 stays 0
-    Q, R          full: L L^T with exp on the diagonal of L;  diagonal: exp;  scale: a factor exp(l) of what was given
-    F, H, b, d    themselves
-    initial       mean itself, covariance as L L^T, mode probabilities as a softmax
+    transition    softmax of logits, rows sum to one; probabilities 0 stay 0
+    Q, R          full: L L^T with exp on the diagonal of L;  diagonal: exp;  scale: exp(l) times the initial matrix
+    F, H, b, d    unchanged
+    initial       mean unchanged, covariance as L L^T, mode probabilities as a softmax
 
-Parameters that modes share are kept once. Leading dimensions (targets) are carried along.
+Parameters shared by modes are stored once. Leading dimensions (targets) are preserved.
 
 Read next: learning.py.
 """
@@ -27,7 +27,7 @@ NAMES = ("transition", *MATRICES, *PLAIN, "initial")
 
 
 class FitPlan(NamedTuple):
-    """Which parameters are learned, in which form, and which of them modes share."""
+    """Names of the learned parameters, their structure, and which of them modes share."""
 
     learn: tuple[str, ...]
     structure: dict[str, Structure]
@@ -38,18 +38,18 @@ Free = dict[str, Tensor]
 
 
 def prior_fields(prior: Prior) -> dict[str, Tensor]:
-    """The tensors of a prior whose mode probabilities are given, by name."""
-    assert prior.log_mode_probability is not None  # made uniform where learning begins
+    """Tensors of a prior with mode probabilities, by name."""
+    assert prior.log_mode_probability is not None  # set by fit
     names = ("mean", "covariance", "log_mode_probability")
     return {name: getattr(prior, name) for name in names}
 
 
-def freed(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan) -> Free:
-    """The free numbers of a model."""
+def unconstrained(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan) -> Free:
+    """Unconstrained parameters of a model."""
     free: Free = {}
     for name in plan.learn:
         if name == "transition":
-            assert isinstance(model.transition, Tensor)  # checked where learning begins
+            assert isinstance(model.transition, Tensor)  # checked by fit
             T = model.transition
             free[name] = torch.where(T > 0, T, 1.0).log().masked_fill(T <= 0, -torch.inf)
         elif name in MATRICES:
@@ -59,13 +59,13 @@ def freed(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan) -> Free
         else:
             free["mean"] = prior.mean
             free["covariance"] = _root(call, "covariance", prior.covariance, "full")
-            assert prior.log_mode_probability is not None  # made uniform where learning begins
+            assert prior.log_mode_probability is not None  # set by fit
             free["log_mode_probability"] = prior.log_mode_probability
     return {name: t.detach().clone() for name, t in free.items()}
 
 
 def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) -> tuple[SwitchingModel, Prior]:
-    """The model of free numbers; those that begin with targets make a model of each target."""
+    """Model of unconstrained parameters; leading target dimensions give one model for each target."""
     fields: dict[str, Any] = {}
     for name in plan.learn:
         if name == "transition":
@@ -85,7 +85,7 @@ def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) 
 
 
 def _once(plan: FitPlan, name: str, field: Tensor) -> Tensor:
-    """Of a parameter that modes share, one."""
+    """Keep one copy of a parameter that modes share."""
     at = -len(ENDS[name])
     return field.narrow(at, 0, 1) if name in plan.shared else field
 
@@ -96,7 +96,7 @@ def _many(plan: FitPlan, name: str, field: Tensor, modes: int) -> Tensor:
 
 
 def _timed(field: Tensor, name: str) -> Tensor:
-    """Fields of targets have a time dimension after them."""
+    """Insert a time dimension after the targets, if there are any."""
     ending = len(ENDS[name])
     return field.unsqueeze(-ending - 1) if field.ndim == ending + 1 else field
 
@@ -113,11 +113,11 @@ def _root(call: str, name: str, matrix: Tensor, structure: Structure) -> Tensor:
     return L.tril(-1) + torch.diag_embed(L.diagonal(dim1=-2, dim2=-1).log())
 
 
-def _squared(free: Tensor, given: Tensor, structure: Structure) -> Tensor:
+def _squared(free: Tensor, current: Tensor, structure: Structure) -> Tensor:
     if structure == "scale":
-        # [*b, k, 1, 1] against fields [k, ...] or [*b, t, k, ...]: factors of targets stand before time.
+        # [*b, k, 1, 1] against fields [k, ...] or [*b, t, k, ...]: insert a time dimension into the factors.
         factor = free.exp()
-        return factor * given if given.ndim == 3 or free.ndim == 3 else factor.unsqueeze(-4) * given
+        return factor * current if current.ndim == 3 or free.ndim == 3 else factor.unsqueeze(-4) * current
     if structure == "diagonal":
         return torch.diag_embed(free.exp())
     L = free.tril(-1) + torch.diag_embed(free.diagonal(dim1=-2, dim2=-1).exp())
@@ -126,7 +126,7 @@ def _squared(free: Tensor, given: Tensor, structure: Structure) -> Tensor:
 
 def _check_regular(call: str, name: str, singular: bool) -> None:
     if singular:
-        condition = f"{name} must be regular at the beginning to be learned freely"
-        factor = f'Learn a factor of it: structure={{"{name}": "scale"}}.'
-        remedy = factor if name in MATRICES else "Begin with a positive definite one, or use em."
-        raise InputValueError(call, name, f"{condition}, got a singular one", remedy)
+        problem = f"{name} must be positive definite to be learned, but the initial one is singular"
+        factor = f'Learn only a factor of it: structure={{"{name}": "scale"}}.'
+        remedy = factor if name in MATRICES else 'Start with a positive definite one, or use method="em".'
+        raise InputValueError(call, name, problem, remedy)

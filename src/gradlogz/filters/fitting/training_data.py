@@ -1,4 +1,4 @@
-"""Series as training data: all targets in one dimension, some of them at a time; and where a start has led.
+"""Series as training data, flattened and in chunks; and the result of one start.
 
 Read next: learning.py.
 """
@@ -13,11 +13,11 @@ from ..._typing import Bool, Tensor
 from ..models.switching_model import SwitchingModel
 from ..prior_and_series import Prior, Series
 
-CELLS = 1 << 23  # numbers of smoothed pairs of states that are held at a time
+CELLS = 1 << 23  # numbers held at a time for smoothed pairs of states
 
 
 def flattened(series: Series) -> Series:
-    """The same series as [b, t, o], with times of each target."""
+    """Flatten the targets of a series to [b, t, o], with times for each target."""
     y, mask, lengths, times = series.observations, series.mask, series.lengths, series.times
     count, steps = y.shape[:-2].numel(), y.shape[-2:]
     if mask is not None:
@@ -28,15 +28,15 @@ def flattened(series: Series) -> Series:
 
 
 def chunks(series: Series, size: int) -> Iterator[Series]:
-    """Some series [b, t, o] at a time."""
-    given: dict[str, Any] = {f.name: getattr(series, f.name) for f in dataclasses.fields(Series)}
+    """Yield `size` series [b, t, o] at a time."""
+    fields: dict[str, Any] = {f.name: getattr(series, f.name) for f in dataclasses.fields(Series)}
     for i in range(0, len(series.observations), size):
-        part: dict[str, Any] = {name: None if t is None else t[i : i + size] for name, t in given.items()}
+        part: dict[str, Any] = {name: None if t is None else t[i : i + size] for name, t in fields.items()}
         yield Series(**part)
 
 
-def counted(series: Series) -> Bool[Tensor, "b t"]:
-    """Steps before the end of their series."""
+def valid_steps(series: Series) -> Bool[Tensor, "b t"]:
+    """Mask of the steps before the end of each series."""
     y, lengths = series.observations, series.lengths
     b, t = y.shape[:2]
     if lengths is None:
@@ -44,14 +44,14 @@ def counted(series: Series) -> Bool[Tensor, "b t"]:
     return torch.arange(t, device=y.device) < lengths.unsqueeze(-1)
 
 
-def seen(series: Series) -> Bool[Tensor, "b t o"]:
-    """Where there are observations."""
-    there = ~series.observations.isnan() & counted(series).unsqueeze(-1)
-    return there if series.mask is None else there & series.mask
+def observed_entries(series: Series) -> Bool[Tensor, "b t o"]:
+    """Mask of the observed entries."""
+    observed = ~series.observations.isnan() & valid_steps(series).unsqueeze(-1)
+    return observed if series.mask is None else observed & series.mask
 
 
 class FitRun(NamedTuple):
-    """Where a start has led."""
+    """Result of one start."""
 
     model: SwitchingModel
     prior: Prior

@@ -1,1 +1,1 @@
-"""Filters and smoothers of Gaussian states: GPB1, GPB2, IMM, enumeration, particles, consistency."""
+"""Filters and smoothers for Gaussian states: GPB1, GPB2, IMM, enumeration, particles, consistency."""

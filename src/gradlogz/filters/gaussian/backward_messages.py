@@ -1,25 +1,24 @@
-"""Backward messages of later observations to a state and a mode: the step of a smoother.
+"""Backward messages from later observations to a state and a mode: one step of a smoother.
 
     f_j(m) = log ∫ N(x; m, P_j) p(y_t+1 ... y_T | x_t = x, s_t = j) dx     the message to N(m_j, P_j)
     g = ∇f_j,   L = -∇²f_j  at m_j                                         its score and its information
     P(s_t = j | all) ∝ pi_j exp f_j                                        the mode
     m_j + P_j g,   P_j - P_j L P_j                                         the state: the gradient of a log normaliser
 
-A filter takes what came before for a Gaussian in each mode; a smoother takes what comes later for the exponential of a
-quadratic function in each mode, the one that gives N(m_j, P_j) the mean and covariance that the k modes of the next
-step give it together. Nothing is inverted that may be singular: with one mode this is the smoother of Bryson and
-Frazier [bierman73], whose numbers are those of Rauch, Tung and Striebel [rauch65].
+A filter approximates the past by one Gaussian for each mode. The smoother approximates the future by the exponential of
+a quadratic function for each mode, chosen so that N(m_j, P_j) gets the mean and covariance that the k modes of the next
+step give it. No possibly singular matrix is inverted. With one mode this is the Bryson-Frazier smoother [bierman73],
+which equals that of Rauch, Tung and Striebel [rauch65].
 
-A message is kept at the Gaussian of mode j and transferred to the Gaussian of each pair of modes, the state that went
-from i to j:
+A message is stored at the Gaussian of mode j and transferred to the Gaussian of each pair of modes i, j:
 
     log ∫ N(m + d, P - D) exp(quadratic) = f + <g, d> - <d, L d>/2 - <r, D A^-1 r>/2 - log|A|/2,   A = I - L D
     its score A^-1 r,   its information A^-1 L,   r = g - L d
 
-Functions are taken for the lines that a filter takes them for, each pair of modes for its own: F, H and R below are
-those of ../models/nonlinear_model.py at the Gaussian of i, moved by j.
+Nonlinear functions are linearised for each pair of modes: F, H and R below are those of ../models/nonlinear_model.py at
+the Gaussian of i, moved by j.
 
-Read next: smoother.py (the steps in their order), kim_smoother.py (the published step), switching.py (the filters).
+Read next: smoother.py (the backward pass), kim_smoother.py (Kim's step), switching.py (the filters).
 """
 
 from typing import NamedTuple
@@ -36,9 +35,9 @@ from ..moment_matching import GaussianMoments, collapse, fill, symmetric, weigh
 
 
 class FilteredModes(NamedTuple):
-    """A Gaussian for each mode and its probability, given what came before and now.
+    """Filtered Gaussian and log probability of each mode.
 
-    Covariances are rounded as those were that they come from, the variances before the last observation.
+    `variance_before` holds the predicted variances, which set the rounding error of the filtered covariances.
     """
 
     mean: Float[Tensor, "*b k s"]
@@ -48,9 +47,9 @@ class FilteredModes(NamedTuple):
 
 
 class BackwardMessage(NamedTuple):
-    """f, ∇f and -∇²f of each mode at its mean; and the average of -∇²f over the next modes, which is positive.
+    """f, ∇f and -∇²f of each mode at its mean; and the average of -∇²f over the next modes, positive semidefinite.
 
-    f is up to a number that all modes share: pi_j exp f_j sum to one.
+    f is defined up to a constant shared by all modes: pi_j exp f_j sum to one.
     """
 
     log_evidence: Float[Tensor, "*b k"]
@@ -60,16 +59,16 @@ class BackwardMessage(NamedTuple):
 
 
 class SmoothingStep(NamedTuple):
-    """One step, or all of them: what moves the state, what was observed, and whether any mode could have caused it."""
+    """Parameters, observations, their mask, and whether the observation has positive density; one step or all."""
 
     parameters: Parameters | NonlinearParameters
     observations: Float[Tensor, "*b o"]
-    seen: Bool[Tensor, "*b o"] | None
+    observed: Bool[Tensor, "*b o"] | None
     possible: Bool[Tensor, "*b"]
 
 
 class ModePairs(NamedTuple):
-    """s_{t-1} = i and s_t = j: x_{t-1} and how j moves it, the law of (x_t, x_{t-1}) after y_t, and what y_t says."""
+    """Every pair s_{t-1} = i, s_t = j: x_{t-1}, its motion by j, (x_t, x_{t-1}) given y_t, and the message of y_t."""
 
     start: GaussianMoments
     motion: Motion
@@ -80,7 +79,7 @@ class ModePairs(NamedTuple):
 
 
 class PairMessage(NamedTuple):
-    """The message of observations after y_t to x_t of each pair; log_evidence includes y_t itself."""
+    """Message of the observations after y_t to x_t of each pair; log_evidence includes y_t itself."""
 
     log_evidence: Float[Tensor, "*b i j"]
     score: Float[Tensor, "*b i j s"]
@@ -88,9 +87,9 @@ class PairMessage(NamedTuple):
 
 
 def pair_modes(step: SmoothingStep, before: FilteredModes) -> ModePairs:
-    """Every mode i moved by every mode j, and both times together after the observation."""
+    """Move every mode i by every mode j, and condition both states on the observation."""
     now, m, P = step.parameters, before.mean.unsqueeze(-2), before.covariance.unsqueeze(-3)
-    if now.has is not None:  # what mode i lacks and j has
+    if now.has is not None:  # fill in the components that mode j has and mode i lacks
         share = weigh(now.transition, before.log_probability.unsqueeze(-1)).shares
         filled = fill(share.mT, before.mean, before.covariance, now.has)
         m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
@@ -98,25 +97,28 @@ def pair_modes(step: SmoothingStep, before: FilteredModes) -> ModePairs:
     motion = now.linearize_move(m, P)
     predicted, F = motion.predicted, motion.F
     m, P = m.expand_as(predicted.mean), P.expand_as(predicted.covariance)
-    y, seen = step.observations[..., None, None, :], None if step.seen is None else step.seen[..., None, None, :]
+    y, observed = (
+        step.observations[..., None, None, :],
+        None if step.observed is None else step.observed[..., None, None, :],
+    )
     lag = F @ P
     above, below = torch.cat((predicted.covariance, lag), -1), torch.cat((lag.mT, P), -1)
-    observed = now.linearize_observe(*predicted, y)
-    v, H, R = observed
+    linearized = now.linearize_observe(*predicted, y)
+    v, H, R = linearized
     H = torch.cat((H, torch.zeros_like(H)), -1)
     mean, covariance, log_likelihood, _ = correct(
-        torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), v, H=H, R=R, seen=seen
+        torch.cat((predicted.mean, m), -1), torch.cat((above, below), -2), v, H=H, R=R, observed=observed
     )
-    # What no mode can produce says nothing about them.
+    # An observation of density 0 under every mode is ignored.
     log_likelihood = torch.where(step.possible[..., None, None], log_likelihood, 0.0)
-    state_message = _observation_message(observed, predicted.covariance, seen)
+    state_message = _observation_message(linearized, predicted.covariance, observed)
     return ModePairs(GaussianMoments(m, P), motion, GaussianMoments(mean, covariance), log_likelihood, *state_message)
 
 
 def pair_message(
     _step: SmoothingStep, _before: FilteredModes, pairs: ModePairs, after: FilteredModes, later: BackwardMessage
 ) -> PairMessage:
-    """The message to the Gaussian of mode j, transferred to each pair i, j."""
+    """Transfer the message from the Gaussian of mode j to each pair i, j."""
     s = after.mean.shape[-1]
     m, P = pairs.joint.mean[..., :s], pairs.joint.covariance[..., :s, :s]
     later = _made_proper(later, after)
@@ -130,7 +132,7 @@ def pair_message(
 
 
 def propagate(step: SmoothingStep, before: FilteredModes, pairs: ModePairs, message: PairMessage) -> BackwardMessage:
-    """The message to mode i at the time before, from the messages to its pairs j.
+    """Message to mode i at the previous time, from the messages to its pairs i, j.
 
     before y_t:   g' = H^T S^-1 v + A g,   L' = H^T S^-1 H + A L A^T,   A = (I - K H)^T
     at x_{t-1}:   F^T g',   F^T L' F
@@ -148,7 +150,7 @@ def propagate(step: SmoothingStep, before: FilteredModes, pairs: ModePairs, mess
 
 
 class SmoothedModes(NamedTuple):
-    """What is reported of a time, mode by mode: the law of (x_t, x_{t-1}) given s_t."""
+    """Smoothed moments of (x_t, x_{t-1}) given s_t, and probabilities of modes and pairs."""
 
     mean: Float[Tensor, "*b k s2"]
     covariance: Float[Tensor, "*b k s2 s2"]
@@ -157,7 +159,7 @@ class SmoothedModes(NamedTuple):
 
 
 def smoothed_pairs(pairs: ModePairs, message: PairMessage) -> GaussianMoments:
-    """The law of (x_t, x_{t-1}) of each pair, given all."""
+    """Smoothed moments of (x_t, x_{t-1}) for each pair."""
     m, P = pairs.joint
     C = P[..., : P.shape[-1] // 2]
     return GaussianMoments(m + _times(C, message.score), P - C @ message.information @ C.mT)
@@ -166,7 +168,7 @@ def smoothed_pairs(pairs: ModePairs, message: PairMessage) -> GaussianMoments:
 def combine_pairs(
     step: SmoothingStep, before: FilteredModes, log_evidence: Float[Tensor, "*b i j"], each: GaussianMoments
 ) -> SmoothedModes:
-    """The pairs i, j as one Gaussian of both times for each j."""
+    """Collapse the pairs i, j to one Gaussian of (x_t, x_{t-1}) for each j."""
     T = step.parameters.transition
     logs = before.log_probability.unsqueeze(-1) + log_evidence
     log_sum, share = weigh(T, logs)
@@ -177,38 +179,38 @@ def combine_pairs(
     return SmoothedModes(*collapsed, (log_sum - total).log_softmax(-1), log_T + logs - total.unsqueeze(-1))
 
 
-def final_message(known: FilteredModes) -> BackwardMessage:
-    """The message after the last observation: none."""
-    zero = torch.zeros_like(known.covariance)
-    return BackwardMessage(torch.zeros_like(known.log_probability), torch.zeros_like(known.mean), zero, zero)
+def final_message(filtered: FilteredModes) -> BackwardMessage:
+    """Message after the last observation: zero."""
+    zero = torch.zeros_like(filtered.covariance)
+    return BackwardMessage(torch.zeros_like(filtered.log_probability), torch.zeros_like(filtered.mean), zero, zero)
 
 
-def smoothed_initial(known: FilteredModes, later: BackwardMessage) -> tuple[GaussianMoments, Float[Tensor, "*b k"]]:
-    """The law of a time of which there are no pairs: m + P g, P - P L P, and the modes."""
-    m, P = known.mean, known.covariance  # Shorthand
+def smoothed_initial(filtered: FilteredModes, later: BackwardMessage) -> tuple[GaussianMoments, Float[Tensor, "*b k"]]:
+    """Smoothed moments m + P g, P - P L P and log mode probabilities at time 0, which has no pairs."""
+    m, P = filtered.mean, filtered.covariance  # Shorthand
     moved = GaussianMoments(m + _times(P, later.score), symmetric(P - P @ later.information @ P))
-    return moved, known.log_probability + later.log_evidence
+    return moved, filtered.log_probability + later.log_evidence
 
 
 def _transferred(score: Tensor, information: Tensor, moved: Tensor, narrowed: Tensor) -> PairMessage:
-    """The message g, L to N(m, P) transferred to N(m + d, P - D), with the log evidence gained."""
+    """Transfer the message g, L from N(m, P) to N(m + d, P - D); returns the change of log evidence too."""
     g, L, d, D = score, information, moved, narrowed  # Shorthand
     A = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device) - L @ D
     r = g - _times(L, d)
-    # Without a look at whether A is singular, for which a GPU would be waited for in every step.
+    # solve_ex does not check whether A is singular; the check would synchronise with the GPU in every step.
     solved = torch.linalg.solve_ex(A, torch.cat((L.expand_as(A), r.unsqueeze(-1)), -1)).result
     there = solved[..., -1]
     square = (g * d).sum(-1) - (d * _times(L, d)).sum(-1) / 2 - (r * _times(D, there)).sum(-1) / 2
     return PairMessage(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
 
 
-def _made_proper(later: BackwardMessage, known: FilteredModes) -> BackwardMessage:
-    """The average in place of an information that would leave a mode less certain than it is: P L P not positive.
+def _made_proper(later: BackwardMessage, filtered: FilteredModes) -> BackwardMessage:
+    """Replace the information by the average where it would make a mode less certain: P L P not positive semidefinite.
 
-    A hundredth of its variances is let pass, so that rounding does not decide.
+    A tolerance of 0.01 times the variances keeps rounding from deciding.
     """
     with torch.no_grad():
-        P = known.covariance
+        P = filtered.covariance
         size = P.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(P.dtype).tiny).rsqrt()
         gain = symmetric(P @ later.information @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
         slack = 0.01 * torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
@@ -216,19 +218,21 @@ def _made_proper(later: BackwardMessage, known: FilteredModes) -> BackwardMessag
     return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
 
 
-def _observation_message(observed: LinearizedObservation, P: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The message of an observation to the state before it: H^T S^-1 v and H^T S^-1 H."""
-    v, H, R = observed
+def _observation_message(
+    linearized: LinearizedObservation, P: Tensor, observed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Message of an observation to the predicted state: H^T S^-1 v and H^T S^-1 H."""
+    v, H, R = linearized
     S = symmetric(H @ P @ H.mT + R)
-    if seen is not None:
-        v, H = torch.where(seen, v, 0.0), H * seen.unsqueeze(-1)
-        both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    if observed is not None:
+        v, H = torch.where(observed, v, 0.0), H * observed.unsqueeze(-1)
+        both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
         S = torch.where(both, S, torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
     root = torch.linalg.cholesky_ex(S).L
     wide = torch.cat((H.expand(*S.shape[:-1], H.shape[-1]), v.unsqueeze(-1)), -1)
     whitened = torch.linalg.solve_triangular(root, wide, upper=False)
     W, z = whitened[..., :-1], whitened[..., -1]
-    near = (z * z).sum(-1) != torch.inf  # what is too far to have a density says nothing, as in the filter
+    near = (z * z).sum(-1) != torch.inf  # an observation of density 0 is ignored, as in the filter
     W = torch.where(near[..., None, None], W, 0.0)
     return _times(W.mT, z), W.mT @ W
 

@@ -1,21 +1,21 @@
-"""Filters of systems that switch: GPB1, GPB2, IMM and deeper ones, beside each other.
+"""Switching filters: GPB1, GPB2, IMM and deeper GPB filters, side by side.
 
-    mode probabilities   c_j = sum_i pi_i T_ij  before, pi'_j ∝ c_j L_j  after the observation        [theory 7.1-7.3]
+    mode probabilities   predicted c_j = sum_i pi_i T_ij,   filtered pi'_j ∝ c_j L_j                  [theory 7.1-7.3]
 
-             mix                          predict, update                 collapse                      filters a step
-    gpb1     -                            j from the one Gaussian         all modes to one              k
-    imm      histories i to each mode j   j from its mixture              -                             k
-    gpb2     -                            every i to every j              i to each mode j              k²
-    gpb(n)   -                            every history to every j        the oldest mode away          k^n
+             mix                          predict and update              collapse                      filters a step
+    gpb1     -                            one Gaussian by every mode j    all modes to one Gaussian     k
+    imm      modes i for each mode j      each mixture by its mode j      -                             k
+    gpb2     -                            every mode i by every mode j    modes i, for each mode j      k²
+    gpb(n)   -                            every history by every mode j   the oldest mode               k^n
 
-What happens in `predict` and `update` is the Kalman filter; everything else is a softmax and its averages. Without
-observations collapsing commutes with predicting, so that imm, gpb2 and the exact filter agree for ever; they differ by
-whether components are weighed by what was observed before they are collapsed (gpb2) or not (imm).
+`predict` and `update` are those of the Kalman filter; the rest is a softmax and its averages. Without observations
+collapsing commutes with predicting, so imm, gpb2 and the exact filter agree. With observations gpb2 collapses Gaussians
+after they are weighted by the likelihood of the observation, imm before.
 
-Time 0 is before the first transition: the prior is moved before it meets the first observation. Weights of
-modes are logarithms, transitions are probabilities; either may be of probability 0.
+Time 0 is before the first transition: a transition precedes every observation, including the first. Mode weights are
+kept as logarithms, transitions as probabilities; both may have probability 0.
 
-Read next: enumeration.py (the exact filter), ../kalman.py (one step), consistency.py (is the filter what it claims).
+Read next: enumeration.py (the exact filter), ../kalman.py (one step), consistency.py (NIS and NEES).
 """
 
 import math
@@ -52,12 +52,12 @@ def gpb1(
     keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
-    """One Gaussian, moved by every mode and collapsed again.   [ackerson70; theory 7.1]
+    """First-order generalised pseudo-Bayes filter: one Gaussian, collapsed after every step.   [ackerson70; theory 7.1]
 
         c_j = sum_i pi_i T_ij;   (m_j, P_j, L_j) = update_j(predict_j(m, P));   pi_j ∝ c_j L_j
         (m, P) = collapse(pi, m_j, P_j)
 
-    Exact for one step from a single Gaussian. Arguments as of `imm`.
+    Exact for one step from a single Gaussian. Takes the arguments of `imm`.
     """
     return _run("gpb1", SwitchingFilter(model, "gpb", depth=1), observations, prior, keep, fields)
 
@@ -70,12 +70,12 @@ def gpb2(
     keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
-    """A Gaussian for each mode, each moved by every mode, collapsed by what was observed.   [chang78; theory 7.2]
+    """Second-order generalised pseudo-Bayes filter: one Gaussian for each mode.   [chang78; theory 7.2]
 
         (m_ij, P_ij, L_ij) = update_j(predict_j(m_i, P_i));   w_ij ∝ pi_i T_ij L_ij;   pi_j = sum_i w_ij
         (m_j, P_j) = collapse(w_ij / pi_j, m_ij, P_ij)
 
-    Exact for one step from a Gaussian for each mode. Arguments as of `imm`; k times its cost.
+    Exact for one step from one Gaussian for each mode. Takes the arguments of `imm`, and k times its time.
     """
     return _run("gpb2", SwitchingFilter(model, "gpb", depth=2), observations, prior, keep, fields)
 
@@ -88,25 +88,26 @@ def imm(
     keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
-    """A Gaussian for each mode, mixed before it is moved: interacting multiple models.   [blom88; theory 7.3]
+    """Interacting multiple model filter: one Gaussian for each mode, mixed before prediction.   [blom88; theory 7.3]
 
         c_j = sum_i pi_i T_ij;   (m0_j, P0_j) = collapse(pi_i T_ij / c_j, m_i, P_i)
         (m_j, P_j, L_j) = update_j(predict_j(m0_j, P0_j));   pi_j ∝ c_j L_j
 
-    Exact for one step if the Gaussians coincide, and for ever without observations. It differs from filterpy's
-    IMMEstimator by its logarithms (likelihoods are never floored), by targets, gaps and gradients, and by its
-    beginning: here the first observation is preceded by a transition, as every other is.
+    Exact for one step if the Gaussians coincide, and at all times without observations. In contrast to filterpy's
+    IMMEstimator, likelihoods stay in the log domain and are never floored; batches, missing data and gradients are
+    supported; and a transition precedes the first observation, as it does every other.
 
     Args:
-        observations: [*b, t, o], NaN where there are none; or a Series with inputs, mask, lengths or times.
-        prior: at time 0, before the first transition.
-        keep: "last" reports the last step alone, [*b, ...] without time, in memory that does not grow with it.
-        fields: the names of what is wanted of `Filtered`, such as ("mean", "log_mode_probability"); what is not is
-            None. The log likelihood always comes. For many targets, means and mode probabilities alone take a half to a
-            third of the time, and a tenth of the memory.
+        model: the switching system.
+        observations: [*b, t, o], NaN where missing; or a Series with inputs, mask, lengths or times.
+        prior: distribution at time 0, before the first transition.
+        keep: "all" returns every step; "last" only the last one, [*b, ...] without time, in constant memory.
+        fields: names of the fields of `Filtered` to compute, such as ("mean", "log_mode_probability"); the others are
+            None. The log likelihood is always returned. For many targets, means and mode probabilities alone take a
+            half to a third of the time and less than a tenth of the memory.
 
-    Where nothing is to be differentiated all steps are one call of a compiled kernel: on the CPU where numba is
-    installed (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py).
+    Calls that need no gradients run in a compiled kernel: on the CPU if numba is installed
+    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py).
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -114,8 +115,8 @@ def imm(
     >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel
     >>> still, moving = (KalmanModel(*torch.tensor([[[1.0]], [[q]], [[1.0]], [[1.0]]])) for q in (0.0, 4.0))
     >>> model = SwitchingModel.of([still, moving], transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
-    >>> found = imm(model, torch.tensor([[0.0], [0.0], [9.0]]), Prior(torch.zeros(1), torch.eye(1)))
-    >>> found.log_mode_probability.argmax(-1)
+    >>> filtered = imm(model, torch.tensor([[0.0], [0.0], [9.0]]), Prior(torch.zeros(1), torch.eye(1)))
+    >>> filtered.log_mode_probability.argmax(-1)
     tensor([0, 0, 1])
     """
     return _run("imm", SwitchingFilter(model, "imm"), observations, prior, keep, fields)
@@ -130,21 +131,22 @@ def gpb(
     keep: Literal["all", "last"] = "all",
     fields: Collection[str] | None = None,
 ) -> Filtered:
-    """A Gaussian for each history of depth - 1 modes; 1 and 2 are gpb1 and gpb2, more than t is exact.
+    """Generalised pseudo-Bayes filter of any depth: one Gaussian for each history of depth - 1 modes.
 
-    Cost: k^depth filters a step. Arguments as of `imm`. Where a history of three modes or more is impossible, what the
-    transitions to it would add has no gradient; up to depth 2 transitions of probability 0 have theirs.
+    Depths 1 and 2 are gpb1 and gpb2; a depth above t is exact. Cost: k^depth Kalman filters a step. Takes the arguments
+    of `imm`. Transitions of probability 0 have gradients up to depth 2; from depth 3 on, a history of probability 0
+    contributes no gradient.
     """
     return _run("gpb", SwitchingFilter(model, "gpb", depth=depth), observations, prior, keep, fields)
 
 
 class SwitchingFilter(NamedTuple):
-    """A filter to be fed one observation at a time: `init`, then `step` after `step`; `filter` for a whole series.
+    """A switching filter that takes one observation at a time: `init`, then `step`; `filter` takes a series.
 
     Attributes:
-        model: the system.
-        method: "imm", or "gpb" with its depth.
-        depth: how many modes back a Gaussian of "gpb" knows; "imm" has none.
+        model: the switching system.
+        method: "imm" or "gpb".
+        depth: depth of "gpb", the number of modes in a history; ignored by "imm".
 
     >>> import torch
     >>> from gradlogz.filters import KalmanModel, Prior, SwitchingModel, imm
@@ -154,8 +156,8 @@ class SwitchingFilter(NamedTuple):
     >>> online = SwitchingFilter(model)
     >>> state = online.init(prior)
     >>> for observation in y:
-    ...     state, found = online.step(state, observation)
-    >>> torch.allclose(found.mean, imm(model, y, prior).mean[-1])
+    ...     state, filtered = online.step(state, observation)
+    >>> torch.allclose(filtered.mean, imm(model, y, prior).mean[-1])
     True
     """
 
@@ -165,20 +167,21 @@ class SwitchingFilter(NamedTuple):
 
     @without_autocast
     def init(self, prior: Prior, *, batch_shape: tuple[int, ...] = ()) -> FilterState:
-        """The prior at time 0, of every target in a batch.
+        """Return the state at time 0 for every target of a batch.
 
-        The kernel of the steps that will follow is loaded, and compiled where none was kept: some ten seconds, once.
+        Also loads the compiled kernel for the following steps. Compiling takes about ten seconds if it is not cached on
+        disk.
         """
         state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), prior)
         if isinstance(self.model, SwitchingModel) and (self.model.components is None or self.model.fill == "zero"):
-            given = (*self.model.fields().values(), *state)
-            kernel = filtering_kernel(given, 0, is_online=True) if state.mean.device.type == "cpu" else None
+            tensors = (*self.model.fields().values(), *state)
+            kernel = filtering_kernel(tensors, 0, is_online=True) if state.mean.device.type == "cpu" else None
             if kernel is not None:
                 depth = 0 if self.method == "imm" else self.depth
                 model = self.model
                 sizes = (model.modes, model.state_size, model.observation_size)
-                is_own = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
-                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, is_own=is_own)
+                per_target = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
+                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, per_target=per_target)
         return state
 
     @without_autocast
@@ -193,24 +196,30 @@ class SwitchingFilter(NamedTuple):
         dt: float | Float[Tensor, "*#b"] | None = None,
         fields: Collection[str] | None = None,
     ) -> tuple[FilterState, Filtered]:
-        """One transition and one observation; `time` counts the steps of a model that changes, from 0.
+        """Advance the state by one transition and one observation.
 
-        A model of continuous time needs dt, the time that has passed, of all targets or of each. Fields are as of
-        `imm`; a few of them are found in half the time.
+        Args:
+            state: state from `init` or the previous step.
+            observation: one observation for each target, NaN where missing.
+            inputs: inputs u of models with B or D.
+            mask: True where the observation counts.
+            time: index of this step in a time-varying model, from 0.
+            dt: time since the previous step, for all targets or each; required by continuous-time models.
+            fields: names of the fields of `Filtered` to compute, as in `imm`; a few take half the time.
 
-        The series of steps is `filter`: tests/laws/test_switching_filters_keep_their_laws.py.
+        Steps agree with `filter`. Law: tests/laws/test_switching_filters_keep_their_laws.py.
         """
         call = "SwitchingFilter.step"
-        wanted = _wanted(call, fields)
+        wanted = _requested_fields(call, fields)
         steps = self.model.steps
         check_state(call, self.model, state, depth=0 if self.method == "imm" else self.depth)
         if not 0 <= time < (steps or time + 1):
-            remedy = "Count steps from 0, or pass the model of each step."
-            raise InputValueError(call, "time", f"time must be a step of the model, below {steps}, got {time}", remedy)
+            remedy = "Count steps from 0."
+            raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
         batch = state.log_likelihood.shape
         if observation.shape != (*batch, self.model.observation_size):
-            condition = f"observation must be {(*batch, self.model.observation_size)}, as state and model are"
-            remedy = "Begin with init(batch_shape=...) of its targets."
+            condition = f"observation must be {(*batch, self.model.observation_size)} for this state and model"
+            remedy = "Start with init(batch_shape=...) for a batch of targets."
             raise InputValueError(call, "observation", f"{condition}, got shape {tuple(observation.shape)}", remedy)
         if mask is not None:
             check_mask(call, mask, observation)
@@ -218,7 +227,7 @@ class SwitchingFilter(NamedTuple):
             observation.unsqueeze(-2),
             inputs=None if inputs is None else inputs.unsqueeze(-2),
             mask=None if mask is None else mask.unsqueeze(len(batch)),
-            times=None if dt is None else _lasting(dt, observation).unsqueeze(-1),
+            times=None if dt is None else _interval(dt, observation).unsqueeze(-1),
         )
         model = self.model if steps is None else self.model.narrow(time)
         ready = prepared(call, model, series, validate=model.validate)
@@ -232,12 +241,12 @@ class SwitchingFilter(NamedTuple):
         keep: Literal["all", "last"] = "all",
         fields: Collection[str] | None = None,
     ) -> Filtered:
-        """All steps of a series, as `imm`, `gpb1`, `gpb2` and `gpb` take them."""
+        """Filter a series; see `imm` for the arguments."""
         return _run("SwitchingFilter.filter", self, observations, prior, keep, fields)
 
 
 ALL = frozenset(Filtered._fields)
-STRETCH = 64  # steps that are discretised at a time where only the last is wanted
+STRETCH = 64  # steps that are discretised together if only the last one is kept
 
 
 @without_autocast
@@ -249,17 +258,17 @@ def _run(
     keep: str,
     fields: Collection[str] | None,
 ) -> Filtered:
-    """A series, step by step; what is reported is computed once for all steps."""
+    """Validate the arguments and filter a series."""
     if keep not in ("all", "last"):
-        remedy = "All steps are reported, or the last alone."
+        remedy = 'Use "last" to return only the last step.'
         raise InputValueError(call, "keep", f'keep must be "all" or "last", got {keep!r}', remedy)
-    wanted, series, model, last = _wanted(call, fields), as_series(observations), chosen.model, keep == "last"
+    wanted, series, model, last = _requested_fields(call, fields), as_series(observations), chosen.model, keep == "last"
     check_model(call, model)
     parts = prepared_parts(call, model, series, validate=model.validate, longest=STRETCH if last else None)
     state = _begin(call, chosen, series.observations.shape[:-2], prior)
     for part in parts:
-        state, found = _pass(call, chosen, part, state, last=last, wanted=wanted)
-    return found
+        state, result = _pass(call, chosen, part, state, last=last, wanted=wanted)
+    return result
 
 
 def _pass(
@@ -272,46 +281,46 @@ def _pass(
     wanted: frozenset[str],
     is_online: bool = False,
 ) -> tuple[FilterState, Filtered]:
-    """All steps, one after the other; what is reported of them is computed at once."""
-    parameters, y, seen = series
-    at_once = _at_once(chosen, series, state, last=last, wanted=wanted, is_online=is_online)
-    if at_once is not None:
-        return at_once
+    """Run all steps, by a compiled kernel if there is one; combined fields are computed once for all steps."""
+    parameters, y, observed = series
+    compiled = _compiled_pass(chosen, series, state, last=last, wanted=wanted, is_online=is_online)
+    if compiled is not None:
+        return compiled
     steps = y.shape[-2]
-    looks = [None] * steps if seen is None else seen.unbind(-2)
+    masks = [None] * steps if observed is None else observed.unbind(-2)
     moves: list[Moved] = []
-    for now, observation, look in zip(parameters.each(steps), y.unbind(-2), looks, strict=True):
-        state, moved = _advance(chosen, now, state, observation, look)
-        if last and moves:  # all that is remembered of a step is whether there was a density
+    for now, observation, mask_now in zip(parameters.each(steps), y.unbind(-2), masks, strict=True):
+        state, moved = _advance(chosen, now, state, observation, mask_now)
+        if last and moves:  # earlier steps are dropped, except for their error codes
             moved = moved._replace(failure=torch.maximum(moves.pop().failure, moved.failure))
         moves.append(moved)
-    whole = moves[0] if last else Moved.joined(moves)
+    joined = moves[0] if last else Moved.joined(moves)
     if chosen.model.validate:
-        check_densities(call, whole.failure)
+        check_densities(call, joined.failure)
     if last:
-        found = combined(whole, now, observation, look, state.log_likelihood)
+        result = combined(joined, now, observation, mask_now, state.log_likelihood)
     else:
-        found = combined(whole, parameters, y, seen, state.log_likelihood)
-    return state, _only(wanted, found)
+        result = combined(joined, parameters, y, observed, state.log_likelihood)
+    return state, _select_fields(wanted, result)
 
 
-def _wanted(call: str, fields: Collection[str] | None) -> frozenset[str]:
-    """The names of the fields that are to be reported."""
+def _requested_fields(call: str, fields: Collection[str] | None) -> frozenset[str]:
+    """Validated names of the requested fields of `Filtered`."""
     wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
     if unknown := wanted - ALL:
-        remedy = f"Choose of {', '.join(Filtered._fields)}."
+        remedy = f"Choose from {', '.join(Filtered._fields)}."
         raise InputValueError(
-            call, "fields", f"fields must be names of Filtered, got {sorted(map(str, unknown))}", remedy
+            call, "fields", f"fields must be names of fields of Filtered, got {sorted(map(str, unknown))}", remedy
         )
     return wanted
 
 
-def _only(wanted: frozenset[str], found: Filtered) -> Filtered:
-    kept = wanted | {"log_likelihood"}
-    return Filtered._make([t if name in kept else None for name, t in found._asdict().items()])
+def _select_fields(wanted: frozenset[str], result: Filtered) -> Filtered:
+    names = wanted | {"log_likelihood"}
+    return Filtered._make([t if name in names else None for name, t in result._asdict().items()])
 
 
-def _at_once(
+def _compiled_pass(
     chosen: SwitchingFilter,
     series: PreparedSeries,
     state: FilterState,
@@ -320,23 +329,29 @@ def _at_once(
     wanted: frozenset[str],
     is_online: bool,
 ) -> tuple[FilterState, Filtered] | None:
-    """All steps by a compiled kernel, where one takes them; None where this file must."""
-    parameters, y, seen = series
+    """Run all steps in a compiled kernel; None if no kernel supports them."""
+    parameters, y, observed = series
     if not isinstance(parameters, Parameters) or parameters.has is not None:
         return None
     depth, fields = 0 if chosen.method == "imm" else chosen.depth, tuple(parameters[:7])
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
-    found = None if kernel is None else kernel.forward(depth, fields, tuple(state), y, seen, last=last, wanted=wanted)
-    return None if found is None else (FilterState(*found[1:]), Filtered._make((*found.reported, found.log_likelihood)))
+    result = (
+        None if kernel is None else kernel.forward(depth, fields, tuple(state), y, observed, last=last, wanted=wanted)
+    )
+    return (
+        None
+        if result is None
+        else (FilterState(*result[1:]), Filtered._make((*result.reported, result.log_likelihood)))
+    )
 
 
 def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) -> FilterState:
-    """The prior at time 0, as the filter keeps it."""
+    """State at time 0 in the form that this filter keeps."""
     if chosen.method not in ("imm", "gpb") or chosen.depth < 1:
         condition = 'method must be "imm" or "gpb" and depth at least 1'
-        fact = f"{chosen.method!r} and {chosen.depth}"
-        raise InputValueError(call, "method", f"{condition}, got {fact}", "gpb1 has depth 1, gpb2 has depth 2.")
+        fact = f"method={chosen.method!r} and depth={chosen.depth}"
+        raise InputValueError(call, "method", f"{condition}, got {fact}", "Use depth 1 for gpb1, 2 for gpb2.")
     state = initial_state(call, chosen.model, prior, batch)
     if chosen.method == "gpb" and chosen.depth == 1:
         has = chosen.model.has if chosen.model.fill == "modes" else None
@@ -345,27 +360,31 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) 
 
 
 def _advance(
-    chosen: SwitchingFilter, now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+    chosen: SwitchingFilter,
+    now: Parameters | NonlinearParameters,
+    state: FilterState,
+    y: Tensor,
+    observed: Tensor | None,
 ) -> tuple[FilterState, Moved]:
-    """One transition and one observation."""
+    """Advance the state by one transition and one observation."""
     if chosen.method == "imm":
-        return _imm(now, state, y, seen)
-    return _gpb1(now, state, y, seen) if chosen.depth == 1 else _gpb(now, state, y, seen, chosen.depth)
+        return _imm(now, state, y, observed)
+    return _gpb1(now, state, y, observed) if chosen.depth == 1 else _gpb(now, state, y, observed, chosen.depth)
 
 
-# The steps of the filters, on facing pages: mix, predict, update, collapse. ------------------------------------------
+# The steps of the filters in parallel form: mix, predict, update, collapse. ------------------------------------------
 
 
 def _imm(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None
 ) -> tuple[FilterState, Moved]:
-    """[theory 7.3]"""
-    # Mix: each mode j begins with the states i that may have come to it ----------------------------------------------
+    """One step of imm.   [theory 7.3]"""
+    # Mix: the modes i that may precede each mode j --------------------------------------------------------------------
     log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
     mixed = mix(share.mT, state.mean, state.covariance, now.has)
     # Predict and update: mode by mode --------------------------------------------------------------------------------
     before = now.predict(*mixed)
-    after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
+    after = now.update(*before, y.unsqueeze(-2), _per_mode(observed))
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: nothing -----------------------------------------------------------------------------------------------
     moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
@@ -373,14 +392,14 @@ def _imm(
 
 
 def _gpb1(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None
 ) -> tuple[FilterState, Moved]:
-    """[theory 7.1]"""
+    """One step of gpb1.   [theory 7.1]"""
     # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
     log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
     # Predict and update: mode by mode --------------------------------------------------------------------------------
     before = now.predict(state.mean, state.covariance)
-    after = now.update(*before, y.unsqueeze(-2), _per_mode(seen))
+    after = now.update(*before, y.unsqueeze(-2), _per_mode(observed))
     log_pi, step, _ = posterior(log_c, after.log_likelihood)
     # Collapse: all modes to one --------------------------------------------------------------------------------------
     one = _to_one(log_pi, after.mean, after.covariance, now.has)
@@ -389,18 +408,18 @@ def _gpb1(
 
 
 def _gpb(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, seen: Tensor | None, depth: int
+    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None, depth: int
 ) -> tuple[FilterState, Moved]:
-    """[theory 7.2] for histories of any depth; those of depth 2 are modes."""
+    """One step of gpb of any depth; at depth 2 the histories are modes.   [theory 7.2]"""
     log_h, k = state.log_probability.unsqueeze(-1), now.transition.shape[-1]
     histories = log_h.shape[-2]
     T = now.transition.repeat(*[1] * (now.transition.ndim - 2), histories // k, 1)  # by the newest mode of a history
-    # Mix: nothing; the mixture is what the modes predict together, and is reported -----------------------------------
-    came = log_c, share = weigh(T, log_h)
+    # Mix: nothing; the mixtures are computed only to report the prediction of each mode ------------------------------
+    prior_weights = log_c, share = weigh(T, log_h)
     m, P = state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3)
     if now.has is None:
         mixed = mix(share.mT, state.mean, state.covariance)
-    else:  # what a history lacks and a mode has is filled in, for each pair of them
+    else:  # for each pair, fill in the components that the mode has and the history lacks
         filled = fill(share.mT, state.mean, state.covariance, now.has.repeat(histories // k, 1))
         mixed = collapse(share.mT, *filled)
         m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
@@ -408,39 +427,39 @@ def _gpb(
     # Predict and update: every history by every mode -----------------------------------------------------------------
     wide = now.by_history()
     before = wide.predict(m, P)
-    after = wide.update(*before, y[..., None, None, :], None if seen is None else seen[..., None, None, :])
-    mode_likelihood = likelihood_of_modes(T, log_h, after.log_likelihood, came)
+    after = wide.update(*before, y[..., None, None, :], None if observed is None else observed[..., None, None, :])
+    mode_likelihood = likelihood_of_modes(T, log_h, after.log_likelihood, prior_weights)
     log_pi, step, possible = posterior(log_c, mode_likelihood)
-    # Collapse: the oldest mode of each history, by the weights that the observation gave it --------------------------
-    told = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
+    # Collapse: the oldest mode of each history, with weights that include the observation ----------------------------
+    evidence = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
     oldest = k if histories * k > k ** (depth - 1) else 1
-    log_w, share = weigh(apart(T, oldest, 0), apart(log_h + told, oldest, 0))
+    log_w, share = weigh(apart(T, oldest, 0), apart(log_h + evidence, oldest, 0))
     log_w = log_w.log_softmax(-1)
     means, covariances = apart(after.mean, oldest, 1), apart(after.covariance, oldest, 2)
     mean, covariance = collapse(share.mT, means.movedim(-3, -2), covariances.movedim(-4, -3))
-    # What each mode says, all its histories together -----------------------------------------------------------------
+    # Report each mode: collapse its histories ------------------------------------------------------------------------
     by_mode = _to_modes(log_w, mean, covariance, k)
     moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
     return FilterState(mean, covariance, log_w, state.log_likelihood + step), moved
 
 
-def _lasting(dt: float | Tensor, like: Tensor) -> Tensor:
-    """A time that has passed, as a tensor; a number is made where it is needed, and waited for by no device."""
+def _interval(dt: float | Tensor, like: Tensor) -> Tensor:
+    """Elapsed time as a tensor on the device of `like`, without synchronisation."""
     return dt.to(like) if isinstance(dt, Tensor) else torch.full((), dt, dtype=like.dtype, device=like.device)
 
 
-def _per_mode(seen: Tensor | None) -> Tensor | None:
-    return None if seen is None else seen.unsqueeze(-2)
+def _per_mode(observed: Tensor | None) -> Tensor | None:
+    return None if observed is None else observed.unsqueeze(-2)
 
 
 def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor, has: Tensor | None) -> dict[str, Tensor]:
-    """All modes as one Gaussian."""
+    """Collapse all modes to one Gaussian, as fields of a state."""
     m, P = to_one(log_pi.exp(), mean, covariance, has)
     return {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
 
 
 def _to_modes(log_w: Tensor, mean: Tensor, covariance: Tensor, k: int) -> GaussianMoments:
-    """Histories as one Gaussian for each of their newest modes."""
+    """Collapse histories to one Gaussian for each newest mode."""
     if log_w.shape[-1] == k:
         return GaussianMoments(mean, covariance)
     log_w = log_w.unflatten(-1, (-1, k))

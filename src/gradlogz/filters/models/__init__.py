@@ -1,1 +1,1 @@
-"""Models: switching linear systems, functions for EKF and UKF, models of motion, discretization."""
+"""Models: switching linear systems, nonlinear systems for EKF and UKF, motion models, discretization."""

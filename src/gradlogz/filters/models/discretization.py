@@ -1,25 +1,25 @@
-"""From continuous time to steps: linear systems and Markov chains that are looked at now and then.
+"""Discretisation of linear stochastic differential equations and of continuous-time Markov chains.
 
     dx = A x dt + dW, W of spectral density C:    F = exp(A dt),   Q = ∫_0^dt exp(A u) C exp(A u)^T du      [vanloan78]
-    a chain that leaves i for j at rate G_ij:     P(dt) = exp(G dt)
+    Markov chain with rate G_ij from i to j:      P(dt) = exp(G dt)
 
-Both are those of a short step, by Taylor's series in its length, whose coefficients are made once for all steps:
+Both are computed for a short step h by a Taylor series, whose coefficients are shared by all steps:
 
     F(h) - I = sum_n A^n h^n / n!,    Q(h) = sum_n M_n h^n / n!,    M_1 = C,  M_n+1 = A M_n + M_n A^T
 
-and then doubled again and again: F(2h) = F(h)², Q(2h) = F(h) Q(h) F(h)^T + Q(h). What is carried is F - I, which keeps
-the digits of short steps. A step of length 0 moves nothing.
+and the step is then doubled repeatedly: F(2h) = F(h)², Q(2h) = F(h) Q(h) F(h)^T + Q(h). The recursion stores F - I,
+which preserves the accuracy of short steps. A step of length 0 changes nothing.
 
-torch.linalg.matrix_exp of Van Loan's block matrix [[-A, C], [0, A^T]] is not used: it holds exp(-A dt) beside
-exp(A dt), and Q is a product in which one undoes the other. Of Singer's model with tau = 1, in float64, the relative
-error of Q is 1.6e-2 after a step of 1e-3 and 6e-2 after one of 30, and Q has negative eigenvalues after one of 100;
-here it is at most 3.4e-15 in all of them. 100,000 steps take 0.53 s there and 0.08 s here, on one core.
+torch.linalg.matrix_exp of Van Loan's block matrix [[-A, C], [0, A^T]] is not used, because it contains both exp(-A dt)
+and exp(A dt), which cancel in Q. For Singer's model with tau = 1 in float64 its relative error of Q is 1.6e-2 for a
+step of 1e-3 and 6e-2 for 30, and Q has negative eigenvalues for 100; here the error is at most 3.4e-15 in all cases.
+100,000 steps take 0.53 s with the block matrix and 0.08 s here, on one core.
 
-Of a flow that is not linear noise is moved by its tangents, and the integral is a sum over 8 nodes [golub69]:
+For a nonlinear flow, noise is propagated by its Jacobian, and the integral is a sum over 8 nodes [golub69]:
 
-    Q = ∫_0^dt Phi_u C Phi_u^T du,   Phi_u the tangent of what is left of the step after u
+    Q = ∫_0^dt Phi_u C Phi_u^T du,   Phi_u the Jacobian of the flow from u to dt
 
-Read next: switching_model.py (SwitchingModel with a Generator), linear_motion.py (the usual models of motion).
+Read next: switching_model.py (SwitchingModel with a Generator), linear_motion.py (motion models).
 """
 
 import math
@@ -31,7 +31,7 @@ from ..._errors import has_values
 from ..._typing import Float, Tensor
 from ..scalars import with_numbers
 
-# Gauss and Legendre's nodes and weights on [0, 1]: exact to degree 15, and for a turn by six radians to 1e-10.
+# Gauss-Legendre nodes and weights on [0, 1]: exact to degree 15, and to 1e-10 for a turn by six radians.
 NODES = (
     0.0198550717512319,
     0.1016667612931866,
@@ -52,15 +52,15 @@ WEIGHTS = (
     0.1111905172266872,
     0.0506142681451882,
 )
-TERMS = 18  # of steps of at most half the fastest time of A; 1/18! is 2e-16
-DOUBLINGS = 34  # of steps up to 8e9 times that time, where numbers cannot be looked at to see how many it takes
+TERMS = 18  # terms of the series for steps of norm at most 1/2; 1/18! is 2e-16
+DOUBLINGS = 34  # doublings if values cannot be read; enough for steps of norm up to 8e9
 
 
 @without_autocast
 def discretize(
     drift: Float[Tensor, "*#t s s"], density: Float[Tensor, "*#t s s"], dt: float | Float[Tensor, "*#t"]
 ) -> tuple[Float[Tensor, "*#t s s"], Float[Tensor, "*#t s s"]]:
-    """F = exp(A dt) and Q = ∫_0^dt exp(A u) C exp(A u)^T du.   [vanloan78]
+    """Discretise dx = A x dt + dW: F = exp(A dt) and Q = ∫_0^dt exp(A u) C exp(A u)^T du.   [vanloan78]
 
     >>> import torch
     >>> A, C = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 3.0]])
@@ -72,7 +72,7 @@ def discretize(
     dt = with_numbers(drift=drift, dt=dt)["dt"]
     A, C = torch.broadcast_tensors(drift, density)  # Shorthand
     size, doublings = _size(A), _doublings(A, dt)
-    A, tau = A / size, (size * dt[..., None, None]) / 2**doublings  # so that powers stay within range
+    A, tau = A / size, (size * dt[..., None, None]) / 2**doublings  # scaled so that powers stay in range
     power, moment = A, C / size
     powers, moments = [], []
     for n in range(1, TERMS + 1):
@@ -88,17 +88,17 @@ def discretize(
 
 
 def exponential(
-    drift: Float[Tensor, "*#t s s"], dt: Float[Tensor, "*#t"], *, ends: bool = False
+    drift: Float[Tensor, "*#t s s"], dt: Float[Tensor, "*#t"], *, nilpotent: bool = False
 ) -> Float[Tensor, "*#t s s"]:
-    """F = exp(A dt) alone.
+    """Matrix exponential F = exp(A dt).
 
     Args:
-        ends: whether A^s = 0, so that the series ends; steps are then as long as they are.
+        nilpotent: whether A^s = 0, so that the series is finite and needs no doubling.
     """
-    size, doublings = _size(drift), 0 if ends else _doublings(drift, dt)
+    size, doublings = _size(drift), 0 if nilpotent else _doublings(drift, dt)
     A, tau = drift / size, (size * dt[..., None, None]) / 2**doublings
     powers = [A]
-    for n in range(2, drift.shape[-1] if ends else TERMS + 1):
+    for n in range(2, drift.shape[-1] if nilpotent else TERMS + 1):
         powers.append(A @ powers[-1] / n)
     E = _series(powers, tau)
     for _ in range(doublings):
@@ -109,7 +109,7 @@ def exponential(
 def diffuse(
     tangents: Float[Tensor, "*#t 8 s s"], density: Float[Tensor, "*#t s s"], dt: Float[Tensor, "*#t"]
 ) -> Float[Tensor, "*#t s s"]:
-    """Q = ∫_0^dt Phi_u C Phi_u^T du, Phi at u = NODES dt."""
+    """Process noise Q = ∫_0^dt Phi_u C Phi_u^T du, from Phi at u = NODES dt."""
     weights = torch.tensor(WEIGHTS, dtype=dt.dtype, device="cpu").to(dt.device, non_blocking=True)
     weighed = weights[:, None, None] * tangents @ density.unsqueeze(-3) @ tangents.mT
     return dt[..., None, None] * weighed.sum(-3)
@@ -117,9 +117,9 @@ def diffuse(
 
 @without_autocast
 def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "*#t"]) -> Float[Tensor, "*#t k k"]:
-    """P(dt) = exp(G dt): where a chain is that leaves mode i for mode j at rate G_ij, a time dt later.
+    """Transition matrix P(dt) = exp(G dt) of a generator with rate G_ij from mode i to mode j.
 
-    Rows of G sum to zero, those of P to one. P(s) P(t) = P(s + t); what cannot be reached has probability 0.
+    Rows of G sum to zero, rows of P to one. P(s) P(t) = P(s + t); unreachable modes have probability 0.
 
     >>> import torch
     >>> P = discretize_chain(torch.tensor([[-0.5, 0.5], [0.0, 0.0]]), 2.0)
@@ -128,7 +128,7 @@ def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "
     """
     dt = with_numbers(rate=rate, dt=dt)["dt"]
     size, doublings = _size(rate), _doublings(rate, dt)
-    # Rows that sum to zero for certain: derivatives along others would depend on how often steps are doubled.
+    # Enforce rows that sum to zero; otherwise derivatives would depend on the number of doublings.
     G, tau = (rate - torch.diag_embed(rate.sum(-1))) / size, (size * dt[..., None, None]) / 2**doublings
     powers = [G]
     for n in range(2, TERMS + 1):
@@ -136,13 +136,13 @@ def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "
     E = _series(powers, tau)
     for _ in range(doublings):
         E = 2 * E + E @ E
-        E = E - torch.diag_embed(E.sum(-1))  # rows sum to zero; what rounding adds to that would double too
+        E = E - torch.diag_embed(E.sum(-1))  # keep rows summing to zero, or rounding errors would double too
     P = (torch.eye(G.shape[-1], dtype=G.dtype, device=G.device) + E).clamp(min=0)
     return P / P.sum(-1, keepdim=True)
 
 
 def _series(coefficients: list[Tensor], tau: Tensor) -> Tensor:
-    """sum_n c_n tau^n from n = 1 on, the last first."""
+    """Evaluate sum_{n >= 1} c_n tau^n by Horner's rule."""
     total = coefficients[-1] * tau
     for c in coefficients[-2::-1]:
         total = (total + c) * tau
@@ -150,13 +150,13 @@ def _series(coefficients: list[Tensor], tau: Tensor) -> Tensor:
 
 
 def _size(A: Tensor) -> Tensor:
-    """How fast the fastest of A is, 1 if nothing moves: a number that results do not depend on."""
+    """Row-sum norm of A, or 1 if it is 0; a scale on which results do not depend."""
     largest = A.detach().abs().sum(-1).amax()
     return torch.where(largest > 0, largest, 1.0)
 
 
 def _doublings(A: Tensor, dt: Tensor) -> int:
-    """How often a short step is doubled: as often as it takes, where numbers can be looked at without waiting."""
+    """Number of doublings: as many as needed if values can be read without synchronising, else DOUBLINGS."""
     if A.device.type != "cpu" or not has_values(A, dt) or dt.numel() == 0:
         return DOUBLINGS
     longest = 2 * float(A.detach().abs().sum(-1).amax() * dt.detach().abs().amax())

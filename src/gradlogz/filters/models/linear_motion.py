@@ -1,4 +1,4 @@
-"""The usual models of motion, as linear systems in continuous time that are looked at now and then.
+"""Linear motion models: stochastic differential equations, discretised with step dt.
 
     dx = A x dt + dW,   W of spectral density C
     F = exp(A dt),   Q = ∫_0^dt exp(A u) C exp(A u)^T du                                       [vanloan78]
@@ -6,15 +6,14 @@
     random walk               A = 0                              positions diffuse
     constant velocity         p'' = noise                        velocities diffuse
     constant acceleration     p''' = noise                       accelerations diffuse
-    Singer                    p''' = -p'' / tau + noise          accelerations forget themselves        [singer70]
-    coordinated turn          p'' = omega J p' + noise           velocities turn in the plane of the first two
+    Singer                    p''' = -p'' / tau + noise          accelerations decay                    [singer70]
+    coordinated turn          p'' = omega J p' + noise           velocities turn in the plane of the first two axes
 
-A state lists dimension after dimension, each with its derivatives: x, x', y, y'. Positions are observed. dt may be one
-number or one for each step [t], and like all other numbers here may be a tensor with gradients. Without dt a model is
-that of continuous time, F = A and Q = C, to be looked at whenever something is observed (SwitchingModel with a
-Generator).
+The state lists each axis with its derivatives: x, x', y, y'. Positions are observed. dt is a number or one number for
+each step [t]; like all parameters here it may be a tensor with gradients. Without dt the model is in continuous time,
+F = A and Q = C, for a SwitchingModel with a Generator.
 
-Read next: switching_model.py (assembling them), discretization.py (the integrals), ../../../../docs/filters.md.
+Read next: switching_model.py (SwitchingModel), discretization.py (the integrals), ../../../../docs/filters.md.
 """
 
 import torch
@@ -40,9 +39,9 @@ def random_walk(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
-    """Positions that diffuse: p' = noise of the given spectral density. Further derivatives are held at 0."""
+    """Random walk of the position: p' = noise of the given spectral density. Further derivatives are held at 0."""
     noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
-    return _chain("random_walk", 1, dimensions, derivatives, noise, dtype, device)
+    return _integrators("random_walk", 1, dimensions, derivatives, noise, dtype, device)
 
 
 @without_autocast
@@ -56,9 +55,9 @@ def constant_velocity(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
-    """Velocities that diffuse: p'' = noise of the given spectral density.
+    """Nearly constant velocity: p'' = noise of the given spectral density.
 
-    derivatives=3 adds accelerations that are held at 0, so that the model can be switched with constant_acceleration.
+    derivatives=3 adds accelerations held at 0, so that the model can be combined with constant_acceleration.
 
     >>> import torch
     >>> model = constant_velocity(1, dt=2.0, spectral_density=3.0, observation_variance=0.1)
@@ -69,7 +68,7 @@ def constant_velocity(
     True
     """
     noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
-    return _chain("constant_velocity", 2, dimensions, derivatives, noise, dtype, device)
+    return _integrators("constant_velocity", 2, dimensions, derivatives, noise, dtype, device)
 
 
 @without_autocast
@@ -82,9 +81,9 @@ def constant_acceleration(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
-    """Accelerations that diffuse: p''' = noise of the given spectral density."""
+    """Nearly constant acceleration: p''' = noise of the given spectral density."""
     noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
-    return _chain("constant_acceleration", 3, dimensions, 3, noise, dtype, device)
+    return _integrators("constant_acceleration", 3, dimensions, 3, noise, dtype, device)
 
 
 @without_autocast
@@ -98,9 +97,10 @@ def singer(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
-    """Accelerations that last for a time tau: p''' = -p'' / tau + noise of density 2 variance / tau.   [singer70]
+    """Singer model, acceleration with correlation time tau: p''' = -p'' / tau + noise of density 2 variance / tau.
 
-    For long tau it is constant_acceleration with that density, for short tau constant_velocity with 2 variance tau.
+    For large tau it tends to constant_acceleration with that density, for small tau to constant_velocity with density
+    2 variance tau.   [singer70]
     """
     numbers: Numbers = {
         "dt": dt,
@@ -110,7 +110,7 @@ def singer(
     }
     step, (tau, variance, r) = _numbers("singer", dimensions, numbers, dtype, device)
     A, C = _shift(3, r) - _corner(3, 1 / tau), _corner(3, 2 * variance / tau)
-    return _assembled(*_looked_at(A, C, step), dimensions, r, continuous=step is None)
+    return _in_each_dimension(*_discretized(A, C, step), dimensions, r, continuous=step is None)
 
 
 @without_autocast
@@ -124,9 +124,10 @@ def coordinated_turn(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
-    """Velocities that turn at a known rate in radians, from the first dimension to the second, and diffuse.
+    """Coordinated turn at a known rate, in radians per unit of time, from the first axis towards the second.
 
-    A third dimension moves with constant velocity. Rate 0 is constant_velocity.
+    Velocities also have noise of the given spectral density. A third axis moves with constant velocity. Rate 0 is
+    constant_velocity.
     """
     numbers: Numbers = {
         "dt": dt,
@@ -136,64 +137,64 @@ def coordinated_turn(
     }
     step, (omega, q, r) = _numbers("coordinated_turn", dimensions, numbers, dtype, device)
     if dimensions < 2:
-        remedy = "Nothing turns on a line; use constant_velocity."
+        remedy = "Use constant_velocity in one dimension."
         raise InputValueError("coordinated_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     eye = torch.eye(dimensions, dtype=r.dtype, device=r.device)
     turn = torch.zeros(2 * dimensions, 2 * dimensions, dtype=r.dtype, device=r.device)
     turn[1, 3], turn[3, 1] = -1, 1  # x'' = -omega y', y'' = omega x'
     A = torch.kron(eye, _shift(2, r)) + omega * turn
-    F, Q = _looked_at(A, torch.kron(eye, _corner(2, q)), step)
+    F, Q = _discretized(A, torch.kron(eye, _corner(2, q)), step)
     return KalmanModel(F, Q, torch.kron(eye, _first(2, r)), r * eye, continuous=step is None)
 
 
-def _chain(
+def _integrators(
     call: str,
-    own: int,
+    order: int,
     dimensions: int,
     derivatives: int,
     numbers: Numbers,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> KalmanModel:
-    """Integrators in a row, noise in the last of them; what the state has beyond is 0."""
+    """A chain of `order` integrators driven by noise, for each axis; further derivatives are 0."""
     step, (q, r) = _numbers(call, dimensions, numbers, dtype, device)
-    if derivatives < own:
-        condition, remedy = f"derivatives must be at least {own}", "They count the position as the first."
+    if derivatives < order:
+        condition, remedy = f"derivatives must be at least {order}", "Count the position as the first."
         raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
-    if derivatives > own and step is None:
-        condition, remedy = f"derivatives must be {own} without dt", "SwitchingModel.of has components= for the rest."
+    if derivatives > order and step is None:
+        condition, remedy = f"derivatives must be {order} without dt", "Use components= of SwitchingModel.of instead."
         raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
-    F, Q = _looked_at(_shift(own, r), _corner(own, q), step)
-    lacking = derivatives - own
+    F, Q = _discretized(_shift(order, r), _corner(order, q), step)
+    lacking = derivatives - order
     pad = (0, lacking, 0, lacking)
     F, Q = torch.nn.functional.pad(F, pad), torch.nn.functional.pad(Q, pad)
-    return _assembled(F, Q, dimensions, r, continuous=step is None)
+    return _in_each_dimension(F, Q, dimensions, r, continuous=step is None)
 
 
-def _looked_at(A: Tensor, C: Tensor, step: Tensor | None) -> tuple[Tensor, Tensor]:
-    """F and Q of a step, or drift and density as they are."""
+def _discretized(A: Tensor, C: Tensor, step: Tensor | None) -> tuple[Tensor, Tensor]:
+    """F and Q of a step, or drift and density unchanged without one."""
     return (A, C) if step is None else discretize(A, C, step)
 
 
-def _assembled(F: Tensor, Q: Tensor, dimensions: int, variance: Tensor, *, continuous: bool) -> KalmanModel:
-    """The same motion in each dimension."""
+def _in_each_dimension(F: Tensor, Q: Tensor, dimensions: int, variance: Tensor, *, continuous: bool) -> KalmanModel:
+    """Block-diagonal model with the same motion along each axis."""
     eye = torch.eye(dimensions, dtype=F.dtype, device=F.device)
     H = torch.kron(eye, _first(F.shape[-1], F))
     return KalmanModel(torch.kron(eye, F), torch.kron(eye, Q), H, variance * eye, continuous=continuous)
 
 
 def _shift(derivatives: int, like: Tensor) -> Tensor:
-    """Each derivative drives the one before it."""
+    """Shift matrix: each derivative drives the one before it."""
     return torch.diag(torch.ones(derivatives - 1, dtype=like.dtype, device=like.device), 1)
 
 
 def _corner(derivatives: int, value: Tensor) -> Tensor:
-    """A number in the last place of the diagonal."""
+    """Matrix of zeros with `value` in the last diagonal entry."""
     return torch.nn.functional.pad(value.reshape(1, 1), (derivatives - 1, 0, derivatives - 1, 0))
 
 
 def _first(derivatives: int, like: Tensor) -> Tensor:
-    """The row that sees the position."""
+    """Row of H that observes the position."""
     return torch.eye(1, derivatives, dtype=like.dtype, device=like.device)
 
 
@@ -204,23 +205,21 @@ def _numbers(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """dt, and the rest, as tensors of one dtype, those given as tensors deciding which; but a rate none is negative."""
+    """Validate the parameters and return dt and the others as tensors of one dtype."""
     if not 1 <= dimensions <= 3:
         raise InputValueError(
-            call, "dimensions", f"dimensions must be 1, 2 or 3, got {dimensions}", "Space has no more."
+            call, "dimensions", f"dimensions must be 1, 2 or 3, got {dimensions}", "Pass the number of spatial axes."
         )
     tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
         if t.ndim > (name == "dt"):
-            condition = f"{name} must be a number" + (" or one for each step" if name == "dt" else "")
-            raise InputValueError(
-                call, name, f"{condition}, got shape {tuple(t.shape)}", "Dimensions share what they are."
-            )
+            condition = f"{name} must be a scalar" + (" or one number for each step" if name == "dt" else "")
+            raise InputValueError(call, name, f"{condition}, got shape {tuple(t.shape)}", "Use one value for all axes.")
         strictly = name in ("dt", "correlation_time")
         if name == "rate" or not has_values(t):
             continue
         if not bool(((t > 0) if strictly else (t >= 0)).all()):
             condition = f"{name} must be {'positive' if strictly else 'nonnegative'}"
-            fact = f"a smallest one of {float(t.min()):.3g}"
-            raise InputValueError(call, name, f"{condition}, got {fact}", "Times and variances are.")
+            fact = f"{float(t.min()):.3g}"
+            raise InputValueError(call, name, f"{condition}, got {fact}", "Check its sign.")
     return tensors.pop("dt", None), list(tensors.values())

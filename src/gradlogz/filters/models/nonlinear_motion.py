@@ -1,11 +1,11 @@
-"""Motion and sensors that are not linear: turns of unknown rate, ranges and bearings, angles that wrap.
+"""Nonlinear motion and sensors: turns of unknown rate, range and bearing, angle differences.
 
     a turn of rate w, in the plane:   x' and y' turn by w dt,   x += (sin(w dt) x' - (1 - cos(w dt)) y') / w,   ...
     range and bearing:                |p - origin|,   atan2(y - origin_y, x - origin_x)
-    elevation, in space:              atan2(z - origin_z, what the range is in the plane)
-    a drift:                          dx = f(x) dt, followed for a time dt
+    elevation, in space:              atan2(z - origin_z, range in the plane)
+    flow of a drift:                  dx = f(x) dt, integrated over a time dt
 
-Read next: nonlinear_model.py (the filters' side of it).
+Read next: nonlinear_model.py (NonlinearModel).
 """
 
 import math
@@ -31,12 +31,12 @@ def unknown_turn(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> NonlinearMode:
-    """Velocities that turn in the plane at a rate that is part of the state: x, x', y, y', w. Positions are observed.
+    """Turn in the plane with the rate w as a state component: x, x', y, y', w. Positions are observed.
 
-    The turn is exact for the w of its beginning; velocities diffuse as those of constant_velocity do, and w with
-    rate_density. A third dimension, before w, moves with constant velocity. With w = 0 for certain it is
-    constant_velocity. Without dt it is of continuous time (NonlinearModel with a Generator), and what diffuses turns
-    too.
+    Each step turns exactly by the rate at its start. Velocities have the noise of constant_velocity, and w diffuses
+    with rate_density. A third axis, placed before w, moves with constant velocity. If w is known to be 0, the model is
+    constant_velocity. Without dt the mode is continuous (NonlinearModel with a Generator), and the noise of the
+    velocity turns too.
 
     >>> import torch
     >>> mode = unknown_turn(2, dt=1.0, spectral_density=0.1, rate_density=0.01, observation_variance=1.0)
@@ -45,7 +45,7 @@ def unknown_turn(
     True
     """
     if dimensions not in (2, 3):
-        remedy = "Nothing turns on a line; use constant_velocity."
+        remedy = "Use constant_velocity in one dimension."
         raise InputValueError("unknown_turn", "dimensions", f"dimensions must be 2 or 3, got {dimensions}", remedy)
     numbers = {
         "dt": dt,
@@ -57,8 +57,8 @@ def unknown_turn(
     for name, t in tensors.items():
         if t.ndim > 0 or (has_values(t) and not bool(t >= 0)):
             fact = f"shape {tuple(t.shape)}" if t.ndim else f"{float(t):.3g}"
-            remedy = "Without dt it is of continuous time, and filters are told times."
-            raise InputValueError("unknown_turn", name, f"{name} must be a number, not negative, got {fact}", remedy)
+            remedy = "Pass one number; drop dt for continuous time."
+            raise InputValueError("unknown_turn", name, f"{name} must be a nonnegative number, got {fact}", remedy)
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
     dtype, device = r.dtype, r.device
@@ -78,10 +78,10 @@ def unknown_turn(
 
 
 def follow_drift(drift: Function, *, steps: int = 4) -> Function:
-    """The flow of dx = drift(x) dt: where a state is a time dt later, by Runge and Kutta's rule in so many steps.
+    """Flow of dx = drift(x) dt over a time dt, by the classical Runge-Kutta method with the given number of steps.
 
-    Drifts may have inputs, which are held. The error of a linear drift A is (|A| dt)^5 / (120 steps^4), and falls with
-    the fourth power of steps for others too. Cost: 4 steps evaluations of the drift.
+    Inputs of the drift are held constant. For a linear drift A the error is (|A| dt)^5 / (120 steps^4); in general it
+    falls with the fourth power of `steps`. Cost: 4 evaluations of the drift for each step.
 
     >>> import torch
     >>> flow = follow_drift(lambda x: torch.stack((x[1], -torch.sin(x[0]))), steps=16)  # a pendulum
@@ -91,7 +91,7 @@ def follow_drift(drift: Function, *, steps: int = 4) -> Function:
     True
     """
     if steps < 1:
-        remedy = "Errors fall with the fourth power of their number."
+        remedy = "Use more steps for smaller errors."
         raise InputValueError("follow_drift", "steps", f"steps must be at least 1, got {steps}", remedy)
 
     def flow(x: Tensor, dt: Tensor, *u: Tensor) -> Tensor:
@@ -108,9 +108,9 @@ def follow_drift(drift: Function, *, steps: int = 4) -> Function:
 
 
 def turned(state: Tensor, dt: Tensor) -> Tensor:
-    """x, x', y, y', w a time dt later, on the arc of a circle; what stands between y' and w is z, z', on a line.
+    """Move x, x', y, y', w along a circular arc for a time dt; components between y' and w are z, z' on a line.
 
-    Written so that it has all derivatives at w = 0: sin(z) / z is a series there.
+    All derivatives exist at w = 0, where sin(z) / z is computed by its series.
     """
     x, vx, y, vy = state[..., :4].unbind(-1)
     w, line = state[..., -1], state[..., 4:-1]
@@ -126,45 +126,45 @@ def turned(state: Tensor, dt: Tensor) -> Tensor:
 
 
 def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float] = (0.0, 0.0)) -> Function:
-    """How far away and in which direction a sensor sees two components of the state: sqrt(x² + y²), atan2(y, x).
+    """Range and bearing of two state components from a sensor: sqrt(x² + y²), atan2(y, x).
 
-    Bearings are angles: filters need residual=wrap_angles(1) beside them.
+    Use with residual=wrap_angles(1), because the bearing is an angle.
 
     >>> import torch
     >>> range_bearing()(torch.tensor([3.0, 0.0, 4.0, 0.0]))
     tensor([5.0000, 0.9273])
     """
 
-    def seen(state: Tensor, *_: Tensor) -> Tensor:
+    def observe(state: Tensor, *_: Tensor) -> Tensor:
         x, y = state[first] - origin[0], state[second] - origin[1]
         return torch.stack((torch.hypot(x, y), torch.atan2(y, x)), -1)
 
-    return seen
+    return observe
 
 
 def range_bearing_elevation(
     first: int = 0, second: int = 2, third: int = 4, *, origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
 ) -> Function:
-    """What a radar sees of three components of the state: sqrt(x² + y² + z²), atan2(y, x), atan2(z, sqrt(x² + y²)).
+    """Range, bearing and elevation of three state components: |p|, atan2(y, x), atan2(z, sqrt(x² + y²)).
 
-    The first angle goes round, from x towards y; the second is above the plane of x and y, in [-pi/2, pi/2]. Filters
-    need residual=wrap_angles(1, 2) beside them. Straight above the sensor there is no tangent of the bearing.
+    The bearing is measured from x towards y; the elevation above the xy plane lies in [-pi/2, pi/2]. Use with
+    residual=wrap_angles(1, 2). The bearing has no derivative directly above the sensor.
 
     >>> import torch
     >>> range_bearing_elevation()(torch.tensor([3.0, 0.0, 4.0, 0.0, 5.0, 0.0]))
     tensor([7.0711, 0.9273, 0.7854])
     """
 
-    def seen(state: Tensor, *_: Tensor) -> Tensor:
+    def observe(state: Tensor, *_: Tensor) -> Tensor:
         x, y, z = (state[c] - o for c, o in zip((first, second, third), origin, strict=True))
         flat = torch.hypot(x, y)
         return torch.stack((torch.hypot(flat, z), torch.atan2(y, x), torch.atan2(z, flat)), -1)
 
-    return seen
+    return observe
 
 
 def wrap_angles(*components: int) -> Residual:
-    """The difference of two observations of which some components are angles in radians: these in [-pi, pi).
+    """Difference of two observations with the given components as angles in radians, reduced to [-pi, pi).
 
     >>> import torch
     >>> wrap_angles(1)(torch.tensor([5.0, 3.1]), torch.tensor([4.0, -3.1]))  # a small angle, not a full turn
@@ -182,7 +182,7 @@ def wrap_angles(*components: int) -> Residual:
 
 
 def _sinc(z: Tensor) -> Tensor:
-    """sin(z) / z."""
+    """sin(z) / z, with all derivatives at 0."""
     near = z.abs() < 0.1
     small = torch.where(near, z, 0.0) ** 2
     series = 1 - small / 6 * (1 - small / 20 * (1 - small / 42 * (1 - small / 72)))

@@ -1,20 +1,20 @@
-"""Linear systems that switch between modes.
+"""Switching linear systems.
 
-    P(s_t = j | s_{t-1} = i)     = transition_ij                        a Markov chain of k modes
-    p(x_t | x_{t-1}, s_t = j)    = N(F_j x_{t-1} + b_j + B_j u_t, Q_j)  the state
-    p(y_t | x_t, s_t = j)        = N(H_j x_t + d_j + D_j u_t, R_j)      what is observed of it              [theory 7]
+    P(s_t = j | s_{t-1} = i)     = transition_ij                        mode: a Markov chain with k states
+    p(x_t | x_{t-1}, s_t = j)    = N(F_j x_{t-1} + b_j + B_j u_t, Q_j)  state
+    p(y_t | x_t, s_t = j)        = N(H_j x_t + d_j + D_j u_t, R_j)      observation                         [theory 7]
 
-Rows of the transition matrix sum to one: row i says where mode i goes. One mode is the Kalman model. In continuous
-time the same letters are a drift and a density, and modes switch by a generator; what lies between two observations is
-moved by the mode of the second:
+Row i of the transition matrix holds the probabilities of the next mode after mode i. One mode is the Kalman model. In
+continuous time F is the drift, Q the spectral density, and modes switch by a generator; the mode of the later of two
+observations governs the interval between them:
 
     dx = (F_j x + b_j + B_j u) dt + dW_j,   W_j of spectral density Q_j;   P(dt) = exp(rate dt)      Generator(rate)
 
-Modes need not have the whole state: mode j has the components E_j^T x, E_j a few columns of the identity. Its matrices
-are kept in the size of the whole, E_j F_j E_j^T, so that modes stay stacked.
+A mode may have only some components of the state, E_j^T x, where E_j are columns of the identity. Its matrices are
+stored in full size, E_j F_j E_j^T, so that modes can be stacked.
 
-Read next: discretization.py (the step of a given length), linear_motion.py (the usual models of motion),
-nonlinear_model.py, ../gaussian/switching.py (the filters).
+Read next: discretization.py (continuous time), linear_motion.py (motion models), nonlinear_model.py,
+../gaussian/switching.py (the filters).
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from ..kalman import LinearizedObservation, Motion, Updated, expect, predict, up
 from ..moment_matching import GaussianMoments
 from .discretization import discretize, discretize_chain
 
-# The dimensions of one step of each field; what stands before them is time, and targets before time.
+# Dimensions of one step of each field; time and then targets may precede them.
 ENDS = {
     "transition": "kk",
     "rate": "kk",
@@ -62,7 +62,7 @@ ENDS = {
 class Generator:
     """Generator of the modes in continuous time: mode i switches to mode j at rate_ij, and rows sum to zero.
 
-    It stands where a model of steps has its transition matrix; P(dt) = exp(rate dt).
+    Pass it to a model in place of the transition matrix; P(dt) = exp(rate dt).
 
     >>> import torch
     >>> Generator(torch.tensor([[-0.1, 0.1], [0.2, -0.2]])).rate.shape
@@ -76,9 +76,9 @@ class Generator:
 
 
 class KalmanModel(NamedTuple):
-    """A linear system of one mode: x' = F x + b + B u + N(0, Q), y = H x + d + D u + N(0, R).
+    """One linear mode: x' = F x + b + B u + N(0, Q), y = H x + d + D u + N(0, R).
 
-    Fields may begin with a time dimension. If it is continuous, dx = (F x + b + B u) dt + dW with W of density Q.
+    Fields may start with a time dimension. If `continuous`, dx = (F x + b + B u) dt + dW, W of spectral density Q.
     """
 
     F: Float[Tensor, "*#t s s"]
@@ -93,7 +93,7 @@ class KalmanModel(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The fields of a model without inputs, of all steps or of one; `has` where modes fill what others lack."""
+    """Fields of a model with inputs absorbed into b and d, for all steps or one; `has` is set if `fill` is "modes"."""
 
     transition: Float[Tensor, "*#t k k"]
     F: Float[Tensor, "*#t k s s"]
@@ -105,19 +105,19 @@ class Parameters(NamedTuple):
     has: Bool[Tensor, "k s"] | None = None
 
     def each(self, steps: int) -> "Iterator[Parameters]":
-        """Those of every step, without time."""
+        """Yield the parameters of every step, without time."""
         return (self._replace(**now) for now in each_step(self._asdict(), steps))
 
     def by_history(self) -> "Parameters":
-        """Those of one step for states [*b, h, k, s]: every history by every mode."""
+        """Parameters of one step for states [*b, h, k, s]: every history by every mode."""
         F, Q, H, R = (t.unsqueeze(-4) for t in (self.F, self.Q, self.H, self.R))
         b, d = (None if t is None else t.unsqueeze(-3) for t in (self.b, self.d))
         return Parameters(self.transition, F, Q, H, R, b, d, self.has)
 
-    # What a filter asks of one step, mode by mode --------------------------------------------------------------------
+    # Operations of a filter, mode by mode ----------------------------------------------------------------------------
 
     def predict(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
-        """The law of the state one step on."""
+        """Predicted moments of the next state."""
         return predict(mean, covariance, F=self.F, Q=self.Q, b=self.b)
 
     def update(
@@ -125,23 +125,23 @@ class Parameters(NamedTuple):
         mean: Float[Tensor, "*#b k s"],
         covariance: Float[Tensor, "*#b k s s"],
         observation: Float[Tensor, "*#b #k o"],
-        seen: Bool[Tensor, "*#b #k o"] | None,
+        observed: Bool[Tensor, "*#b #k o"] | None,
     ) -> Updated:
-        """The law of the state given an observation, and how likely that was."""
-        return update(mean, covariance, observation, H=self.H, R=self.R, d=self.d, seen=seen)
+        """Condition the state on an observation; also returns its log likelihood."""
+        return update(mean, covariance, observation, H=self.H, R=self.R, d=self.d, observed=observed)
 
     def expect(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> GaussianMoments:
-        """The law of what will be observed."""
+        """Predicted moments of the observation."""
         return expect(mean, covariance, H=self.H, R=self.R, d=self.d)
 
     def difference(self, left: Float[Tensor, "*#b o"], right: Float[Tensor, "*#b o"]) -> Float[Tensor, "*#b o"]:
-        """What lies between two observations."""
+        """Difference of two observations."""
         return left - right
 
-    # What a smoother asks of one step --------------------------------------------------------------------------------
+    # Operations of a smoother ----------------------------------------------------------------------------------------
 
     def linearize_move(self, mean: Float[Tensor, "*#b k s"], covariance: Float[Tensor, "*#b k s s"]) -> Motion:
-        """The law of the state one step on, with F and Q."""
+        """Predicted moments of the next state, with F and Q."""
         return Motion(self.predict(mean, covariance), self.F, self.Q)
 
     def linearize_observe(
@@ -150,32 +150,32 @@ class Parameters(NamedTuple):
         covariance: Float[Tensor, "*#b k s s"],
         observation: Float[Tensor, "*#b #k o"],
     ) -> LinearizedObservation:
-        """What an observation differs by from what was expected of it, with H and R."""
+        """Innovation, with H and R."""
         v = observation - (self.H @ mean.unsqueeze(-1)).squeeze(-1)
         return LinearizedObservation(v if self.d is None else v - self.d, self.H, self.R)
 
 
 @record
 class SwitchingModel:
-    """k linear systems of one state, and the chain that says which of them moves it.
+    """Switching linear system with k modes of one state.
 
         P(s_t = j | s_{t-1} = i)    = transition_ij
         p(x_t | x_{t-1}, s_t = j)   = N(F_j x_{t-1} + b_j + B_j u_t, Q_j)
         p(y_t | x_t, s_t = j)       = N(H_j x_t + d_j + D_j u_t, R_j)
 
-    Every field is stacked over modes, [k, ...]; [t, k, ...] changes from step to step, and [*b, t, k, ...] from target
-    to target too (sizes of 1 are shared). Covariances may be singular as long as what is observed has a density.
-    `validate=False` skips the checks of values, never those of shapes.
+    Fields are stacked over modes: [k, ...], or [t, k, ...] if they vary with time, or [*b, t, k, ...] if they also
+    differ between targets (dimensions of size 1 broadcast). Covariances may be singular as long as H P H^T + R is
+    positive definite. `validate=False` skips checks of values, not of shapes.
 
-    With a `Generator` in place of the transition matrix time is continuous: F, b and B are of the drift, Q is the
-    spectral density of the noise, and the series has the times of observations.
+    With a `Generator` in place of the transition matrix time is continuous: F, b and B define the drift, Q is the
+    spectral density of the noise, and the series has `times`.
 
-        dx = (F_j x + b_j + B_j u) dt + dW_j,   P(dt) = exp(rate dt),   j the mode of the observation that comes next
+        dx = (F_j x + b_j + B_j u) dt + dW_j,   P(dt) = exp(rate dt),   j the mode of the next observation
 
-    With `components`, mode j has only some components of the state; what its matrices say of others is not looked at.
-    It keeps them at 0. Where a mode that lacks a component is followed by one that has it, `fill="modes"` takes mean
-    and covariance of it from the modes that have it, where one has it as in [yuan12], and `fill="zero"` leaves the 0
-    (`fill` in ../moment_matching.py has the formula).
+    With `components`, mode j has only some components of the state; its other matrix entries are ignored and its other
+    components are 0. When a mode gains a component that the previous mode lacked, `fill="modes"` takes mean and
+    covariance from the modes that have it, as in [yuan12] if there is only one (formula: `fill` in
+    ../moment_matching.py), and `fill="zero"` keeps 0.
 
     >>> import torch
     >>> model = SwitchingModel.of(
@@ -221,12 +221,14 @@ class SwitchingModel:
         fill: Literal["modes", "zero"] = "modes",
         validate: bool = True,
     ) -> "SwitchingModel":
-        """Models of one state, one for each mode, assembled in this order.
+        """Assemble a model from its modes, in this order.
 
         Args:
-            transition: a transition matrix for models of steps, a Generator for models of continuous time.
-            components: which components of the whole state each model has, in its order; None if each has all.
-            fill: where a component comes from that the mode before did not have.
+            models: the modes.
+            transition: transition matrix for discrete-time modes, Generator for continuous-time modes.
+            components: indices of the full state that each mode has, in its order; None if each has all.
+            fill: source of a component that the previous mode lacked: the other modes, or zero.
+            validate: whether values are checked.
 
         >>> import torch
         >>> noise = {"dt": 1.0, "spectral_density": 0.1, "observation_variance": 1.0}
@@ -243,23 +245,24 @@ class SwitchingModel:
         if len(models) == 0 or not all(isinstance(m, KalmanModel) for m in models):
             fact = f"{len(models)} of types {sorted({type(m).__name__ for m in models})}"
             remedy = "Pass a list such as [constant_velocity(...), coordinated_turn(...)]."
-            raise InputTypeError(call, "models", f"models must be one KalmanModel or more, got {fact}", remedy)
+            raise InputTypeError(call, "models", f"models must be a list of KalmanModel, got {fact}", remedy)
         continuous = isinstance(transition, Generator)
         if {m.continuous for m in models} != {continuous}:
-            fact = f"{sum(m.continuous for m in models)} of {len(models)} that are continuous"
-            condition = f"models must be {'continuous with a Generator' if continuous else 'of steps with a matrix'}"
-            remedy = "constant_velocity and its like are of steps with dt=, and continuous without it."
-            raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
-        own = tuple(tuple(c) for c in components) if components is not None else None
-        lifts = lifted(call, [(m.F, m.H.shape[-2]) for m in models], own)
+            dynamics = "a Generator" if continuous else "a transition matrix"
+            needs = "continuous" if continuous else "discrete"
+            fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
+            remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
+            raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
+        index_sets = tuple(tuple(c) for c in components) if components is not None else None
+        lifts = embeddings(call, [(m.F, m.H.shape[-2]) for m in models], index_sets)
         if lifts is not None:
-            models = [_lifted(m, E) for m, E in zip(models, lifts, strict=True)]
+            models = [_embed(m, E) for m, E in zip(models, lifts, strict=True)]
         stacked: dict[str, Any] = {
             name: stack_modes([getattr(m, name) for m in models], len(ENDS[name]) - 1)
             for name in KalmanModel._fields
             if name in ENDS
         }
-        return cls(transition=transition, components=own, fill=fill, validate=validate, **stacked)
+        return cls(transition=transition, components=index_sets, fill=fill, validate=validate, **stacked)
 
     @property
     def modes(self) -> int:
@@ -268,7 +271,7 @@ class SwitchingModel:
 
     @property
     def continuous(self) -> bool:
-        """Whether time is continuous."""
+        """True if time is continuous."""
         return isinstance(self.transition, Generator)
 
     @property
@@ -289,24 +292,24 @@ class SwitchingModel:
 
     @property
     def has(self) -> Bool[Tensor, "k s"] | None:
-        """Which components of the state each mode has; None if every mode has all."""
-        return belonging(self.components, self.R.device)
+        """Mask [k, s] of the components that each mode has; None if every mode has all."""
+        return component_mask(self.components, self.R.device)
 
     @property
     def steps(self) -> int | None:
-        """t, the number of steps for which a model that changes in time is given; None where it does not change."""
+        """Number of steps t of a time-varying model; None if the model is constant."""
         return steps_of(self.fields())
 
     @without_autocast
     def at(self, dt: Float[Tensor, "*#b t"]) -> "SwitchingModel":
-        """The model of steps of given lengths, of a model of continuous time; inputs are held during a step.
+        """Discretise a continuous-time model for steps of length dt; inputs are held during a step.
 
-        Offsets and inputs enter as components that stay: exp([[A, b], [0, 0]] dt) = [[F, ∫ exp(A u) du b], [0, 1]].
+        Offsets and inputs enter as constant components: exp([[A, b], [0, 0]] dt) = [[F, ∫ exp(A u) du b], [0, 1]].
         """
         if not isinstance(self.transition, Generator):
-            condition, fact = "the model must be one of continuous time", "one with a transition matrix"
-            remedy = "Build it with Generator(rate) in its place, and models without dt."
-            raise InputValueError("SwitchingModel.at", "model", f"{condition}, got {fact}", remedy)
+            problem = "the model must be continuous in time, but it has a transition matrix"
+            remedy = "Build it with Generator(rate) and modes without dt."
+            raise InputValueError("SwitchingModel.at", "model", problem, remedy)
         s, A = self.state_size, self.F
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
@@ -326,27 +329,28 @@ class SwitchingModel:
         )
 
     def still_first(self, steps: int) -> "SwitchingModel":
-        """The model of so many steps whose first moves nothing: for a prior at the time of the first observation.
+        """Model with the given number of steps whose first step leaves state and mode unchanged.
 
-        Filters here begin before the first transition; other packages often begin after it.
+        Use it if the prior is at the time of the first observation. The filters here assume a prior before the first
+        transition.
         """
         if self.continuous:
-            condition, fact = "the model must be one of steps", "one of continuous time"
-            remedy = "Pass times - times[..., :1]: the first step lasts 0."
-            raise InputValueError("SwitchingModel.still_first", "model", f"{condition}, got {fact}", remedy)
+            problem = "the model must be discrete in time, but it has a Generator"
+            remedy = "Pass times - times[..., :1], so that the first step has length 0."
+            raise InputValueError("SwitchingModel.still_first", "model", problem, remedy)
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
         return dataclasses.replace(self, **fields)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "Parameters":
-        """What a filter needs of the model; inputs become offsets that change in time."""
-        assert isinstance(self.transition, Tensor)  # filters discretise before they ask
+        """Tensors that the steps of a filter need; inputs become time-varying offsets."""
+        assert isinstance(self.transition, Tensor)  # filters discretise first
         offsets = []
-        for own, matrix in ((self.b, self.B), (self.d, self.D)):
+        for offset, matrix in ((self.b, self.B), (self.d, self.D)):
             if matrix is None or inputs is None:
-                offsets.append(own)
+                offsets.append(offset)
             else:
                 driven = (matrix @ inputs[..., None, :, None]).squeeze(-1)  # [k, s, u] times [*b, t, 1, u, 1]
-                offsets.append(driven if own is None else driven + own)
+                offsets.append(driven if offset is None else driven + offset)
         b, d = offsets
         F, Q, H, has = self.F, self.Q, self.H, self.has
         if has is not None:
@@ -355,59 +359,59 @@ class SwitchingModel:
         return Parameters(self.transition, F, Q, H, self.R, b, d, has if self.fill == "modes" else None)
 
     def narrow(self, time: int) -> "SwitchingModel":
-        """The model of one step, its time dimension kept with size 1."""
+        """Model of one step, with a time dimension of size 1."""
         if self.steps in (None, 1):
             return self
         return dataclasses.replace(self, **narrowed(self.fields(), time), validate=False)
 
     def fields(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name; `rate` is that of a Generator."""
+        """Tensor fields by name; `rate` is that of a Generator."""
         return tensors_of(self, ("F", "Q", "H", "R", "b", "d", "B", "D"))
 
 
-# What models of any kind have in common -------------------------------------------------------------------------------
+# Shared by linear and nonlinear models --------------------------------------------------------------------------------
 
 
 def check_fields(call: str, fields: dict[str, Tensor]) -> None:
-    """Fields are stacked over modes and agree in their sizes."""
+    """Check that fields are stacked over modes and agree in their sizes."""
     sizes: dict[str, int] = {}
     for name, t in fields.items():
         ending = ENDS[name]
-        found = t.shape[t.ndim - len(ending) :] if t.ndim >= len(ending) else ()
-        for letter, size in zip(ending, found, strict=False):
+        dimensions = t.shape[t.ndim - len(ending) :] if t.ndim >= len(ending) else ()
+        for letter, size in zip(ending, dimensions, strict=False):
             sizes.setdefault(letter, size)
-        if tuple(found) != tuple(sizes.get(letter, 0) for letter in ending) or 0 in found:
+        if tuple(dimensions) != tuple(sizes.get(letter, 0) for letter in ending) or 0 in dimensions:
             wanted = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in ending)
-            condition = f"{name} must be [*b, t, {wanted}] or without what comes before the modes"
-            remedy = "Stack over modes: k first, then what each mode has."
+            condition = f"{name} must be [{wanted}], [t, {wanted}] or [*b, t, {wanted}]"
+            remedy = "Stack the modes in dimension k."
             raise InputValueError(call, name, f"{condition}, got shape {shape_of(t)}", remedy)
     lengths = {t.shape[-len(ENDS[name]) - 1] for name, t in fields.items() if t.ndim > len(ENDS[name])} - {1}
     if len(lengths) > 1:
-        condition, fact = "fields that change in time must share one number of steps", f"{sorted(lengths)}"
-        raise InputValueError(call, "fields", f"{condition}, got {fact}", "Expand or cut one of them.")
+        condition, fact = "time-varying fields must have the same number of steps", f"{sorted(lengths)}"
+        raise InputValueError(call, "fields", f"{condition}, got {fact}", "Expand or shorten one of them.")
 
 
 def each_step(fields: dict[str, Tensor | None], steps: int) -> Iterator[dict[str, Any]]:
-    """Fields of every step, without time."""
+    """Yield the fields of every step, without time."""
     apart: list[Any] = []
     for name, t in fields.items():
         ending = len(ENDS[name])
         if t is None or t.ndim == ending:
             apart.append(itertools.repeat(t, steps))
         else:
-            own = t.shape[t.ndim - ending :]
-            apart.append(t.expand(*t.shape[: -ending - 1], steps, *own).unbind(-ending - 1))
+            dimensions = t.shape[t.ndim - ending :]
+            apart.append(t.expand(*t.shape[: -ending - 1], steps, *dimensions).unbind(-ending - 1))
     return (dict(zip(fields, now, strict=True)) for now in zip(*apart, strict=True))
 
 
 def steps_of(fields: dict[str, Tensor]) -> int | None:
-    """The number of steps of fields of which some change in time."""
-    found = [t.shape[-len(ENDS[n]) - 1] for n, t in fields.items() if t.ndim > len(ENDS[n])]
-    return max(found) if found else None
+    """Number of steps of time-varying fields; None if all are constant."""
+    lengths = [t.shape[-len(ENDS[n]) - 1] for n, t in fields.items() if t.ndim > len(ENDS[n])]
+    return max(lengths) if lengths else None
 
 
 def tensors_of(model: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """The fields of a model that are tensors, by name, the transition matrix or the rate of a Generator first."""
+    """Tensor fields of a model by name, starting with the transition matrix or the rate of a Generator."""
     T = model.transition
     fields = {"rate": T.rate} if isinstance(T, Generator) else {"transition": T}
     for name in names:
@@ -417,7 +421,7 @@ def tensors_of(model: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
 
 
 def as_arguments(fields: dict[str, Tensor]) -> dict[str, Any]:
-    """Fields by name as the arguments of their model: a rate is that of a Generator."""
+    """Convert fields by name to arguments of their model; a rate becomes a Generator."""
     arguments: dict[str, Any] = dict(fields)
     if "rate" in arguments:
         arguments["transition"] = Generator(arguments.pop("rate"))
@@ -425,7 +429,7 @@ def as_arguments(fields: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def narrowed(fields: dict[str, Tensor], time: int) -> dict[str, Any]:
-    """One step of fields that may change in time, as a series of one; as arguments of their model."""
+    """Select one step of the fields, with a time dimension of size 1, as arguments of their model."""
     step = {}
     for name, field in fields.items():
         at = -len(ENDS[name]) - 1
@@ -434,7 +438,7 @@ def narrowed(fields: dict[str, Tensor], time: int) -> dict[str, Any]:
 
 
 def still_first(fields: dict[str, Tensor], steps: int, ones: set[str], zeros: set[str]) -> dict[str, Tensor]:
-    """Fields of so many steps, at the first of which some are the identity and some are 0."""
+    """Fields for the given number of steps; at the first one `ones` are the identity and `zeros` are 0."""
     changed = {}
     for name, t in fields.items():
         if name not in ones | zeros:
@@ -447,57 +451,57 @@ def still_first(fields: dict[str, Tensor], steps: int, ones: set[str], zeros: se
 
 
 def stack_modes(parts: list[Tensor | None], ending: int) -> Tensor | None:
-    """One field of several models, modes before what each of them has; None counts as zero beside others."""
-    given = [p for p in parts if p is not None]
-    if not given:
+    """Stack one field of several models over modes; None counts as zero unless all are None."""
+    present = [p for p in parts if p is not None]
+    if not present:
         return None
-    lead = torch.broadcast_shapes(*(p.shape[: p.ndim - ending] for p in given))
-    blank = torch.zeros_like(given[0])
-    whole = [blank if p is None else p for p in parts]
-    return torch.stack([p.expand(*lead, *p.shape[p.ndim - ending :]) for p in whole], -ending - 1)
+    lead = torch.broadcast_shapes(*(p.shape[: p.ndim - ending] for p in present))
+    blank = torch.zeros_like(present[0])
+    filled = [blank if p is None else p for p in parts]
+    return torch.stack([p.expand(*lead, *p.shape[p.ndim - ending :]) for p in filled], -ending - 1)
 
 
-def belonging(components: tuple[tuple[int, ...], ...] | None, device: torch.device) -> Tensor | None:
-    """Which components of the state each mode has, [k, s]; None if every mode has all."""
+def component_mask(components: tuple[tuple[int, ...], ...] | None, device: torch.device) -> Tensor | None:
+    """Mask [k, s] of the components that each mode has; None if every mode has all."""
     if components is None:
         return None
     s = 1 + max(itertools.chain.from_iterable(components))
-    table = torch.tensor([[c in own for c in range(s)] for own in components], device="cpu")
-    return table.to(device, non_blocking=True)  # steps of a filter ask for it, and wait for no device
+    table = torch.tensor([[c in indices for c in range(s)] for indices in components], device="cpu")
+    return table.to(device, non_blocking=True)  # no synchronisation in the steps of a filter
 
 
-def lifted(
+def embeddings(
     call: str, sizes: list[tuple[Tensor, int]], components: tuple[tuple[int, ...], ...] | None
 ) -> list[Tensor] | None:
-    """E_j, the columns of the identity that take the state of mode j to the whole; None if each has the whole.
+    """Matrices E_j, columns of the identity, that embed the state of mode j in the full state; None if all are full.
 
-    Modes are given by a matrix of the size of their state, and the size of what they observe.
+    `sizes` holds for each mode a matrix of its state size and its observation size.
     """
     states = [F.shape[-1] for F, _ in sizes]
     if len({o for _, o in sizes}) > 1:
-        remedy = "Let modes that see less have gaps: NaN where nothing was observed."
+        remedy = "Use the largest observation, with NaN for components that are not observed."
         fact = " and ".join(str(o) for _, o in sizes)
-        raise InputValueError(call, "models", f"models must have observations of one size, got {fact}", remedy)
+        raise InputValueError(call, "models", f"models must have the same observation size, got {fact}", remedy)
     if components is None:
         if len(set(states)) > 1:
             fact = " and ".join(map(str, states))
-            condition = "models must have states of one size, or components"
-            remedy = "Say which components of the whole state each has: components=[(0, 1, 3, 4), range(6)]."
+            condition = "models must have the same state size unless components= is given"
+            remedy = "List the components of the full state that each mode has: components=[(0, 1, 3, 4), range(6)]."
             raise InputValueError(call, "models", f"{condition}, got {fact}", remedy)
         return None
-    if [len(own) for own in components] != states:
-        condition = f"components must be as many as each model has, {states}"
-        fact = f"{[len(own) for own in components]}"
+    if [len(indices) for indices in components] != states:
+        condition = f"components must list as many indices as each model has components, {states}"
+        fact = f"{[len(indices) for indices in components]}"
         raise InputValueError(
-            call, "components", f"{condition}, got {fact}", "Count from 0, in the order of the model."
+            call, "components", f"{condition}, got {fact}", "List indices from 0, in the order of the model."
         )
     s = 1 + max(itertools.chain.from_iterable(components))
     pairs = zip(sizes, components, strict=True)
-    return [torch.eye(s, dtype=F.dtype, device=F.device)[:, list(own)] for (F, _), own in pairs]
+    return [torch.eye(s, dtype=F.dtype, device=F.device)[:, list(indices)] for (F, _), indices in pairs]
 
 
-def _lifted(model: KalmanModel, E: Tensor) -> KalmanModel:
-    """A model of some components as one of the whole state, which moves nothing else."""
+def _embed(model: KalmanModel, E: Tensor) -> KalmanModel:
+    """Embed a mode of some components in the full state; the other components become 0."""
     F, Q, H, _, b, _, B, _, _ = model  # Shorthand
     return model._replace(
         F=E @ F @ E.mT,
@@ -511,22 +515,22 @@ def _lifted(model: KalmanModel, E: Tensor) -> KalmanModel:
 def check_components(
     call: str, components: tuple[tuple[int, ...], ...] | None, fill: str, modes: int, state_size: int
 ) -> None:
-    """Every mode has some components of the state, each once, and every component belongs to a mode."""
+    """Check that every mode has distinct components and that every component belongs to a mode."""
     if fill not in ("modes", "zero"):
-        remedy = "What a mode lacked before comes from the modes that have it, or is 0."
+        remedy = "Use modes to fill in missing components from the other modes, zero to keep 0."
         raise InputValueError(call, "fill", f'fill must be "modes" or "zero", got {fill!r}', remedy)
     if components is None:
         return
     all_of_them = set(itertools.chain.from_iterable(components))
-    once = all(len(set(own)) == len(own) > 0 for own in components)
+    once = all(len(set(indices)) == len(indices) > 0 for indices in components)
     if len(components) != modes or not once or all_of_them != set(range(state_size)):
-        condition = f"components must name some of 0 ... {state_size - 1} for each of {modes} modes, and leave out none"
-        remedy = "Each mode names a component once; one that no mode has can be left out of the state."
+        condition = f"components must list indices from 0 to {state_size - 1} for each of {modes} modes, and use all"
+        remedy = "List each index once for each mode, and drop components that no mode has."
         raise InputValueError(call, "components", f"{condition}, got {components}", remedy)
 
 
 def check_transition(call: str, transition: Tensor | Generator) -> None:
-    """Rows are probabilities, or rates that sum to zero."""
+    """Check that rows are probabilities, or for a Generator rates that sum to zero."""
     continuous = isinstance(transition, Generator)
     matrix = transition.rate if isinstance(transition, Generator) else transition
     if not has_values(matrix):
@@ -536,17 +540,15 @@ def check_transition(call: str, transition: Tensor | Generator) -> None:
     if not continuous:
         worst, least = float((matrix.sum(-1) - 1).abs().max()), float(matrix.min())
         if least < 0 or worst > tolerance:
-            fact = f"a smallest entry of {least:.3g} and sums that miss one by {worst:.3g}"
-            remedy = (
-                "Row i says where mode i goes: pass transition.mT if columns sum to one, or divide rows by their sums."
-            )
+            fact = f"the smallest entry is {least:.3g} and row sums differ from one by up to {worst:.3g}"
+            remedy = "Pass transition.mT if columns sum to one, or divide each row by its sum."
             condition = "transition must be nonnegative with rows that sum to one"
-            raise InputValueError(call, "transition", f"{condition}, got {fact}", remedy)
+            raise InputValueError(call, "transition", f"{condition}, but {fact}", remedy)
     else:
         off = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
         worst, least = float(matrix.sum(-1).abs().max()), float(off.min())
         if least < 0 or worst > tolerance * max(1.0, float(off.max())):
-            fact = f"a smallest rate of {least:.3g} and sums that miss zero by {worst:.3g}"
-            remedy = "Put minus the sum of the other rates of its row on the diagonal."
+            fact = f"the smallest rate is {least:.3g} and row sums differ from zero by up to {worst:.3g}"
+            remedy = "Set each diagonal entry to minus the sum of the other rates in its row."
             condition = "rate must be nonnegative off the diagonal with rows that sum to zero"
-            raise InputValueError(call, "rate", f"{condition}, got {fact}", remedy)
+            raise InputValueError(call, "rate", f"{condition}, but {fact}", remedy)

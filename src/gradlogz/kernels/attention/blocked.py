@@ -1,10 +1,10 @@
-"""Attention block after block of queries, in plain torch: any dtype, any device, linear memory.
+"""Attention by blocks of queries in plain torch: any dtype, any device, linear memory.
 
     forward      the statistics of a block of rows, in place on one buffer of logits
     backward     ds = p (dp + c0 + y (c1 + c2 y)),  dp = <grad_output, v>,  y = s - E
                  c0 = gG - <grad_output, output> - gV V,   c1 = 2 gV - gH,   c2 = gV
 
-Read next: derivatives.py, everything beyond the first derivative.
+Read next: derivatives.py, derivatives beyond the first.
 """
 
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ from .dropout import Dropout
 from .reference import Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, visible
 
-# Logits held at once. On a CPU the buffer passes through the cache a few times; on a GPU it has to fill the machine.
+# Logits per block. On a CPU the buffer should stay in the cache; on a GPU it must occupy the device.
 LOGITS_ON_CPU = 1 << 20
 LOGITS_ELSEWHERE = 1 << 26
-# exp of this is 0 in float64 too, and its product with 0 is 0, where that of -inf is not a number.
+# exp(FAR_BELOW) is 0 even in float64, and its product with 0 is 0, while -inf times 0 is NaN.
 FAR_BELOW = -1000.0
-# Rows below which a product reads the keys too often.
+# Fewer rows per block would read the keys too often.
 ROWS = 128
 
 
 def logits_at_once(device: torch.device) -> int:
-    """How many logits a block may have."""
+    """Maximum number of logits in a block."""
     return LOGITS_ON_CPU if device.type == "cpu" else LOGITS_ELSEWHERE
 
 
 class Coefficients(NamedTuple):
-    """What the gradient of a logit needs of its row; c1 and c2 are None where only output and log normaliser count.
+    """Row coefficients of the gradient of a logit; c1 and c2 are None if only output and log normaliser have gradients.
 
     In a row without keys log_normalizer is +inf, so that p = 0 and its gradients vanish.
     """
@@ -45,7 +45,7 @@ class Coefficients(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The cotangents of Statistics; None is zero."""
+    """Cotangents of Statistics; None is zero."""
 
     output: Float[Tensor, "b h m v"] | None
     log_normalizer: Float[Tensor, "b h m"] | None
@@ -54,9 +54,9 @@ class Gradients(NamedTuple):
     max_logit: Float[Tensor, "b h m"] | None
 
 
-def coefficients(found: Statistics, gradients: Gradients, along: Float[Tensor, "b h m"] | None) -> Coefficients:
-    """c0, c1, c2 of every row from the statistics found, their cotangents and along = <grad_output, output>."""
-    G = found.log_normalizer
+def coefficients(result: Statistics, gradients: Gradients, along: Float[Tensor, "b h m"] | None) -> Coefficients:
+    """Coefficients of every row from the statistics, their cotangents and along = <grad_output, output>."""
+    G = result.log_normalizer
     dead = G == -torch.inf
     c0 = torch.zeros_like(G) if along is None else -along
     if gradients.log_normalizer is not None:
@@ -64,8 +64,8 @@ def coefficients(found: Statistics, gradients: Gradients, along: Float[Tensor, "
     c1 = c2 = None
     if gradients.entropy is not None or gradients.logit_variance is not None:
         gH, gV = (torch.zeros_like(G) if g is None else g for g in (gradients.entropy, gradients.logit_variance))
-        c0, c1, c2 = c0 - gV * found.logit_variance, 2 * gV - gH, gV
-    return Coefficients(G.masked_fill(dead, torch.inf), (G - found.entropy).masked_fill(dead, 0.0), c0, c1, c2)
+        c0, c1, c2 = c0 - gV * result.logit_variance, 2 * gV - gH, gV
+    return Coefficients(G.masked_fill(dead, torch.inf), (G - result.entropy).masked_fill(dead, 0.0), c0, c1, c2)
 
 
 def forward(
@@ -76,20 +76,29 @@ def forward(
     scoring: Scoring,
     dropout: Dropout | None = None,
 ) -> Statistics:
-    """The statistics of every row."""
+    """Statistics of every row."""
     b, h, m, _ = query.shape
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(query, pieces)
-    whole = Statistics(query.new_empty(b, h, m, value.shape[-1]), *(query.new_empty(b, h, m) for _ in range(4)))
-    for at in pieces:
-        q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
-        seen = at.visible(near, scoring, query.device)
-        found = _rows(q, k, v, _cut(near.bias, at.block), seen, scoring, at.kept(dropout, query.dtype), room)
-        if len(pieces) == 1:  # decoding: every call of torch counts
-            return found
-        for tensor, part in zip(whole, found, strict=True):
-            at.rows(tensor).copy_(part)
-    return whole
+    buffers = _Buffers(query, pieces)
+    result = Statistics(query.new_empty(b, h, m, value.shape[-1]), *(query.new_empty(b, h, m) for _ in range(4)))
+    for piece in pieces:
+        q, k, v, local_sight = piece.rows(query), piece.keys(key), piece.keys(value), piece.restrict(sight)
+        visible_keys = piece.visible(local_sight, scoring, query.device)
+        rows = _rows(
+            q,
+            k,
+            v,
+            _cut(local_sight.bias, piece.block),
+            visible_keys,
+            scoring,
+            piece.dropout_factors(dropout, query.dtype),
+            buffers,
+        )
+        if len(pieces) == 1:  # decoding: avoid every call of torch that can be avoided
+            return rows
+        for tensor, part in zip(result, rows, strict=True):
+            piece.rows(tensor).copy_(part)
+    return result
 
 
 def backward(
@@ -108,56 +117,63 @@ def backward(
     grad_query, grad_key, grad_value = (torch.zeros_like(t) for t in (query, key, value))
     grad_bias = torch.zeros_like(sight.bias) if needs_bias and sight.bias is not None else None
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(query, pieces)
-    for at in pieces:
-        q, k, v, near = at.rows(query), at.keys(key), at.keys(value), at.near(sight)
-        seen, heads = at.visible(near, scoring, query.device), k.shape[1]
-        s, slope = _logits(q, k, _cut(near.bias, at.block), seen, scoring, room)
-        go, kept = at.rows(grad_output), at.kept(dropout, query.dtype)
+    buffers = _Buffers(query, pieces)
+    for piece in pieces:
+        q, k, v, local_sight = piece.rows(query), piece.keys(key), piece.keys(value), piece.restrict(sight)
+        visible_keys, heads = piece.visible(local_sight, scoring, query.device), k.shape[1]
+        s, slope = _logits(q, k, _cut(local_sight.bias, piece.block), visible_keys, scoring, buffers)
+        go, factors = piece.rows(grad_output), piece.dropout_factors(dropout, query.dtype)
         ds = (grouped(go, heads) @ v.mT).view(s.shape)
-        if kept is not None:
-            ds.mul_(kept)
-        ds.add_(at.rows(row.c0).unsqueeze(-1))
+        if factors is not None:
+            ds.mul_(factors)
+        ds.add_(piece.rows(row.c0).unsqueeze(-1))
         if row.c1 is not None and row.c2 is not None:
-            y = (s - at.rows(row.mean_logit).unsqueeze(-1)).clamp_(min=FAR_BELOW)
-            ds.addcmul_(y, at.rows(row.c1).unsqueeze(-1) + at.rows(row.c2).unsqueeze(-1) * y)
-        p = s.sub_(at.rows(row.log_normalizer).unsqueeze(-1)).exp_()
+            y = (s - piece.rows(row.mean_logit).unsqueeze(-1)).clamp_(min=FAR_BELOW)
+            ds.addcmul_(y, piece.rows(row.c1).unsqueeze(-1) + piece.rows(row.c2).unsqueeze(-1) * y)
+        p = s.sub_(piece.rows(row.log_normalizer).unsqueeze(-1)).exp_()
         ds.mul_(p)
         if grad_bias is not None:
-            slot = cut(at.shared(grad_bias), at.block)
+            slot = cut(piece.shared(grad_bias), piece.block)
             slot += ds.sum_to_size(slot.shape)
         if slope is not None:
             ds.mul_(slope)
         ds = grouped(ds, heads)
-        at.rows(grad_query).copy_((ds @ k).view(q.shape)).mul_(scoring.scale)
-        at.keys(grad_key).add_(ds.mT @ grouped(q, heads), alpha=scoring.scale)
-        used = p if kept is None else p.mul_(kept)
-        at.keys(grad_value).add_(grouped(used, heads).mT @ grouped(go, heads))
+        piece.rows(grad_query).copy_((ds @ k).view(q.shape)).mul_(scoring.scale)
+        piece.keys(grad_key).add_(ds.mT @ grouped(q, heads), alpha=scoring.scale)
+        used = p if factors is None else p.mul_(factors)
+        piece.keys(grad_value).add_(grouped(used, heads).mT @ grouped(go, heads))
     return grad_query, grad_key, grad_value, grad_bias
 
 
 def add_gradient_of_highest(
-    whole: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    grads: tuple[Tensor, Tensor, Tensor, Tensor | None],
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
     sight: Sight,
     scoring: Scoring,
     gradient: Float[Tensor, "b h m"],
 ) -> None:
-    """Add the gradient of max_logit, all of which goes to one key with the highest logit, to those of the operands."""
-    grad_query, grad_key, _, grad_bias = whole
+    """Add the gradient of max_logit, which goes to one key that attains it, to the gradients of the operands."""
+    grad_query, grad_key, _, grad_bias = grads
     (b, h, m, _), (_, hk, _, _) = query.shape, key.shape
     index = query.new_full((b, h, m), -1, dtype=torch.long)
     wide_query, wide_key = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (query, key))
     pieces = list(_pieces(query, key, scoring))
-    room = _Room(wide_query, pieces)
-    for at in pieces:
-        near = at.near(sight)
-        seen = at.visible(near, scoring, query.device)
-        s, _ = _logits(at.rows(wide_query), at.keys(wide_key), _cut(near.bias, at.block), seen, scoring, room)
+    buffers = _Buffers(wide_query, pieces)
+    for piece in pieces:
+        local_sight = piece.restrict(sight)
+        visible_keys = piece.visible(local_sight, scoring, query.device)
+        s, _ = _logits(
+            piece.rows(wide_query),
+            piece.keys(wide_key),
+            _cut(local_sight.bias, piece.block),
+            visible_keys,
+            scoring,
+            buffers,
+        )
         if s.shape[-1]:
             top, at_top = s.max(-1)
-            at.rows(index).copy_(torch.where(top == -torch.inf, -1, at_top + at.block.first_key))
+            piece.rows(index).copy_(torch.where(top == -torch.inf, -1, at_top + piece.block.first_key))
     gradient = gradient.masked_fill(index < 0, 0.0)  # rows without keys
     index = index.clamp(min=0)
     batch, head, row = (
@@ -176,42 +192,42 @@ def add_gradient_of_highest(
     grad_key.index_put_(tuple(t.expand_as(index) for t in place), (pull * wide_query).to(key.dtype), accumulate=True)
 
 
-# Pieces: so many batches, heads and rows that their logits stay in the cache. ----------------------------------------
+# Pieces: batches, heads and rows whose logits fit the cache. ---------------------------------------------------------
 
 
 class _Piece(NamedTuple):
-    """Some batches, some key heads with their query heads, some rows with the keys in their band."""
+    """A part of the batches, of the heads and of the rows, with the keys in their band."""
 
     batches: slice
     key_heads: slice
     heads: slice
     block: Block
-    size: tuple[int, int, int, int]  # b, h, m, n of the whole
+    size: tuple[int, int, int, int]  # b, h, m, n of all pieces together
 
     @property
     def logits(self) -> int:
-        """How many there are."""
+        """Number of logits."""
         batches, heads = (
             len(range(*s.indices(size))) for s, size in zip((self.batches, self.heads), self.size[:2], strict=True)
         )
         return batches * heads * self.block.rows * self.block.keys
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Of a tensor [b, h, m, ...]."""
+        """Part of a tensor [b, h, m, ...]."""
         return tensor[self.batches, self.heads, self.block.first_row : self.block.last_row]
 
     def keys(self, tensor: Tensor) -> Tensor:
-        """Of a tensor [b, hk, n, ...]."""
+        """Part of a tensor [b, hk, n, ...]."""
         return tensor[self.batches, self.key_heads, self.block.first_key : self.block.last_key]
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """Of a tensor [#b, #h, ...], all its rows."""
+        """Part of a tensor [#b, #h, ...], with all rows."""
         return tensor[
             slice(None) if tensor.shape[0] == 1 else self.batches, slice(None) if tensor.shape[1] == 1 else self.heads
         ]
 
-    def near(self, sight: Sight) -> Sight:
-        """The tensors beside queries and keys, for these batches and heads."""
+    def restrict(self, sight: Sight) -> Sight:
+        """Bias, mask and segments of these batches and heads."""
         segments = sight.segments
         return Sight(
             None if sight.bias is None else self.shared(sight.bias),
@@ -219,12 +235,12 @@ class _Piece(NamedTuple):
             segments if segments is None or segments.shape[0] == 1 else segments[self.batches],
         )
 
-    def visible(self, near: Sight, scoring: Scoring, device: torch.device) -> Tensor | None:
-        """Which of its keys each of its queries may see."""
-        return visible(near, scoring, self.block, *self.size[2:], device)
+    def visible(self, local_sight: Sight, scoring: Scoring, device: torch.device) -> Tensor | None:
+        """Mask of the keys that each query may see; None if all are visible."""
+        return visible(local_sight, scoring, self.block, *self.size[2:], device)
 
-    def kept(self, dropout: Dropout | None, dtype: torch.dtype) -> Tensor | None:
-        """The factors that dropout puts on the weights of this piece."""
+    def dropout_factors(self, dropout: Dropout | None, dtype: torch.dtype) -> Tensor | None:
+        """Factors of dropout on the weights of this piece."""
         if dropout is None:
             return None
         return dropout.factors(self.size, self.block, dtype, batches=self.batches, heads=self.heads)
@@ -255,29 +271,29 @@ def _cut(bias: Tensor | None, block: Block) -> Tensor | None:
     return None if bias is None else cut(bias, block)
 
 
-class _Room:
-    """Two buffers that all pieces share: fresh memory for each would cost more than what is done with it."""
+class _Buffers:
+    """Two buffers shared by all pieces: allocating memory for each would cost more than the computation."""
 
     def __init__(self, like: Tensor, pieces: list[_Piece]) -> None:
-        size = max((at.logits for at in pieces), default=0)
+        size = max((piece.logits for piece in pieces), default=0)
         self.logits, self.weights = like.new_empty(size), like.new_empty(size)
 
     def product(self, left: Tensor, right: Tensor, factor: float) -> Tensor:
-        """factor <left, right> of rows [b, hk, m, d] and [b, hk, n, d], in the buffer of the logits."""
+        """Products factor <left, right> of rows [b, hk, m, d] and [b, hk, n, d], in the buffer of the logits."""
         left, right = left.flatten(0, 1) * factor, right.flatten(0, 1)
         out = self.logits[: left.shape[0] * left.shape[1] * right.shape[1]].view(*left.shape[:2], right.shape[1])
         return torch.bmm(left, right.mT, out=out)
 
     def exp(self, s: Tensor) -> Tensor:
-        """exp(s), in the buffer of the weights."""
+        """Compute exp(s) in the buffer of the weights."""
         return torch.exp(s, out=self.weights[: s.numel()].view(s.shape))
 
 
 def _logits(
-    q: Tensor, k: Tensor, bias: Tensor | None, seen: Tensor | None, scoring: Scoring, room: _Room
+    q: Tensor, k: Tensor, bias: Tensor | None, visible_keys: Tensor | None, scoring: Scoring, buffers: _Buffers
 ) -> tuple[Tensor, Tensor | None]:
-    """The logits of a piece in their buffer, and the slope of the soft cap where there is one."""
-    s = room.product(grouped(q, k.shape[1]), k, scoring.scale).view(*q.shape[:-1], k.shape[-2])
+    """Logits of a piece in their buffer, and the slope of the soft cap, if there is one."""
+    s = buffers.product(grouped(q, k.shape[1]), k, scoring.scale).view(*q.shape[:-1], k.shape[-2])
     slope = None
     if scoring.softcap is not None:
         s.div_(scoring.softcap).tanh_()
@@ -285,8 +301,8 @@ def _logits(
         s.mul_(scoring.softcap)
     if bias is not None:
         s.add_(bias)
-    if seen is not None:
-        s.masked_fill_(~seen, -torch.inf)
+    if visible_keys is not None:
+        s.masked_fill_(~visible_keys, -torch.inf)
     return s, slope
 
 
@@ -295,26 +311,26 @@ def _rows(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    seen: Tensor | None,
+    visible_keys: Tensor | None,
     scoring: Scoring,
-    kept: Tensor | None,
-    room: _Room,
+    factors: Tensor | None,
+    buffers: _Buffers,
 ) -> Statistics:
-    """The statistics of a piece, in as few passes over its logits as torch allows.
+    """Statistics of a piece, in as few passes over its logits as torch allows.
 
-    Moments are taken about the largest logit: mass lies at most log n below it, so that few digits cancel.
+    Moments are taken about the largest logit: the mean lies at most log n below it, so that few digits cancel.
     """
-    s, _ = _logits(q, k, bias, seen, scoring, room)
+    s, _ = _logits(q, k, bias, visible_keys, scoring, buffers)
     if s.shape[-1] == 0:
         return statistics(s, v)
     top = s.amax(-1, keepdim=True)
     dead = top == -torch.inf
     s.sub_(top.masked_fill(dead, 0.0))
-    if bias is not None or seen is not None:
+    if bias is not None or visible_keys is not None:
         s.clamp_(min=FAR_BELOW)
-    p = room.exp(s)
+    p = buffers.exp(s)
     total = p.sum(-1, keepdim=True).masked_fill_(dead, 1.0)
-    used = p if kept is None else p * kept
+    used = p if factors is None else p * factors
     output = (grouped(used, k.shape[1]) @ v).view(*q.shape[:-1], v.shape[-1]).div_(total)
     mean_below = p.mul_(s).sum(-1, keepdim=True).div_(total)
     square_below = p.mul_(s).sum(-1, keepdim=True).div_(total)

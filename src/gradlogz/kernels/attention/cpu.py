@@ -1,11 +1,11 @@
-"""Attention on the CPU, compiled by numba: who is asked, by how many threads, with what memory.
+"""Attention on the CPU, compiled by numba: tasks, threads and memory.
 
-    forward, backward      what dispatch.py calls: tensors to addresses, a problem cut into tasks
-    run                    threads take tasks from one counter until there are none
+    forward, backward      called by dispatch.py: convert tensors to addresses, divide a problem into tasks
+    run                    threads take tasks from one counter until none is left
 
-Results are the same to the bit for any number of threads. Kernels are compiled at the first call and kept on disk.
+Results are bitwise equal for any number of threads. Kernels are compiled at the first call and cached on disk.
 
-Read next: tiles.py (what a task does), ../simd.py (the vector instructions).
+Read next: tiles.py (one task), ../simd.py (the vector instructions).
 """
 
 import zlib
@@ -38,13 +38,13 @@ from .tiles import (
 )
 
 GROUPS = 4  # groups of queries that share a tile of keys
-FEW = 6  # queries up to which one after the other is faster than all in the lanes
-EVERYWHERE = 1 << 40  # a band without an end
+FEW = 6  # number of queries up to which one task per row is faster than queries in the lanes
+EVERYWHERE = 1 << 40  # an unlimited band
 WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
 
 # --------------------------------------------------------------------------------------------------------- threads
-HEADER = 5  # numbers before a problem in memory: next task, next thread, workspace, bytes of it per thread, two floats
-PLACES = AttentionProblem._fields.index("rows")  # the fields before it are places
+HEADER = 5  # numbers before a problem: next task, next thread, workspace, its bytes per thread, address of two floats
+PLACES = AttentionProblem._fields.index("rows")  # the fields before it are row addresses
 PLACE = types.NamedUniTuple(types.int64, len(RowAddress._fields), RowAddress)
 PROBLEM = types.NamedTuple(
     [PLACE] * PLACES + [types.int64] * (len(AttentionProblem._fields) - PLACES), AttentionProblem
@@ -53,7 +53,7 @@ PROBLEM = types.NamedTuple(
 
 @instruction(result=PROBLEM)
 def problem_at(write: Writer, plan: Any) -> Any:
-    """The problem written at an address, as `run` writes it: field after field, places as four numbers."""
+    """Read the problem that `run` has written at an address: its fields in order, a RowAddress as four numbers."""
     index = count(HEADER)
 
     def number() -> Any:
@@ -68,25 +68,25 @@ def problem_at(write: Writer, plan: Any) -> Any:
 
 @compiled
 def setting(plan: int, index: int) -> float:
-    """Scale or soft cap."""
+    """Scale (index 0) or soft cap (index 1)."""
     return read_double(read_integer(plan, 4), index)
 
 
 @compiled
 def memory_of_thread(plan: int) -> int:
-    """Each thread that asks has its own."""
+    """Address of the workspace of the calling thread; each call returns another one."""
     return read_integer(plan, 2) + take(plan + 8) * read_integer(plan, 3)
 
 
 @cache
 def edition() -> int:
-    """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
+    """Checksum of the kernel sources, enclosed by the workers so that numba's disk cache notices changes in them."""
     return zlib.crc32(b"".join(Path(str(module.__file__)).read_bytes() for module in (tiles, simd, workers)))
 
 
 @cache
 def attend_worker() -> Any:
-    """What a thread does forward: take tasks until there are none. Compiled at the first call."""
+    """Worker of the forward pass: take tasks until none is left. Compiled at the first call."""
     enclosed = edition()
 
     def attend_all(plan: int) -> None:
@@ -105,7 +105,7 @@ def attend_worker() -> Any:
 
 @cache
 def differentiate_worker() -> Any:
-    """The same backward."""
+    """Worker of the backward pass: take tasks until none is left. Compiled at the first call."""
     enclosed = edition()
 
     def differentiate_all(plan: int) -> None:
@@ -120,7 +120,7 @@ def differentiate_worker() -> Any:
 
 
 class ThreadPlan(NamedTuple):
-    """What is written for the threads, but for addresses: the same for all problems of one layout."""
+    """Input of the threads except addresses: equal for all problems of one layout."""
 
     numbers: "array[int]"
     settings: "array[float]"
@@ -129,18 +129,18 @@ class ThreadPlan(NamedTuple):
 
 
 def planned(problem: AttentionProblem, scoring: Scoring, threads: int, numbers: int) -> ThreadPlan:
-    """The plan of a problem; `numbers` is the workspace of a thread."""
+    """Plan of a problem; `numbers` is the size of the workspace of a thread."""
     size = -(-numbers * BYTES // LINE) * LINE
     settings = array("d", (scoring.scale, scoring.softcap or 0.0))
     header = (0, 0, 0, size, settings.buffer_info()[0])
-    of_problem: tuple[Any, ...] = (*chain.from_iterable(problem[:PLACES]), *problem[PLACES:])  # type: ignore[arg-type]
-    written = array("q", (*header, *of_problem))
+    fields: tuple[Any, ...] = (*chain.from_iterable(problem[:PLACES]), *problem[PLACES:])  # type: ignore[arg-type]
+    written = array("q", (*header, *fields))
     return ThreadPlan(written, settings, max(1, min(threads, problem.tasks)), size)
 
 
 def run(worker: Any, plan: ThreadPlan, tensors: tuple[Tensor | None, ...], rows: Tensor) -> None:
-    """Write down where the tensors are, in the order of the fields of a problem, and have the plan worked off."""
-    written = plan.numbers[:]  # tasks and threads are counted in it
+    """Write the addresses of the tensors, in the order of the fields of a problem, and run the tasks."""
+    written = plan.numbers[:]  # a copy: tasks and threads are counted in it
     written[2] = workspace.reserve(plan.threads * plan.size)
     for index, tensor in enumerate(tensors):
         if tensor is not None:
@@ -160,36 +160,36 @@ def forward(
     sight: Sight,
     scoring: Scoring,
     *,
-    statistics: bool = True,  # noqa: ARG001  # they cost under 5 %, so one kernel serves both
+    statistics: bool = True,  # noqa: ARG001  # they cost less than 5 %, so one kernel serves both
 ) -> Statistics:
-    """All statistics of every row, float32."""
+    """Statistics of every row, float32."""
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
-    (b, h, m, _), of_value = query.shape, value.shape
-    output, rows = query.new_empty(b, h, m, of_value[3]), query.new_empty(4, b, h, m)
+    (b, h, m, _), value_shape = query.shape, value.shape
+    output, rows = query.new_empty(b, h, m, value_shape[3]), query.new_empty(4, b, h, m)
     bias, mask, segments = sight
-    near = None if bias is None and mask is None and segments is None else tuple(map(_layout, sight))
-    layouts = (query.shape, query.stride()), (key.shape, key.stride()), (of_value, value.stride())
-    plan = _forward_plan(layouts, near, scoring, torch.get_num_threads())
+    sight_layouts = None if bias is None and mask is None and segments is None else tuple(map(_layout, sight))
+    layouts = (query.shape, query.stride()), (key.shape, key.stride()), (value_shape, value.stride())
+    plan = _forward_plan(layouts, sight_layouts, scoring, torch.get_num_threads())
     run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
     return Statistics(output, *rows.unbind(0))
 
 
 @lru_cache(maxsize=1024)
 def _forward_plan(
-    layouts: tuple[Layout, ...], near: tuple[Layout | None, ...] | None, scoring: Scoring, most: int
+    layouts: tuple[Layout, ...], sight_layouts: tuple[Layout | None, ...] | None, scoring: Scoring, max_threads: int
 ) -> ThreadPlan:
     (b, h, m, d), (_, _, n, v) = layouts[0][0], layouts[2][0]
-    if m <= FEW:  # slower by the multiplication: a second thread is worth it sooner
+    if m <= FEW:  # each multiplication is slower, so a second thread pays off sooner
         groups, tasks, numbers = 0, b * h * m, d + v + ROW_SUMS * LANES + n + LANES
-        threads = _threads(b * h * m * n * (d + FEW * v), most)
+        threads = _threads(b * h * m * n * (d + FEW * v), max_threads)
     else:
-        groups, threads = GROUPS, _threads(b * h * m * n * (d + v), most)
+        groups, threads = GROUPS, _threads(b * h * m * n * (d + v), max_threads)
         while groups > 1 and b * h * -(-m // (LANES * groups)) < 2 * threads:
             groups //= 2
         tasks = b * h * -(-m // (LANES * groups))
         numbers = groups * LANES * (d + v + ROWS + ROW_SUMS) + TILE * (LANES + d + v + ROWS)
     output = torch.Size((b, h, m, v)), (h * m * v, m * v, v, 1)
-    return planned(_problem(layouts, near, scoring, output, groups, tasks), scoring, threads, numbers)
+    return planned(_problem(layouts, sight_layouts, scoring, output, groups, tasks), scoring, threads, numbers)
 
 
 def backward(
@@ -207,16 +207,16 @@ def backward(
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and bias; rows without mass come with a log normaliser of +inf."""
+    """Gradients of query, key, value and bias; rows without mass must have a log normaliser of +inf."""
     (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
     grad_output = _usable(grad_output)
     curved = c1 is not None or c2 is not None
     rows = [log_normalizer, c0]
     if curved:
-        nothing = torch.zeros_like(c0)
-        rows += [mean_logit, nothing if c1 is None else c1, nothing if c2 is None else c2]
-    of_rows = torch.stack(rows)
+        zeros = torch.zeros_like(c0)
+        rows += [mean_logit, zeros if c1 is None else c1, zeros if c2 is None else c2]
+    row_coefficients = torch.stack(rows)
 
     padded = -(-n // ROWS) * ROWS
     grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -228,14 +228,14 @@ def backward(
     threads = _threads(b * h * m * n * (2 * v + 3 * d), torch.get_num_threads())
     groups = max(1, min(GROUPS, GROUPS * 256 // (d + v)))
     blocks, chunks = -(-m // (LANES * groups)), -(-n // CHUNK)
-    # Whole key heads cost five products a tile, queries and keys apart seven, but shared out evenly.
-    is_whole = 5 * threads * -(-b * hk // threads) <= 7 * b * hk
-    whole_tasks, query_tasks, key_tasks = (b * hk, 0, 0) if is_whole else (0, b * h * blocks, b * hk * chunks)
+    # Tasks of entire key heads need five products per tile; tasks of queries and of keys seven, but balance better.
+    by_key_head = 5 * threads * -(-b * hk // threads) <= 7 * b * hk
+    whole_tasks, query_tasks, key_tasks = (b * hk, 0, 0) if by_key_head else (0, b * h * blocks, b * hk * chunks)
     tasks = whole_tasks + query_tasks + key_tasks + (0 if grad_bias is None else bias_b * bias_h * chunks)
     read, written = (query, key, value, *sight, grad_output), (grad_query, grad_key, grad_value, grad_bias)
-    of_query, of_key, of_value, *near, of_output = map(_layout, read)
-    layouts = of_query, of_key, of_value
-    problem = _problem(layouts, tuple(near), scoring, of_output, groups, tasks)._replace(  # type: ignore[arg-type]
+    query_layout, key_layout, value_layout, *sight_layouts, output_layout = map(_layout, read)
+    layouts = query_layout, key_layout, value_layout
+    problem = _problem(layouts, tuple(sight_layouts), scoring, output_layout, groups, tasks)._replace(  # type: ignore[arg-type]
         grad_query=_place(_layout(grad_query)),
         grad_key=_place(_layout(grad_key)),
         grad_value=_place(_layout(grad_value)),
@@ -249,7 +249,7 @@ def backward(
     )
     per_group = 3 * d + 2 * v + ROWS + 2 * WIDTH + ROW_SUMS
     numbers = groups * LANES * per_group + TILE * (3 * LANES + d + v + ROWS)
-    run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), of_rows)
+    run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), row_coefficients)
     return grad_query, grad_key[..., :n, :d], grad_value[..., :n, :v], grad_bias
 
 
@@ -259,15 +259,15 @@ def _layout(tensor: Tensor | None) -> Layout | None:
 
 def _problem(
     layouts: tuple[Layout, ...],
-    near: tuple[Layout | None, ...] | None,
+    sight_layouts: tuple[Layout | None, ...] | None,
     scoring: Scoring,
     output: Layout,
     groups: int,
     tasks: int,
 ) -> AttentionProblem:
-    """What forward and backward share: query, key and value, the tensors beside them, the output."""
+    """Problem with the fields that forward and backward share."""
     query, key, value = layouts
-    bias, mask, segments = (None, None, None) if near is None else near
+    bias, mask, segments = (None, None, None) if sight_layouts is None else sight_layouts
     (b, h, m, d), (_, hk, n, v) = query[0], value[0]
     return AttentionProblem(
         query=_place(query),
@@ -302,13 +302,13 @@ def _problem(
     )
 
 
-def _threads(multiplications: int, most: int) -> int:
-    """As many as torch has, but one where a second would come too late."""
-    return most if multiplications > WORTH_A_THREAD else 1
+def _threads(multiplications: int, max_threads: int) -> int:
+    """Number of threads: that of torch, or one if starting a second would take too long."""
+    return max_threads if multiplications > WORTH_A_THREAD else 1
 
 
 def _usable(tensor: Tensor) -> Tensor:
-    """With its rows in one piece, and in memory: neither negated on reading nor zeros that are nowhere."""
+    """Make rows contiguous and materialised: neither lazily negated nor a zero tensor without memory."""
     if tensor._is_zerotensor() or tensor.is_neg():
         tensor = tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
@@ -324,7 +324,7 @@ def _usable_sight(sight: Sight) -> Sight:
 
 
 def _place(layout: Layout | None) -> RowAddress:
-    """The strides; the address comes with the tensor."""
+    """Row address with the strides of a layout; `run` writes the address itself."""
     if layout is None:
         return NOWHERE
     (b, h, rows, _), stride = layout

@@ -1,25 +1,26 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Attention of few queries to many keys on a GPU, as in decoding: the keys are split, and the parts joined.
+"""Attention of few queries to many keys on a GPU, as in decoding: the keys are split and the parts joined.
 
     one program per key head and part of the keys               all queries of all heads that share them, one tile
         z, a, b, o of gpu.py about the top of the part          sums over its keys, in one pass
-    the last of them to end, for a head with few parts          the parts i of every row
+    the last of them to finish, for a head with few parts,      join the parts i of every row
     or one program per query, in a second launch
         top = max_i top_i,  r_i = top_i - top
         z = sum_i e^r_i z_i                                     o likewise
         a = sum_i e^r_i (a_i + r_i z_i)
         b = sum_i e^r_i (b_i + 2 r_i a_i + r_i^2 z_i)
 
-A query needs each key once, so that time is the reading of keys and values: it takes all multiprocessors to read at the
-rate of the memory, and a head would be read by one. There are as many parts as make programs for all of them. The heads
-of a group read their keys together. Joining is exact, and in the order of the parts: results repeat bit for bit.
+Each key is needed once per query, so that the time is that of reading keys and values. Reading at the full memory rate
+takes all multiprocessors, while one program per head would use few: the keys are split into enough parts to occupy all.
+The heads of a group read their keys together. Joining is exact and in the order of the parts, so that results are
+bitwise reproducible.
 
-A call lasts some 40 microseconds on the device, less than Triton takes to look up two kernels. What they are compiled
-for is known here: strides are counted in units of 16 bytes and other numbers are not looked at, so that one compiled
-kernel serves a cache of any length, and its handle is kept. What a launch is told is kept too: the layers of a model
-ask for the same. So is the room for the parts, where calls are sure to follow each other: in the default stream.
+A call takes about 40 microseconds on the device, less than Triton's lookup of two kernels. The lookup is avoided here:
+strides are in units of 16 bytes and no other integer is specialised, so that one compiled kernel serves a cache of any
+length and its handle is cached. The arguments of a launch are cached too, since the layers of a model share them, and
+so is the memory for the parts in the default stream, where calls run one after the other.
 
-Read next: gpu.py, many queries; also the backward of few.
+Read next: gpu.py (many queries; also the backward pass of few).
 """
 
 from functools import cache, lru_cache
@@ -34,9 +35,9 @@ from .gpu import (
     LOG_2,
     PRECISION,
     START,
+    _empty_aligned,
     _logit,
     _padded,
-    _room,
     _span,
     _Strided,
     _strided,
@@ -50,7 +51,7 @@ __all__ = ["backward", "forward"]
 
 
 class Tiling(NamedTuple):
-    """How many keys a tile has, how many warps work on it, how many tiles are under way, and programs at once."""
+    """Numbers of keys in a tile, of warps, of pipeline stages, and of programs per multiprocessor."""
 
     keys: int
     warps: int
@@ -58,19 +59,19 @@ class Tiling(NamedTuple):
     programs: int
 
 
-# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256: what is under way fills the memory of a
-# multiprocessor. A mask is not under way, but waited for: meanwhile another program reads.
+# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256: the pipelined tiles fill the memory of a
+# multiprocessor. A mask is not pipelined; while one program waits for it another one reads.
 TILINGS = {
     "half": (Tiling(128, 4, 3, 2), Tiling(128, 4, 3, 1), Tiling(64, 4, 3, 1)),
     "half, masked": (Tiling(64, 4, 3, 4), Tiling(64, 4, 3, 2), Tiling(32, 4, 3, 2)),
     "float32": (Tiling(64, 4, 3, 2), Tiling(64, 4, 3, 1), Tiling(32, 4, 2, 1)),
 }
-# Parts that are joined at a time; how many of them, and of how many rows, the last program joins itself.
+# Parts joined at a time; largest numbers of parts and of rows that the last program joins itself.
 PARTS = 8
 FEW_PARTS = 16
 FEW_ROWS = 16
 UNMASKED = _Strided()
-# Integers for whose values nothing is compiled, so that a handle serves them all.
+# Integers that Triton must not specialise, so that one handle serves all values.
 INTEGERS = [f"{name}_{axis}" for name in ("query", "key", "value") for axis in ("batch", "head", "row")]
 INTEGERS += ["key_heads", "m", "n", "lines", "splits"]
 
@@ -80,7 +81,7 @@ INTEGERS += ["key_heads", "m", "n", "lines", "splits"]
 
 @triton.jit
 def _points(first, stride, index, limit, ALL: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """Rows of keys or values, 0 where there are none."""
+    """Rows of keys or values; 0 outside the tensor."""
     column = tl.arange(0, PADDED)
     place = first + index[:, None] * stride + column[None, :]
     if ALL and SIZE == PADDED:
@@ -95,7 +96,7 @@ def _absorb(
     EDGE: tl.constexpr, STATISTICS: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, D: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the tiles of keys inside the band, or those at its edge."""
+    """Add the tiles of keys inside the band, or those at its edge, to the running sums."""
     o, top, z, a, b = state
     begin, inner, outer, end = span
     for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
@@ -124,15 +125,15 @@ def _store(
     state, output, statistics, line, lines, there,
     STATISTICS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Output, log normaliser, entropy, variance, maximum and mean of some rows, as gpu.py has them."""
+    """Store output, log normaliser, entropy, variance, maximum and mean of rows, as in gpu.py."""
     o, top, z, a, b = state
     dead = z == 0.0
     z = tl.where(dead, 1.0, z)
-    # A maximum passes over NaN, a sum does not.
+    # A maximum ignores NaN, a sum does not.
     top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
     log_z = tl.log2(z)
     mean = a / z
-    # Rounding may leave the one or the other a little below 0; NaN is not below anything.
+    # Rounding may make them slightly negative; a comparison with NaN is false.
     entropy = log_z - mean
     entropy = tl.where(entropy < 0.0, 0.0, entropy)
     variance = b / z - mean * mean
@@ -157,7 +158,7 @@ def _joined(
     parts, line, lines, splits, there,
     STATISTICS: tl.constexpr, BM: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """The sums of some rows from their parts, which other programs stored: they are not in the nearest cache."""
+    """Join the sums of rows from their parts, which other programs stored: bypass the nearest cache."""
     column = tl.arange(0, DV)
     nothing = tl.zeros([BM], tl.float32)
     o, top, z, a, b = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
@@ -245,9 +246,9 @@ def _split(
             tl.store(place + 2 * lines * splits, a, there)
             tl.store(place + 3 * lines * splits, b, there)
         if ended is not None:
-            tl.debug_barrier()  # all threads have stored before one of them says so
+            tl.debug_barrier()  # all threads have stored before one of them counts
             if tl.atomic_add(ended + shared, 1) == splits - 1:
-                tl.store(ended + shared, 0)  # as the next launch wants to find it
+                tl.store(ended + shared, 0)  # reset for the next launch
                 line = shared * rows + index
                 state = _joined(parts, line, lines, splits, there, STATISTICS, BM, SIZE_V, DV)
                 _store(state, output, statistics, line, lines, there, STATISTICS, SIZE_V, DV)
@@ -290,7 +291,7 @@ def _join(
     _store((o, top, z, a, b), output, statistics, line + one, lines, one == 0, STATISTICS, SIZE_V, DV)
 
 
-# What kernels are given -----------------------------------------------------------------------------------------------
+# Arguments of the kernels ---------------------------------------------------------------------------------------------
 
 
 def forward(
@@ -302,7 +303,7 @@ def forward(
     *,
     statistics: bool = True,
 ) -> Statistics:
-    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0."""
     index = query.device.index
     if index is not None and index != torch._C._cuda_getDevice():
         with torch.cuda.device_of(query):
@@ -312,48 +313,50 @@ def forward(
     call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)
     if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
         return forward(_aligned(query), _aligned(key), _aligned(value), sight, scoring, statistics=statistics)
-    split, join, programs, lines, splits, room, shape, rows, numbers = call
+    split, join, programs, lines, splits, workspace, shape, rows, numbers = call
     stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
     output = torch.empty_like(query) if shape is None else query.new_empty(shape)
-    found = torch.empty_strided(*rows, dtype=torch.float32, device=query.device)
+    statistics_rows = torch.empty_strided(*rows, dtype=torch.float32, device=query.device)
     parts = ended = None
     if splits > 1:
-        parts, ended = (_held if stream == 0 else _room_for)(query.device, room, programs)
+        parts, ended = (_shared_workspace if stream == 0 else _new_workspace)(query.device, workspace, programs)
     if masked:
-        near = _strided(sight)
-        split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(near)))
-        numbers = (near, *numbers[1:])
-    split.launch(programs, stream, (query, key, value, output, found, parts, ended if join is None else None), numbers)
+        strided = _strided(sight)
+        split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(strided)))
+        numbers = (strided, *numbers[1:])
+    split.launch(
+        programs, stream, (query, key, value, output, statistics_rows, parts, ended if join is None else None), numbers
+    )
     if join is not None:
-        join.launch(lines, stream, (parts, output, found), (lines, splits))
-    *four, mean_logit = found.unbind()
-    whole = StatisticsAndMean(output, *four)
-    whole.mean_logit = mean_logit
-    return whole
+        join.launch(lines, stream, (parts, output, statistics_rows), (lines, splits))
+    *four, mean_logit = statistics_rows.unbind()
+    result = StatisticsAndMean(output, *four)
+    result.mean_logit = mean_logit
+    return result
 
 
-_HELD: dict[torch.device, tuple[Tensor, Tensor]] = {}
+_WORKSPACES: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
-def _held(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
-    """Room that all calls in the default stream of a device share: each ends before the next begins.
+def _shared_workspace(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Workspace shared by all calls in the default stream of a device, which run one after the other.
 
-    In other streams this is not known: a graph that was captured in one may be replayed in several.
+    Other streams do not share it: a graph captured in one may be replayed in several.
     """
-    held = _HELD.get(device)
-    if held is None or held[0].numel() < size or held[1].numel() < programs:
-        _HELD[device] = held = _room_for(device, size, programs)
-    return held
+    workspace = _WORKSPACES.get(device)
+    if workspace is None or workspace[0].numel() < size or workspace[1].numel() < programs:
+        _WORKSPACES[device] = workspace = _new_workspace(device, size, programs)
+    return workspace
 
 
-def _room_for(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
-    """Room for the parts and for how many of them have ended, which is 0 whenever a launch begins and ends."""
+def _new_workspace(device: torch.device, size: int, programs: int) -> tuple[Tensor, Tensor]:
+    """Memory for the parts, and counters of finished parts, which are 0 before and after each launch."""
     parts = torch.empty(size, device=device, dtype=torch.float32)
     return parts, torch.zeros(programs, device=device, dtype=torch.int32)
 
 
 class _Kernel:
-    """A kernel with its constants, for one kind of input: compiled at its first launch, then launched by its handle."""
+    """A kernel with its constants for one kind of input, compiled at the first launch, then launched by its handle."""
 
     def __init__(self, function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]):
         self.function, self.constants, self.options, self.kind = function, constants, options, kind
@@ -367,7 +370,7 @@ class _Kernel:
             warps, stages = self.options
             start = self.function[(programs,)]
             compiled = start(*tensors, *numbers, *self.constants, num_warps=warps, num_stages=stages)
-            if compiled is not None:  # as it is in the interpreter
+            if compiled is not None:  # it is None in the interpreter
                 self.run, self.handle = _launcher(compiled)
             return
         places = [None if t is None else t.data_ptr() for t in tensors]
@@ -375,9 +378,9 @@ class _Kernel:
 
 
 def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What launches a kernel, and what it is told after grid and stream: Triton's launcher, or what that calls in C.
+    """Function that launches a kernel, and its arguments after grid and stream: Triton's launcher or its C function.
 
-    Between the two Triton finds memory that kernels may ask for; ours do not.
+    Triton's launcher also allocates scratch memory, which these kernels do not use.
     """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     if triton.__version__.startswith("3.6.") and not (run.global_scratch_size or run.profile_scratch_size):
@@ -392,14 +395,14 @@ def _kernel(function: Any, constants: tuple[Any, ...], options: tuple[int, int],
 
 
 class _Call(NamedTuple):
-    """What is the same for all calls with operands of these sizes and strides."""
+    """Kernels, sizes and arguments shared by all calls with operands of equal sizes and strides."""
 
     split: _Kernel
-    join: _Kernel | None  # None: the last program joins the parts, or there is but one
+    join: _Kernel | None  # None: the last program joins the parts, or there is only one
     programs: int
     lines: int
     splits: int
-    room: int
+    workspace: int
     output: tuple[int, ...] | None  # None: like the query
     rows: tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of the statistics
     numbers: tuple[Any, ...]
@@ -409,54 +412,60 @@ class _Call(NamedTuple):
 def _call(
     dtype: torch.dtype,
     device: torch.device,
-    of_query: torch.Size,
-    of_value: torch.Size,
+    query_shape: torch.Size,
+    value_shape: torch.Size,
     layout: tuple[tuple[int, ...], ...],
     scoring: Scoring,
     statistics: bool,
     masked: bool,
 ) -> _Call | None:
-    """None for strides that are no multiples of 16 bytes."""
-    (b, h, m, d), (_, hk, n, v) = of_query, of_value
+    """Prepare a call; None for strides that are not multiples of 16 bytes."""
+    (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
     unit = 16 // dtype.itemsize
     strides = [stride for strides in layout for stride in strides[:3]]
     if any(strides[3] != 1 for strides in layout) or any(stride % unit for stride in strides):
         return None
     tiling, rows = _tiling(dtype, h // hk * m, max(d, v), masked)
-    scoring = _cutting(scoring, m, n)
+    scoring = _without_idle_limits(scoring, m, n)
     lines, splits = b * h * m, _splits(b * hk, m, n, scoring, tiling, device)
-    alone = splits <= FEW_PARTS and rows == FEW_ROWS
+    joins_itself = splits <= FEW_PARTS and rows == FEW_ROWS
     constants = statistics, h // hk, unit, rows, tiling.keys, d, _padded(d), v, _padded(v), PRECISION
-    kind = device, dtype, splits == 1, alone, scoring.softcap is None, scoring.left, scoring.right
+    kind = device, dtype, splits == 1, joins_itself, scoring.softcap is None, scoring.left, scoring.right
     split = _kernel(_split, constants, (tiling.warps, tiling.stages), kind)
-    join = None if alone or splits == 1 else _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
+    join = (
+        None
+        if joins_itself or splits == 1
+        else _kernel(_join, (statistics, PARTS, v, _padded(v)), (1, 1), (device, dtype))
+    )
     numbers = (UNMASKED, scoring, *(stride // unit for stride in strides), hk, m, n, lines, splits)
     like_query = v == d and layout[0] == (h * m * d, m * d, d, 1)
     output = None if like_query else (b, h, m, v)
-    rows_of_all = (5, b, h, m), (lines, h * m, m, 1)
-    return _Call(split, join, b * hk * splits, lines, splits, lines * splits * (v + 4), output, rows_of_all, numbers)
+    statistics_layout = (5, b, h, m), (lines, h * m, m, 1)
+    return _Call(
+        split, join, b * hk * splits, lines, splits, lines * splits * (v + 4), output, statistics_layout, numbers
+    )
 
 
 def _tiling(dtype: torch.dtype, queries: int, size: int, masked: bool) -> tuple[Tiling, int]:
-    """The tiling for queries that share a key head and the larger head size, and how many rows its tiles have."""
+    """Tiling for the queries of a key head and the larger head size, and the number of rows of its tiles."""
     few, kind = queries <= FEW_ROWS, "float32" if dtype is torch.float32 else "half"
     tiling = TILINGS["half, masked" if masked and few and kind == "half" else kind][(size > 64) + (size > 128)]
     if few:
         return tiling, FEW_ROWS
-    # The multiplication of Hopper takes 64 at once; they need room too.
+    # Hopper multiplies 64 rows at once, which need shared memory too.
     return tiling._replace(keys=tiling.keys // 2), max(64, _padded(queries))
 
 
-def _kind(near: _Strided) -> tuple[Any, ...]:
-    """What Triton looks at in masks and their strides: dtypes, places and numbers that are 1 or multiples of 16."""
+def _kind(strided: _Strided) -> tuple[Any, ...]:
+    """Properties of masks and strides that Triton specialises: dtype, alignment, and numbers 1 or multiples of 16."""
     return tuple(
         (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
-        for t in near
+        for t in strided
     )
 
 
 def _splits(groups: int, m: int, n: int, scoring: Scoring, tiling: Tiling, device: torch.device) -> int:
-    """As many parts of the keys as make programs for the whole device, but none without a tile."""
+    """Number of parts of the keys: enough to occupy the device, each with at least one tile."""
     if scoring.left is not None or scoring.right is not None:
         n = next(blocks(m, n, scoring, m)).keys
     return max(1, min(tiling.programs * _multiprocessors(device) // groups, n // tiling.keys))
@@ -467,8 +476,8 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def _cutting(scoring: Scoring, m: int, n: int) -> Scoring:
-    """The same band without the sides that hide no key: in decoding, causal is no restriction."""
+def _without_idle_limits(scoring: Scoring, m: int, n: int) -> Scoring:
+    """Remove the sides of the band that hide no key: in decoding, causality is no restriction."""
     scale, softcap, left, right = scoring
     if left is not None:
         left = None if left >= n - 1 else max(left, -m - n)
@@ -478,9 +487,9 @@ def _cutting(scoring: Scoring, m: int, n: int) -> Scoring:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor with rows that start at multiples of 16 bytes, copied only if they do not."""
+    """Make rows start at multiples of 16 bytes; copies only if they do not."""
     step = 16 // tensor.element_size()
     batch, head, row, last = tensor.stride()
     if last == 1 and not ((batch | head | row) % step or tensor.data_ptr() % 16):
         return tensor
-    return _room(tensor, tensor.shape[-1]).copy_(tensor)
+    return _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)

@@ -1,13 +1,13 @@
-"""Derivatives of attention that torch derives from its definition: forward mode, and everything of second order.
+"""Derivatives of attention that torch computes from the definition: forward mode and second order.
 
     tangents          dG = sum_n p_n ds_n,   dH = -sum_n p_n y_n ds_n,   dV = sum_n p_n (y_n^2 - V + 2 y_n) ds_n
     second            the pullback of the pullback of the definition
     second_tangents   the tangents of the pullback of the definition
 
-First derivatives in reverse mode are dear and have their kernels; these must be right, of any order, of linear memory.
-They go block after block of queries, and write nothing in place, because torch.func may be at work on the inputs.
+First derivatives in reverse mode have kernels, for speed; these are exact to any order in linear memory. They process
+blocks of queries and write nothing in place, since a torch.func transform may act on the inputs.
 
-Read next: operator.py, which joins them with the kernels to one operation.
+Read next: operator.py, which combines them with the kernels in one operation.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from .dropout import Dropout
 from .reference import Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, logits, visible
 
-Operands = tuple[Tensor, ...]  # query, key, value and, where there is one, bias: what can be differentiated
+Operands = tuple[Tensor, ...]  # the differentiable tensors: query, key, value and, if there is one, bias
 
 
 def definition(
@@ -30,15 +30,15 @@ def definition(
     key: Float[Tensor, "b hk n d"],
     value: Float[Tensor, "b hk n v"],
     bias: Float[Tensor, "#b #h #m n"] | None,
-    seen: Tensor | None,
+    visible_keys: Tensor | None,
     scoring: Scoring,
-    kept: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Statistics:
-    """The statistics by definition, in float32 or better: differentiable to any order, of quadratic memory."""
+    """Statistics by definition, in float32 or float64: differentiable to any order, quadratic memory."""
     wide = torch.promote_types(query.dtype, torch.float32)
-    s = logits(query.to(wide), key.to(wide), None if bias is None else bias.to(wide), seen, scoring)
-    found = statistics(s, value.to(wide), kept)
-    return found._replace(output=found.output.to(query.dtype))
+    s = logits(query.to(wide), key.to(wide), None if bias is None else bias.to(wide), visible_keys, scoring)
+    result = statistics(s, value.to(wide), factors)
+    return result._replace(output=result.output.to(query.dtype))
 
 
 def by_definition(
@@ -49,20 +49,20 @@ def by_definition(
     scoring: Scoring,
     dropout: Dropout | None,
 ) -> Statistics:
-    """All rows as one block: quadratic memory, and torch sees every step."""
+    """Statistics of all rows as one block, in plain torch: quadratic memory."""
     m, n = query.shape[2], key.shape[2]
     step = _Step.of((query, key), sight, scoring, dropout, Block(0, m, 0, n))
-    return definition(query, key, value, sight.bias, step.seen, scoring, step.kept)
+    return definition(query, key, value, sight.bias, step.visible_keys, scoring, step.factors)
 
 
 def tangents(
-    operands: Operands, moves: Operands, sight: Sight, scoring: Scoring, dropout: Dropout | None
+    operands: Operands, operand_tangents: Operands, sight: Sight, scoring: Scoring, dropout: Dropout | None
 ) -> Statistics:
-    """Forward mode: how the statistics move where the operands move so."""
+    """Tangents of the statistics for tangents of the operands (forward mode)."""
     parts = []
     for step in _steps(operands, sight, scoring, dropout):
-        here, moved = step.cut(operands), step.cut(moves)
-        parts.append(step.tangents(here, moved))
+        primals, block_tangents = step.cut(operands), step.cut(operand_tangents)
+        parts.append(step.tangents(primals, block_tangents))
     return Statistics(*(torch.cat(rows, 2) for rows in zip(*parts, strict=True)))
 
 
@@ -74,42 +74,43 @@ def second(
     scoring: Scoring,
     dropout: Dropout | None,
 ) -> tuple[Operands, Gradients]:
-    """Double backward: the pullback, through the gradients of the operands, to the operands and the cotangents."""
-    whole, rows = [], []
+    """Pull cotangents of the gradients back to the operands and to the gradients of the rows (double backward)."""
+    grads, rows = [], []
     for step in _steps(operands, sight, scoring, dropout):
-        here = step.cut(operands)
-        _, pull = _vjp(step.pullback, *here, *step.rows(gradients))
-        found = pull(step.cut(cotangents))
-        whole.append((step, found[: len(here)]))
-        rows.append(found[len(here) :])
-    return _joined(whole, operands), Gradients(*(torch.cat(parts, 2) for parts in zip(*rows, strict=True)))
+        primals = step.cut(operands)
+        _, pull = _vjp(step.pullback, *primals, *step.rows(gradients))
+        pulled = pull(step.cut(cotangents))
+        grads.append((step, pulled[: len(primals)]))
+        rows.append(pulled[len(primals) :])
+    return _joined(grads, operands), Gradients(*(torch.cat(parts, 2) for parts in zip(*rows, strict=True)))
 
 
 def second_tangents(
     operands: Operands,
     gradients: Gradients,
-    moves: Operands,
-    moved_gradients: Gradients,
+    operand_tangents: Operands,
+    gradient_tangents: Gradients,
     sight: Sight,
     scoring: Scoring,
     dropout: Dropout | None,
 ) -> Operands:
-    """Forward over reverse: how the gradients of the operands move."""
-    whole = []
+    """Tangents of the gradients of the operands (forward over reverse)."""
+    parts = []
     for step in _steps(operands, sight, scoring, dropout):
         at, toward = (
-            (*step.cut(ops), *step.rows(grads)) for ops, grads in ((operands, gradients), (moves, moved_gradients))
+            (*step.cut(ops), *step.rows(grads))
+            for ops, grads in ((operands, gradients), (operand_tangents, gradient_tangents))
         )
-        whole.append((step, _transposed_twice(step.pullback, at, toward)))
-    return _joined(whole, operands)
+        parts.append((step, _transposed_twice(step.pullback, at, toward)))
+    return _joined(parts, operands)
 
 
 class _Step(NamedTuple):
-    """One block of rows with the definition restricted to it."""
+    """The definition restricted to one block of rows."""
 
     block: Block
-    seen: Tensor | None
-    kept: Tensor | None
+    visible_keys: Tensor | None
+    factors: Tensor | None
     scoring: Scoring
 
     @classmethod
@@ -117,8 +118,8 @@ class _Step(NamedTuple):
         query, key = operands[:2]
         (b, h, m, _), n = query.shape, key.shape[2]
         wide = torch.promote_types(query.dtype, torch.float32)
-        kept = None if dropout is None else dropout.factors((b, h, m, n), block, wide)
-        return cls(block, visible(sight, scoring, block, m, n, query.device), kept, scoring)
+        factors = None if dropout is None else dropout.factors((b, h, m, n), block, wide)
+        return cls(block, visible(sight, scoring, block, m, n, query.device), factors, scoring)
 
     def cut(self, operands: Operands) -> Operands:
         query, key, value, *bias = operands
@@ -130,16 +131,18 @@ class _Step(NamedTuple):
         return tuple(t.narrow(2, self.block.first_row, self.block.rows) for t in gradients if t is not None)
 
     def statistics(self, query: Tensor, key: Tensor, value: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
-        return tuple(definition(query, key, value, bias[0] if bias else None, self.seen, self.scoring, self.kept))
+        return tuple(
+            definition(query, key, value, bias[0] if bias else None, self.visible_keys, self.scoring, self.factors)
+        )
 
-    def tangents(self, operands: Operands, moves: Operands) -> tuple[Tensor, ...]:
-        """sum_n p_n f_n ds_n with f = 1 for G, -y for H and y^2 - V + 2 y for V."""
+    def tangents(self, operands: Operands, tangents: Operands) -> tuple[Tensor, ...]:
+        """Sums sum_n p_n f_n ds_n with f = 1 for G, -y for H and y^2 - V + 2 y for V."""
         dtype, wide = operands[0].dtype, torch.promote_types(operands[0].dtype, torch.float32)
         q, k, v, *bias = (t.to(wide) for t in operands)
-        dq, dk, dv, *dbias = (t.to(wide) for t in moves)
+        dq, dk, dv, *dbias = (t.to(wide) for t in tangents)
         _, G, H, V, _ = self.statistics(q, k, v, *bias)
         dead = (G == -torch.inf).unsqueeze(-1)
-        s = logits(q, k, bias[0] if bias else None, self.seen, self.scoring)
+        s = logits(q, k, bias[0] if bias else None, self.visible_keys, self.scoring)
         hidden, heads = s == -torch.inf, k.shape[1]
         u = (grouped(dq, heads) @ k.mT + grouped(q, heads) @ dk.mT).view(s.shape) * self.scoring.scale
         if self.scoring.softcap is not None:
@@ -150,15 +153,15 @@ class _Step(NamedTuple):
         y = (s - (G - H).unsqueeze(-1).masked_fill(dead, 0.0)).masked_fill(hidden, 0.0)
         dG = (p * ds).sum(-1)
         used, change = p, p * (ds - dG.unsqueeze(-1))
-        if self.kept is not None:
-            used, change = used * self.kept, change * self.kept
+        if self.factors is not None:
+            used, change = used * self.factors, change * self.factors
         output = (grouped(change, heads) @ v + grouped(used, heads) @ dv).view(*s.shape[:-1], v.shape[-1])
         dV = (p * (y.square() - V.unsqueeze(-1) + 2 * y) * ds).sum(-1)
         top = ds.gather(-1, s.argmax(-1, keepdim=True)).squeeze(-1) if s.shape[-1] else dG
         return output.to(dtype), dG, -(p * y * ds).sum(-1), dV, top
 
     def pullback(self, *operands_and_gradients: Tensor) -> Operands:
-        """The gradients of the operands, as a function of operands and cotangents."""
+        """Gradients of the operands as a function of operands and cotangents."""
         operands, gradients = operands_and_gradients[:-5], operands_and_gradients[-5:]
         _, pull = _vjp(self.statistics, *operands)
         return pull(gradients)
@@ -172,27 +175,27 @@ def _steps(operands: Operands, sight: Sight, scoring: Scoring, dropout: Dropout 
 
 
 def _joined(parts: list[tuple[_Step, Operands]], operands: Operands) -> Operands:
-    """Gradients of the whole operands from those of the blocks: queries side by side, shared keys summed."""
+    """Gradients of the operands from those of the blocks: queries concatenated, shared keys summed."""
     n = operands[1].shape[2]
-    query = torch.cat([found[0] for _, found in parts], 2)
+    query = torch.cat([grads[0] for _, grads in parts], 2)
     shared = []
     for i in (1, 2):
-        padded = [pad(found[i], (0, 0, step.block.first_key, n - step.block.last_key)) for step, found in parts]
+        padded = [pad(grads[i], (0, 0, step.block.first_key, n - step.block.last_key)) for step, grads in parts]
         shared.append(torch.stack(padded).sum(0) if len(padded) > 1 else padded[0])
     for i in range(3, len(operands)):
-        padded = [pad(found[i], (step.block.first_key, n - step.block.last_key)) for step, found in parts]
+        padded = [pad(grads[i], (step.block.first_key, n - step.block.last_key)) for step, grads in parts]
         shared.append(torch.stack(padded).sum(0) if operands[i].shape[2] == 1 else torch.cat(padded, 2))
     return query, *shared
 
 
 def _vjp(function: Callable[..., Any], *at: Tensor) -> tuple[Any, Callable[..., Any]]:
-    return torch.func.vjp(function, *at)  # type: ignore[return-value]  # of three values only with has_aux
+    return torch.func.vjp(function, *at)  # type: ignore[return-value]  # three values only with has_aux
 
 
 def _transposed_twice(
     function: Callable[..., tuple[Tensor, ...]], at: Operands, toward: Operands
 ) -> tuple[Tensor, ...]:
-    """The directional derivative by two reverse passes: forward mode cannot be nested in a Function's jvp."""
-    found, pull = _vjp(function, *at)
-    _, push = _vjp(lambda *cotangents: pull(cotangents), *(torch.zeros_like(t) for t in found))
+    """Directional derivative by two reverse passes: forward mode cannot be nested in the jvp of a Function."""
+    values, pull = _vjp(function, *at)
+    _, push = _vjp(lambda *cotangents: pull(cotangents), *(torch.zeros_like(t) for t in values))
     return push(tuple(toward))

@@ -2,11 +2,11 @@
 
     triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
     numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
-    flash      CPU without numba, where output and log normaliser are all that counts   flash.py
+    flash      CPU without numba, if only output and log normaliser are needed          flash.py
     blocked    everything else: float64, dropout, small problems, other devices         blocked.py
 
-Each takes the same arguments and gives the same numbers up to rounding; the statistics are float32 or better whatever
-the inputs are.
+All take the same arguments and return the same numbers up to rounding. The statistics are float32, or float64 for
+float64 inputs.
 """
 
 from typing import Any
@@ -22,9 +22,9 @@ from .reference import Statistics
 from .scoring import Scoring, Sight
 from .wide_values import Chunked
 
-# Scores of a forward pass from which the compiled CPU kernel is ahead of a handful of torch calls.
+# Number of logits from which the compiled CPU kernel is faster than a handful of torch calls.
 WORTH_COMPILING = 1 << 10
-# Queries that share a key head, up to which splitting the keys is ahead of splitting the queries.
+# Number of queries per key head up to which splitting the keys is faster than splitting the queries.
 FEW_QUERIES = 64
 
 
@@ -38,7 +38,7 @@ def forward(
     *,
     statistics: bool,
 ) -> Statistics:
-    """The statistics of every row by the fastest kernel that takes these arguments."""
+    """Statistics of every row, by the fastest kernel for these arguments."""
     if query.is_meta:
         number = torch.promote_types(query.dtype, torch.float32)
         rows = [query.new_empty(query.shape[:-1], dtype=number) for _ in range(4)]
@@ -48,12 +48,12 @@ def forward(
         return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
     if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
         return flash.forward(query, key, value, sight, scoring)
-    q, k, v, near = _wide(query), _wide(key), _wide(value), _wide_sight(sight)
+    q, k, v, wide_sight = _wide(query), _wide(key), _wide(value), _wide_sight(sight)
     if kernel is None:
-        found = blocked.forward(q, k, v, near, scoring, dropout)
+        result = blocked.forward(q, k, v, wide_sight, scoring, dropout)
     else:
-        found = kernel.forward(q, k, v, near, scoring, statistics=statistics)
-    return found if found.output.dtype == query.dtype else found._replace(output=found.output.to(query.dtype))
+        result = kernel.forward(q, k, v, wide_sight, scoring, statistics=statistics)
+    return result if result.output.dtype == query.dtype else result._replace(output=result.output.to(query.dtype))
 
 
 def backward(
@@ -68,28 +68,30 @@ def backward(
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and bias, each in the dtype of what it is the gradient of."""
+    """Gradients of query, key, value and bias, each in the dtype of its operand."""
     kernel = _compiled_kernel(query, key, value, dropout)
     G, E, c0, c1, c2 = row
     if kernel is not None and query.is_cuda:
         return kernel.backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, needs_bias=needs_bias)
-    q, k, v, near, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
-    of_bias: Tensor | None = None
+    q, k, v, wide_sight, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
+    grad_bias: Tensor | None = None
     if kernel is not None:
-        of_q, of_k, of_v, of_bias = kernel.backward(q, k, v, near, scoring, G, E, go, c0, c1, c2, needs_bias=needs_bias)
-    elif c1 is None and not needs_bias and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
-        of_q, of_k, of_v = flash.backward(q, k, v, near, scoring, G, go, c0)
-    else:
-        of_q, of_k, of_v, of_bias = blocked.backward(
-            q, k, v, near, scoring, row, go, needs_bias=needs_bias, dropout=dropout
+        grad_q, grad_k, grad_v, grad_bias = kernel.backward(
+            q, k, v, wide_sight, scoring, G, E, go, c0, c1, c2, needs_bias=needs_bias
         )
-    if of_bias is not None and sight.bias is not None:
-        of_bias = of_bias.to(sight.bias.dtype)
-    return of_q.to(query.dtype), of_k.to(key.dtype), of_v.to(value.dtype), of_bias
+    elif c1 is None and not needs_bias and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+        grad_q, grad_k, grad_v = flash.backward(q, k, v, wide_sight, scoring, G, go, c0)
+    else:
+        grad_q, grad_k, grad_v, grad_bias = blocked.backward(
+            q, k, v, wide_sight, scoring, row, go, needs_bias=needs_bias, dropout=dropout
+        )
+    if grad_bias is not None and sight.bias is not None:
+        grad_bias = grad_bias.to(sight.bias.dtype)
+    return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), grad_bias
 
 
 def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
-    """<left, right> of every row, in float32 or better."""
+    """Inner product <left, right> of every row, in float32 or float64."""
     kernel = (
         kernel_module(f"{__package__}.gpu", "triton")
         if left.device.type == "cuda" and left.dtype != torch.float64
@@ -101,7 +103,7 @@ def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Fl
 
 
 def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
-    """The compiled kernel for these arguments, a module with `forward` and `backward`; or None."""
+    """Module of the compiled kernel for these arguments, with `forward` and `backward`; None if there is none."""
     if dropout is not None or query.dtype is torch.float64 or query.numel() == 0:
         return None
     if query.is_cuda:

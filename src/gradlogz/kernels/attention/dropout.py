@@ -1,4 +1,4 @@
-"""Dropout of attention weights that no one has to remember.
+"""Dropout of attention weights, recomputed from a seed instead of stored.
 
     factor = 0 with probability p, else 1 / (1 - p)
 
@@ -14,10 +14,10 @@ from .scoring import Block
 
 
 class Dropout(NamedTuple):
-    """The probability of dropping a weight, and the seed [] of their fates.
+    """Probability of dropping a weight, and the seed, a tensor [].
 
-    The fate of a weight is a hash of the seed and of its own place in [b, h, m, n]: every pass finds it again, however
-    the pass is cut into blocks, and nothing is stored.
+    A hash of the seed and of the index in [b, h, m, n] decides about each weight. Forward and backward pass agree for
+    any division into blocks, and no mask is stored.
     """
 
     probability: float
@@ -32,7 +32,7 @@ class Dropout(NamedTuple):
         batches: slice = slice(None),
         heads: slice = slice(None),
     ) -> Float[Tensor, "b h m n"]:
-        """For a block of the weights, of size [b, h, m, n] in all: 0 for a dropped one, 1 / (1 - p) for a kept one."""
+        """Factors on a block of the weights [b, h, m, n]: 0 if dropped, otherwise 1 / (1 - p)."""
         (b, h, m, n), device = size, self.seed.device
         head = torch.arange(b * h, device=device).view(b, h, 1, 1)[batches, heads]
         row = torch.arange(block.first_row, block.last_row, device=device).unsqueeze(-1)
@@ -42,5 +42,5 @@ class Dropout(NamedTuple):
         for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
             x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * multiplier
         x = (x >> 11) & ((1 << 53) - 1)
-        kept = x >= int(self.probability * (1 << 53))
-        return kept.to(dtype) / (1 - self.probability)
+        survives = x >= int(self.probability * (1 << 53))
+        return survives.to(dtype) / (1 - self.probability)

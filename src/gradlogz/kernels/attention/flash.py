@@ -1,10 +1,10 @@
-"""torch's own flash attention on the CPU, asked for what it knows: output, log normaliser, and the gradient of both.
+"""torch's flash attention on the CPU: output, log normaliser, and the gradient of both.
 
     forward    output and log normaliser of the fused kernel behind scaled_dot_product_attention
-    backward   ds = p (dp - delta),  delta = <grad_output, output>;  one more column with v = 0, grad_output = 1 and
-               output = -c puts any number c of ours in the place of torch's delta
+    backward   ds = p (dp - delta),  delta = <grad_output, output>;  an additional column with v = 0, grad_output = 1
+               and output = -c replaces torch's delta by any number c
 
-It knows neither windows nor segments nor soft caps, and no other statistics; `takes` says what it can be asked for.
+It has neither windows nor segments nor soft caps, and no other statistics; `takes` checks the arguments.
 
 Read next: dispatch.py.
 """
@@ -18,19 +18,19 @@ from .scoring import Scoring, Sight
 
 
 def takes(query: Tensor, sight: Sight, scoring: Scoring, keys: int) -> bool:
-    """Whether these arguments mean to torch what they mean to us.
+    """Return whether torch computes the same function of these arguments.
 
-    It aligns causal masks at the first key, does not say which rows a causal mask and another one leave without keys,
-    and rounds a bias to the dtype of the query.
+    It aligns causal masks with the first key, does not report rows that a causal mask together with another mask leaves
+    without keys, and rounds a bias to the dtype of the query.
     """
     plain = sight.bias is None and sight.mask is None
     causal = scoring.right == 0 and query.shape[2] == keys and plain
-    whole = scoring.left is None and (scoring.right is None or causal)
+    full_band = scoring.left is None and (scoring.right is None or causal)
     exact = sight.bias is None or sight.bias.dtype == query.dtype
     return (
         query.device.type == "cpu"
         and query.numel() > 0
-        and whole
+        and full_band
         and exact
         and scoring.softcap is None
         and sight.segments is None
@@ -44,14 +44,14 @@ def forward(
     sight: Sight,
     scoring: Scoring,
 ) -> Statistics:
-    """Output and log normaliser; the rest is zeros."""
+    """Output and log normaliser; the other statistics are zeros."""
     v = value.shape[-1]
     additive = _additive(query, sight)
     output, G = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_of_one_size(query, key, value), 0.0, scoring.right == 0, attn_mask=additive, scale=scoring.scale
+        *_equal_sizes(query, key, value), 0.0, scoring.right == 0, attn_mask=additive, scale=scoring.scale
     )
     unknown = query.isnan().any(-1)
-    if additive is not None:  # torch says 0 of a row without keys, and of one with NaN
+    if additive is not None:  # torch returns 0 for a row without keys, and for one with NaN
         G = G.masked_fill((additive == -torch.inf).all(-1), -torch.inf)
         unknown = unknown | additive.isnan().any(-1)
     G, output = G.masked_fill(unknown, torch.nan), output.masked_fill(unknown.unsqueeze(-1), torch.nan)
@@ -72,13 +72,13 @@ def backward(
     """Gradients of query, key and value for ds = p (dp + c0)."""
     (_, hk, _, d), v = key.shape, value.shape[-1]
     width = max(d, v + 1)
-    # <grad_output, output> of these two is -c0, whatever the true output is.
+    # <grad_output, output> is -c0 for these two, independent of the true output.
     grad_output = pad(torch.cat([grad_output, torch.ones_like(grad_output[..., :1])], -1), (0, width - v - 1))
     output = torch.zeros_like(grad_output)
     output[..., v] = -c0
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_output,
-        *(pad(t, (0, width - t.shape[-1])) for t in _of_one_size(query, key, value)),
+        *(pad(t, (0, width - t.shape[-1])) for t in _equal_sizes(query, key, value)),
         output,
         log_normalizer,
         0.0,
@@ -92,8 +92,8 @@ def backward(
     return grad_query[..., :d], grad_key[..., :d], grad_value[..., :v]
 
 
-def _of_one_size(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads and head sizes made equal, without which torch takes another path: of quadratic memory."""
+def _equal_sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Make heads and head sizes equal: otherwise torch chooses a path with quadratic memory."""
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (t.repeat_interleave(group, 1) for t in (key, value))
@@ -106,11 +106,11 @@ def _of_one_size(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 
 def _additive(query: Tensor, sight: Sight) -> Tensor | None:
-    """Bias and mask as one tensor to be added, [#b, #h, m, n]."""
+    """Bias and mask as one additive mask, [#b, #h, m, n]."""
     additive = sight.bias
     if sight.mask is not None:
-        hidden = torch.zeros((), dtype=query.dtype, device=query.device)
-        additive = (hidden if additive is None else additive).masked_fill(~sight.mask, -torch.inf)
+        zero = torch.zeros((), dtype=query.dtype, device=query.device)
+        additive = (zero if additive is None else additive).masked_fill(~sight.mask, -torch.inf)
     if additive is None:
         return None
     return additive.to(query.dtype).expand(-1, -1, query.shape[2], -1)

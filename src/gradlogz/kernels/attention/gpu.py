@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Attention with its statistics on a GPU, tile after tile: the logits of scoring.py never leave the chip.
+"""Attention with its statistics on a GPU, by tiles: the logits of scoring.py stay on the chip.
 
     forward                                                     one program per tile of queries
         x_mn = s_mn - top_m                                     top_m: the largest logit so far
@@ -11,20 +11,20 @@
 
     backward                                                    one program per tile of keys, one per tile of queries
         p  = exp x,  x = s - G                                  dp_mn = <go_m, v_n>
-        ds = p (dp + c0 + y (c1 + c2 y))                        y = s - E = x + H: what the statistics add
-           = p (dp + k0 + x (k1 + k2 x))                        a polynomial in the x that is there, its k per row
+        ds = p (dp + c0 + y (c1 + c2 y))                        y = s - E = x + H: the term of the statistics
+           = p (dp + k0 + x (k1 + k2 x))                        a polynomial in x, with coefficients k per row
         dv = p^T go,   dk = scale du^T q,   dq = scale du k     du = ds (1 - tanh^2), the slope of the softcap
 
-Logits are kept in units of log 2, so that an exponential is one instruction and the scale is part of a multiplication
-that is there anyway. A key that is not visible has the finite logit LOW, far below where `top` starts: its mass is an
-exact 0 and its moments are 0 * LOW = 0, without a test per element. Tiles inside the band need no mask and get none;
-only those that it crosses, and the ragged last one, pay for it. Tiles travel through tensor descriptors, which fill
-what lies outside with zeros: any head size, any number of rows. Sums have one order: results repeat bit for bit.
+Logits are in units of log 2, so that an exponential is one instruction and the scale is part of a multiplication that
+is needed anyway. A hidden key has the finite logit LOW, far below the start of `top`: its mass is exactly 0 and its
+moments are 0 * LOW = 0, without a test per element. Tiles inside the band need no mask; only tiles that cross its edge,
+and the ragged last one, are masked. Tiles are loaded through tensor descriptors, which fill elements outside the tensor
+with zeros: any head size, any number of rows. Sums have a fixed order, so that results are bitwise reproducible.
 
-The moments are three instructions per element. Taken about the top they lose few digits, since mass lies at most log n
-below it: V keeps 2e-5 of its size over 16384 keys.
+The moments cost three instructions per element. Taken about the top they lose few digits, since the mean lies at most
+log n below it: the relative error of V is 2e-5 over 16384 keys.
 
-Read next: scoring.py (what a logit is), reference.py (the same by definition).
+Read next: scoring.py (the definition of a logit), reference.py (attention by definition).
 """
 
 from typing import NamedTuple
@@ -40,17 +40,17 @@ from .scoring import Scoring, Sight
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG_2 = tl.constexpr(0.6931471805599453)
-# The logit of a key that is not visible, and where the running maximum starts: no visible logit lies below either.
+# The logit of a hidden key, and the start of the running maximum: every visible logit is larger than both.
 LOW = tl.constexpr(-1e30)
 START = tl.constexpr(-1e29)
 # 2^-200 is 0 in float32.
 NO_MASS = tl.constexpr(-200.0)
-# How float32 is multiplied: in three products of 19 bits, nearer to the truth than plain float32 and 4 times as fast.
+# float32 is multiplied as three products of 19 bits: more accurate than plain float32, and 4 times as fast.
 PRECISION = "tf32x3"
 
 
 class Tiling(NamedTuple):
-    """How many queries and keys a tile has, how many warps work on it, and how many tiles are under way."""
+    """Numbers of queries and keys in a tile, of warps, and of pipeline stages."""
 
     rows: int
     keys: int
@@ -58,9 +58,9 @@ class Tiling(NamedTuple):
     stages: int
 
 
-# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256. Small tiles leave several programs to a
-# multiprocessor, and one takes exponentials while another multiplies. Beware: in float32 with head size 256, Triton 3.6
-# compiles some tiles of 16 keys or queries for 8 warps to kernels that leave their memory.
+# The fastest of those tried on an H200, for head sizes up to 64, 128 and 256. With small tiles several programs share a
+# multiprocessor, and one computes exponentials while another multiplies. Caution: in float32 with head size 256, Triton
+# 3.6 compiles some tiles of 16 keys or queries with 8 warps to kernels that access memory out of bounds.
 TILINGS = {
     "output": (Tiling(64, 128, 4, 2), Tiling(128, 64, 4, 2), Tiling(128, 64, 8, 2)),
     "statistics": (Tiling(64, 128, 4, 2), Tiling(128, 128, 8, 3), Tiling(128, 64, 8, 2)),
@@ -78,7 +78,7 @@ TILINGS = {
 
 
 def tiling(kind: str, size: int) -> Tiling:
-    """The tiling for a kind of kernel and the larger head size."""
+    """Tiling for a kind of kernel and the larger head size."""
     return TILINGS[kind][0 if size <= 64 else 1 if size <= 128 else 2]
 
 
@@ -87,7 +87,7 @@ def tiling(kind: str, size: int) -> Tiling:
 
 @triton.jit
 def _tanh(x):
-    """Hyperbolic tangent by one exponential; by its series where that would cancel."""
+    """Hyperbolic tangent by one exponential, or by its series where that would cancel."""
     y = x * x
     series = x * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 - y * (17.0 / 315.0))))
     tail = 1.0 - 2.0 / (1.0 + tl.exp2(tl.abs(x) * (2.0 * LOG2_E)))
@@ -96,7 +96,7 @@ def _tanh(x):
 
 @triton.jit
 def _logit(product, row, key, batch, head, sight, scoring, m, n, EDGE: tl.constexpr):
-    """The logits of a tile in units of log 2, and their slope against scale * product."""
+    """Logits of a tile in units of log 2, and their derivative with respect to scale * product."""
     s = product * (scoring.scale * LOG2_E)
     slope = 1.0
     if scoring.softcap is not None:
@@ -105,29 +105,29 @@ def _logit(product, row, key, batch, head, sight, scoring, m, n, EDGE: tl.conste
         slope = 1.0 - tanh * tanh
     if EDGE:
         at = row + (n - m)
-        seen = (row < m) & (key < n)
+        visible = (row < m) & (key < n)
         if scoring.left is not None:
-            seen = seen & (key >= at - scoring.left)
+            visible = visible & (key >= at - scoring.left)
         if scoring.right is not None:
-            seen = seen & (key <= at + scoring.right)
+            visible = visible & (key <= at + scoring.right)
         if sight.mask is not None:
             start = sight.mask + (batch.to(tl.int64) * sight.mask_batch + head.to(tl.int64) * sight.mask_head)
-            seen = seen & (_entry(start, sight.mask_row, row, key, m, n) != 0)
+            visible = visible & (_entry(start, sight.mask_row, row, key, m, n) != 0)
         if sight.segments is not None:
             start = sight.segments + batch.to(tl.int64) * sight.segments_batch
             known = (at >= 0) & (row < m)
-            seen = seen & known & (tl.load(start + at, known, 0) == tl.load(start + key, key < n, 0))
+            visible = visible & known & (tl.load(start + at, known, 0) == tl.load(start + key, key < n, 0))
         if sight.bias is not None:
             start = sight.bias + (batch.to(tl.int64) * sight.bias_batch + head.to(tl.int64) * sight.bias_head)
             s += _entry(start, sight.bias_row, row, key, m, n).to(tl.float32) * LOG2_E
             s = tl.where(s < LOW, LOW, s)
-        s = tl.where(seen, s, LOW)
+        s = tl.where(visible, s, LOW)
     return s, slope
 
 
 @triton.jit
 def _entry(start, stride, row, key, m, n):
-    """A tile of a bias or a mask, or one row of it where all rows are the same."""
+    """A tile of a bias or a mask, or one row of it if all rows are equal."""
     place = start + key
     there = key < n
     if stride is not None:
@@ -138,9 +138,9 @@ def _entry(start, stride, row, key, m, n):
 
 @triton.jit
 def _span(first, last, before, after, limit, sight, SIZE: tl.constexpr):
-    """Tiles [begin, end) that positions first..last see at all, and [inner, outer) which all of them see wholly.
+    """Tiles [begin, end) that some of the positions first..last see, and [inner, outer) that all of them see entirely.
 
-    A position sees what lies from `before` below it to `after` above it, and between 0 and limit.
+    A position sees from `before` below it to `after` above it, between 0 and limit.
     """
     begin = 0
     end = tl.cdiv(limit, SIZE)
@@ -162,7 +162,7 @@ def _span(first, last, before, after, limit, sight, SIZE: tl.constexpr):
 
 @triton.jit
 def _tile(step, begin, inner, outer, EDGE: tl.constexpr):
-    """The step-th tile: of the inner ones, or of those around them."""
+    """Index of the step-th inner tile, or of the step-th tile around them."""
     if EDGE:
         return begin + step + tl.where(begin + step < inner, 0, outer - inner)
     else:
@@ -178,7 +178,7 @@ def _absorb(
     EDGE: tl.constexpr, GROUP: tl.constexpr, STATISTICS: tl.constexpr,
     BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the tiles of keys inside the band, or those at its edge."""
+    """Add the tiles of keys inside the band, or those at its edge, to the running sums."""
     o, top, z, a, b = state
     begin, inner, outer, end = span
     # Inside the band the scale is applied to the maximum of a row instead of to each of its elements.
@@ -215,7 +215,7 @@ def _forward(
     GROUP: tl.constexpr, STATISTICS: tl.constexpr, EDGES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # The last queries of a causal band have most keys: they start first.
+    # The last queries of a causal band have the most keys, and start first.
     tiles = tl.cdiv(m, BM)
     start = (tiles - 1 - tl.program_id(0) % tiles) * BM
     batch = tl.program_id(0) // tiles // heads
@@ -241,7 +241,7 @@ def _forward(
 
     dead = z == 0.0
     z = tl.where(dead, 1.0, z)
-    # A maximum passes over NaN, a sum does not.
+    # A maximum ignores NaN, a sum does not.
     top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
     log_z = tl.log2(z)
     output.store([batch, head, start, 0], (o / z[:, None]).to(output.dtype).reshape([1, 1, BM, DV]))
@@ -252,7 +252,7 @@ def _forward(
         mean = a / z
         variance = b / z - mean * mean
         uncertainty = log_z - mean
-        # Rounding may leave the one or the other a little below 0; NaN is not below anything.
+        # Rounding may make them slightly negative; a comparison with NaN is false.
         tl.store(entropy + out, tl.where(uncertainty < 0.0, 0.0, uncertainty) * LOG_2, row < m)
         tl.store(logit_variance + out, tl.where(variance < 0.0, 0.0, variance) * (LOG_2 * LOG_2), row < m)
 
@@ -266,11 +266,11 @@ def forward(
     *,
     statistics: bool = True,
 ) -> Statistics:
-    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0 and cost nothing."""
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0."""
     (b, h, m, d), n, v = query.shape, key.shape[2], value.shape[3]
-    if scoring.scale < 0:  # the largest product is to have the largest logit
+    if scoring.scale < 0:  # the largest product must have the largest logit
         return forward(-query, key, value, sight, scoring._replace(scale=-scoring.scale), statistics=statistics)
-    output = _room(query, v)
+    output = _empty_aligned(query, v)
     entropy, logit_variance = query.new_zeros((2, b, h, m), dtype=torch.float32)
     log_normalizer, max_logit = query.new_full((2, b, h, m), -torch.inf, dtype=torch.float32)
     result = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
@@ -298,7 +298,7 @@ def forward(
 
 @triton.jit
 def _rows(per_row, first, row, m):
-    """log normaliser, k0, k1 and k2 of some queries, as _per_row gives them."""
+    """Log normaliser, k0, k1 and k2 of a tile of queries, as computed by _per_row."""
     log_normalizer, c0, c1, c2 = per_row
     G = tl.load(log_normalizer + first + row, row < m, -LOW)
     k0 = tl.load(c0 + first + row, row < m, 0.0)
@@ -311,7 +311,7 @@ def _rows(per_row, first, row, m):
 
 @triton.jit
 def _mass(s, G, MOMENTS: tl.constexpr, EDGE: tl.constexpr):
-    """x and p = exp x; where no mass is left, x is kept from overflowing in its square."""
+    """x and p = exp x; without mass, x is clamped so that its square does not overflow."""
     x = s - G
     if MOMENTS and EDGE:
         x = tl.where(x < NO_MASS, NO_MASS, x)
@@ -320,7 +320,7 @@ def _mass(s, G, MOMENTS: tl.constexpr, EDGE: tl.constexpr):
 
 @triton.jit
 def _logit_gradient(p, dp, x, k0, k1, k2, MOMENTS: tl.constexpr):
-    """ds = p (dp + k0 + x (k1 + k2 x))."""
+    """Gradient of the logits, ds = p (dp + k0 + x (k1 + k2 x))."""
     weight = dp + k0
     if MOMENTS:
         weight += x * (k1 + k2 * x)
@@ -332,7 +332,7 @@ def _gather_key(
     state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
     EDGE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what the tiles of queries inside the band, or at its edge, say about a tile of keys: all transposed."""
+    """Add the gradients from tiles of queries inside the band, or at its edge, to a tile of keys; transposed."""
     dk, dv = state
     begin, inner, outer, end = span
     MOMENTS: tl.constexpr = per_row[2] is not None
@@ -365,7 +365,7 @@ def _backward_key(
     batch = tl.program_id(0) // tiles // key_heads
     key_head = tl.program_id(0) // tiles % key_heads
     key_index = start + tl.arange(0, BN)
-    # A key lies among the queries as they lie among the keys, with left and right exchanged.
+    # The band of queries around a key is that of keys around a query, with left and right exchanged.
     at = start - (n - m)
     span = _span(at, at + tl.minimum(BN, n - start) - 1, scoring.right, scoring.left, m, sight, BM)
 
@@ -396,7 +396,7 @@ def _gather_query(
     MOMENTS: tl.constexpr, EDGE: tl.constexpr, GROUP: tl.constexpr,
     BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what the tiles of keys inside the band, or at its edge, say about a tile of queries."""
+    """Add the gradients from tiles of keys inside the band, or at its edge, to a tile of queries."""
     G, k0, k1, k2 = rows
     begin, inner, outer, end = span
     for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
@@ -464,10 +464,10 @@ def backward(
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of queries, keys, values and bias; log_normalizer is +inf in rows that see no key."""
+    """Gradients of queries, keys, values and bias; log_normalizer is +inf in rows that see no key."""
     (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
-    grad_query, grad_key, grad_value = _room(query, d), _room(key, d), _room(value, v)
-    # The bias of a key that some head or batch shares gets the sum, in an order that torch fixes.
+    grad_query, grad_key, grad_value = _empty_aligned(query, d), _empty_aligned(key, d), _empty_aligned(value, v)
+    # A bias shared by heads or batches gets the sum, in a fixed order of torch.
     grad_logit = query.new_zeros((b, h, m, n), dtype=torch.float32) if needs_bias else None
     if 0 in (b, h, m, n):
         grads = grad_query.zero_(), grad_key.zero_(), grad_value.zero_()
@@ -512,7 +512,7 @@ def _inner(left, right, products, heads, m, BM: tl.constexpr, DV: tl.constexpr):
 
 
 def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
-    """<left_m, right_m> in float32, each read once: the <go, o> that c0 holds."""
+    """Inner products <left_m, right_m> in float32, each tensor read once; <go, o> is part of c0."""
     b, h, m, v = left.shape
     products = left.new_zeros((b, h, m), dtype=torch.float32)
     if left.numel() > 0:
@@ -521,13 +521,13 @@ def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Fl
     return products
 
 
-# What kernels are given -----------------------------------------------------------------------------------------------
+# Arguments of the kernels ---------------------------------------------------------------------------------------------
 
 
 def _per_row(
     log_normalizer: Tensor, mean_logit: Tensor, c0: Tensor, c1: Tensor | None, c2: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """G, k0, k1 and k2 for logits in units of log 2; G is finite in rows without keys, and leaves no mass there."""
+    """G, k0, k1 and k2 for logits in units of log 2; G is finite in rows without keys, whose mass is then 0."""
     c0 = c0.to(torch.float32).contiguous()
     G = (log_normalizer.to(torch.float32) * LOG2_E.value).clamp(max=-LOW.value).contiguous()
     if c1 is None and c2 is None:
@@ -541,7 +541,7 @@ def _per_row(
 
 
 class _Strided(NamedTuple):
-    """Bias, mask and segments with their strides: 0 where they are shared, None for rows that are all the same."""
+    """Bias, mask and segments with their strides: 0 if shared, None if all rows are equal."""
 
     bias: Tensor | None = None
     bias_batch: int = 0
@@ -569,33 +569,33 @@ def _strided(sight: Sight) -> _Strided:
 
 
 def _clipped(scoring: Scoring, m: int, n: int) -> Scoring:
-    """The same band in numbers that sums of 32 bits hold."""
+    """Clip the band to numbers whose sums fit in 32 bits."""
     left, right = (None if reach is None else max(-m - n, min(reach, m + n)) for reach in (scoring.left, scoring.right))
     softcap = None if scoring.softcap is None else float(scoring.softcap)
     return Scoring(float(scoring.scale), softcap, left, right)
 
 
 def _masks(sight: Sight) -> bool:
-    """Whether every tile needs a mask."""
+    """Return whether every tile needs a mask."""
     return any(tensor is not None for tensor in sight)
 
 
 def _has_edges(sight: Sight, scoring: Scoring, size: int, tile: int) -> bool:
-    """Whether any tile needs a mask."""
+    """Return whether any tile needs a mask."""
     return _masks(sight) or scoring.left is not None or scoring.right is not None or size % tile != 0
 
 
-def _room(like: Tensor, size: int) -> Tensor:
-    """An empty tensor with rows of `size` that start at multiples of 16 bytes, as a descriptor wants them."""
+def _empty_aligned(like: Tensor, size: int) -> Tensor:
+    """Empty tensor with rows of `size` that start at multiples of 16 bytes, as descriptors require."""
     step = 16 // like.element_size()
     return like.new_empty((*like.shape[:-1], -(-size // step) * step))[..., :size]
 
 
 def _tiles(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Tiles [rows, d] of a tensor [b, h, m, d], copied only if its layout is none a descriptor can name."""
+    """Descriptor of tiles [rows, d] of a tensor [b, h, m, d], copied if its layout is not supported."""
     *strides, last = tensor.stride()
     if last != 1 or tensor.data_ptr() % 16 or any(s == 0 or s * tensor.element_size() % 16 for s in strides):
-        tensor = _room(tensor, tensor.shape[-1]).copy_(tensor)
+        tensor = _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
     return TensorDescriptor.from_tensor(tensor, [1, 1, rows, _padded(tensor.shape[-1])])
 
 

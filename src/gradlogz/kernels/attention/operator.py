@@ -1,14 +1,14 @@
-"""Attention with all statistics of its rows, as one operation that torch can differentiate.
+"""Attention with the statistics of its rows as one differentiable operation of torch.
 
     query, key, value, bias  ->  output, log_normalizer, entropy, logit_variance, max_logit
 
     eager      _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap
-    compiled   the operator gradlogz::attention with its backward operator: first derivatives, as compilers have them;
-               for tracers, dispatch modes and wrapper subclasses too, which see operators and nothing below them
-    else       the definition: where torch would be silently wrong (forward mode inside forward mode, whose tangents
-               of a Function are zero; transforms where only operators are seen, whose tangents are zero)
+    compiled   the operator gradlogz::attention with its backward operator: first derivatives only; also for tracers,
+               dispatch modes and wrapper subclasses, which intercept operators
+    else       the definition, where torch would silently return zero tangents: forward mode inside forward mode, and
+               transforms of operators
 
-Read next: dispatch.py (which kernel computes it), derivatives.py (what is not in the kernels).
+Read next: dispatch.py (the choice of the kernel), derivatives.py (derivatives without kernels).
 """
 
 from typing import Any
@@ -38,12 +38,12 @@ def attention(
     *,
     statistics: bool = True,
 ) -> Statistics:
-    """The statistics of every row, differentiable in query, key, value and bias.
+    """Statistics of every row, differentiable in query, key, value and bias.
 
-    With statistics=False only output and log normaliser are promised.
+    With statistics=False only output and log normaliser are valid.
     """
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
-    if undisturbed(operands):
+    if is_plain_call(operands):
         return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
     transformed = under_transform() or forward_ad._current_level >= 0
     traced = torch.compiler.is_compiling() or is_traced(operands)
@@ -57,8 +57,8 @@ def attention(
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
 
 
-def undisturbed(operands: tuple[Tensor, ...]) -> bool:
-    """Whether the numbers are all that is asked for: no derivative, and nobody who looks at how they are made."""
+def is_plain_call(operands: tuple[Tensor, ...]) -> bool:
+    """Return whether a kernel may be called directly: no derivative, transform, tracer or dispatch mode is active."""
     if torch.compiler.is_compiling():
         return False
     differentiable = torch.is_grad_enabled()
@@ -76,42 +76,42 @@ def directional(
     scoring: Scoring,
     direction: Float[Tensor, "b h m d"],
 ) -> Float[Tensor, "b h m d"]:
-    """scale Cov(k) direction for every row: the Fisher-vector product, of neither an m x n nor a d x d matrix.
+    """Fisher-vector product scale Cov(k) direction of every row, without an m x n or d x d matrix.
 
-    It is the backward of attention with values = keys, with respect to the query.
+    It is the backward pass of attention with values = keys, with respect to the query.
     """
     if torch.compiler.is_compiling() or is_traced((query, key, direction)) or _forward_modes() > 1:
         _, pull = torch.func.vjp(lambda q: derivatives.by_definition(q, key, key, sight, scoring, None).output, query)  # type: ignore[misc]
         return pull(direction)[0]
-    found = attention(query, key, key, sight, scoring, statistics=False)
-    rows = (*found, direction, None, None, None, None)
-    if query.is_cuda:  # where one more coordinate would double the tiles
+    result = attention(query, key, key, sight, scoring, statistics=False)
+    rows = (*result, direction, None, None, None, None)
+    if query.is_cuda:  # there one more coordinate would double the tiles
         return _AttendBackward.apply(query, key, key, *sight, None, *rows, scoring, 0.0, False)[0]
-    # The weights ds sum to 0 but for rounding, which on a saturated row is larger than they are. One more coordinate, 0
-    # in the query and 1 in the keys, sums them; what it finds is taken back, spread as p.
+    # The weights ds sum to 0 up to rounding, which in a saturated row exceeds the weights. An additional coordinate, 0
+    # in the query and 1 in the keys, computes that sum; it is subtracted in proportion to p.
     wider_query, wider_key = pad(query, (0, 1)), pad(key, (0, 1), value=1.0)
     wider = _AttendBackward.apply(wider_query, wider_key, key, *sight, None, *rows, scoring, 0.0, False)[0]
-    return wider[..., :-1] - wider[..., -1:] * found.output
+    return wider[..., :-1] - wider[..., -1:] * result.output
 
 
 def under_transform() -> bool:
-    """Whether a torch.func transform is at work; known while tracing, and constant for the trace."""
+    """Return whether a torch.func transform is active; constant during tracing."""
     return maybe_current_level() is not None
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: that takes longer than torch itself.
+# As torch.compiler.assume_constant_result, without importing the compiler, which takes longer than importing torch.
 under_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(operands: tuple[Tensor, ...]) -> bool:
-    """Whether someone looks at every operator: a tracer, a dispatch mode, a subclass with its numbers elsewhere."""
+    """Return whether operators are intercepted: by a tracer, a dispatch mode or a wrapper subclass."""
     if _get_tracing_state() is not None or _len_torch_dispatch_stack():
         return True
     return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
 
 
 def _forward_modes() -> int:
-    """How many torch.func.jvp are at work, one inside the other."""
+    """Number of nested torch.func.jvp transforms."""
     stack = torch._C._functorch.get_interpreter_stack() or []
     return sum(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack)
 
@@ -123,27 +123,27 @@ def _gradients(
     sight: Sight,
     scoring: Scoring,
     dropout: Dropout | None,
-    found: Statistics,
+    result: Statistics,
     gradients: Gradients,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of query, key, value and bias from those of the statistics."""
+    """Gradients of query, key, value and bias from those of the statistics."""
     grad_output, along = gradients.output, None
     if grad_output is None:
-        grad_output = torch.zeros_like(found.output)
+        grad_output = torch.zeros_like(result.output)
     else:
-        along = dispatch.inner(grad_output, found.output)
-    row = coefficients(found, gradients, along)
-    whole = dispatch.backward(
+        along = dispatch.inner(grad_output, result.output)
+    row = coefficients(result, gradients, along)
+    grads = dispatch.backward(
         query, key, value, sight, scoring, dropout, row, grad_output, needs_bias=needs_bias and sight.bias is not None
     )
     if gradients.max_logit is not None:
-        blocked.add_gradient_of_highest(whole, query, key, sight, scoring, gradients.max_logit)
-    return whole
+        blocked.add_gradient_of_highest(grads, query, key, sight, scoring, gradients.max_logit)
+    return grads
 
 
 class _Attend(torch.autograd.Function):
-    """The operation in eager mode, of (query, key, value, bias, mask, segments, seed) and what is no tensor."""
+    """Eager operation of the tensors (query, key, value, bias, mask, segments, seed) and of its options."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -161,34 +161,34 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         needs_bias = ctx.needs_input_grad[3]
-        *whole, bias = _AttendBackward.apply(*ctx.saved_tensors, *gradients, ctx.scoring, ctx.probability, needs_bias)
-        return *whole, bias if needs_bias else None, *[None] * 6
+        *grads, bias = _AttendBackward.apply(*ctx.saved_tensors, *gradients, ctx.scoring, ctx.probability, needs_bias)
+        return *grads, bias if needs_bias else None, *[None] * 6
 
     @staticmethod
-    def jvp(ctx: Any, *moves: Any) -> tuple[Tensor, ...]:
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         operands, sight, dropout = _operands(ctx.saved_tensors, ctx.probability)
-        return tuple(derivatives.tangents(operands, _or_zeros(moves, operands), sight, ctx.scoring, dropout))
+        return tuple(derivatives.tangents(operands, _or_zeros(tangents, operands), sight, ctx.scoring, dropout))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         folded = _folded(info.batch_size, in_dims[:7], inputs[:7])
-        found = _Attend.apply(*folded, *inputs[7:])
-        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0,) * 5
+        result = _Attend.apply(*folded, *inputs[7:])
+        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in result), (0,) * 5
 
 
 class _AttendBackward(torch.autograd.Function):
-    """The backward of _Attend, itself differentiable: its seven tensors, five statistics and their five gradients."""
+    """Differentiable backward of _Attend: seven tensors, five statistics and their five gradients."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
         *tensors, scoring, probability, needs_bias = inputs
         if any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors[12:]):
-            # torch.autograd.grad(is_grads_batched=True) has a vmap of its own, which knows operators alone.
+            # torch.autograd.grad(is_grads_batched=True) has its own vmap, which supports only operators.
             return _operator_backward(*tensors, *scoring, probability, needs_bias)
         q, k, v, sight, dropout = _read(tensors[:7], probability)
-        found, gradients = Statistics(*tensors[7:12]), Gradients(*tensors[12:])
-        *whole, bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
-        return *whole, q.new_zeros(()) if bias is None else bias
+        result, gradients = Statistics(*tensors[7:12]), Gradients(*tensors[12:])
+        *grads, bias = _gradients(q, k, v, sight, scoring, dropout, result, gradients, needs_bias)
+        return *grads, q.new_zeros(()) if bias is None else bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
@@ -202,50 +202,52 @@ class _AttendBackward(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
         gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
-        given = cotangents if ctx.needs_bias else cotangents[:3]
-        whole, rows = derivatives.second(operands, gradients, _or_zeros(given, operands), sight, ctx.scoring, dropout)
-        asked = (row if g is not None else None for row, g in zip(rows, ctx.saved_tensors[7:], strict=True))
-        return *whole, *[None] * (12 - len(whole)), *asked, None, None, None
+        available = cotangents if ctx.needs_bias else cotangents[:3]
+        grads, rows = derivatives.second(
+            operands, gradients, _or_zeros(available, operands), sight, ctx.scoring, dropout
+        )
+        row_grads = (row if g is not None else None for row, g in zip(rows, ctx.saved_tensors[7:], strict=True))
+        return *grads, *[None] * (12 - len(grads)), *row_grads, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *moves: Any) -> tuple[Tensor, ...]:
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         operands, sight, dropout = _operands(ctx.saved_tensors[:7], ctx.probability)
         gradients = _gradients_or_zeros(ctx.saved_tensors[7:], operands)
-        moved = Gradients(*_or_zeros(moves[12:17], tuple(gradients)))
-        whole = derivatives.second_tangents(
-            operands, gradients, _or_zeros(moves[:4], operands), moved, sight, ctx.scoring, dropout
+        gradient_tangents = Gradients(*_or_zeros(tangents[12:17], tuple(gradients)))
+        tangents_out = derivatives.second_tangents(
+            operands, gradients, _or_zeros(tangents[:4], operands), gradient_tangents, sight, ctx.scoring, dropout
         )
-        return *whole[:3], whole[3] if ctx.needs_bias else operands[0].new_zeros(())
+        return *tangents_out[:3], tangents_out[3] if ctx.needs_bias else operands[0].new_zeros(())
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         needs_bias = inputs[-1]
         folded = _folded(info.batch_size, in_dims[:17], inputs[:17], expand_bias=needs_bias)
-        *whole, bias = _AttendBackward.apply(*folded, *inputs[17:])
-        whole = [t.unflatten(0, (info.batch_size, -1)) for t in whole]
+        *grads, bias = _AttendBackward.apply(*folded, *inputs[17:])
+        grads = [t.unflatten(0, (info.batch_size, -1)) for t in grads]
         if not needs_bias:
-            return (*whole, bias.repeat(info.batch_size)), (0,) * 4
+            return (*grads, bias.repeat(info.batch_size)), (0,) * 4
         bias = bias.unflatten(0, (info.batch_size, -1))
         before = inputs[3].unsqueeze(0) if in_dims[3] is None else inputs[3].movedim(in_dims[3], 0)
-        return (*whole, bias.sum(1, keepdim=True) if before.shape[1] == 1 else bias), (0,) * 4
+        return (*grads, bias.sum(1, keepdim=True) if before.shape[1] == 1 else bias), (0,) * 4
 
 
 def _read(tensors: Any, probability: float) -> tuple[Tensor, Tensor, Tensor, Sight, Dropout | None]:
-    """Query, key and value, the tensors beside them, and dropout."""
+    """Split the seven tensors into query, key, value, bias with masks, and dropout."""
     query, key, value, bias, mask, segments, seed = tensors
     return query, key, value, Sight(bias, mask, segments), None if seed is None else Dropout(probability, seed)
 
 
 def _operands(tensors: Any, probability: float) -> tuple[tuple[Tensor, ...], Sight, Dropout | None]:
-    """The same with all that can be differentiated as one tuple."""
+    """Split the seven tensors into a tuple of differentiable operands, bias with masks, and dropout."""
     query, key, value, sight, dropout = _read(tensors, probability)
     return (query, key, value) if sight.bias is None else (query, key, value, sight.bias), sight, dropout
 
 
-def _or_zeros(given: Any, like: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Tangents or cotangents of `like`, zeros where there are none."""
-    given = (*given, *[None] * len(like))
-    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(given, like, strict=False))
+def _or_zeros(tensors: Any, like: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Replace missing tangents or cotangents of `like` by zeros."""
+    tensors = (*tensors, *[None] * len(like))
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(tensors, like, strict=False))
 
 
 def _gradients_or_zeros(gradients: Any, operands: tuple[Tensor, ...]) -> Gradients:
@@ -258,12 +260,12 @@ def _gradients_or_zeros(gradients: Any, operands: tuple[Tensor, ...]) -> Gradien
 def _folded(
     size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], *, expand_bias: bool = False
 ) -> list[Tensor | None]:
-    """The dimension that vmap adds, made part of the batch; what all batches share stays shared."""
+    """Make the dimension of vmap part of the batch; tensors shared by all batches stay shared."""
     query, bias, seed = tensors[0], tensors[3], tensors[6]
     if seed is not None:
-        condition, fact = "dropout_p must be 0 under torch.func.vmap", "a positive one"
-        remedy = "Make the vmapped dimension one of the batch of query, key and value instead."
-        raise InputNotImplementedError("attend", "dropout_p", f"{condition}, got {fact}", remedy)
+        problem = "dropout_p must be 0 under torch.func.vmap, but it is positive"
+        remedy = "Make the vmapped dimension a batch dimension of query, key and value instead."
+        raise InputNotImplementedError("attend", "dropout_p", problem, remedy)
     batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
     folded: list[Tensor | None] = []
     for tensor, dim in zip(tensors, in_dims, strict=True):
@@ -272,12 +274,12 @@ def _folded(
         ):
             folded.append(tensor)
             continue
-        whole = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        folded.append(whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1))
+        stacked = tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        folded.append(stacked.expand(size, batch, *stacked.shape[2:]).flatten(0, 1))
     return folded
 
 
-# The same for torch.compile, which takes operators and refuses Functions that know forward mode. ---------------------
+# For torch.compile, which supports operators but not Functions with forward mode. ------------------------------------
 
 
 @torch.library.custom_op("gradlogz::attention", mutates_args=())
@@ -298,8 +300,8 @@ def _operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
     scoring = Scoring(scale, softcap, left, right)
-    found = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
-    return _alone(found)  # type: ignore[return-value]
+    result = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
+    return _in_own_storage(result)  # type: ignore[return-value]
 
 
 @torch.library.custom_op("gradlogz::attention_backward", mutates_args=())
@@ -329,18 +331,19 @@ def _operator_backward(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
-    found = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
+    result = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
     gradients = Gradients(grad_output, grad_log_normalizer, grad_entropy, grad_logit_variance, grad_max_logit)
     scoring = Scoring(scale, softcap, left, right)
-    *whole, of_bias = _gradients(q, k, v, sight, scoring, dropout, found, gradients, needs_bias)
-    return _alone((*whole, query.new_zeros(()) if of_bias is None else of_bias))  # type: ignore[return-value]
+    *grads, grad_bias = _gradients(q, k, v, sight, scoring, dropout, result, gradients, needs_bias)
+    return _in_own_storage((*grads, query.new_zeros(()) if grad_bias is None else grad_bias))  # type: ignore[return-value]
 
 
-def _alone(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Each in memory of its own, in order: what torch asks of the results of an operator, and the fake ones promise."""
-    own = (t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in tensors)
+def _in_own_storage(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Make each tensor contiguous in its own storage, as torch requires of operators and the fake results declare."""
+    separate = (t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in tensors)
     return tuple(
-        t if alone else t.clone(memory_format=torch.contiguous_format) for t, alone in zip(tensors, own, strict=True)
+        t if alone else t.clone(memory_format=torch.contiguous_format)
+        for t, alone in zip(tensors, separate, strict=True)
     )
 
 
@@ -357,7 +360,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *rest: Any
     return *(t.new_empty(t.shape) for t in (query, key, value)), grad_bias
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:7], *output)
     ctx.static = inputs[7:12]
     ctx.set_materialize_grads(False)
@@ -365,8 +368,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _pull_back(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     needs_bias = ctx.needs_input_grad[3]
-    *whole, bias = _operator_backward(*ctx.saved_tensors, *gradients, *ctx.static, needs_bias)
-    return *whole, bias if needs_bias else None, *[None] * 9
+    *grads, bias = _operator_backward(*ctx.saved_tensors, *gradients, *ctx.static, needs_bias)
+    return *grads, bias if needs_bias else None, *[None] * 9
 
 
-_operator.register_autograd(_pull_back, setup_context=_remember)
+_operator.register_autograd(_pull_back, setup_context=_save)

@@ -1,4 +1,4 @@
-"""Sums over points by their definition: what every faster kernel is tested against.
+"""Sums over points by definition: the reference for every faster kernel.
 
     s_mn = <x_n, eta_m> + log w_mn                  logits
     G_m  = log sum_n exp s_mn                       log normaliser
@@ -6,10 +6,10 @@
     H_m  = G_m - sum_n p_mn s_mn                    Shannon entropy of a row
     V_m  = sum_n p_mn (s_mn - E_m)^2                variance of the logits, E_m = sum_n p_mn s_mn = G_m - H_m
 
-A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients; NaN stays NaN. Points come
-centred: offsets are added back by the caller, where they cost no digits (shift equivariance).
+A row without mass (all its logits are -inf) has G = -inf, p = 0, H = 0 and zero gradients; NaN stays NaN. Points are
+centred: the caller adds offsets back, where they cost no digits (shift equivariance).
 
-Read next: ../../measures/empirical.py, which says what these sums mean; blocked.py, the same in linear memory.
+Read next: ../../measures/empirical.py (the meaning of these sums), blocked.py (linear memory).
 """
 
 import math
@@ -21,12 +21,12 @@ from ..._typing import Float, Tensor
 from ...special.log_domain import has_mass
 from .scoring import grouped
 
-# Centred points of one block of queries are held at once: 2^24 numbers are 128 MiB in float64.
+# Numbers in the centred points of one block of queries: 2^24 are 128 MiB in float64.
 BLOCK = 1 << 24
 
 
 class Statistics(NamedTuple):
-    """What one row of attention has to say: the output [b, h, m, v] and four numbers [b, h, m]."""
+    """Output [b, h, m, v] of attention and four statistics [b, h, m] of its rows."""
 
     output: Float[Tensor, "b h m v"]
     log_normalizer: Float[Tensor, "b h m"]
@@ -36,20 +36,22 @@ class Statistics(NamedTuple):
 
 
 class StatisticsAndMean(Statistics):
-    """The same by a kernel that has the mean logit G - H at hand too, 0 in a row without mass; not differentiable."""
+    """Statistics with the mean logit G - H, 0 in a row without mass, from a kernel; not differentiable."""
 
-    mean_logit: Float[Tensor, "b h m"] | None = None  # no field: what is made of the five has none
+    mean_logit: Float[Tensor, "b h m"] | None = (
+        None  # an attribute, not a field: results made from the five fields lack it
+    )
 
 
 def statistics(
-    s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], kept: Float[Tensor, "b h m n"] | None = None
+    s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], factors: Float[Tensor, "b h m n"] | None = None
 ) -> Statistics:
-    """All statistics of every row of logits, differentiable to any order; `kept` is dropout's factor on the weights."""
+    """Statistics of every row of logits, differentiable to any order; `factors` are those of dropout."""
     b, h, m, n = s.shape
-    if n == 0:  # amax has no answer, a row without keys has
-        nothing = s.sum(-1)
-        output = nothing.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
-        return Statistics(output, nothing - torch.inf, nothing, nothing, nothing - torch.inf)
+    if n == 0:  # amax of an empty row is an error
+        zero = s.sum(-1)
+        output = zero.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
+        return Statistics(output, zero - torch.inf, zero, zero, zero - torch.inf)
     alive = has_mass(s)
     top = s.amax(-1)
     below = s.masked_fill(~alive, 0.0)
@@ -59,7 +61,7 @@ def statistics(
     p = mass / total
     below = below.masked_fill(below == -torch.inf, 0.0)
     mean_below = (p * below).sum(-1, keepdim=True)
-    output = (grouped(p if kept is None else p * kept, value.shape[1]) @ value).reshape(b, h, m, value.shape[-1])
+    output = (grouped(p if factors is None else p * factors, value.shape[1]) @ value).reshape(b, h, m, value.shape[-1])
     log_total = total.log().squeeze(-1)
     return Statistics(
         output,
@@ -73,7 +75,7 @@ def statistics(
 def logits(
     eta: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"], log_weights: Float[Tensor, "*#b mn n"] | None
 ) -> Float[Tensor, "*#b m n"]:
-    """s_mn = <x_n, eta_m> + log w_mn."""
+    """Logits s_mn = <x_n, eta_m> + log w_mn."""
     s = eta @ points.mT
     return s if log_weights is None else s + log_weights
 
@@ -81,7 +83,7 @@ def logits(
 def covariance(
     p: Float[Tensor, "*#b m n"], mean: Float[Tensor, "*#b m d"], points: Float[Tensor, "*#b n d"]
 ) -> Float[Tensor, "*#b m d d"]:
-    """sum_n p_mn (x_n - mean_m)(x_n - mean_m)^T, centred row by row so that a saturated row keeps its digits."""
+    """Covariance sum_n p_mn (x_n - mean_m)(x_n - mean_m)^T, centred in each row: saturated rows keep their digits."""
     *batch, _, n = p.shape
     rows = max(1, BLOCK // max(1, n * points.shape[-1] * math.prod(batch)))
     blocks = []

@@ -1,4 +1,4 @@
-"""Attention, its statistics and its gradients tile by tile, for numba to compile: one pass over the keys.
+"""Attention, its statistics and its gradients by tiles, compiled by numba: one pass over the keys.
 
     s_mn, G_m, H_m, V_m and the output                              as defined in scoring.py and reference.py
     p    = exp(s - G),  dp_mn = <do_m, v_n>,  y = s - E             recomputed tile by tile backward
@@ -7,7 +7,7 @@
 
 The gradient of a loss L(o, G, H, V) has c0 = dL/dG - <dL/do, o> - V dL/dV,  c1 = 2 dL/dV - dL/dH,  c2 = dL/dV.
 
-Queries sit in the lanes of vectors: LANES of them are a group, and a group meets TILE keys at a time,
+The lanes of vectors hold queries: LANES of them are a group, and a group is combined with TILE keys at a time,
 
     S^T = K Q^T             [keys, lanes]       every matrix product here is `product` of ../simd.py: rows of numbers
     O^T = a O^T + V^T P^T   [v, lanes]          times rows of vectors, where the factor a of the running maximum
@@ -15,13 +15,13 @@ Queries sit in the lanes of vectors: LANES of them are a group, and a group meet
     dK += dU^T Q            [keys, d]
     dQ^T += K^T dU^T        [d, lanes]
 
-so that maxima, sums and exponentials never cross lanes. A task owns what it writes: a block of queries forward;
-backward all of a key head (five products per tile) or, when heads are fewer than threads, blocks of queries for dQ and
-then blocks of keys for dK, dV (seven). Both sum in the same order, and the edges of tiles do not depend on tasks, so
-results are the same to the bit for any number of threads. A few queries alone, as in decoding, would leave most lanes
-empty: then keys sit in the lanes, and a task is one row.
+so that maxima, sums and exponentials never cross lanes. No two tasks write the same memory. A forward task is a block
+of queries; a backward task is an entire key head (five products per tile) or, if there are fewer heads than threads,
+blocks of queries for dQ and then blocks of keys for dK, dV (seven). Both sum in the same order, and the edges of tiles
+do not depend on tasks, so that results are bitwise equal for any number of threads. A few queries, as in decoding,
+would leave most lanes empty: then the lanes hold keys, and a task is one row.
 
-Read next: ../simd.py (the vector instructions), cpu.py (who hands out the tasks).
+Read next: ../simd.py (the vector instructions), cpu.py (the distribution of tasks).
 """
 
 import math
@@ -52,13 +52,13 @@ from ..workers import compiled
 
 TILE = 96  # keys per tile, a multiple of ROWS: a tile of logits (24 KiB with AVX512) stays in the nearest cache
 CHUNK = 8 * TILE  # keys per task, where blocks of keys are tasks
-LOWEST = float(numpy.finfo(numpy.float32).min)  # where the maximum starts: -inf - LOWEST is no NaN
+LOWEST = float(numpy.finfo(numpy.float32).min)  # start of the running maximum: -inf - LOWEST is not NaN
 LOG2 = math.log(2.0)
 ROW_SUMS = 5  # rows m, z, e, c, a of `absorb`; G, c0, E, c1, c2 of `weigh`
 
 
 class RowAddress(NamedTuple):
-    """Where the rows of a tensor [b, h, rows, columns] lie: address 0 is no tensor, stride 0 is shared."""
+    """Address and strides of a tensor [b, h, rows, columns]; address 0: no tensor, stride 0: shared."""
 
     address: int
     batch: int = 0
@@ -70,7 +70,7 @@ NOWHERE = RowAddress(0)
 
 
 class AttentionProblem(NamedTuple):
-    """All a kernel has to know, as integers."""
+    """Arguments of a kernel, as integers."""
 
     query: RowAddress
     key: RowAddress
@@ -78,7 +78,7 @@ class AttentionProblem(NamedTuple):
     bias: RowAddress
     mask: RowAddress
     segments: RowAddress
-    output: RowAddress  # forward: written; backward: its gradient, read
+    output: RowAddress  # forward: the output, written; backward: its gradient, read
     grad_query: RowAddress
     grad_key: RowAddress
     grad_value: RowAddress
@@ -93,11 +93,11 @@ class AttentionProblem(NamedTuple):
     v: int
     left: int
     right: int
-    groups: int  # per block of queries; 0 where every row is a task
-    curved: int  # whether c1 and c2 are given
+    groups: int  # number per block of queries; 0 if every row is a task
+    curved: int  # 1 if c1 and c2 are given
     bias_b: int
     bias_h: int
-    tasks: int  # backward of four kinds, the rest of them for the bias
+    tasks: int  # backward: of four kinds, the last for the bias
     whole_tasks: int
     query_tasks: int
     key_tasks: int
@@ -111,7 +111,7 @@ class Wanted(NamedTuple):
     bias: bool
 
 
-# Sums whose terms may be added in any order, which is what lets LLVM use vectors; NaN and -inf keep their meaning.
+# For sums whose terms may be reordered, so that LLVM can vectorise them; NaN and -inf keep their meaning.
 summing: Any = njit(
     error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"reassoc", "contract"}
 )
@@ -124,40 +124,40 @@ weigh_straight, weigh_curved = weigh(curved=False), weigh(curved=True)
 # ------------------------------------------------------------------------------------------------------- addresses
 @compiled
 def start(place: RowAddress, b: int, h: int, row: int, size: int) -> int:
-    """The address of a row of a tensor whose numbers are `size` bytes."""
+    """Address of a row of a tensor with elements of `size` bytes."""
     return place.address + (b * place.batch + h * place.head + row * place.row) * size
 
 
 @compiled
 def up(number: int, step: int) -> int:
-    """The least multiple of step that is not below the number."""
+    """Round a number up to a multiple of step."""
     return (number + step - 1) // step * step
 
 
 @compiled
 def copy(to: int, to_row: int, source: int, source_row: int, rows: int, columns: int) -> None:
-    """to[r, c] = source[r, c]."""
+    """Copy rows: to[r, c] = source[r, c]."""
     for r in range(rows):
         move(to + r * to_row * BYTES, source + r * source_row * BYTES, columns)
 
 
 @compiled
 def fill(to: int, count: int, number: float) -> None:
-    """`count` equal numbers."""
+    """Write `count` equal numbers."""
     for i in range(count):
         put(to, i, number)
 
 
 @compiled
 def scaled(to: int, count: int, factor: float) -> None:
-    """to[i] = factor to[i]."""
+    """Scale numbers in place: to[i] = factor to[i]."""
     for i in range(count):
         put(to, i, read(to, i) * numpy.float32(factor))
 
 
 @compiled
 def turn(to: int, to_row: int, source: int, source_row: int, rows: int, columns: int, adding: bool) -> None:
-    """to[c, r] = source[r, c], added to what is there if `adding`: in squares, and number by number at the edges."""
+    """Transpose: to[c, r] = source[r, c], or += if `adding`; in squares, and element by element at the edges."""
     square_rows, square_columns = rows - rows % WIDTH, columns - columns % WIDTH
     for r in range(0, square_rows, WIDTH):
         for c in range(0, square_columns, WIDTH):
@@ -177,7 +177,7 @@ def turn(to: int, to_row: int, source: int, source_row: int, rows: int, columns:
 def add_bias(
     problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int
 ) -> None:
-    """S^T += bias^T."""
+    """Add the bias to a tile: S^T += bias^T."""
     bias = start(problem.bias, b, h, first_row, BYTES) + first_key * BYTES
     if problem.bias.row != 0:
         turn(s, LANES, bias, problem.bias.row, rows, keys, True)
@@ -192,7 +192,7 @@ def add_bias(
 def hide_masked(
     problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, s: int
 ) -> None:
-    """S^T = -inf where the mask is False."""
+    """Set S^T to -inf where the mask is False."""
     mask, row = start(problem.mask, b, h, first_row, 1) + first_key, problem.mask.row
     if row == 0:
         for j in range(keys):
@@ -211,7 +211,7 @@ def hide_masked(
 
 @compiled
 def hide_outside(problem: AttentionProblem, first_row: int, rows: int, first_key: int, keys: int, s: int) -> None:
-    """S^T = -inf where key j and the query at position `at` do not have j - right <= at <= j + left."""
+    """Set S^T to -inf except where j - right <= at <= j + left, for key j and the query at position `at`."""
     first_at = first_row + problem.n - problem.m
     if first_key + keys - 1 <= first_at + problem.right and first_key >= first_at + rows - 1 - problem.left:
         return
@@ -226,7 +226,7 @@ def hide_outside(problem: AttentionProblem, first_row: int, rows: int, first_key
 def hide_other_segments(
     problem: AttentionProblem, b: int, first_row: int, rows: int, first_key: int, keys: int, s: int
 ) -> None:
-    """S^T = -inf where key and query are of different segments; positions before the first key are of none."""
+    """Set S^T to -inf where key and query differ in segment; positions before the first key have none."""
     segments, first_at = start(problem.segments, b, 0, 0, 8), first_row + problem.n - problem.m
     before = min(max(-first_at, 0), rows)
     for j in range(keys):
@@ -238,13 +238,15 @@ def hide_other_segments(
 
 
 @compiled
-def unseen(problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int) -> bool:
-    """Whether a tile can be left out: a mask over keys hides all of it, or none of the queries is of its segments."""
+def is_hidden_tile(
+    problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int
+) -> bool:
+    """Return whether a tile can be skipped: a mask of keys hides all of it, or no query is in its segments."""
     if problem.mask.address != 0 and problem.mask.row == 0:
-        mask, seen = start(problem.mask, b, h, 0, 1) + first_key, 0
+        mask, visible = start(problem.mask, b, h, 0, 1) + first_key, 0
         for j in range(keys):
-            seen |= read_byte(mask, j)
-        if seen == 0:
+            visible |= read_byte(mask, j)
+        if visible == 0:
             return True
     if problem.segments.address != 0:
         segments, first_at = start(problem.segments, b, 0, 0, 8), first_row + problem.n - problem.m
@@ -274,7 +276,7 @@ def logits(
     s: int,
     slope: int,
 ) -> None:
-    """A tile S^T [keys, lanes] of queries Q^T, with the scale in them, and keys k; and the slope of the soft cap."""
+    """Compute a tile S^T [keys, lanes] of scaled queries Q^T and keys k, and the slope of the soft cap."""
     for j in range(0, keys, ROWS):
         score(s + j * LANES * BYTES, LANES, 0, queries, LANES, k + j * k_row * BYTES, k_row, 1, problem.d)
     if softcap > 0.0:
@@ -290,7 +292,7 @@ def logits(
 
 @compiled
 def band(problem: AttentionProblem, first_row: int, last_row: int, low: int, high: int) -> tuple[int, int]:
-    """The keys low <= n < high that rows first_row <= m < last_row may see; the first one on the grid of ROWS."""
+    """Range of the keys low <= n < high that rows first_row <= m < last_row may see; starts at a multiple of ROWS."""
     offset = problem.n - problem.m
     begin = max(low, first_row + offset - problem.left)
     return begin // ROWS * ROWS, min(high, last_row + offset + problem.right)
@@ -299,7 +301,7 @@ def band(problem: AttentionProblem, first_row: int, last_row: int, low: int, hig
 # --------------------------------------------------------------------------------------------------------- forward
 @compiled
 def attend(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
-    """One block of queries against all keys it sees."""
+    """Forward task: one block of queries with all keys that it sees."""
     d, v, v_rows = problem.d, problem.v, up(problem.v, ROWS)
     block = LANES * problem.groups
     blocks = up(problem.m, block) // block
@@ -336,7 +338,7 @@ def attend(problem: AttentionProblem, scale: float, softcap: float, task: int, m
             rows = min(LANES, last - row)
             first_key, last_key = band(problem, row, row + rows, tile, end)
             keys, skipped = last_key - first_key, first_key - tile
-            if keys <= 0 or unseen(problem, b, h, row, rows, first_key, keys):
+            if keys <= 0 or is_hidden_tile(problem, b, h, row, rows, first_key, keys):
                 continue
             of_query, of_key, of_sums = queries + g * query_size, k + skipped * d * BYTES, sums + g * sums_size
             logits(problem, softcap, b, h, row, rows, first_key, keys, of_query, of_key, d, s, 0)
@@ -353,9 +355,9 @@ def attend(problem: AttentionProblem, scale: float, softcap: float, task: int, m
 
 @compiled
 def conclude(problem: AttentionProblem, b: int, h: int, first_row: int, x: int, sums: int) -> float:
-    """From the sums in lane x to the statistics of row first_row + x; 1 / z is the rest of its output.
+    """Write the statistics of row first_row + x from the sums in lane x; return 1 / z, the factor of its output.
 
-    A row without mass is known by z = 0.
+    A row without mass has z = 0.
     """
     to = problem.rows + ((b * problem.h + h) * problem.m + first_row) * BYTES
     size = problem.b * problem.h * problem.m
@@ -375,7 +377,7 @@ def conclude(problem: AttentionProblem, b: int, h: int, first_row: int, x: int, 
 
 @compiled
 def finish(problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, sums: int, outputs: int) -> None:
-    """From the sums of a group to its statistics and output."""
+    """Write the statistics and output of a group from its sums."""
     over_mass = sums + 4 * LANES * BYTES
     for x in range(rows):
         put(over_mass, x, conclude(problem, b, h, first_row, x, sums))
@@ -389,7 +391,7 @@ def finish(problem: AttentionProblem, b: int, h: int, first_row: int, rows: int,
 # ----------------------------------------------------------------------------------------------------- few queries
 @summing
 def dot(x: int, y: int, size: int) -> Any:
-    """<x, y>."""
+    """Inner product <x, y>."""
     total = numpy.float32(0.0)
     for i in range(size):
         total += read(x, i) * read(y, i)
@@ -398,7 +400,7 @@ def dot(x: int, y: int, size: int) -> Any:
 
 @compiled
 def add_multiples(to: int, weights: int, rows: int, row: int, size: int) -> None:
-    """to += w_0 x_0 + w_1 x_1 + w_2 x_2 + w_3 x_3, the x being rows: four at a time, so that `to` is seldom written."""
+    """Add four weighted rows: to += w_0 x_0 + w_1 x_1 + w_2 x_2 + w_3 x_3; four at a time, to write `to` less often."""
     a, b, c, d = read(weights, 0), read(weights, 1), read(weights, 2), read(weights, 3)
     x, y, z, w = rows, rows + row * BYTES, rows + 2 * row * BYTES, rows + 3 * row * BYTES
     for i in range(size):
@@ -407,7 +409,7 @@ def add_multiples(to: int, weights: int, rows: int, row: int, size: int) -> None
 
 @compiled
 def attend_row(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
-    """One query against all keys it sees: its logits side by side in the lanes, its sums merged over the lanes."""
+    """Forward task: one query with all keys that it sees; logits in the lanes, sums merged over the lanes."""
     n, d, v = problem.n, problem.d, problem.v
     b, h, row = task // problem.m // problem.h, task // problem.m % problem.h, task % problem.m
     key_head, at = h // (problem.h // problem.key_heads), row + n - problem.m
@@ -478,7 +480,7 @@ def attend_row(problem: AttentionProblem, scale: float, softcap: float, task: in
 # -------------------------------------------------------------------------------------------------------- backward
 @compiled
 def gather_rows(to: int, to_row: int, weights: int, keys: int, vectors: int, row: int, rows: int, columns: int) -> None:
-    """to[j, :] += sum_x weights[j, x] vectors[x, :] over `rows` lanes x; widths are multiples of WIDTH."""
+    """Add to[j, :] += sum_x weights[j, x] vectors[x, :] over `rows` lanes x; widths are multiples of WIDTH."""
     for j in range(0, keys, ROWS):
         weight = weights + j * LANES * BYTES
         c = 0
@@ -499,7 +501,7 @@ def gather_rows(to: int, to_row: int, weights: int, keys: int, vectors: int, row
 def gather_bias(
     problem: AttentionProblem, b: int, h: int, first_row: int, rows: int, first_key: int, keys: int, ds: int
 ) -> None:
-    """dbias += ds, over the queries too where they share the bias."""
+    """Add ds to dbias, summed over the queries if they share the bias."""
     to = start(problem.grad_bias, b, h, first_row, BYTES) + first_key * BYTES
     if problem.grad_bias.row != 0:
         turn(to, problem.grad_bias.row, ds, LANES, keys, rows, True)
@@ -524,7 +526,7 @@ def differentiate(
     wanted: Wanted,
     memory: int,
 ) -> None:
-    """The block of queries that begins at `first` against the keys low <= n < high; low is on the grid of TILE."""
+    """Gradients from the block of queries at `first` and the keys low <= n < high; low is a multiple of TILE."""
     d, v, d_rows = problem.d, problem.v, up(problem.d, ROWS)
     d_wide, v_wide = up(d, WIDTH), up(v, WIDTH)
     last = min(first + LANES * problem.groups, problem.m)
@@ -534,7 +536,7 @@ def differentiate(
     if low >= high and not wanted.query:
         return
 
-    query_t = memory  # one group after the other: Q^T, dO^T, dQ^T, Q, dO, rows
+    query_t = memory  # per group: Q^T, dO^T, dQ^T, Q, dO, rows
     output_t = query_t + d * LANES * BYTES
     grad_t = output_t + v * LANES * BYTES
     query_rows = grad_t + d_rows * LANES * BYTES
@@ -571,7 +573,7 @@ def differentiate(
             rows = min(LANES, last - row)
             first_key, last_key = band(problem, row, row + rows, tile, end)
             keys, skipped = last_key - first_key, first_key - tile
-            if keys <= 0 or unseen(problem, b, h, row, rows, first_key, keys):
+            if keys <= 0 or is_hidden_tile(problem, b, h, row, rows, first_key, keys):
                 continue
             of_key, of_value = k + skipped * d_rows * BYTES, values + skipped * v * BYTES
             logits(problem, softcap, b, h, row, rows, first_key, keys, query_t + at, of_key, d_rows, s, slope)
@@ -590,7 +592,7 @@ def differentiate(
                     to = grad_t + at + i * LANES * BYTES
                     gather(to, LANES, 0, ds, LANES, of_key + i * BYTES, 1, d_rows, keys)
             if wanted.key:
-                # Rows up to the next multiple of ROWS are written too, with nothing to add.
+                # Rows up to the next multiple of ROWS are written too, and get zeros added.
                 beyond = (up(keys, ROWS) - keys) * LANES
                 fill(s + keys * LANES * BYTES, beyond, 0.0)
                 fill(ds + keys * LANES * BYTES, beyond, 0.0)
@@ -609,7 +611,7 @@ def differentiate(
 
 @compiled
 def differentiate_task(problem: AttentionProblem, scale: float, softcap: float, task: int, memory: int) -> None:
-    """A task from four lists, one after the other: whole key heads, blocks of queries, of keys, of the bias."""
+    """Backward task, from four consecutive lists: entire key heads, blocks of queries, of keys, of the bias."""
     block = LANES * problem.groups
     blocks, chunks = up(problem.m, block) // block, up(problem.n, CHUNK) // CHUNK
     in_group = problem.h // problem.key_heads

@@ -1,10 +1,10 @@
-"""Values too wide for a kernel, a part of their columns at a time.
+"""Values too wide for a kernel, in chunks of columns.
 
-    output_i  = sum_n p_n v_n,i                 every column by itself, from the same weights
+    output_i  = sum_n p_n v_n,i                 each column separately, with the same weights
     ds        = p (dp + c),   dp = sum_i dp_i   the gradient of a logit is a sum over columns; c goes with the first
 
-Moments of keys and values are attention with wide values ([v, v^2, k, |k|^2], ../../attention/functional.py): on a GPU
-they pass through here where heads are large.
+Moments of keys and values are attention with wide values ([v, v^2, k, |k|^2], ../../attention/functional.py), which on
+a GPU exceed the limit if heads are large.
 
 Read next: gpu.py, which takes values of up to 256 columns.
 """
@@ -19,7 +19,7 @@ from .scoring import Scoring, Sight
 
 
 class Chunked(NamedTuple):
-    """A kernel for values of any width, made of one for values of limited width."""
+    """Kernel for values of any width, made from a kernel for values of limited width."""
 
     kernel: Any
     widest: int
@@ -34,12 +34,12 @@ class Chunked(NamedTuple):
         *,
         statistics: bool,
     ) -> Statistics:
-        """The statistics of every row; they are taken with the first columns."""
-        found = [
+        """Statistics of every row, computed with the first chunk of columns."""
+        results = [
             self.kernel.forward(query, key, part, sight, scoring, statistics=statistics and i == 0)
             for i, part in enumerate(self.parts(value))
         ]
-        return found[0]._replace(output=torch.cat([part.output for part in found], -1))
+        return results[0]._replace(output=torch.cat([part.output for part in results], -1))
 
     def backward(
         self,
@@ -58,16 +58,16 @@ class Chunked(NamedTuple):
         needs_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of query, key, value and bias."""
-        whole: list[Any] = []
+        grads: list[Any] = []
         for part, grad in zip(self.parts(value), self.parts(grad_output), strict=True):
-            row = (c0, c1, c2) if not whole else (torch.zeros_like(c0), None, None)
-            near = (query, key, part, sight, scoring, log_normalizer, mean_logit, grad, *row)
-            whole.append(self.kernel.backward(*near, needs_bias=needs_bias))
-        of_query, of_key, of_value, of_bias = zip(*whole, strict=True)
-        bias = None if of_bias[0] is None else torch.stack(of_bias).sum(0)
-        return torch.stack(of_query).sum(0), torch.stack(of_key).sum(0), torch.cat(of_value, -1), bias
+            row = (c0, c1, c2) if not grads else (torch.zeros_like(c0), None, None)
+            arguments = (query, key, part, sight, scoring, log_normalizer, mean_logit, grad, *row)
+            grads.append(self.kernel.backward(*arguments, needs_bias=needs_bias))
+        query_grads, key_grads, value_grads, bias_grads = zip(*grads, strict=True)
+        bias = None if bias_grads[0] is None else torch.stack(bias_grads).sum(0)
+        return torch.stack(query_grads).sum(0), torch.stack(key_grads).sum(0), torch.cat(value_grads, -1), bias
 
     def parts(self, wide: Float[Tensor, "*b v"]) -> tuple[Tensor, ...]:
-        """Columns in parts of nearly one size, none above the widest."""
+        """Split the columns into chunks of nearly equal width, at most `widest`."""
         count = -(-wide.shape[-1] // self.widest)
         return torch.tensor_split(wide, count, -1)

@@ -1,15 +1,14 @@
-"""Switching filters on the CPU, compiled by numba: tensors to addresses, targets to threads.
+"""Switching filters on the CPU, compiled by numba: vectors of targets, shared among threads.
 
-    forward      what ../../filters/gaussian/switching.py calls where nothing is to be differentiated
-    prepare      the same before steps that will be taken one by one
+    forward      called by ../../filters/gaussian/switching.py if no gradients are needed
+    prepare      compile or load the kernel of online steps
 
-Targets are taken by the vector; threads take vectors from one counter. Where there are too few targets to fill them,
-the modes of one target are the lanes, and of filters other than imm a vector has one lane.
-Memory beside the results is that of one step of one vector of targets for each thread. Kernels are compiled at the
-first call, once for each filter and width whatever the sizes, and again for sizes with which there is much to do, and
-kept on disk.
+A vector holds one target in each lane; threads take vectors from a shared counter. With too few targets to fill
+vectors, the lanes are the modes of one target for imm, and vectors have one lane for other filters. Each thread needs
+memory for one step of one vector of targets. Kernels are compiled at the first call, once for each filter and vector
+width, and again for fixed sizes if there is much work; they are cached on disk.
 
-Read next: targets_in_lanes.py and modes_in_lanes.py (what is compiled).
+Read next: targets_in_lanes.py and modes_in_lanes.py (the compiled functions).
 """
 
 import ctypes
@@ -48,13 +47,13 @@ from .targets_in_lanes import (
     vectors_of,
 )
 
-HEADER = 5  # numbers before a problem: next task, next thread, workspace, bytes of it per thread, blocks that failed
-WORTH_A_THREAD = 128  # steps of filters for each thread, some 50 microseconds
-WORTH_SIZES = 1 << 15  # steps of filters from which a kernel for states and observations of given sizes is compiled
-SMALL = 6  # states and observations of which loops are unrolled
+HEADER = 5  # integers before a problem: next task, next thread, workspace, its bytes per thread, failed blocks
+WORTH_A_THREAD = 128  # Kalman filter steps per thread, about 50 microseconds
+WORTH_SIZES = 1 << 15  # Kalman filter steps from which a kernel with fixed sizes is compiled
+SMALL = 6  # largest state and observation for which loops are unrolled
 NUMBERS = {torch.float64: "float64", torch.float32: "float32"}
-ALONE = 3  # beside imm, gpb1 and gpb: imm with modes in the lanes
-# What is carried on, first what is of all modes together: where it lies, and its shape.
+ALONE = 3  # code of imm with modes in the lanes, after imm, gpb1 and gpb
+# Array and shape of the state after the last step; fields of all modes combined come first.
 CARRIED = {
     "log_likelihood": ("step", ""),
     "mean": ("m", "gs"),
@@ -71,88 +70,91 @@ def forward(
     parameters: tuple[Any, ...],
     state: tuple[Tensor, Tensor, Tensor, Tensor],
     observations: Float[Tensor, "*b t o"],
-    seen: Bool[Tensor, "*b t o"] | None,
+    observed: Bool[Tensor, "*b t o"] | None,
     *,
     last: bool,
     wanted: frozenset[str],
 ) -> KernelResult | None:
-    """All steps of a series, or its last alone; None where a density was 0, infinite or none.
+    """Filter a series; None if a density was not finite and positive.
 
     Args:
-        depth: of "gpb"; 0 is "imm".
+        depth: depth of "gpb"; 0 is "imm".
         parameters: tensors transition, F, Q, H, R, b, d; the last two may be None.
-        state: mean, covariance, log probability and log likelihood at the beginning.
-        observations: without NaN.
-        seen: where there are observations, None for everywhere.
-        last: report the last step alone, without time.
-        wanted: the fields to report, by name.
+        state: initial mean, covariance, log probability and log likelihood.
+        observations: observations without NaN.
+        observed: mask of observed entries, None for all.
+        last: return only the last step, without time.
+        wanted: names of the fields to compute.
     """
     y, (k, s) = observations, parameters[2].shape[-3:-1]
     batch, (steps, o), h = tuple(y.shape[:-2]), y.shape[-2:], state[2].shape[-1]
     form = _form(depth, batch, steps, (k, s, o, h), y.dtype, last, wanted)
-    if form is None or any(t.shape != shape for t, shape in zip(state, form.believed, strict=True)):
+    if form is None or any(t.shape != shape for t, shape in zip(state, form.state_shapes, strict=True)):
         return None
-    # What is read
-    given = (*parameters[:5], *(blank if t is None else t for t, blank in zip(parameters[5:], form.blank, strict=True)))
-    model = [_field(form, name, t) for name, t in zip(MODEL_ENDS, given, strict=True)]
-    series, looks = [t.contiguous() for t in (y, *state)], None if seen is None else seen.contiguous()
-    beliefs = ((t.data_ptr(), *where) for t, where in zip(series, form.read, strict=False))
-    fields = array("q", chain(*(field for _, field in model), *beliefs))
-    # What is written
+    # Inputs
+    model_fields = (
+        *parameters[:5],
+        *(blank if t is None else t for t, blank in zip(parameters[5:], form.blank, strict=True)),
+    )
+    model = [_field(form, name, t) for name, t in zip(MODEL_ENDS, model_fields, strict=True)]
+    series, mask = [t.contiguous() for t in (y, *state)], None if observed is None else observed.contiguous()
+    start_fields = ((t.data_ptr(), *where) for t, where in zip(series, form.read, strict=False))
+    fields = array("q", chain(*(field for _, field in model), *start_fields))
+    # Outputs
     start, results, tensors = _allocated(form, y)
-    # Who does it
+    # Kernel and threads
     work = y.shape[:-1].numel() * k ** max(depth, 1)
-    found = _worker(form, y.dtype, work, (s, o), is_own=any(field[1] for _, field in model[:5]))
+    kernel = _worker(form, y.dtype, work, (s, o), per_target=any(field[1] for _, field in model[:5]))
     threads = max(1, min(torch.get_num_threads(), form.tasks, work // WORTH_A_THREAD))
     plan = form.plan[:]
     plan[2] = workspace.reserve(threads * form.space)
     addresses = (fields.buffer_info()[0], results.buffer_info()[0], start, series[-1].data_ptr())
-    plan[HEADER : HEADER + 5] = array("q", (*addresses, 0 if looks is None else looks.data_ptr()))
-    team().run(found, threads, plan.buffer_info()[0])
+    plan[HEADER : HEADER + 5] = array("q", (*addresses, 0 if mask is None else mask.data_ptr()))
+    team().run(kernel, threads, plan.buffer_info()[0])
     if plan[4]:
         return None
     reported, ends = dict(zip(form.names, tensors, strict=False)), tensors[-len(CARRIED) :]
     return KernelResult(tuple(map(reported.get, FIELDS)), **dict(zip(CARRIED, ends, strict=True)))
 
 
-def prepare(depth: int, sizes: tuple[int, int, int], targets: int, dtype: torch.dtype, *, is_own: bool) -> None:
-    """Compile or load what steps taken one by one will call; sizes are those of modes, states and observations."""
+def prepare(depth: int, sizes: tuple[int, int, int], targets: int, dtype: torch.dtype, *, per_target: bool) -> None:
+    """Compile or load the kernel of online steps; sizes are those of modes, state and observation."""
     k, s, o = sizes
     form = _form(depth, (targets,), 1, (k, s, o, k), dtype, True, frozenset())
     if form is not None:
-        _worker(form, dtype, targets * k ** max(depth, 1), (s, o), is_own=is_own)
+        _worker(form, dtype, targets * k ** max(depth, 1), (s, o), per_target=per_target)
 
 
-def _worker(form: "Form", dtype: torch.dtype, work: int, sizes: tuple[int, int], *, is_own: bool) -> Any:
-    """The kernel for a form and so many steps of filters; whether targets have models of their own."""
+def _worker(form: "Form", dtype: torch.dtype, work: int, sizes: tuple[int, int], *, per_target: bool) -> Any:
+    """Kernel for a form and an amount of work; `per_target` says whether models differ between targets."""
     known = sizes if max(sizes) <= SMALL and work >= WORTH_SIZES else None
-    width = form.width if is_own and not form.is_alone else 1
+    width = form.width if per_target and not form.is_alone else 1
     return worker(form.method, NUMBERS[dtype], form.width, width, known)
 
 
 class Form(NamedTuple):
-    """All that follows from the sizes of a problem, whatever its numbers are."""
+    """Layout of a problem, which depends only on its sizes."""
 
     batch: tuple[int, ...]
     modes: int
     method: int  # imm, gpb1, gpb, or ALONE
     width: int
     tasks: int
-    space: int  # bytes of the memory of a thread
-    believed: tuple[tuple[int, ...], ...]  # the shapes of a state
-    places: dict[str, int]  # of the fields of a model, in the memory of a thread
-    blank: tuple[Tensor, Tensor]  # b and d, where there are none
-    read: tuple[tuple[int, ...], ...]  # `Field` of observations and beliefs, but for addresses
-    names: tuple[str, ...]  # of what is reported
-    shapes: tuple[tuple[int, ...], ...]  # of what is reported, then of what is carried on
-    results: tuple[tuple[int, ...], ...]  # `Result` of each, but for addresses
-    counts: tuple[int, ...]  # how many numbers each has
-    in_one_piece: "array[int]"  # `Result` of each, addresses from 0
-    plan: "array[int]"  # but for addresses
+    space: int  # bytes of memory per thread
+    state_shapes: tuple[tuple[int, ...], ...]
+    places: dict[str, int]  # offsets of the model fields in the memory of a thread
+    blank: tuple[Tensor, Tensor]  # zeros for missing b and d
+    read: tuple[tuple[int, ...], ...]  # `Field` of observations and initial state, without addresses
+    names: tuple[str, ...]  # reported fields
+    shapes: tuple[tuple[int, ...], ...]  # of the reported fields, then of the final state
+    results: tuple[tuple[int, ...], ...]  # `Result` of each, without addresses
+    counts: tuple[int, ...]  # number of elements of each
+    in_one_piece: "array[int]"  # `Result` of each, with addresses relative to one buffer
+    plan: "array[int]"  # arguments of the kernel, without addresses
 
     @property
     def is_alone(self) -> bool:
-        """Modes are in the lanes, in place of targets."""
+        """True if the lanes are modes instead of targets."""
         return self.method == ALONE
 
 
@@ -166,24 +168,24 @@ def _form(
     last: bool,
     wanted: frozenset[str],
 ) -> Form | None:
-    """Sizes are those of modes, states, observations and histories; None for histories that are none of this filter."""
+    """Layout for the sizes of modes, state, observation and histories; None if the histories do not fit the filter."""
     k, s, o, h = sizes
     most = k if depth == 0 else k ** (depth - 1)
     if h % k or h > max(most, k):
         return None
-    most = min(most, h * k ** min(steps, depth))  # histories that there will be
+    most = min(most, h * k ** min(steps, depth))  # largest number reached in these steps
     targets, number, register = math.prod(batch), dtype.itemsize, lanes_of(NUMBERS[dtype])
     is_alone = depth == 0 and 1 < k <= register and 2 * targets <= k * -(-targets // register)
     width = 1 << (k - 1).bit_length() if is_alone else 1 if targets == 1 else register
     even, odd, space = _layout(depth, most, k, s, o, width * number, is_alone)
-    # Observations and beliefs
-    kept, row = 1 if depth == 1 else h, steps * o * number
-    beliefs = {"m": (kept, s), "P": (kept, s, s), "log_h": (h,)}
+    # Observations and initial state
+    gaussians, row = 1 if depth == 1 else h, steps * o * number
+    start_fields = {"m": (gaussians, s), "P": (gaussians, s, s), "log_h": (h,)}
     read = [(row, 0 if is_alone else row, o * number if steps > 1 else 0, number, o, even.y)]
-    for name, shape in beliefs.items():
+    for name, shape in start_fields.items():
         row, items = math.prod(shape) * number, math.prod(shape) // (k if is_alone else 1)
         read.append((row, items * number if is_alone else row, 0, number, items, getattr(even, name)))
-    # What is reported, first what is of all modes together; and what is carried on
+    # Reported fields, those of all modes combined first; then the final state
     after = even if steps % 2 == 0 else odd
     end_h = h if depth < 2 else min(h * k ** min(steps, depth), max(most, k))
     letters = {"k": k, "s": s, "o": o, "h": end_h, "g": 1 if depth == 1 else end_h}
@@ -200,7 +202,7 @@ def _form(
     counts = [math.prod(shape) for shape in shapes]
     starts = accumulate((n * number for n in counts[:-1]), initial=0)
     problem = {
-        "seen_row": steps * o,
+        "observed_row": steps * o,
         "targets": targets,
         "steps": steps,
         "first_reported": steps - 1 if last else 0,
@@ -210,7 +212,7 @@ def _form(
         "histories": h,
         "most": most,
         "reported": len(chosen),
-        "whole": sum(not field.shape.startswith("k") for field in chosen),
+        "combined": sum(not field.shape.startswith("k") for field in chosen),
         "needs": reduce(or_, (field.needs for field in chosen), 0),
     }
     return Form(
@@ -220,7 +222,7 @@ def _form(
         width=width,
         tasks=targets if is_alone else -(-targets // width),
         space=space,
-        believed=(*((*batch, *shape) for shape in beliefs.values()), batch),
+        state_shapes=(*((*batch, *shape) for shape in start_fields.values()), batch),
         places={name: getattr(even, name) for name in MODEL_ENDS},
         blank=(torch.zeros(k, s, dtype=dtype, device="cpu"), torch.zeros(k, o, dtype=dtype, device="cpu")),
         read=tuple(read),
@@ -235,9 +237,9 @@ def _form(
 
 @lru_cache(maxsize=256)
 def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone: bool) -> tuple[Memory, Memory, int]:
-    """Where arrays lie in the memory of a thread in even steps and in odd ones, and its bytes.
+    """Offsets of the arrays in the memory of a thread for even and odd steps, and its size in bytes.
 
-    What is new after one step is old in the next. Where histories are modes, what is said of them is carried on.
+    New arrays of one step are the old ones of the next. If histories are modes, their reported arrays are reused.
     """
     sizes = [size * vector for size in vectors_of(1 if is_alone else k, s, o, most)]
     even = Memory(*accumulate(sizes[:-1], initial=0))
@@ -250,26 +252,26 @@ def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone
 
 
 def _field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """A field of the model in one piece, and `Field`: before the dimensions of a step may be time, and targets."""
+    """Contiguous model field and its `Field` entry."""
     number = field.element_size()
     field, row, time = in_one_piece(field, MODEL_ENDS[name], form.batch)
     items = field.shape[field.ndim - MODEL_ENDS[name] :].numel()
     row, time = row * number, time * number
     apart, each = row, number
-    if form.is_alone:  # a lane is a mode; of transitions, the one that is moved to
+    if form.is_alone:  # a lane is a mode; for the transition matrix, the next mode
         items //= form.modes
         apart, each = (number, form.modes * number) if name == "T" else (items * number, number)
     return field, (field.data_ptr(), row, apart, time, each, items, form.places[name])
 
 
 def _allocated(form: Form, like: Tensor) -> "tuple[int, array[int], Sequence[Tensor]]":
-    """What is to be written, where, and to which table of `Result`; what is small, in one piece."""
+    """Allocate the outputs: base address, table of `Result`, tensors; small outputs share one buffer."""
     if (total := sum(form.counts)) <= ONE_PIECE:
-        whole = like.new_empty(total)
-        # Not as views, of which one that is written to would count as written in all.
-        parts = torch.unsafe_split_with_sizes(whole, form.counts)
+        buffer = like.new_empty(total)
+        # Not views: writing to one view would bump the version counter of all.
+        parts = torch.unsafe_split_with_sizes(buffer, form.counts)
         tensors = [p if len(shape) == 1 else p.view(shape) for p, shape in zip(parts, form.shapes, strict=True)]
-        return whole.data_ptr(), form.in_one_piece, tensors
+        return buffer.data_ptr(), form.in_one_piece, tensors
     tensors = [like.new_empty(shape) for shape in form.shapes]
     for tensor in tensors:
         prefer_large_pages(tensor)
@@ -278,12 +280,12 @@ def _allocated(form: Form, like: Tensor) -> "tuple[int, array[int], Sequence[Ten
 
 
 def prefer_large_pages(tensor: Tensor) -> None:
-    """Ask for large pages below a tensor that has not been written yet: else its first use costs more than a filter."""
+    """Request large pages for a new tensor; otherwise page faults cost more than the filter itself."""
     size = tensor.numel() * tensor.element_size()
     if size >= LARGE and sys.platform == "linux":
         start = -(-tensor.data_ptr() // PAGESIZE) * PAGESIZE
         end = (tensor.data_ptr() + size) // PAGESIZE * PAGESIZE
-        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ADVICE)  # advice that may be refused
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ADVICE)  # failure is harmless
 
 
 @cache
@@ -292,7 +294,7 @@ def _libc() -> Any:
 
 
 def _reader(kind: Any, start: int) -> Any:
-    """A tuple of integers written in a plan, each moved by a base."""
+    """Instruction that reads a tuple of integers from a plan and adds a base to each."""
     tuples = types.NamedUniTuple(types.int64, len(kind._fields), kind)
 
     @instruction(result=tuples)
@@ -310,7 +312,7 @@ odd_at = _reader(Memory, HEADER + len(FilterProblem._fields) + len(Memory._field
 
 @cache
 def edition() -> int:
-    """A number that changes with the kernels: of what it keeps, numba compares this file and what a worker encloses."""
+    """Checksum of the kernel sources, for the cache: numba itself compares only this file and enclosed values."""
     return zlib.crc32(
         b"".join(
             Path(str(module.__file__)).read_bytes()
@@ -321,7 +323,7 @@ def edition() -> int:
 
 @cache
 def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[int, int] | None) -> Any:
-    """What a thread does: take blocks of targets until there are none. Compiled at the first call."""
+    """Function of a thread, which takes blocks of targets until none is left; compiled at the first call."""
     enclosed = (edition(), method, number, width, model_width, sizes)
 
     def filter_all(plan: int) -> None:
@@ -338,9 +340,9 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
             else:
                 task = take(plan)
 
-    # What is enclosed is part of the key under which numba keeps a kernel, and every process writes compiled functions
-    # in another way: what differs between workers is global to each of them, and named by `enclosed`.
-    own = {
+    # Enclosed values are part of numba's cache key, and compiled functions serialise differently in every process.
+    # Functions that differ between workers are therefore globals of each worker, identified by `enclosed`.
+    enclosed_globals = {
         "targets_each": 1 if method == ALONE else width,
         "zeros": nothing(Lanes(number, width)),
         "coefficients": nothing(Lanes(number, model_width)),
@@ -349,15 +351,15 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
         "observation_of": _size("observation", sizes and sizes[1]),
     }
     closure = filter_all.__closure__
-    function = FunctionType(filter_all.__code__, {**globals(), **own}, filter_all.__name__, None, closure)
-    # An index of kept kernels is named by this. Two processes that write to one index can exchange kernels unnoticed:
-    # each kernel has its own, in which there is nothing to exchange.
+    function = FunctionType(filter_all.__code__, {**globals(), **enclosed_globals}, filter_all.__name__, None, closure)
+    # This names the cache index. Two processes that write to one index could exchange kernels unnoticed, so each kernel
+    # has an index of its own.
     function.__qualname__ = filter_all.__name__
     return compile_worker(named(function, *enclosed[:-1], *(sizes or ())))
 
 
 def _size(name: str, known: int | None) -> Any:
-    """A size of the problem, by its type where it is known."""
+    """Function that returns a size of the problem, as a compile-time constant if it is known."""
     if known is not None:
         constant = counted(known)
         return compiled(named(lambda problem: constant(), known))

@@ -1,18 +1,18 @@
-"""Vectors as numbers of compiled code: each lane is another target, and the code reads as for one.
+"""SIMD vectors as a numba type: each lane is one target, and code reads as for a single target.
 
-    Lanes(number, width)     a type of numba: `width` numbers of float32 or float64 side by side
-    x + y, x - y, x * y, x / y        lane by lane; one lane beside many stands for all of them
-    load, store              at an address, counted in vectors of the type of `like`
-    gather, spread           from and to rows that lie apart, one for each lane
-    together                 the sum of the lanes of one vector
-    exp, log                 to two units in the last place
+    Lanes(number, width)     numba type of `width` float32 or float64 numbers
+    x + y, x - y, x * y, x / y        elementwise; a vector with one lane is broadcast
+    load, store              at an address, with an index in vectors of the type of `like`
+    gather, spread           from and to separate rows, one for each lane
+    together                 sum over the lanes of a vector
+    exp, log                 accurate to two units in the last place
 
-Products may be fused with the sum they enter; no other liberty is taken: NaN and -inf mean what they say.
+Products may be fused with additions; no other fast-math flag is set, so NaN and -inf behave as in IEEE arithmetic.
 
     exp x = 2^n sum_i r^i / i!,            x = n log 2 + r,   |r| <= log(2) / 2
     log x = n log 2 + 2 artanh s,          x = 2^n (1 + f),   s = f / (2 + f),   artanh s = s + s³/3 + s^5/5 + ...
 
-Read next: targets_in_lanes.py, the filters made of these.
+Read next: targets_in_lanes.py (the filters).
 """
 
 import math
@@ -28,24 +28,24 @@ from numba.extending import intrinsic, models, overload, register_model
 from ..simd import FEATURES, INT32, IS_X86, whole
 
 REGISTER = 64 if "+avx512f" in FEATURES else 32 if "+avx" in FEATURES else 16  # bytes
-LINE = 64  # bytes of a line of the cache
+LINE = 64  # bytes of a cache line
 FUSED = ("contract",)
-LOG_2_HIGH, LOG_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # 33 bits, and what is missing
-Value = Any  # of llvmlite
+LOG_2_HIGH, LOG_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # 33 bits, and the remainder
+Value = Any  # llvmlite value
 
 
 class Format(NamedTuple):
-    """How a number is written, and how many terms its series need."""
+    """Floating-point format, and the number of terms of its series."""
 
     kind: Any
-    whole: Any
+    integer: Any
     bits: int
     mantissa: int
     bias: int
     exp_terms: int
     log_terms: int
-    lowest: float  # exp of less is 0
-    highest: float  # of exp
+    lowest: float  # argument below which exp is 0
+    highest: float  # largest argument of exp
 
 
 FORMATS = {
@@ -55,7 +55,7 @@ FORMATS = {
 
 
 class Lanes(types.Type):
-    """Numbers side by side."""
+    """Numba type of a vector of numbers."""
 
     def __init__(self, number: str, width: int) -> None:
         self.number, self.width = number, width
@@ -67,25 +67,25 @@ class Lanes(types.Type):
 
     @property
     def vector(self) -> Any:
-        """The type of LLVM."""
+        """LLVM type of the vector."""
         return ir.VectorType(self.format.kind, self.width)
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.width * self.format.bits // 8
 
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
-    """A value of compiled code is a vector of LLVM."""
+    """Represent `Lanes` as an LLVM vector."""
 
     def __init__(self, manager: Any, kind: Lanes) -> None:
         super().__init__(manager, kind, kind.vector)
 
 
 class Count(types.Type):
-    """A number that is known when code is compiled, by its type."""
+    """Type of a compile-time integer constant."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -96,18 +96,18 @@ register_model(Count)(models.OpaqueModel)
 
 
 def named(function: Any, *enclosed: object) -> Any:
-    """The same function, by a name that tells what it encloses.
+    """Append enclosed values to the name of a function, and return it.
 
-    Kernels that several processes have kept meet in the one that loads them, where of functions with the same name the
-    first stands for all. The name that numba gives tells where a function was defined, when, and of which types it is,
-    and not what it encloses: without this, one filter would run the steps of another.
+    A process may load kernels that different processes cached, and among functions of the same name it uses the first.
+    Numba's names contain the place of definition and the types, not the enclosed values; without this, one filter could
+    run the steps of another.
     """
     function.__qualname__ = "_".join((function.__qualname__, *map(str, enclosed)))
     return function
 
 
 def counted(count: int) -> Any:
-    """A function of compiled code that gives a number known by its type."""
+    """Compiled function that returns a compile-time constant."""
 
     @intrinsic
     def code(typing: Any) -> Any:  # noqa: ARG001
@@ -118,19 +118,19 @@ def counted(count: int) -> Any:
 
 @intrinsic
 def size(typing: Any, count: Any) -> Any:  # noqa: ARG001
-    """The number itself, whether it is known by its type or not: what loops over it can then be unrolled."""
+    """Value of a size; a constant if it is known at compile time, so that loops over it can be unrolled."""
     if isinstance(count, Count):
         return types.int64(count), lambda context, builder, signature, arguments: whole(count.count)
     return types.int64(types.int64), lambda context, builder, signature, arguments: arguments[0]
 
 
 def lanes_of(number: str) -> int:
-    """How many fill a register."""
+    """Number of lanes of a full register."""
     return REGISTER * 8 // FORMATS[number].bits
 
 
 def nothing(kind: Lanes) -> Any:
-    """A function of compiled code that gives zeros, from which others learn the type."""
+    """Compiled function that returns a vector of zeros, which other functions take to infer the type."""
 
     @intrinsic
     def zeros(typing: Any) -> Any:  # noqa: ARG001
@@ -140,17 +140,17 @@ def nothing(kind: Lanes) -> Any:
 
 
 def same(number: float, kind: Lanes) -> Value:
-    """A constant in every lane."""
+    """Vector with a constant in every lane."""
     return ir.Constant(kind.vector, [number] * kind.width)
 
 
 def same_bits(number: int, kind: Lanes) -> Value:
-    """A whole number in every lane."""
-    return ir.Constant(ir.VectorType(kind.format.whole, kind.width), [number] * kind.width)
+    """Vector with an integer in every lane."""
+    return ir.Constant(ir.VectorType(kind.format.integer, kind.width), [number] * kind.width)
 
 
 def wide(builder: Any, vector: Value, kind: Lanes, to: Lanes) -> Value:
-    """One lane in place of many."""
+    """Broadcast one lane to the width of `to`."""
     if kind.width == to.width:
         return vector
     order = ir.Constant(ir.VectorType(INT32, to.width), [0] * to.width)
@@ -158,21 +158,21 @@ def wide(builder: Any, vector: Value, kind: Lanes, to: Lanes) -> Value:
 
 
 def place(builder: Any, kind: Lanes, address: Value, index: Value) -> Value:
-    """The pointer to a vector."""
+    """Pointer to a vector."""
     start = builder.add(address, builder.mul(index, whole(kind.size)))
     return builder.inttoptr(start, kind.vector.as_pointer())
 
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
 def _binary(operation: Any, name: str) -> Any:
-    """Let an operator of Python mean an instruction of LLVM."""
+    """Implement a Python operator by an LLVM instruction."""
 
     @intrinsic
     def code(typing: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
         kind = x if x.width >= y.width else y
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
-            a, b = (wide(builder, v, own, kind) for v, own in zip(arguments, (x, y), strict=True))
+            a, b = (wide(builder, v, operand, kind) for v, operand in zip(arguments, (x, y), strict=True))
             return getattr(builder, name)(a, b, flags=FUSED)
 
         return kind(x, y), emit
@@ -191,11 +191,11 @@ _binary(operator.truediv, "fdiv")
 
 
 def _of_lanes(write: Callable[..., Value]) -> Any:
-    """A function of vectors that are all as wide as the widest; the kind comes after the builder."""
+    """Make an intrinsic with operands broadcast to the widest; `write` takes the builder, the type and the operands."""
     operands = write.__code__.co_argcount - 2
 
     def define(kinds: tuple[Any, ...]) -> Any:
-        kind = max(kinds, key=lambda own: own.width)
+        kind = max(kinds, key=lambda operand: operand.width)
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
             return write(builder, kind, *(wide(builder, v, k, kind) for v, k in zip(arguments, kinds, strict=True)))
@@ -211,25 +211,25 @@ def _of_lanes(write: Callable[..., Value]) -> Any:
 
 @_of_lanes
 def larger(builder: Any, kind: Lanes, x: Value, y: Value) -> Value:  # noqa: ARG001
-    """max(x, y); y where either is NaN."""
+    """Elementwise max(x, y); y where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @_of_lanes
 def where_positive(builder: Any, kind: Lanes, x: Value, y: Value, z: Value) -> Value:
-    """y where x > 0, else z."""
+    """Select y where x > 0, else z."""
     return builder.select(builder.fcmp_ordered(">", x, same(0.0, kind)), y, z)
 
 
 @_of_lanes
 def where_possible(builder: Any, kind: Lanes, x: Value, y: Value, z: Value) -> Value:
-    """y where the logarithm x is more than -inf, else z."""
+    """Select y where the logarithm x is above -inf, else z."""
     return builder.select(builder.fcmp_ordered(">", x, same(-math.inf, kind)), y, z)
 
 
 @_of_lanes
 def exp(builder: Any, kind: Lanes, x: Value) -> Value:
-    """0 for -inf and for what is below the smallest normal number."""
+    """Exponential; results below the smallest normal number are 0."""
     form = kind.format
     magic = 1.5 * 2.0**form.mantissa + form.bias  # the spacing of numbers there is 1
     low = builder.fcmp_unordered("<", x, same(form.lowest, kind))  # also true of NaN
@@ -241,7 +241,7 @@ def exp(builder: Any, kind: Lanes, x: Value) -> Value:
     r = builder.fsub(x_in, builder.fmul(n, same(high, kind), flags=FUSED), flags=FUSED)
     r = builder.fsub(r, builder.fmul(n, same(low_part, kind), flags=FUSED), flags=FUSED)
     total = _series(builder, kind, r, [1 / math.factorial(i) for i in range(form.exp_terms)])
-    shift = ir.Constant(ir.VectorType(form.whole, kind.width), [form.mantissa] * kind.width)
+    shift = ir.Constant(ir.VectorType(form.integer, kind.width), [form.mantissa] * kind.width)
     power = builder.shl(builder.bitcast(rounded, shift.type), shift)
     scaled = builder.fmul(total, builder.bitcast(power, kind.vector))
     unsure = builder.fcmp_unordered("uno", x, x)
@@ -250,14 +250,14 @@ def exp(builder: Any, kind: Lanes, x: Value) -> Value:
 
 @_of_lanes
 def log(builder: Any, kind: Lanes, x: Value) -> Value:
-    """-inf for 0, NaN below, also of numbers that are not normal."""
+    """Logarithm, also of subnormal numbers; -inf for 0, NaN for negative numbers."""
     form = kind.format
     smallest, lift = 2.0 ** (1 - form.bias), form.mantissa + 2
     small = builder.fcmp_ordered("<", x, same(smallest, kind))
     normal = builder.select(small, builder.fmul(x, same(2.0**lift, kind)), x)
-    bits_type = ir.VectorType(form.whole, kind.width)
+    bits_type = ir.VectorType(form.integer, kind.width)
     bits = builder.bitcast(normal, bits_type)
-    # The exponent as a number: below the bits of 2^mantissa it is what is added to that.
+    # The exponent as a float: put it into the low bits of 2^mantissa, then subtract 2^mantissa.
     exponent = builder.lshr(bits, same_bits(form.mantissa, kind))
     anchor = (form.bias + form.mantissa) << form.mantissa
     n = builder.bitcast(builder.or_(exponent, same_bits(anchor, kind)), kind.vector)
@@ -273,7 +273,7 @@ def log(builder: Any, kind: Lanes, x: Value) -> Value:
     square = builder.fmul(s, s)
     tail = builder.fmul(square, _series(builder, kind, square, [2 / (2 * i + 3) for i in range(form.log_terms)]))
     high, low = _log_2(form)
-    # f - s (f - tail) is 2 artanh s, with the largest part exact.
+    # f - s (f - tail) is 2 artanh s, with an exact leading term.
     inner = builder.fsub(builder.fmul(s, builder.fsub(f, tail)), builder.fmul(n, same(low, kind)))
     total = builder.fsub(builder.fmul(n, same(high, kind)), builder.fsub(inner, f))
     infinite = builder.fcmp_unordered("==", x, same(math.inf, kind))  # or NaN
@@ -283,12 +283,12 @@ def log(builder: Any, kind: Lanes, x: Value) -> Value:
 
 
 def _log_2(form: Format) -> tuple[float, float]:
-    """log 2 as a number with few bits, so that whole multiples are exact, and the rest."""
+    """Split log 2 into a number with few bits, whose integer multiples are exact, and the rest."""
     return (LOG_2_HIGH, LOG_2_LOW) if form.bits == 64 else (0.693359375, -2.12194440e-4)
 
 
 def _series(builder: Any, kind: Lanes, x: Value, coefficients: list[float]) -> Value:
-    """sum_i c_i x^i."""
+    """Evaluate sum_i c_i x^i by Horner's rule."""
     total = same(coefficients[-1], kind)
     for coefficient in coefficients[-2::-1]:
         total = builder.fadd(builder.fmul(total, x, flags=FUSED), same(coefficient, kind), flags=FUSED)
@@ -298,7 +298,7 @@ def _series(builder: Any, kind: Lanes, x: Value, coefficients: list[float]) -> V
 # -------------------------------------------------------------------------------------------------------- memory
 @intrinsic
 def load(typing: Any, like: Any, address: Any, index: Any) -> Any:  # noqa: ARG001
-    """The vector at an index from an address."""
+    """Load the vector at an index from an address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
         loaded = builder.load(place(builder, like, *arguments[1:]))
@@ -310,7 +310,7 @@ def load(typing: Any, like: Any, address: Any, index: Any) -> Any:  # noqa: ARG0
 
 @intrinsic
 def store(typing: Any, vector: Any, address: Any, index: Any) -> Any:  # noqa: ARG001
-    """Write a vector at an index from an address."""
+    """Store a vector at an index from an address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
         kind = signature.args[0]
@@ -322,7 +322,7 @@ def store(typing: Any, vector: Any, address: Any, index: Any) -> Any:  # noqa: A
 
 @intrinsic
 def together(typing: Any, x: Any) -> Any:  # noqa: ARG001
-    """The sum of all lanes, in one."""
+    """Sum of all lanes, as a vector with one lane."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
         total, width = arguments[0], x.width
@@ -339,19 +339,19 @@ def together(typing: Any, x: Any) -> Any:  # noqa: ARG001
 
 @intrinsic
 def size_of(typing: Any, like: Any) -> Any:  # noqa: ARG001
-    """Bytes of a vector."""
+    """Size of a vector in bytes."""
     return types.int64(like), lambda context, builder, signature, arguments: whole(like.size)
 
 
 @intrinsic
 def lanes(typing: Any, like: Any) -> Any:  # noqa: ARG001
-    """How many."""
+    """Number of lanes."""
     return types.int64(like), lambda context, builder, signature, arguments: whole(like.width)
 
 
 @intrinsic
 def number(typing: Any, like: Any, x: Any) -> Any:  # noqa: ARG001
-    """A float64 in every lane."""
+    """Vector with a float64 number in every lane."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
         single = arguments[1] if like.format.bits == 64 else builder.fptrunc(arguments[1], like.format.kind)
@@ -382,14 +382,14 @@ def _gather(element: Any, convert: Callable[[Any, Value, Lanes], Value]) -> Any:
     return code
 
 
-# From rows that lie `apart` bytes from each other, one for each lane; the last of `count` rows for lanes without one.
+# Read rows with a stride of `apart` bytes, one for each lane; lanes beyond `count` repeat the last row.
 gather = _gather(None, lambda builder, read, like: read)
 gather_bytes = _gather(ir.IntType(8), lambda builder, read, like: builder.uitofp(read, like.format.kind))
 
 
 @intrinsic
 def spread(typing: Any, like: Any, source: Any, items: Any, to: Any, apart: Any, count: Any) -> Any:  # noqa: ARG001
-    """Vectors to rows: item i of lane l to place i of row l, of `count` rows that lie `apart` bytes from each other."""
+    """Write item i of lane l to position i of row l, for `count` rows with a stride of `apart` bytes."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
         _, start, many, address, stride, rows = arguments
@@ -411,7 +411,7 @@ def spread(typing: Any, like: Any, source: Any, items: Any, to: Any, apart: Any,
                     written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(INT32, 1)]))
 
         def write_squares(*, is_passing: bool) -> None:
-            """Whole squares; the last of them overlaps the one before rather than leave single items."""
+            """Write transposed squares; the last square overlaps the previous one instead of leaving single items."""
             squares = builder.sdiv(builder.add(many, whole(width - 1)), whole(width))
             with cgutils.for_range(builder, squares) as loop:
                 item, end = builder.mul(loop.index, whole(width)), builder.sub(many, whole(width))
@@ -420,7 +420,7 @@ def spread(typing: Any, like: Any, source: Any, items: Any, to: Any, apart: Any,
                 for lane, row in enumerate(_transposed(builder, width, columns)):
                     write(row, like.vector, lane, item, is_passing=is_passing)
 
-        # Where rows are whole lines of the cache, they are written past it: it need not read them first.
+        # Rows of complete cache lines are written with nontemporal stores, so that the cache need not read them first.
         lines = builder.or_(builder.or_(address, stride), builder.mul(many, step))
         is_aligned = builder.icmp_signed("==", builder.and_(lines, whole(LINE - 1)), whole(0))
         is_wide = builder.icmp_signed(">=", many, whole(width))
@@ -445,7 +445,7 @@ def spread(typing: Any, like: Any, source: Any, items: Any, to: Any, apart: Any,
 
 
 def _transposed(builder: Any, width: int, rows: list[Value]) -> list[Value]:
-    """log2(width) times, interleave the first half of the rows with the second."""
+    """Transpose a square by interleaving the two halves of the rows log2(width) times."""
     half, step = width // 2, width
     order = ir.VectorType(INT32, width)
     low = ir.Constant(order, [i // 2 + (i % 2) * width for i in range(width)])
@@ -458,7 +458,7 @@ def _transposed(builder: Any, width: int, rows: list[Value]) -> list[Value]:
 
 @intrinsic
 def all_between(typing: Any, x: Any, low: Any, high: Any) -> Any:  # noqa: ARG001
-    """Whether every lane lies strictly between two numbers; not where it is NaN."""
+    """Return True if every lane lies strictly between two numbers; False for NaN."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:  # noqa: ARG001
         kind, vector = signature.args[0], arguments[0]

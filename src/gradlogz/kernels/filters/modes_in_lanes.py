@@ -1,12 +1,12 @@
-"""Steps of `imm` for targets that are alone: the modes are in the lanes.
+"""Steps of `imm` for few targets: the lanes of a vector are the modes of one target.
 
-    mix        a vector for each mode that was, with a lane for each mode that is
-    the rest   as for many targets (targets_in_lanes.py), where every lane has a model of its own
+    mix        one vector for each previous mode, with one lane for each next mode
+    the rest   as in targets_in_lanes.py, with a different model in every lane
     together   sums over modes are sums over lanes
 
-Lanes without a mode repeat the last one, and count nothing in sums.
+Lanes beyond the modes repeat the last mode and have weight 0 in sums.
 
-Read next: cpu.py, who calls.
+Read next: cpu.py (the caller).
 """
 
 import math
@@ -32,10 +32,10 @@ from .lanes import (
     where_positive,
 )
 from .targets_in_lanes import (
-    BELIEFS,
     CHANGING,
     ENDS,
     FINITE,
+    INITIAL,
     LEAST,
     MODEL,
     MOST,
@@ -54,22 +54,22 @@ from .targets_in_lanes import (
 
 @compiled
 def advance(zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem) -> Vector:
-    """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
+    """One step of imm; returns log p(y | past), NaN if a density is not finite.   [theory 7.3]"""
     mix(zero, single, state, w, p)
     predict(zero, zero, w.mixed_m, w.mixed_P, w.F, w.Q, w.b, w.A, w.predicted_m, w.predicted_P, state)
     m, P = w.predicted_m, w.predicted_P
     expect(zero, zero, m, P, w.H, w.R, w.d, w.HP, w.expected, w.S, state, observation)
-    told = update(zero, zero, w, m, P, w.H, w.R, w.expected, w.S, w.new_m, w.new_P, state, observation)
-    if not all_between(told, -FINITE, FINITE):
+    log_density = update(zero, zero, w, m, P, w.H, w.R, w.expected, w.S, w.new_m, w.new_P, state, observation)
+    if not all_between(log_density, -FINITE, FINITE):
         return number(single, math.nan)
-    store(told, w.likelihood, 0)
-    store(told + load(zero, w.log_c, 0), w.weight, 0)
+    store(log_density, w.likelihood, 0)
+    store(log_density + load(zero, w.log_c, 0), w.weight, 0)
     return normalize(zero, single, w, p)
 
 
 @compiled
 def mix(zero: Vector, single: Vector, state: Size, w: Memory, p: FilterProblem) -> None:
-    """c_j = sum_i pi_i T_ij, and the collapse of the modes i by pi_i T_ij / c_j."""
+    """Predict mode probabilities c_j = sum_i pi_i T_ij, and collapse the modes i with shares pi_i T_ij / c_j."""
     k, s, width = p.modes, size(state), lanes(zero)
     total = zero
     for i in range(k):
@@ -108,7 +108,7 @@ def mix(zero: Vector, single: Vector, state: Size, w: Memory, p: FilterProblem) 
 
 @compiled
 def normalize(zero: Vector, single: Vector, w: Memory, p: FilterProblem) -> Vector:
-    """Log probabilities of the modes after an observation, and themselves; log p(observation) is returned."""
+    """Store filtered mode probabilities and their logarithms; returns log p(observation)."""
     top = load(single, w.weight, 0)
     for i in range(1, p.modes):
         top = larger(top, load(single, w.weight, i))
@@ -124,7 +124,7 @@ def normalize(zero: Vector, single: Vector, w: Memory, p: FilterProblem) -> Vect
 def collapse(
     zero: Vector, share: Vector, m: int, P: int, apart: int, new_m: int, new_P: int, state: Size, has_P: bool
 ) -> None:
-    """All modes as one Gaussian."""
+    """Collapse all modes to one Gaussian."""
     s = size(state)
     for a in range(s):
         total = together(share * load(zero, m, a))
@@ -141,26 +141,26 @@ def collapse(
 
 @compiled
 def combine(
-    zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, told: Vector
+    zero: Vector, single: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, log_density: Vector
 ) -> None:
-    """What all modes say together, and what they did not expect."""
+    """Compute the fields of all modes combined, and the innovations."""
     o = size(observation)
     pi, c = load(zero, w.h, 0), load(zero, w.c, 0) * load(zero, w.real, 0)
     if p.needs & MEAN:
         has_P = p.needs & COVARIANCE != 0
-        collapse(zero, pi, w.new_m, w.new_P, w.apart, w.whole_m, w.whole_P, state, has_P)
+        collapse(zero, pi, w.new_m, w.new_P, w.apart, w.combined_m, w.combined_P, state, has_P)
     if p.needs & BEFORE_TOGETHER:
-        m, P = w.whole_predicted_m, w.whole_predicted_P
+        m, P = w.combined_predicted_m, w.combined_predicted_P
         collapse(zero, c, w.predicted_m, w.predicted_P, w.apart, m, P, state, True)
     if p.needs & INNOVATION:
-        collapse(zero, c, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation, True)
+        collapse(zero, c, w.expected, w.S, w.apart, w.innovation, w.combined_S, observation, True)
         for r in range(o):
-            y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), number(zero, math.nan))
+            y = where_positive(load(zero, w.observed, r), load(zero, w.y, r), number(zero, math.nan))
             store(y - load(zero, w.expected, r), w.expected, r)
             first = r * lanes(zero)
-            y = where_positive(load(single, w.seen, first), load(single, w.y, first), number(single, math.nan))
+            y = where_positive(load(single, w.observed, first), load(single, w.y, first), number(single, math.nan))
             store(y - load(single, w.innovation, r), w.innovation, r)
-    store(told, w.step, 0)
+    store(log_density, w.step, 0)
 
 
 @compiled
@@ -168,7 +168,7 @@ def put(
     zero: Vector,
     single: Vector,
     table: int,
-    whole: int,
+    combined: int,
     results: int,
     written: int,
     base: int,
@@ -176,12 +176,12 @@ def put(
     entry: int,
     count: int,
 ) -> None:
-    """Results to rows of tensors [targets, times, ...]: first those of all modes together, then those of each."""
+    """Write results to rows of tensors [targets, times, ...]: combined fields first, then those of each mode."""
     for f in range(results):
         at = table + f * RESULT_BYTES
         start = written + read_integer(at, 0) + entry * read_integer(at, 1)
         items, source = read_integer(at, 2), base + read_integer(at, 5 if is_odd else 4)
-        if f < whole:
+        if f < combined:
             spread(single, source, items, start, 0, 1)
         else:
             spread(zero, source, items, start, read_integer(at, 3), count)
@@ -189,14 +189,14 @@ def put(
 
 @compiled
 def begin(zero: Vector, single: Vector, w: Memory, p: FilterProblem) -> None:
-    """Which lanes are modes, and what is believed at time 0."""
+    """Mark the lanes that are modes, and initialise the mode probabilities."""
     one, nothing = number(single, 1.0), number(single, 0.0)
     for i in range(lanes(zero)):
         store(one if i < p.modes else nothing, w.real, i)
     store(number(zero, 1.0), w.ones, 0)
     store(exp(load(zero, w.log_h, 0)) * load(zero, w.real, 0), w.h, 0)
     for r in range(p.observation):
-        store(number(zero, 1.0), w.seen, r)
+        store(number(zero, 1.0), w.observed, r)
 
 
 @compiled
@@ -211,26 +211,26 @@ def filter_alone(
     even: Memory,
     odd: Memory,
 ) -> bool:
-    """All steps of one target; whether every number was finite."""
+    """Run all steps of one target; returns True if every number was finite."""
     k, o = p.modes, p.observation
-    fetch(zero, p.fields, BELIEFS, base, 0, task, k)
+    fetch(zero, p.fields, INITIAL, base, 0, task, k)
     begin(zero, single, even, p)
     total = gather(single, p.start_log_likelihood + task * size_of(single), 0, 1)
     for time in range(p.steps):
         w = even if time % 2 == 0 else odd
         fetch(zero, p.fields, MODEL, base, time, task, k)
         fetch(zero, p.fields, CHANGING, base, time, task, k)
-        if p.seen != 0:
+        if p.observed != 0:
             for r in range(o):
-                store(gather_bytes(zero, p.seen + task * p.seen_row + time * o + r, 0, 1), w.seen, r)
-        told = advance(zero, single, state, observation, w, p)
-        if not all_between(told, -FINITE, FINITE):
+                store(gather_bytes(zero, p.observed + task * p.observed_row + time * o + r, 0, 1), w.observed, r)
+        log_density = advance(zero, single, state, observation, w, p)
+        if not all_between(log_density, -FINITE, FINITE):
             return False
-        total = total + told
+        total = total + log_density
         if time >= p.first_reported:
-            combine(zero, single, state, observation, w, p, told)
+            combine(zero, single, state, observation, w, p, log_density)
             entry = task * (p.steps - p.first_reported) + time - p.first_reported
-            put(zero, single, p.results, p.whole, p.reported, p.written, base, time % 2 == 1, entry, k)
+            put(zero, single, p.results, p.combined, p.reported, p.written, base, time % 2 == 1, entry, k)
     store(total, even.step, 0)
     put(zero, single, p.results + p.reported * RESULT_BYTES, 1, ENDS, p.written, base, False, task, k)
     return True

@@ -1,17 +1,17 @@
-"""The steps of switching filters as numba compiles them: targets in lanes, everything else as in the textbook.
+"""Steps of switching filters for numba: the lanes of a vector are targets, and formulas read as for one target.
 
-    advance_imm, advance_gpb1, advance_gpb     one transition and one observation, on facing pages
-    combine, put                               what is said of a step, to the rows of its targets
-    filter_block                               all steps of the targets that share a vector
+    advance_imm, advance_gpb1, advance_gpb     one transition and one observation, in parallel form
+    combine, put                               combined fields of a step, and output to the rows of its targets
+    filter_block                               all steps of the targets of one vector
 
-Arrays are addresses of vectors (lanes.py). `zero` says how wide they are, and `model` how wide its fields are: one lane
-where targets share a model, all lanes where they do not. Covariances are written whole and computed by halves.
+Arrays are addresses of vectors (lanes.py). `zero` has their width and `model` the width of the model fields: one lane
+if targets share a model, else all lanes. Covariances are stored in full and computed by lower triangles.
 
-What is computed is what ../../filters/gaussian/switching.py computes, term for term: log weights, Joseph's form,
-columns without mass. The first number that is not finite (an observation without a density, or of a density that is 0
-under a mode) ends it with "no", and the caller asks the other path.
+The computation is that of ../../filters/gaussian/switching.py, term by term: log weights, Joseph's form, columns of
+weight 0. At the first number that is not finite (no density, or density 0 under a mode) the kernel returns False, and
+the caller uses the torch path.
 
-Read next: cpu.py, who calls.
+Read next: cpu.py (the caller).
 """
 
 import math
@@ -39,33 +39,33 @@ from .lanes import (
     where_possible,
 )
 
-Vector = Any  # of numbers, one for each target: lanes.py
-Size = Any  # a number, or one that is known when the kernel is compiled: lanes.py
+Vector = Any  # one number for each target (lanes.py)
+Size = Any  # an integer, or a compile-time constant (lanes.py)
 LOG_2_PI = math.log(2 * math.pi)
-LEAST, MOST = 1e-30, 1e30  # masses within are summed as they are; others in the log domain
+LEAST, MOST = 1e-30, 1e30  # total weights in this range are summed directly, others in the log domain
 FINITE = 3e38
 
 
 class FilterProblem(NamedTuple):
-    """Addresses, and then sizes; bytes from row to row."""
+    """Addresses and sizes of a problem."""
 
-    fields: int  # of the tables that cpu.py writes: what is read; what is reported, and what is carried on
+    fields: int  # address of the table of inputs; `results`: of reported fields and final state (cpu.py)
     results: int
-    written: int  # where results begin that are in one piece; 0: wherever they are
+    written: int  # base address of results that share one buffer; 0 if addresses are absolute
     start_log_likelihood: int
-    seen: int  # 0: everywhere
-    seen_row: int
+    observed: int  # address of the mask; 0 if all are observed
+    observed_row: int
     targets: int
     steps: int
     first_reported: int
     modes: int
     state: int
     observation: int
-    histories: int  # at the beginning
-    most: int  # histories that are kept
-    reported: int  # how many results
-    whole: int  # how many of these, the first, are of all modes together
-    needs: int  # of MEAN, COVARIANCE, ..., for these
+    histories: int  # initial number of histories
+    most: int  # largest number of histories
+    reported: int  # number of reported fields
+    combined: int  # number of these, the first ones, that combine all modes
+    needs: int  # bits of MEAN, COVARIANCE, ... for these
 
 
 class Field(NamedTuple):
@@ -77,22 +77,22 @@ class Field(NamedTuple):
     time: int  # bytes from step to step
     each: int  # bytes from item to item
     items: int
-    place: int  # in the memory of a thread
+    place: int  # offset in the memory of a thread
 
 
 class Result(NamedTuple):
     """A tensor whose rows are written from lanes."""
 
     address: int
-    row: int  # bytes of a step of a target
+    row: int  # bytes of one step of one target
     items: int
     apart: int  # bytes from lane to lane
-    even: int  # where it lies in the memory of a thread after even steps
-    odd: int
+    even: int  # offset in the memory of a thread after even steps
+    odd: int  # and after odd steps
 
 
 class Memory(NamedTuple):
-    """Addresses of arrays of vectors; those of a step and those of the model at that step."""
+    """Addresses of the arrays of vectors of a step, including the model at that step."""
 
     m: int
     P: int
@@ -110,11 +110,11 @@ class Memory(NamedTuple):
     log_c: int
     c: int
     likelihood: int  # log p(y | mode)
-    mode_m: int  # mode by mode, after it
+    mode_m: int  # mode by mode, after the observation
     mode_P: int
     log_pi: int
     pi: int
-    branch_m: int  # histories that differ in their oldest mode alone
+    branch_m: int  # histories that differ only in their oldest mode
     branch_P: int
     branch_expected: int
     branch_S: int
@@ -124,7 +124,7 @@ class Memory(NamedTuple):
     share: int
     prior_share: int
     y: int
-    seen: int
+    observed: int
     T: int
     F: int
     Q: int
@@ -140,21 +140,21 @@ class Memory(NamedTuple):
     D: int
     K: int
     apart: int
-    whole_m: int
-    whole_P: int
-    whole_predicted_m: int
-    whole_predicted_P: int
+    combined_m: int
+    combined_P: int
+    combined_predicted_m: int
+    combined_predicted_P: int
     innovation: int
-    whole_S: int
+    combined_S: int
     step: int
     ones: int
-    real: int  # of lanes that are modes: which of them are
+    real: int  # 1 for lanes that hold a mode, 0 for padding
 
 
 def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int, ...]:
-    """How many vectors each array of `Memory` has."""
+    """Number of vectors of each array of `Memory`."""
     k, s, o, g = modes, state, observation, max(modes, most)
-    found = {
+    counts = {
         "m": g * s,
         "P": g * s * s,
         "log_h": g,
@@ -172,8 +172,8 @@ def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int
         "branch_expected": o,
         "branch_S": o * o,
         "y": o,
-        "seen": o,
-        "T": k * k if k > 1 else g,  # where lanes are modes, a vector for each that was
+        "observed": o,
+        "T": k * k if k > 1 else g,  # if lanes are modes, one vector for each previous mode
         "F": k * s * s,
         "Q": k * s * s,
         "H": k * o * s,
@@ -188,15 +188,15 @@ def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int
         "D": o * o,
         "K": o * s,
         "apart": g * max(s, o),
-        "whole_m": s,
-        "whole_P": s * s,
-        "whole_predicted_m": s,
-        "whole_predicted_P": s * s,
+        "combined_m": s,
+        "combined_P": s * s,
+        "combined_predicted_m": s,
+        "combined_predicted_P": s * s,
         "innovation": o,
-        "whole_S": o * o,
+        "combined_S": o * o,
     }
-    found.update(new_m=found["m"], new_P=found["P"], new_log_h=g)
-    return tuple(found.get(name, g) for name in Memory._fields)
+    counts.update(new_m=counts["m"], new_P=counts["P"], new_log_h=g)
+    return tuple(counts.get(name, g) for name in Memory._fields)
 
 
 # ------------------------------------------------------------------------------------------------- the Kalman filter
@@ -204,7 +204,7 @@ def vectors_of(modes: int, state: int, observation: int, most: int) -> tuple[int
 def predict(
     zero: Vector, model: Vector, m: int, P: int, F: int, Q: int, b: int, A: int, new_m: int, new_P: int, state: Size
 ) -> None:
-    """m' = F m + b, P' = F P F^T + Q."""
+    """Predict the state: m' = F m + b, P' = F P F^T + Q."""
     s = size(state)
     for i in range(s):
         total = load(zero, b, i)
@@ -240,7 +240,7 @@ def expect(
     state: Size,
     observation: Size,
 ) -> None:
-    """H m + d, H P and S = H P H^T + R."""
+    """Predict the observation: H m + d, H P and S = H P H^T + R."""
     s, o = size(state), size(observation)
     for r in range(o):
         total = load(zero, d, r)
@@ -277,23 +277,23 @@ def update(
     state: Size,
     observation: Size,
 ) -> Vector:
-    """m + K v and Joseph's form of P, after `expect`; log N(v; 0, S) is returned.
+    """Update to m + K v and Joseph's form of P, after `expect`; returns log N(v; 0, S).
 
     S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the
-    array D holds what is left of S, above it L^T. What is not seen has the row of a unit matrix in S, zeros elsewhere.
+    array D holds the rest of S, above it L^T. A missing component has a row of the identity in S and zeros elsewhere.
     """
     s, o = size(state), size(observation)
     one = load(zero, w.ones, 0)
     count = zero
     for r in range(o):
-        seen = load(zero, w.seen, r)
-        count = count + seen
-        store(seen * (load(zero, w.y, r) - load(zero, expected, r)), w.z, r)
+        observed = load(zero, w.observed, r)
+        count = count + observed
+        store(observed * (load(zero, w.y, r) - load(zero, expected, r)), w.z, r)
         for n in range(s):
-            store(seen * load(zero, w.HP, r * s + n), w.W, r * s + n)
+            store(observed * load(zero, w.HP, r * s + n), w.W, r * s + n)
         for q in range(r):
-            store(seen * load(zero, w.seen, q) * load(zero, S, r * o + q), w.D, r * o + q)
-        store(seen * load(zero, S, r * o + r) + (one - seen), w.D, r * o + r)
+            store(observed * load(zero, w.observed, q) * load(zero, S, r * o + q), w.D, r * o + q)
+        store(observed * load(zero, S, r * o + r) + (one - observed), w.D, r * o + r)
     square, log_det = zero, zero
     for c in range(o):
         pivot = load(zero, w.D, c * o + c)
@@ -361,12 +361,12 @@ def update(
     return number(zero, -0.5) * (square + count * number(zero, LOG_2_PI) + log_det)
 
 
-# ------------------------------------------------------------------------------------------------ weights and merging
+# --------------------------------------------------------------------------------------- weights and moment matching
 @compiled
 def weigh(zero: Vector, weight: int, a: int, items: int, share: int) -> Vector:
-    """log sum_i w_i exp a_i, and the shares in it.
+    """Store the shares of log sum_i w_i exp a_i, and return the sum.
 
-    Without mass the first is -inf, and the shares are those of exp a_i alone (equal ones if these are all 0).
+    With total weight 0 the sum is -inf and the shares are those of exp a_i, uniform if these are all 0.
     """
     never = number(zero, -math.inf)
     one = number(zero, 1.0)
@@ -391,7 +391,7 @@ def weigh(zero: Vector, weight: int, a: int, items: int, share: int) -> Vector:
 
 @compiled
 def weigh_column(zero: Vector, model: Vector, w: Memory, j: int, k: int, items: int) -> None:
-    """log c_j, c_j and the shares T_ij pi_i / c_j of histories i; their newest mode is i modulo k."""
+    """Store log c_j, c_j and the shares T_ij pi_i / c_j of histories i, whose newest mode is i modulo k."""
     total = zero
     for i in range(items):
         mass = load(model, w.T, (i % k) * k + j) * load(zero, w.h, i)
@@ -415,14 +415,14 @@ def weigh_column(zero: Vector, model: Vector, w: Memory, j: int, k: int, items: 
 def collapse(
     zero: Vector, share: int, items: int, step: int, m: int, P: int, apart: int, new_m: int, new_P: int, state: Size
 ) -> None:
-    """m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T) of every `step`-th Gaussian."""
+    """Collapse every `step`-th Gaussian: m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T)."""
     average(zero, share, items, step, m, apart, new_m, state)
     scatter(zero, share, items, step, P, apart, new_P, state)
 
 
 @compiled
 def average(zero: Vector, share: int, items: int, step: int, m: int, apart: int, new_m: int, state: Size) -> None:
-    """The mean of a collapse, and how far each is from it."""
+    """Mean of a collapse, and the deviations from it."""
     s = size(state)
     for a in range(s):
         total = zero
@@ -435,7 +435,7 @@ def average(zero: Vector, share: int, items: int, step: int, m: int, apart: int,
 
 @compiled
 def scatter(zero: Vector, share: int, items: int, step: int, P: int, apart: int, new_P: int, state: Size) -> None:
-    """Its covariance."""
+    """Covariance of a collapse, from the deviations of `average`."""
     s = size(state)
     for a in range(s):
         for c in range(a + 1):
@@ -450,7 +450,7 @@ def scatter(zero: Vector, share: int, items: int, step: int, P: int, apart: int,
 
 @compiled
 def normalize(zero: Vector, a: int, items: int, b: int, p: FilterProblem) -> Vector:
-    """b = a - log sum exp a, p = exp b; the logarithm of the sum is returned."""
+    """Store b = a - log sum exp a and p = exp b; returns the log sum."""
     top = load(zero, a, 0)
     for i in range(1, items):
         top = larger(top, load(zero, a, i))
@@ -467,7 +467,7 @@ def normalize(zero: Vector, a: int, items: int, b: int, p: FilterProblem) -> Vec
     return top + log_total
 
 
-# ------------------------------------------- the filters, on facing pages: mix, predict, update, collapse
+# ----------------------------------------- the filters in parallel form: mix, predict, update, collapse
 @compiled
 def advance_imm(
     zero: Vector,
@@ -479,7 +479,7 @@ def advance_imm(
     histories: int,  # noqa: ARG001
     needs: int,  # noqa: ARG001
 ) -> Vector:
-    """[theory 7.3]; log p(y | past) is returned, NaN where it cannot be told."""
+    """One step of imm; returns log p(y | past), NaN if a density is not finite.   [theory 7.3]"""
     k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     for j in range(k):
@@ -488,17 +488,17 @@ def advance_imm(
         m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
         expected, S = w.expected + j * o * vector, w.S + j * o * o * vector
         new_m, new_P = w.new_m + j * s * vector, w.new_P + j * s * s * vector
-        # Mix: the states that may have come to mode j ----------------------------------------------------------------
+        # Mix: the modes that may precede mode j ----------------------------------------------------------------------
         weigh_column(zero, model, w, j, k, k)
         collapse(zero, w.prior_share, k, 1, w.m, w.P, w.apart, w.mixed_m, w.mixed_P, state)
         # Predict and update ------------------------------------------------------------------------------------------
         predict(zero, model, w.mixed_m, w.mixed_P, F, Q, w.b + j * s * vector, w.A, m, P, state)
         expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
-        told = update(zero, model, w, m, P, H, R, expected, S, new_m, new_P, state, observation)
-        if not all_between(told, -FINITE, FINITE):
+        log_density = update(zero, model, w, m, P, H, R, expected, S, new_m, new_P, state, observation)
+        if not all_between(log_density, -FINITE, FINITE):
             return number(zero, math.nan)
-        store(told, w.likelihood, j)
-        store(told + load(zero, w.log_c, j), w.weight, j)
+        store(log_density, w.likelihood, j)
+        store(log_density + load(zero, w.log_c, j), w.weight, j)
     # Collapse: nothing -----------------------------------------------------------------------------------------------
     return normalize(zero, w.weight, k, w.log_h, w.h)
 
@@ -514,7 +514,7 @@ def advance_gpb1(
     histories: int,  # noqa: ARG001
     needs: int,  # noqa: ARG001
 ) -> Vector:
-    """[theory 7.1]; likewise."""
+    """One step of gpb1; returns log p(y | past), NaN if a density is not finite.   [theory 7.1]"""
     k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     for j in range(k):
@@ -528,11 +528,11 @@ def advance_gpb1(
         predict(zero, model, w.m, w.P, F, Q, w.b + j * s * vector, w.A, m, P, state)
         expect(zero, model, m, P, H, R, w.d + j * o * vector, w.HP, expected, S, state, observation)
         mode_m, mode_P = w.mode_m + j * s * vector, w.mode_P + j * s * s * vector
-        told = update(zero, model, w, m, P, H, R, expected, S, mode_m, mode_P, state, observation)
-        if not all_between(told, -FINITE, FINITE):
+        log_density = update(zero, model, w, m, P, H, R, expected, S, mode_m, mode_P, state, observation)
+        if not all_between(log_density, -FINITE, FINITE):
             return number(zero, math.nan)
-        store(told, w.likelihood, j)
-        store(told + load(zero, w.log_c, j), w.weight, j)
+        store(log_density, w.likelihood, j)
+        store(log_density + load(zero, w.log_c, j), w.weight, j)
     # Collapse: all modes to one --------------------------------------------------------------------------------------
     step = normalize(zero, w.weight, k, w.log_h, w.h)
     collapse(zero, w.h, k, 1, w.mode_m, w.mode_P, w.apart, w.new_m, w.new_P, state)
@@ -543,15 +543,15 @@ def advance_gpb1(
 def advance_gpb(
     zero: Vector, model: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, histories: int, needs: int
 ) -> Vector:
-    """[theory 7.2] for histories of any depth; likewise."""
+    """One step of gpb; returns log p(y | past), NaN if a density is not finite.   [theory 7.2]"""
     k, s, o = p.modes, size(state), size(observation)
     vector, single = size_of(zero), size_of(model)
     oldest = k if histories * k > p.most else 1
-    rests = histories // oldest  # what is left of histories without their oldest mode
+    rests = histories // oldest  # histories without their oldest mode
     for j in range(k):
         F, Q, b = w.F + j * s * s * single, w.Q + j * s * s * single, w.b + j * s * vector
         H, R, d = w.H + j * o * s * single, w.R + j * o * o * single, w.d + j * o * vector
-        # Mix: nothing; the mixture is what the modes predict together, and is reported -------------------------------
+        # Mix: nothing; the mixture is computed only to report the prediction of each mode ----------------------------
         if needs & BEFORE:
             m, P = w.predicted_m + j * s * vector, w.predicted_P + j * s * s * vector
             weigh_column(zero, model, w, j, k, histories)
@@ -572,7 +572,7 @@ def advance_gpb(
                 observation,
             )
         for rest in range(rests):
-            # Predict and update: all that will be one history --------------------------------------------------------
+            # Predict and update: all histories that collapse to one --------------------------------------------------
             for i in range(oldest):
                 history = i * rests + rest
                 m, P = w.m + history * s * vector, w.P + history * s * s * vector
@@ -581,7 +581,7 @@ def advance_gpb(
                 expect(
                     zero, model, w.mixed_m, w.mixed_P, H, R, d, w.HP, w.branch_expected, w.branch_S, state, observation
                 )
-                told = update(
+                log_density = update(
                     zero,
                     model,
                     w,
@@ -596,19 +596,19 @@ def advance_gpb(
                     state,
                     observation,
                 )
-                if not all_between(told, -FINITE, FINITE):
+                if not all_between(log_density, -FINITE, FINITE):
                     return number(zero, math.nan)
-                store(told, w.branch_likelihood, history)
-                store(told + load(zero, w.log_h, history), w.weight, i)
+                store(log_density, w.branch_likelihood, history)
+                store(log_density + load(zero, w.log_h, history), w.weight, i)
                 store(zero + load(model, w.T, (history % k) * k + j), w.column, i)
-            # Collapse: the oldest mode, by the weights that the observation gave it ----------------------------------
-            kept = rest * k + j
-            store(weigh(zero, w.column, w.weight, oldest, w.share), w.new_log_h, kept)
-            new_m, new_P = w.new_m + kept * s * vector, w.new_P + kept * s * s * vector
+            # Collapse: the oldest mode, with weights that include the observation ------------------------------------
+            slot = rest * k + j
+            store(weigh(zero, w.column, w.weight, oldest, w.share), w.new_log_h, slot)
+            new_m, new_P = w.new_m + slot * s * vector, w.new_P + slot * s * s * vector
             collapse(zero, w.share, oldest, 1, w.branch_m, w.branch_P, w.apart, new_m, new_P, state)
         if needs & BEFORE:
-            # Of what was likely before, histories that only this observation brings back have no share: the sum is one
-            # of logarithms. A mode without mass has the shares that it would have.
+            # Sum in the log domain: histories that only this observation makes likely have prior shares that
+            # underflow. A mode of probability 0 gets the value of its hypothetical shares.
             for rest in range(rests):
                 store(load(zero, w.ones, 0), w.column, rest)
                 store(load(zero, w.new_log_h, rest * k + j), w.weight, rest)
@@ -624,7 +624,7 @@ def advance_gpb(
 
 @compiled
 def to_modes(zero: Vector, state: Size, w: Memory, p: FilterProblem, rests: int) -> None:
-    """What each mode says, all its histories together."""
+    """Collapse the histories of each mode."""
     k, s, vector = p.modes, size(state), size_of(zero)
     for rest in range(rests):
         store(load(zero, w.ones, 0), w.prior_share, rest)
@@ -640,14 +640,14 @@ def to_modes(zero: Vector, state: Size, w: Memory, p: FilterProblem, rests: int)
 
 
 # ------------------------------------------------------------------------------------------------ from and to tensors
-MODEL, CHANGING, BELIEFS = (0, 5), (5, 8), (8, 11)  # T, F, Q, H, R; b, d, y; mean, covariance, log probability
+MODEL, CHANGING, INITIAL = (0, 5), (5, 8), (8, 11)  # T, F, Q, H, R; b, d, y; mean, covariance, log probability
 ENDS = 4
 FIELD_BYTES, RESULT_BYTES = 8 * len(Field._fields), 8 * len(Result._fields)
 
 
 @compiled
 def fetch(zero: Vector, table: int, chosen: tuple[int, int], base: int, time: int, first: int, count: int) -> None:
-    """Fields of the target `first`, and of those that are in lanes beside it, at first or if they change."""
+    """Load the fields of the targets from `first` on, at the first step or if they vary with time."""
     for f in range(chosen[0], chosen[1]):
         entry = table + f * FIELD_BYTES
         step = read_integer(entry, 3)
@@ -660,7 +660,7 @@ def fetch(zero: Vector, table: int, chosen: tuple[int, int], base: int, time: in
 
 @compiled
 def put(zero: Vector, table: int, results: int, written: int, base: int, is_odd: bool, entry: int, count: int) -> None:
-    """Results to rows of tensors [targets, times, items]; `entry` counts targets and times before the first."""
+    """Write results to rows of tensors [targets, times, items]; `entry` is the index of the first row."""
     for f in range(results):
         at = table + f * RESULT_BYTES
         source = base + read_integer(at, 5 if is_odd else 4)
@@ -669,40 +669,40 @@ def put(zero: Vector, table: int, results: int, written: int, base: int, is_odd:
 
 
 @compiled
-def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, told: Vector) -> None:
-    """What all modes say together, and what they did not expect."""
+def combine(zero: Vector, state: Size, observation: Size, w: Memory, p: FilterProblem, log_density: Vector) -> None:
+    """Compute the fields of all modes combined, and the innovations."""
     k, o = p.modes, size(observation)
     if p.needs & MEAN:
-        average(zero, w.pi, k, 1, w.mode_m, w.apart, w.whole_m, state)
+        average(zero, w.pi, k, 1, w.mode_m, w.apart, w.combined_m, state)
     if p.needs & COVARIANCE:
-        scatter(zero, w.pi, k, 1, w.mode_P, w.apart, w.whole_P, state)
+        scatter(zero, w.pi, k, 1, w.mode_P, w.apart, w.combined_P, state)
     if p.needs & BEFORE_TOGETHER:
-        m, P = w.whole_predicted_m, w.whole_predicted_P
+        m, P = w.combined_predicted_m, w.combined_predicted_P
         collapse(zero, w.c, k, 1, w.predicted_m, w.predicted_P, w.apart, m, P, state)
     if p.needs & INNOVATION:
-        collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.whole_S, observation)
+        collapse(zero, w.c, k, 1, w.expected, w.S, w.apart, w.innovation, w.combined_S, observation)
         unknown = number(zero, math.nan)
         for r in range(o):
-            y = where_positive(load(zero, w.seen, r), load(zero, w.y, r), unknown)
+            y = where_positive(load(zero, w.observed, r), load(zero, w.y, r), unknown)
             store(y - load(zero, w.innovation, r), w.innovation, r)
             for j in range(k):
                 store(y - load(zero, w.expected, j * o + r), w.expected, j * o + r)
-    store(told, w.step, 0)
+    store(log_density, w.step, 0)
 
 
 @compiled
 def begin(zero: Vector, w: Memory, p: FilterProblem) -> None:
-    """The rest of what is believed at time 0."""
+    """Initialise the remaining arrays at time 0."""
     for i in range(p.histories):
         store(exp(load(zero, w.log_h, i)), w.h, i)
     one = number(zero, 1.0)
     store(one, w.ones, 0)
     for r in range(p.observation):
-        store(one, w.seen, r)
+        store(one, w.observed, r)
 
 
 def block_of(advance: Any) -> Any:
-    """All steps of the targets of one vector; whether every number was finite."""
+    """Compiled function for all steps of the targets of one vector; it returns True if every number was finite."""
 
     def filter_block(
         zero: Vector,
@@ -719,7 +719,7 @@ def block_of(advance: Any) -> Any:
         count = min(lanes(zero), p.targets - first)
         single = size_of(zero) // lanes(zero)
         o, histories = p.observation, p.histories
-        fetch(zero, p.fields, BELIEFS, base, 0, first, count)
+        fetch(zero, p.fields, INITIAL, base, 0, first, count)
         begin(zero, even, p)
         total = gather(zero, p.start_log_likelihood + first * single, single, count)
         for time in range(p.steps):
@@ -727,17 +727,17 @@ def block_of(advance: Any) -> Any:
             is_reported = time >= p.first_reported
             fetch(model, p.fields, MODEL, base, time, first, count)
             fetch(zero, p.fields, CHANGING, base, time, first, count)
-            if p.seen != 0:
+            if p.observed != 0:
                 for r in range(o):
-                    there = p.seen + first * p.seen_row + time * o + r
-                    store(gather_bytes(zero, there, p.seen_row, count), w.seen, r)
-            told = advance(zero, model, state, observation, w, p, histories, p.needs if is_reported else 0)
-            if not all_between(told, -FINITE, FINITE):
+                    there = p.observed + first * p.observed_row + time * o + r
+                    store(gather_bytes(zero, there, p.observed_row, count), w.observed, r)
+            log_density = advance(zero, model, state, observation, w, p, histories, p.needs if is_reported else 0)
+            if not all_between(log_density, -FINITE, FINITE):
                 return False
-            total = total + told
+            total = total + log_density
             histories = min(histories * p.modes, max(p.most, p.modes))
             if is_reported:
-                combine(zero, state, observation, w, p, told)
+                combine(zero, state, observation, w, p, log_density)
                 entry = first * (p.steps - p.first_reported) + time - p.first_reported
                 put(zero, p.results, p.reported, p.written, base, time % 2 == 1, entry, count)
         store(total, even.step, 0)

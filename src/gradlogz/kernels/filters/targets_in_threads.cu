@@ -1,50 +1,49 @@
-// The steps of switching filters on a GPU: a thread for each target, all steps in one launch, as in the textbook.
+// Steps of switching filters on a GPU: one thread for each target, all steps in one launch.
 //
 //     predict, expect, update                    the Kalman filter
-//     weigh, collapse, merge, normalize          weights and merging
-//     advance_imm, advance_gpb1, advance_gpb     one transition and one observation, on facing pages
+//     weigh, collapse, merge, normalize          weights and moment matching
+//     advance_imm, advance_gpb1, advance_gpb     one transition and one observation, in parallel form
 //     filter_all                                 all steps of a target
 //
-// Before this text stand the sizes (gpu.py): Number, MODES, STATE, OBSERVATION, DEPTH, MOST (histories that
-// are kept), WANTED (a bit for each field of `Filtered`), THREADS and LANES; and the enumeration `Reported` of these
-// fields in their order (fields.py), REPORTED their number. What nobody wants is not computed:
-// functions are pure, and the compiler leaves out those whose results are not used. Loops over components are unrolled,
-// so that the filter of one mode lies in registers, and loops over modes where all fit; the rest is local memory.
+// gpu.py prepends the constants Number, MODES, STATE, OBSERVATION, DEPTH, MOST (largest number of histories), WANTED (one
+// bit for each requested field of `Filtered`), THREADS and LANES, and the enumeration `Reported` of these fields in order
+// (fields.py), with their number REPORTED. Fields that are not requested are not computed: functions are pure, and the
+// compiler removes those whose results are unused. Loops over components are unrolled, so that the filter of one mode
+// lies in registers, and so are loops over modes if all fit; the rest is local memory.
 //
-// What is computed is what ../../filters/gaussian/switching.py computes: log weights, Joseph's form, columns without mass. A number
-// that is not finite (an observation without a density, or of a density that is 0 under a mode) is noted, and the
-// caller asks the other path.
+// The computation is that of ../../filters/gaussian/switching.py: log weights, Joseph's form, columns of weight 0. A
+// number that is not finite (no density, or density 0 under a mode) sets a flag, and the caller uses the torch path.
 
 #define DEVICE __device__ __forceinline__
 #define UNROLLED _Pragma("unroll")
 #define BY_MODE _Pragma("unroll AT_ONCE")
 #define ROLLED _Pragma("unroll 1")
-#define NEVER Number(-__int_as_float(0x7f800000))  // -inf, and no number at all: there are no headers to name them
+#define NEVER Number(-__int_as_float(0x7f800000))  // -inf and, next, NaN: there are no headers that define them
 #define UNKNOWN Number(__int_as_float(0x7fc00000))
 
 constexpr int HISTORIES = DEPTH == 1 ? MODES : MOST > MODES ? MOST : MODES;
 constexpr int GAUSSIANS = DEPTH == 1 ? 1 : HISTORIES;
 constexpr int AT_ONCE = DEPTH < 2 && MODES * STATE * (STATE + 3) / 2 * sizeof(Number) <= 448 && MODES <= 4 ? MODES : 1;
 constexpr Number LOG_2_PI = 1.8378770664093454836;
-constexpr Number LEAST = 1e-30, GREATEST = 1e30;  // masses within are summed as they are; others in the log domain
+constexpr Number LEAST = 1e-30, GREATEST = 1e30;  // total weights in this range are summed directly, others as logs
 constexpr Number FINITE = 3e38;
 
-// -------------------------------------------------------------------------------------------- what is read and written
-struct Field {  // a tensor, and numbers from target to target and from step to step
+// -------------------------------------------------------------------------------------------------- inputs and outputs
+struct Field {  // a tensor, with its strides from target to target and from step to step
     const Number* start;
     long long row, time;
 };
 
-struct Problem {  // as gpu.py writes it: eight bytes each
+struct Problem {  // written by gpu.py, eight bytes for each member
     Field transition, F, Q, H, R, b, d, observations, mean, covariance, log_probability, log_likelihood;
-    const bool* seen;  // null: everywhere
+    const bool* seen;  // mask of observed entries; null if all are observed
     long long targets, steps, first_reported, histories;
     Number* reported[REPORTED];  // [targets, times, items]
     Number *new_mean, *new_covariance, *new_log_probability, *new_log_likelihood;
     int* failed;
 };
 
-struct Model {  // that of one step of one target
+struct Model {  // model of one step of one target
     const Number *transition, *F, *Q, *H, *R, *b, *d;
 };
 
@@ -52,7 +51,7 @@ struct Observation {
     Number y[OBSERVATION], seen[OBSERVATION];  // 1 or 0
 };
 
-// Packed below the diagonal, row after row.
+// Symmetric matrix: lower triangle, packed row by row.
 DEVICE constexpr int at(int i, int j) { return i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
 
 template <int N>
@@ -60,10 +59,10 @@ struct Gaussian {
     Number mean[N], covariance[N * (N + 1) / 2];
 };
 
-struct Beliefs {  // Gaussians of histories of modes, the newest mode last in the index, and their probabilities
+struct Beliefs {  // Gaussians of mode histories, newest mode last in the index, and their probabilities
     Gaussian<STATE> of[GAUSSIANS];
     Number log_h[HISTORIES], h[HISTORIES];
-    int grown;  // histories, where their number grows
+    int grown;  // number of histories, while it grows
 
     DEVICE int histories() const { return DEPTH < 3 ? MODES : grown; }
 };
@@ -75,28 +74,28 @@ DEVICE const Number* place(const Field& field, long long target, long long time)
 }
 
 DEVICE constexpr int widest(int a, int b) { return a > b ? a : b; }
-constexpr int WIDTH = widest(widest(STATE * STATE, OBSERVATION * OBSERVATION), MODES) | 1;  // odd, for other banks
+constexpr int WIDTH = widest(widest(STATE * STATE, OBSERVATION * OBSERVATION), MODES) | 1;  // odd: no bank conflicts
 
-struct Page {  // where the lanes of a warp write: rows of their targets, each by all of them together
+struct Page {  // output of a warp: all its lanes write the row of one target after another
     const Problem& problem;
     Number* stage;
     long long first, times, time;
     int lane;
     bool open;
 
-    // `value`(n) of every target to the row that begins at `start` for target 0.
+    // Write `value`(n) of every target to its row; that of target 0 starts at `start`.
     template <int N, class Value>
     DEVICE void put(Number* start, long long row, Value value) const {
         UNROLLED for (int n = 0; n < N; ++n) stage[lane * WIDTH + n] = value(n);
         __syncwarp();
-        ROLLED for (int i = 0; i < N; ++i) {  // addresses that are all known before would take all registers
+        ROLLED for (int i = 0; i < N; ++i) {  // unrolling would keep all addresses in registers
             const int element = i * LANES + lane, of = element / N, n = element % N;
             if (first + of < problem.targets) start[(first + of) * row + n] = stage[of * WIDTH + n];
         }
         __syncwarp();
     }
 
-    // N of the ITEMS of a field at this time, from `from` on.
+    // Write N of the ITEMS of a field at this time, starting with item `from`.
     template <int FIELD, int ITEMS, int N, class Value>
     DEVICE void say(int from, Value value) const {
         if constexpr (WANTED >> FIELD & 1) put<N>(problem.reported[FIELD] + time * ITEMS + from, times * ITEMS, value);
@@ -110,7 +109,7 @@ struct Page {  // where the lanes of a warp write: rows of their targets, each b
 };
 
 // --------------------------------------------------------------------------------------------------- the Kalman filter
-// m' = F m + b, P' = F P F^T + Q.
+// Predict the state: m' = F m + b, P' = F P F^T + Q.
 DEVICE Gaussian<STATE> predict(const Gaussian<STATE>& x, const Model& model, int j) {
     constexpr int S = STATE;
     const Number *F = model.F + j * S * S, *Q = model.Q + j * S * S, *b = model.b + j * S;
@@ -132,7 +131,7 @@ DEVICE Gaussian<STATE> predict(const Gaussian<STATE>& x, const Model& model, int
     return moved;
 }
 
-// H m + d and S = H P H^T + R; H P is left in `HP`.
+// Predict the observation: H m + d and S = H P H^T + R; `HP` keeps H P.
 DEVICE Gaussian<OBSERVATION> expect(const Gaussian<STATE>& x, const Model& model, int j,
                                     Number (&HP)[OBSERVATION][STATE]) {
     constexpr int S = STATE, O = OBSERVATION;
@@ -160,10 +159,10 @@ struct Updated {
     Number log_likelihood;
 };
 
-// m + K v and Joseph's form of P, after `expect`; log N(v; 0, S).
+// Update to m + K v and Joseph's form of P, after `expect`; returns log N(v; 0, S) too.
 //
 // S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the array
-// D holds what is left of S, above it L^T. What is not seen has the row of a unit matrix in S, zeros elsewhere.
+// D holds the rest of S, above it L^T. A missing component has a row of the identity in S and zeros elsewhere.
 DEVICE Updated update(const Gaussian<STATE>& x, const Gaussian<OBSERVATION>& expected, Number (&W)[OBSERVATION][STATE],
                       const Observation& look, const Model& model, int j) {
     constexpr int S = STATE, O = OBSERVATION;
@@ -228,14 +227,14 @@ DEVICE Updated update(const Gaussian<STATE>& x, const Gaussian<OBSERVATION>& exp
     return found;
 }
 
-// ------------------------------------------------------------------------------------------------- weights and merging
-struct Column {  // what comes to mode j: log c_j, c_j
+// ----------------------------------------------------------------------------------------- weights and moment matching
+struct Column {  // predicted probability of mode j: log c_j, c_j
     Number log_c, c;
 };
 
-// c_j = sum_i T_ij h_i, and the shares T_ij h_i / c_j of histories i; their newest mode is i modulo k.
+// c_j = sum_i T_ij h_i, and the shares T_ij h_i / c_j of histories i, whose newest mode is i modulo k.
 //
-// Without mass log c_j is -inf, and the shares are those of h_i alone (equal ones if these are all 0).
+// With total weight 0, log c_j is -inf and the shares are those of h_i, uniform if these are all 0.
 DEVICE Column weigh(const Beliefs& x, const Number* transition, int j, Number (&share)[HISTORIES]) {
     Number total = 0;
     BY_MODE for (int i = 0; i < x.histories(); ++i)
@@ -263,7 +262,7 @@ DEVICE Column weigh(const Beliefs& x, const Number* transition, int j, Number (&
     return found;
 }
 
-// m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T).
+// Collapse: m = sum_i r_i m_i, P = sum_i r_i (P_i + (m_i - m)(m_i - m)^T).
 DEVICE Gaussian<STATE> collapse(const Number* share, const Gaussian<STATE>* x, int items) {
     Gaussian<STATE> all = {};
     BY_MODE for (int i = 0; i < items; ++i)
@@ -278,7 +277,7 @@ DEVICE Gaussian<STATE> collapse(const Number* share, const Gaussian<STATE>* x, i
     return all;
 }
 
-// The collapse by the shares of every mode j, in the place of the Gaussians i: one component of all of them at a time.
+// Collapse with the shares of every mode j, in place: one component of all Gaussians at a time.
 DEVICE void mix(const Number (&share)[MODES][HISTORIES], Gaussian<STATE> (&x)[GAUSSIANS]) {
     Number mean[MODES][STATE], old[MODES];
     BY_MODE for (int j = 0; j < MODES; ++j)
@@ -302,11 +301,11 @@ DEVICE void mix(const Number (&share)[MODES][HISTORIES], Gaussian<STATE> (&x)[GA
         UNROLLED for (int a = 0; a < STATE; ++a) x[j].mean[a] = mean[j][a];
 }
 
-struct Shares {  // of all that came before, and of what comes
+struct Shares {  // weights of the previous sum and of the new term
     Number before, now;
 };
 
-struct Mass {  // sum_i w_i exp a_i, one after the other
+struct Mass {  // running sum of w_i exp a_i
     Number top = NEVER, sum = 0;
 
     DEVICE Shares add(Number weight, Number a) {
@@ -327,7 +326,7 @@ struct Mass {  // sum_i w_i exp a_i, one after the other
     DEVICE Number logarithm() const { return sum > 0 ? top + log(sum) : NEVER; }
 };
 
-// The same collapse of Gaussians that come one after the other, as parts of attention are joined.
+// Collapse of Gaussians added one after another, as partial results of attention are combined.
 template <int N>
 DEVICE void merge(Gaussian<N>& all, const Gaussian<N>& one, Shares share) {
     Number apart[N];
@@ -342,7 +341,7 @@ DEVICE void merge(Gaussian<N>& all, const Gaussian<N>& one, Shares share) {
         }
 }
 
-// log_h = a - log sum exp a, h = exp log_h; the logarithm of the sum is returned.
+// Store log_h = a - log sum exp a and h = exp log_h; returns the log sum.
 DEVICE Number normalize(const Number (&a)[HISTORIES], Beliefs& x) {
     Number top = NEVER, total = 0;
     BY_MODE for (int i = 0; i < x.histories(); ++i) top = fmax(top, a[i]);
@@ -355,8 +354,8 @@ DEVICE Number normalize(const Number (&a)[HISTORIES], Beliefs& x) {
     return top + log_total;
 }
 
-// ---------------------------------------------------------------------------------------------- what is said of a step
-struct Foreseen {  // what all modes together predict and expect, as they come
+// ----------------------------------------------------------------------------------------------------- combined fields
+struct Foreseen {  // running collapse of the predicted states and observations of all modes
     Mass mass;
     Gaussian<STATE> state = {};
     Gaussian<OBSERVATION> observation = {};
@@ -386,16 +385,16 @@ struct Foreseen {  // what all modes together predict and expect, as they come
     }
 };
 
-// ------------------------------------------------- the filters, on facing pages: mix, predict, update, collapse
-// log p(y | past) is returned; `is_finite` is cleared where it cannot be told.
+// ------------------------------------------------- the filters in parallel form: mix, predict, update, collapse
+// Each returns log p(y | past) and clears `is_finite` if a density is not finite.
 
-// [theory 7.3]
+// One step of imm.   [theory 7.3]
 DEVICE Number advance_imm(Beliefs& x, const Model& model, const Observation& look, const Page& page, bool& is_finite) {
     constexpr int K = MODES;
     Column column[K];
-    Number share[K][HISTORIES], told[K], weight[HISTORIES], HP[OBSERVATION][STATE];
+    Number share[K][HISTORIES], told[K], weight[HISTORIES], HP[OBSERVATION][STATE];  // plain-words: ok
     Foreseen foreseen;
-    // Mix: the states that may have come to each mode j ---------------------------------------------------------------
+    // Mix: the modes that may precede each mode j ---------------------------------------------------------------------
     BY_MODE for (int j = 0; j < K; ++j) column[j] = weigh(x, model.transition, j, share[j]);
     mix(share, x.of);
     // Predict and update: mode by mode --------------------------------------------------------------------------------
@@ -405,28 +404,28 @@ DEVICE Number advance_imm(Beliefs& x, const Model& model, const Observation& loo
         if (page.open) foreseen.add(page, j, before, expected, column[j], look);
         const Updated found = update(before, expected, HP, look, model, j);
         x.of[j] = found.after;
-        told[j] = found.log_likelihood;
-        weight[j] = told[j] + column[j].log_c;
-        is_finite = is_finite && fabs(told[j]) < FINITE;
+        told[j] = found.log_likelihood;  // plain-words: ok
+        weight[j] = told[j] + column[j].log_c;  // plain-words: ok
+        is_finite = is_finite && fabs(told[j]) < FINITE;  // plain-words: ok
         if (page.open) page.say<MODE_MEAN, MODE_COVARIANCE, K>(j, found.after);
     }
     // Collapse: nothing -----------------------------------------------------------------------------------------------
     const Number step = normalize(weight, x);
     if (page.open) {
         foreseen.say(page, look, column);
-        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });
+        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });  // plain-words: ok
         page.say<LOG_MODE_PROBABILITY, K, K>(0, [&](int j) { return x.log_h[j]; });
     }
     return step;
 }
 
-// [theory 7.1]
+// One step of gpb1.   [theory 7.1]
 DEVICE Number advance_gpb1(Beliefs& x, const Model& model, const Observation& look, const Page& page, bool& is_finite) {
     constexpr int K = MODES;
     Column column[K];
     Gaussian<STATE> one = {};
     Mass mass;
-    Number share[HISTORIES], told[K], weight[HISTORIES], HP[OBSERVATION][STATE];
+    Number share[HISTORIES], told[K], weight[HISTORIES], HP[OBSERVATION][STATE];  // plain-words: ok
     Foreseen foreseen;
     // Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
     BY_MODE for (int j = 0; j < K; ++j) column[j] = weigh(x, model.transition, j, share);
@@ -436,9 +435,9 @@ DEVICE Number advance_gpb1(Beliefs& x, const Model& model, const Observation& lo
         const Gaussian<OBSERVATION> expected = expect(before, model, j, HP);
         if (page.open) foreseen.add(page, j, before, expected, column[j], look);
         const Updated found = update(before, expected, HP, look, model, j);
-        told[j] = found.log_likelihood;
-        weight[j] = told[j] + column[j].log_c;
-        is_finite = is_finite && fabs(told[j]) < FINITE;
+        told[j] = found.log_likelihood;  // plain-words: ok
+        weight[j] = told[j] + column[j].log_c;  // plain-words: ok
+        is_finite = is_finite && fabs(told[j]) < FINITE;  // plain-words: ok
         if (page.open) page.say<MODE_MEAN, MODE_COVARIANCE, K>(j, found.after);
         // Collapse: all modes to one ----------------------------------------------------------------------------------
         merge(one, found.after, mass.add(1, weight[j]));
@@ -447,23 +446,23 @@ DEVICE Number advance_gpb1(Beliefs& x, const Model& model, const Observation& lo
     const Number step = normalize(weight, x);
     if (page.open) {
         foreseen.say(page, look, column);
-        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });
+        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });  // plain-words: ok
         page.say<LOG_MODE_PROBABILITY, K, K>(0, [&](int j) { return x.log_h[j]; });
     }
     return step;
 }
 
-// [theory 7.2] for histories of any depth.
+// One step of gpb of any depth.   [theory 7.2]
 DEVICE Number advance_gpb(Beliefs& x, const Model& model, const Observation& look, const Page& page, bool& is_finite) {
     constexpr int K = MODES;
     const int oldest = x.histories() * K > MOST ? K : 1;
-    const int rests = x.histories() / oldest;  // what is left of histories without their oldest mode
+    const int rests = x.histories() / oldest;  // histories without their oldest mode
     Gaussian<STATE> next[GAUSSIANS];
     Column column[K];
-    Number share[HISTORIES], told[K], weight[HISTORIES], log_pi[K], HP[OBSERVATION][STATE];
+    Number share[HISTORIES], told[K], weight[HISTORIES], log_pi[K], HP[OBSERVATION][STATE];  // plain-words: ok
     Foreseen foreseen;
     ROLLED for (int j = 0; j < K; ++j) {
-        // Mix: nothing; the mixture is what the modes predict together, and is reported -------------------------------
+        // Mix: nothing; the mixture is computed only to report the prediction of each mode ----------------------------
         if (page.open) {
             column[j] = weigh(x, model.transition, j, share);
             const Gaussian<STATE> before = predict(collapse(share, x.of, x.histories()), model, j);
@@ -482,31 +481,31 @@ DEVICE Number advance_gpb(Beliefs& x, const Model& model, const Observation& loo
             Gaussian<STATE> kept = {};
             Mass mass;
             ROLLED for (int i = 0; i < oldest; ++i) {
-                // Predict and update: all that will be one history ----------------------------------------------------
+                // Predict and update: all histories that collapse to one ----------------------------------------------
                 const int history = i * rests + rest;
                 const Gaussian<STATE> before = predict(x.of[history], model, j);
                 const Gaussian<OBSERVATION> expected = expect(before, model, j, HP);
                 const Updated found = update(before, expected, HP, look, model, j);
                 is_finite = is_finite && fabs(found.log_likelihood) < FINITE;
                 if (page.open) likelihood.add(share[history], found.log_likelihood);
-                // Collapse: the oldest mode, by the weights that the observation gave it ------------------------------
+                // Collapse: the oldest mode, with weights that include the observation --------------------------------
                 const Number comes = is_alive ? read(model.transition + (history % K) * K + j) : Number(1);
                 const Number a = is_possible ? x.log_h[history] + found.log_likelihood : Number(0);
                 merge(kept, found.after, mass.add(comes, a));
             }
             next[rest * K + j] = kept;
             weight[rest * K + j] = is_alive ? mass.logarithm() : NEVER;
-            if (page.open) {  // what each mode says, all its histories together
+            if (page.open) {  // collapse the histories of each mode
                 const Number a = column[j].log_c > NEVER ? weight[rest * K + j] : Number(0);
                 merge(of_mode, kept, mode_mass.add(1, a));
             }
         }
         if (page.open) {
-            // Histories that only this observation brings back had no share before: the sum is one of logarithms. A
-            // mode without mass has the shares that it would have.
+            // Sum in the log domain: histories that only this observation makes likely have prior shares that
+            // underflow. A mode of probability 0 gets the value of its hypothetical shares.
             const bool is_alive = column[j].log_c > NEVER;
             log_pi[j] = is_alive ? mode_mass.logarithm() : NEVER;
-            told[j] = is_alive ? log_pi[j] - column[j].log_c : likelihood.logarithm();
+            told[j] = is_alive ? log_pi[j] - column[j].log_c : likelihood.logarithm();  // plain-words: ok
             page.say<MODE_MEAN, MODE_COVARIANCE, K>(j, of_mode);
         }
     }
@@ -515,7 +514,7 @@ DEVICE Number advance_gpb(Beliefs& x, const Model& model, const Observation& loo
     const Number step = normalize(weight, x);
     if (page.open) {
         foreseen.say(page, look, column);
-        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });
+        page.say<MODE_LOG_LIKELIHOOD, K, K>(0, [&](int j) { return told[j]; });  // plain-words: ok
         page.say<LOG_MODE_PROBABILITY, K, K>(0, [&](int j) { return log_pi[j] - step; });
     }
     return step;

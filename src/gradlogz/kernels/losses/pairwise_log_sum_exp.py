@@ -1,18 +1,18 @@
-"""log sum exp over all pairs of rows: the one sum of every contrastive loss, in memory linear in the rows.
+"""Log-sum-exp over all pairs of rows: the sum of every contrastive loss, in memory linear in the rows.
 
     s_ij = <q_i, k_j> + bias_j                                      logits
     G_i  = log sum_j exp s_ij,      over the keys that i may see
     E_i  = sum_j p_ij k_j,          p_ij = exp(s_ij - G_i)          attention
     dG   -> dq_i = g_i E_i,         dk_j = sum_i g_i p_ij q_i
 
-The second gradient is attention again, from the side of the keys: logits <k_j, q_i> + log|g_i| - G_i, with values
-sign(g_i) q_i, output o_j and log normaliser l_j, give dk_j = o_j exp(l_j + bias_j). Two calls of a forward kernel are
-thus a forward and a backward pass, and no weight is ever stored.
+The gradient of the keys is attention of the keys to the queries: logits <k_j, q_i> + log|g_i| - G_i, with values
+sign(g_i) q_i, output o_j and log normaliser l_j, give dk_j = o_j exp(l_j + bias_j). Forward and backward pass are
+thus two calls of a forward kernel, and no weights are stored.
 
-A key that is the query itself is left out by two calls, one for the keys before it and one for those after it. Labels
-and masks are compared block after block (rowwise.py).
+To exclude the key that is the query itself, one call sums over the keys before it and one over those after it. Labels
+and masks are compared block by block (rowwise.py).
 
-Read next: ../../contrastive/likelihood.py, which says what these sums mean.
+Read next: ../../contrastive/likelihood.py (the meaning of these sums).
 """
 
 from typing import Any, NamedTuple
@@ -27,52 +27,53 @@ from ..attention.operator import attention, is_traced, under_transform
 from ..attention.scoring import Scoring, Sight
 from .rowwise import Part, rowwise
 
-# Triton's tiles have at least 16 columns.
+# Number of columns of the smallest tile of Triton.
 NARROW = 16
 
 
 class VisiblePairs(NamedTuple):
-    """Which keys a query sees; the default is all.
+    """The keys that enter the sum of each query; by default all.
 
     Attributes:
-        itself: whether query i sees key i.
-        labels: of the queries and of the keys, to be compared.
-        same: whether a query sees the keys of its own label alone, or those of other labels alone.
-        kept: a key for each query that it sees whatever its label and the mask are.
-        dropped: a key for each query that it does not see whatever the rest says.
-        mask: True where key j is seen by query i.
+        itself: True if key i enters the sum of query i.
+        labels: labels of the queries and of the keys.
+        same: True to sum over keys with the label of the query, False over keys with other labels.
+        included: index of a key for each query that enters regardless of its label and of the mask.
+        excluded: index of a key for each query that never enters.
+        mask: True where key j enters the sum of query i.
     """
 
     itself: bool = True
     labels: tuple[Int[Tensor, " m"], Int[Tensor, " n"]] | None = None
     same: bool = True
-    kept: Int[Tensor, " m"] | None = None
-    dropped: Int[Tensor, " m"] | None = None
+    included: Int[Tensor, " m"] | None = None
+    excluded: Int[Tensor, " m"] | None = None
     mask: Bool[Tensor, "m n"] | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether no pairs have to be compared one by one."""
-        return self.labels is None and self.mask is None and self.dropped is None
+        """True if no pairs have to be compared one by one."""
+        return self.labels is None and self.mask is None and self.excluded is None
 
 
 def log_sum_exp(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: VisiblePairs = VisiblePairs(),
+    visible: VisiblePairs = VisiblePairs(),
     *,
     precision: torch.dtype | None = None,
 ) -> Float[Tensor, " m"]:
-    """G_i of every query: -inf, with zero gradients, where it sees no key. Differentiable in all three.
+    """Log-sum-exp G_i of every query, -inf with zero gradients for an empty sum. Differentiable in all three tensors.
 
-    In a half precision queries meet keys rounded to it, sums stay in float32; pairs that are compared are not rounded.
+    With a half `precision`, queries and keys are rounded to it while sums are float32; sums with labels, masks or
+    excluded keys are not rounded.
     """
-    if not seen.plain:
-        return pairs(lambda s, _: log_domain.log_sum_exp(s), query, key, bias, seen)
-    if seen.itself:
+    if not visible.plain:
+        return pairs(lambda s, _: log_domain.log_sum_exp(s), query, key, bias, visible)
+    if visible.itself:
         return _fused(query, key, bias, Scoring(1.0), precision)
-    more = key.shape[0] - query.shape[0]  # the kernels count positions from the last key
+    more = key.shape[0] - query.shape[0]  # the kernels align the last query with the last key
     before, after = Scoring(1.0, right=-1 - more), Scoring(1.0, left=more - 1)
     return log_add(*(_fused(query, key, bias, part, precision) for part in (before, after)))
 
@@ -82,46 +83,53 @@ def pairs(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
-    seen: VisiblePairs,
+    visible: VisiblePairs,
     *rows: Tensor,
 ) -> Tensor:
-    """function(s, key, *rows) of the logits [r, n] of every block of queries, -inf where a key is not seen."""
+    """Apply function(s, key, *rows) to blocks of queries; the logits s [r, n] are -inf where a key does not enter."""
 
-    def block(q: Tensor, at: Tensor, own: Part, kept: Part, dropped: Part, mask: Part, *rest: Any) -> Tensor:
-        *beside, k, bias, of_keys = rest
+    def block(q: Tensor, at: Tensor, labels: Part, included: Part, excluded: Part, mask: Part, *rest: Any) -> Tensor:
+        *block_rows, k, bias, key_labels = rest
         s = reference.logits(q, k, None if bias is None else bias.unsqueeze(0))
-        hidden = _hidden(seen, at, own, of_keys, kept, dropped, mask, k.shape[0])
-        return function(s if hidden is None else s.masked_fill(hidden, -torch.inf), k, *beside)
+        hidden = _hidden(visible, at, labels, key_labels, included, excluded, mask, k.shape[0])
+        return function(s if hidden is None else s.masked_fill(hidden, -torch.inf), k, *block_rows)
 
-    of_queries, of_keys = (None, None) if seen.labels is None else seen.labels
+    query_labels, key_labels = (None, None) if visible.labels is None else visible.labels
     at = torch.arange(query.shape[0], device=query.device)
-    by_row: Any = (query, at, of_queries, seen.kept, seen.dropped, seen.mask, *rows)
-    return rowwise(block, by_row, (key, bias, of_keys), width=key.shape[0])
+    by_row: Any = (query, at, query_labels, visible.included, visible.excluded, visible.mask, *rows)
+    return rowwise(block, by_row, (key, bias, key_labels), width=key.shape[0])
 
 
 def _hidden(
-    seen: VisiblePairs, at: Tensor, own: Part, of_keys: Part, kept: Part, dropped: Part, mask: Part, n: int
+    visible: VisiblePairs,
+    at: Tensor,
+    labels: Part,
+    key_labels: Part,
+    included: Part,
+    excluded: Part,
+    mask: Part,
+    n: int,
 ) -> Tensor | None:
-    """Which logits [r, n] of a block are to be -inf; None is none."""
+    """Mask [r, n] of the pairs of a block that do not enter; None if all do."""
     key = torch.arange(n, device=at.device)
     hidden = None
-    if own is not None and of_keys is not None:
-        hidden = (own.unsqueeze(-1) != of_keys) if seen.same else (own.unsqueeze(-1) == of_keys)
+    if labels is not None and key_labels is not None:
+        hidden = (labels.unsqueeze(-1) != key_labels) if visible.same else (labels.unsqueeze(-1) == key_labels)
     if mask is not None:
         hidden = ~mask if hidden is None else hidden | ~mask
-    if hidden is not None and kept is not None:
-        hidden = hidden & (key != kept.unsqueeze(-1))
-    if not seen.itself:
+    if hidden is not None and included is not None:
+        hidden = hidden & (key != included.unsqueeze(-1))
+    if not visible.itself:
         itself = key == at.unsqueeze(-1)
         hidden = itself if hidden is None else hidden | itself
-    if dropped is not None:
-        out = key == dropped.unsqueeze(-1)
+    if excluded is not None:
+        out = key == excluded.unsqueeze(-1)
         hidden = out if hidden is None else hidden | out
     return hidden
 
 
 def log_add(first: Float[Tensor, " m"], second: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """log(exp first + exp second), -inf with zero gradients where both are."""
+    """Compute log(exp first + exp second); -inf with zero gradients where both are -inf."""
     top = torch.maximum(first, second).detach()
     top = top.masked_fill(top == -torch.inf, 0.0)
     total = (first - top).exp() + (second - top).exp()
@@ -130,7 +138,7 @@ def log_add(first: Float[Tensor, " m"], second: Float[Tensor, " m"]) -> Float[Te
 
 
 def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None) -> Tensor:
-    """G by the kernels of attention, as one head."""
+    """Log-sum-exp by the kernels of attention, as one head."""
     q, k, b = query[None, None], key[None, None], None if bias is None else bias[None, None, None]
     operands = (q, k) if b is None else (q, k, b)
     special = (
@@ -151,7 +159,7 @@ def _rounded(tensor: Tensor, precision: torch.dtype | None) -> Tensor:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """G, with attention kept from the forward pass as the gradient of the queries."""
+    """Log-sum-exp that saves the output of attention, which is the gradient of the queries."""
 
     @staticmethod
     def forward(
@@ -159,32 +167,32 @@ class _LogSumExp(torch.autograd.Function):
     ) -> Tensor:
         q, k = _rounded(query, precision), _rounded(key, precision)
         values = k if ctx.needs_input_grad[0] else k[..., :NARROW]
-        found = dispatch.forward(q, k, values, Sight(bias), scoring, None, statistics=False)
+        result = dispatch.forward(q, k, values, Sight(bias), scoring, None, statistics=False)
         ctx.scoring, ctx.precision = scoring, precision
-        ctx.save_for_backward(query, key, bias, found.log_normalizer, found.output)
-        return found.log_normalizer
+        ctx.save_for_backward(query, key, bias, result.log_normalizer, result.output)
+        return result.log_normalizer
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, bias, G, E = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # create_graph: by the operation that has second derivatives
+        if torch.is_grad_enabled():  # create_graph: use the operation that has second derivatives
             inputs = [t for t, want in zip((query, key, bias), wanted, strict=True) if want]
             q, k = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
-            again = attention(q, k, k[..., :NARROW], Sight(bias), ctx.scoring, statistics=False)
-            found = iter(torch.autograd.grad(again.log_normalizer, inputs, gradient, create_graph=True))
-            return *(next(found) if want else None for want in wanted), None, None
-        of_query = gradient.unsqueeze(-1) * E if wanted[0] else None
-        of_key = of_bias = None
+            recomputed = attention(q, k, k[..., :NARROW], Sight(bias), ctx.scoring, statistics=False)
+            grads = iter(torch.autograd.grad(recomputed.log_normalizer, inputs, gradient, create_graph=True))
+            return *(next(grads) if want else None for want in wanted), None, None
+        grad_query = gradient.unsqueeze(-1) * E if wanted[0] else None
+        grad_key = grad_bias = None
         if wanted[1] or wanted[2]:
-            turned = Scoring(ctx.scoring.scale, None, ctx.scoring.right, ctx.scoring.left)
+            transposed = Scoring(ctx.scoring.scale, None, ctx.scoring.right, ctx.scoring.left)
             query, key = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
             if wanted[1]:
-                of_key = received(key, query, query, gradient, G, bias, turned)
+                grad_key = received(key, query, query, gradient, G, bias, transposed)
             if wanted[2]:
                 ones = query.new_ones(()).expand(*query.shape[:-1], NARROW)
-                of_bias = received(key, query, ones, gradient, G, bias, turned)[..., 0].unsqueeze(-2)
-        return of_query, of_key, of_bias, None, None
+                grad_bias = received(key, query, ones, gradient, G, bias, transposed)[..., 0].unsqueeze(-2)
+        return grad_query, grad_key, grad_bias, None, None
 
 
 def received(
@@ -196,11 +204,11 @@ def received(
     bias: Float[Tensor, "b h 1 n"] | None,
     scoring: Scoring,
 ) -> Float[Tensor, "b h n v"]:
-    """sum_i g_i p_ij values_i of every key: its attention to the queries, times the mass of it."""
-    # What has no gradient or sees no keys gives nothing.
-    nothing = (gradient == 0) | (log_normalizer == -torch.inf)
-    given = (gradient.abs().log() - log_normalizer).masked_fill(nothing, -torch.inf)
+    """Sum sum_i g_i p_ij values_i of every key: its attention to the queries times their mass."""
+    # A query without gradient or without keys contributes nothing.
+    empty = (gradient == 0) | (log_normalizer == -torch.inf)
+    log_factor = (gradient.abs().log() - log_normalizer).masked_fill(empty, -torch.inf)
     signed = gradient.sign().unsqueeze(-1).to(values.dtype) * values
-    found = dispatch.forward(key, query, signed, Sight(given.unsqueeze(-2)), scoring, None, statistics=False)
-    mass = found.log_normalizer if bias is None else found.log_normalizer + bias.squeeze(-2)
-    return found.output * mass.exp().unsqueeze(-1)
+    result = dispatch.forward(key, query, signed, Sight(log_factor.unsqueeze(-2)), scoring, None, statistics=False)
+    mass = result.log_normalizer if bias is None else result.log_normalizer + bias.squeeze(-2)
+    return result.output * mass.exp().unsqueeze(-1)

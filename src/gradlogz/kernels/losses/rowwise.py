@@ -1,10 +1,10 @@
-"""A function of rows, block after block of them, in memory that is linear in their number.
+"""A function of rows, evaluated by blocks in memory linear in their number.
 
-    forward           f(rows, shared) of each block; nothing is kept but the arguments
-    backward          the pullback of f, computed again for each block; what all rows share is summed
+    forward           f(rows, shared) of each block; only the arguments are saved
+    backward          the pullback of f, recomputed for each block; gradients of shared arguments are summed
     double backward   the pullback of that pullback
 
-It is for sums over all pairs whose terms no compiled kernel knows. Inside torch.func transforms, under torch.compile
+It serves sums over all pairs for which there is no compiled kernel. Inside torch.func transforms, under torch.compile
 and in forward mode the function is called once, on all rows.
 
 Read next: pairwise_log_sum_exp.py.
@@ -21,61 +21,61 @@ from ..attention.blocked import logits_at_once
 from ..attention.operator import is_traced, under_transform
 
 Part = Tensor | None
-Function = Callable[..., Tensor]  # of blocks of the rows, then of what they share; one row of its result for each row
+Function = Callable[..., Tensor]  # f(*rows, *shared) -> one row of the result for each row
 
 
 def rowwise(function: Function, rows: tuple[Part, ...], shared: tuple[Part, ...], *, width: int) -> Tensor:
-    """function(*rows, *shared), by blocks of as many rows as have logits_at_once numbers if each has `width`."""
-    given = tuple(t for t in (*rows, *shared) if t is not None)
-    if under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(given):
+    """Evaluate function(*rows, *shared) by blocks of rows, at most logits_at_once numbers if a row has `width`."""
+    tensors = tuple(t for t in (*rows, *shared) if t is not None)
+    if under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(tensors):
         return function(*rows, *shared)
-    size = max(1, logits_at_once(given[0].device) // max(1, width))
+    size = max(1, logits_at_once(tensors[0].device) // max(1, width))
     plan = _RowBlocks(function, len(rows), size, next(t for t in rows if t is not None).shape[0])
     return _Rowwise.apply(plan, *rows, *shared)
 
 
 class _RowBlocks:
-    """What is called, and how the rows are cut."""
+    """The function, and the division of the rows into blocks."""
 
     def __init__(self, function: Function, rows: int, size: int, total: int) -> None:
         self.function, self.rows, self.size, self.total = function, rows, size, total
 
     def blocks(self) -> Iterator[slice]:
-        """The rows of each block; no rows are one block of none."""
+        """Rows of each block; without rows one empty block."""
         for first in range(0, max(1, self.total), self.size):
             yield slice(first, first + self.size)
 
     def cut(self, tensors: tuple[Part, ...], block: slice) -> tuple[Part, ...]:
-        """The arguments of one block."""
+        """Arguments of one block."""
         return *(None if t is None else t[block] for t in tensors[: self.rows]), *tensors[self.rows :]
 
-    def gathered(self, whole: list[Part] | None, found: tuple[Part, ...], block: slice) -> list[Part]:
-        """The gradients of all arguments, with those of one more block: rows side by side, what is shared summed."""
-        if whole is None:
-            whole = [
+    def gathered(self, total: list[Part] | None, grads: tuple[Part, ...], block: slice) -> list[Part]:
+        """Add the gradients of a block to those of all arguments: rows are copied, shared arguments summed."""
+        if total is None:
+            total = [
                 None
                 if t is None
                 else t.new_empty(self.total, *t.shape[1:])
                 if index < self.rows
                 else torch.zeros_like(t)
-                for index, t in enumerate(found)
+                for index, t in enumerate(grads)
             ]
-        for index, (t, part) in enumerate(zip(whole, found, strict=True)):
+        for index, (t, part) in enumerate(zip(total, grads, strict=True)):
             if t is not None and part is not None:
                 t[block].copy_(part) if index < self.rows else t.add_(part)
-        return whole
+        return total
 
     def pullback(self, block: slice, tensors: tuple[Part, ...], gradient: Tensor, wanted: tuple[bool, ...]) -> Any:
-        """Leaves in the place of the arguments of a block, and their gradients as functions of the leaves."""
+        """Leaf tensors equal to the arguments of a block, and their gradients as functions of the leaves."""
         leaves = tuple(
             t.detach().requires_grad_() if t is not None and t.is_floating_point() else t
             for t in self.cut(tensors, block)
         )
-        asked = [t for t, want in zip(leaves, wanted, strict=True) if want and t is not None]
-        found = self.function(*leaves)
+        inputs = [t for t, want in zip(leaves, wanted, strict=True) if want and t is not None]
+        result = self.function(*leaves)
         gradients = iter(
             torch.autograd.grad(
-                found, asked, gradient, create_graph=gradient.requires_grad, allow_unused=True, materialize_grads=True
+                result, inputs, gradient, create_graph=gradient.requires_grad, allow_unused=True, materialize_grads=True
             )
         )
         return leaves, tuple(next(gradients) if want else None for want in wanted)
@@ -101,27 +101,27 @@ class _RowwiseBackward(torch.autograd.Function):
         ctx.plan, ctx.wanted = plan, wanted
         ctx.save_for_backward(gradient, *tensors)
         ctx.set_materialize_grads(False)
-        whole = None
+        total = None
         for block in plan.blocks():
             with torch.enable_grad():
-                _, found = plan.pullback(block, tensors, gradient[block].detach(), wanted)
-            whole = plan.gathered(whole, found, block)
-        return tuple(whole or ())
+                _, grads = plan.pullback(block, tensors, gradient[block].detach(), wanted)
+            total = plan.gathered(total, grads, block)
+        return tuple(total or ())
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Part) -> tuple[Part, ...]:
         plan, (gradient, *tensors) = ctx.plan, ctx.saved_tensors
-        whole, rows = None, []
+        total, rows = None, []
         for block in plan.blocks():
             toward = plan.cut(cotangents, block)
             with torch.enable_grad():
-                here = gradient[block].detach().requires_grad_()
-                leaves, found = plan.pullback(block, tuple(tensors), here, ctx.wanted)
-                pairs = [(f, c) for f, c in zip(found, toward, strict=True) if f is not None and c is not None]
+                block_gradient = gradient[block].detach().requires_grad_()
+                leaves, grads = plan.pullback(block, tuple(tensors), block_gradient, ctx.wanted)
+                pairs = [(f, c) for f, c in zip(grads, toward, strict=True) if f is not None and c is not None]
                 free = [t for t in leaves if t is not None and t.requires_grad]
                 pulled = torch.autograd.grad(
                     [f for f, _ in pairs],
-                    [here, *free],
+                    [block_gradient, *free],
                     [c for _, c in pairs],
                     allow_unused=True,
                     materialize_grads=True,
@@ -129,5 +129,5 @@ class _RowwiseBackward(torch.autograd.Function):
             rest = iter(pulled[1:])
             parts = tuple(next(rest) if t is not None and t.requires_grad else None for t in leaves)
             rows.append(pulled[0])
-            whole = plan.gathered(whole, parts, block)
-        return None, None, torch.cat(rows), *(whole or ())
+            total = plan.gathered(total, parts, block)
+        return None, None, torch.cat(rows), *(total or ())
