@@ -1,4 +1,4 @@
-"""What four models say about the theory, from the folders of their runs.
+"""Verdicts of four models on every prediction, from their run folders.
 
 gradlogz probe minilm --out runs/minilm          and likewise rxnmapper, rxnfp, smollm2
 python benchmarks/findings.py runs/minilm runs/rxnmapper runs/rxnfp runs/smollm2     writes results/findings.json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradlogz.probing.runs.run_folder import read_run
+from gradlogz.reporting.findings_wording import sentences_of
 
 LAYERS = {"ascent": ("gain", "gain, permuted"), "linearity": ("held-out R²",), "symmetry": ("symmetry",)}
 
@@ -25,7 +26,8 @@ def model(folder: str) -> dict[str, Any]:
     claims = {
         s.prediction: {
             "verdict": s.verdict, "value": plain(s.value), "null": plain(s.null), "supported": s.supported,
-            "judged": s.judged, "words": s.words,
+            "judged": s.judged, "refuted": s.refuted,
+            "text": sentences_of(run.findings.declarations, s),
         }
         for s in run.findings.summary()
     }  # fmt: skip

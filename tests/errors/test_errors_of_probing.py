@@ -479,7 +479,7 @@ RUNS = [
     (
         ValueError,
         "write_run: folder",
-        "nothing",
+        "other files",
         lambda: write_run(saved(), RUN),
     ),
     (
@@ -521,13 +521,13 @@ RUNS = [
     (
         ValueError,
         "read_run: path",
-        "less",
-        lambda: damaged("run.json", other(format=3, version="9.9")),
+        "format",
+        lambda: damaged("run.json", other(format=4, version="9.9")),
     ),
     (
         ValueError,
         "read_run: path",
-        "whole",
+        "incomplete",
         lambda: damaged("run.json", other(seed="one", times=None)),
     ),
     (

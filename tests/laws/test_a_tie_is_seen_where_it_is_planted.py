@@ -60,7 +60,7 @@ def test_a_tied_model_is_supported(build):
     close(values(found.findings, tie.COSINE), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     close(values(found.findings, tie.WEIGHTED), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     assert all(f.verdict == "supported" for f in found.findings if f.quantity == tie.WEIGHTED)
-    assert "8 of 8 heads are turned to the gradient and 0 from it" in found.words
+    assert [(d.key, d.count, d.total) for d in found.details] == [("above_rotations", 8, 8), ("below_rotations", 0, 8)]
 
 
 def transposed(generator, gain):

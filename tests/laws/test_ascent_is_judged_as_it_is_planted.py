@@ -35,7 +35,7 @@ def careless(generator, gain):
 def test_planted_models_are_judged_as_they_are(heads, expected):
     batches = token_batches(VOCABULARY, rows=1)
     found = judged(ascent, gpt2(0, heads), batches)
-    assert found.verdict == expected, found.words
+    assert found.verdict == expected, found
     gains = [f for f in found.findings if f.quantity == "gain"]
     assert {f.verdict for f in gains} == {expected}
     assert len(gains) == 2

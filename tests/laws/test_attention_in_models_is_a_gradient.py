@@ -10,7 +10,7 @@ from gradlogz.probing.statistics import hash_of, merge
 from support.architectures import ARCHITECTURES
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import judged, probed, state_of, token_batches
+from support.probe_models import judged, probed, remarks_of, state_of, token_batches
 
 EVERY = [a for a in ARCHITECTURES if a.kind in ("encoder", "decoder", "pair")]
 
@@ -57,7 +57,8 @@ def test_an_output_that_is_no_gradient_is_noticed(share):
 
     found = judged(identity, encoder(), token_batches(VOCABULARY), change=change)
     assert found.verdict == "refuted"
-    assert "Not exact in 8 of 8 heads, first in encoder.layer.0.attention.self" in found.words
+    assert (found.judged, found.refuted) == (8, 8)
+    assert remarks_of(found)["not_exact"].layers[0] == "encoder.layer.0.attention.self"
 
 
 def test_one_head_that_is_wrong_is_named_and_a_number_that_is_none_is_an_error():

@@ -44,7 +44,7 @@ def test_planted_growth_is_judged(step, verdict):
 
 def test_growth_that_random_weights_show_is_no_finding():
     found = judged(expansion, planted(0.1), BATCHES, twin=planted(0.3, seed=1))
-    assert found.verdict == "undecided"
+    assert found.verdict == "inconclusive"
     value, null, high = (column(found.findings, JUDGED, field) for field in ("value", "null", "null_high"))
     assert bool((value > expansion.BOUND).all())
     assert bool((null > value).all())

@@ -55,11 +55,11 @@ def test_correlations_are_those_of_all_tokens():
 def test_a_model_that_is_unsure_where_values_spread_is_told_from_others():
     batches = token_batches(VOCABULARY, rows=6, length=32, padded=False)
     found = judged(dropped, SureModel(2.0), batches)
-    assert found.verdict == "supported", found.words
+    assert found.verdict == "supported", found
     assert found.value > 0.4
     assert abs(found.null) < 0.15
     found = judged(dropped, SureModel(-2.0), batches)
-    assert found.verdict == "refuted", found.words
+    assert found.verdict == "refuted", found
     assert found.value < -0.4
 
 

@@ -13,7 +13,19 @@ from rich.console import Console
 from gradlogz.probing.predictions import tie
 from gradlogz.probing.runs.findings import Findings
 from gradlogz.probing.runs.findings_file import read_findings, write_findings
-from gradlogz.probing.runs.records import VERDICTS, Claim, Declaration, Finding, Quantity, Token
+from gradlogz.probing.runs.records import (
+    VERDICTS,
+    Claim,
+    Declaration,
+    Detail,
+    Finding,
+    Label,
+    Quantity,
+    Remark,
+    Token,
+)
+from gradlogz.reporting.findings_terminal import table_lines
+from gradlogz.reporting.findings_wording import title_of, verdict_sentences
 from gradlogz.reporting.formatting import STYLES
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -59,7 +71,7 @@ def test_a_summary_counts_its_rows(found):
         assert s.judged == len(judged) - judged.count("not applicable")
         assert math.isnan(s.share) if not s.judged else s.share == s.supported / s.judged
         claim = next((c for c in found.claims if c.prediction == s.prediction), None)
-        shared = judged[0] if len(set(judged)) == 1 else "undecided" if judged else ""
+        shared = judged[0] if len(set(judged)) == 1 else "inconclusive" if judged else ""
         assert s.verdict == (shared if claim is None else claim.verdict)
 
 
@@ -136,25 +148,72 @@ def test_notebooks_show_every_prediction_and_run_none_of_its_words(found):
     assert all(s.prediction in page.texts for s in summary)
 
 
-@given(findings(), st.integers(60, 200))
-def test_terminals_show_every_prediction_within_their_width(found, width):
+def printed(found, width, **options):
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(found)
-    lines = out.getvalue().splitlines()
+    Console(file=out, width=width, **options).print(found)
+    return out.getvalue().splitlines()
+
+
+@given(findings(), st.integers(40, 200))
+def test_terminals_have_a_line_for_every_claim_within_their_width(found, width):
+    lines = printed(found, width, color_system=None)
     assert max(map(len, lines)) <= width
-    starts = [line for line in lines[1:] if not line.startswith((" ", "prediction "))]
-    assert len(starts) == len(found.summary())
-    for line, s in zip(starts, found.summary(), strict=True):
-        assert line.startswith(s.prediction)
-        assert line.rstrip().endswith(s.verdict)
+    titles = {s.prediction: title_of(found.declarations, s.prediction) for s in found.summary()}
+    starts = [line for line in lines if re.match("[✓✗~–·] ", line)]
+    assert sorted(line.split()[1] for line in starts) == sorted(title.split()[0] for title in titles.values())
+
+
+def rows_and_claims(count=3):
+    """One claim for each verdict, with a long title and numbers of every width."""
+    rows, claims, declarations = [], [], {}
+    for i, verdict in enumerate(VERDICTS):
+        name, numbers = f"claim_{i}", (-0.0534, -0.0612, -0.0444, 0.0012)
+        rows += [Finding("m", name, "a", 1, h, "cosine", -0.05, tokens=9, verdict=verdict) for h in range(count)]
+        counts = {"judged": 72, "supported": 6, "refuted": 63} if verdict != "not applicable" else {}
+        claims.append(Claim("m", name, "It is.", "cosine", *numbers, verdict, **counts))
+        declarations[name] = declaration(f"Twenty-six letters and more {i}")._replace(
+            statistic="median cosine", null="random-rotation null"
+        )
+    facts = {"architecture": "Model", "layers": 6, "heads": 12, "tokens": 20000, "documents": 41}
+    return Findings({"m": facts}, rows, claims, (), declarations)
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 120])
+def test_narrow_terminals_lose_columns_and_no_claim(width):
+    lines = printed(rows_and_claims(), width, color_system=None)
+    assert max(map(len, lines)) <= width
+    claims = [line for line in lines if re.match("[✓✗~–] ", line)]
+    assert [line[0] for line in claims] == ["✓", "✗", "~", "–"]
+    assert all("-0.053" in line for line in claims)
+    assert ("6/63 of 72" in claims[0]) == (width >= 60)
+    assert ("-0.061 to -0.044" in claims[0]) == (width >= 80)
+    assert [line for line in lines if line.endswith(" (1)")] == [f"{verdict} (1)" for verdict in VERDICTS]
+
+
+def test_details_are_sentences_within_the_width():
+    for width in (40, 80):
+        lines = [line.text for line in table_lines(rows_and_claims(), width, details=True)]
+        assert max(map(len, lines)) <= width
+        text = " ".join(" ".join(lines).split())
+        assert "Median cosine −0.05 (random-rotation null 0.00)." in text
+        assert "6 of 72 heads support the claim, 63 refute it (FDR 5 %, Benjamini–Hochberg)." in text
+
+
+def test_a_console_without_symbols_has_ascii():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=out, width=80, color_system=None).print(rows_and_claims())
+    out.flush()
+    text = out.buffer.getvalue().decode("ascii")
+    assert "\n+ Twenty" in text
+    assert "\nx Twenty" in text
+    assert "?" not in text
 
 
 def test_colours_follow_verdicts():
-    rows = [Finding("tiny", verdict, "a", 1, 0, "cosine", 0.5, verdict=verdict) for verdict in VERDICTS]
-    found = Findings({"tiny": {}}, rows)
+    found = rows_and_claims()
     out = io.StringIO()
     Console(file=out, width=120, force_terminal=True, color_system="standard").print(found)
-    codes = [re.search(rf"\x1b\[(\d+)m{verdict}\x1b", out.getvalue())[1] for verdict in VERDICTS]
+    codes = [re.search(rf"\x1b\[1;(\d+)m{verdict}", out.getvalue())[1] for verdict in VERDICTS]
     assert codes == ["32", "31", "33", "90"]
     page = found._repr_html_()
     colours = {verdict: STYLES[verdict].hexadecimal for verdict in VERDICTS}
@@ -162,21 +221,62 @@ def test_colours_follow_verdicts():
     assert all(f'color:{colour};font-weight:600">{verdict}<' in page for verdict, colour in colours.items())
 
 
+def test_no_color_is_respected(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = io.StringIO()
+    Console(file=out, width=80, force_terminal=True).print(rows_and_claims())
+    assert not re.search(r"\x1b\[[\d;]*3\dm", out.getvalue())
+
+
 def test_printing_and_repr():
     row = Finding("tiny", "tie", "a", 1, 0, "cosine", 0.5, verdict="supported")
-    claim = Claim("tiny", "tie", "They tie.", "cosine", 0.5, 0.25, 0.75, 0.0, "supported", "It does.", "One stands.")
+    claim = Claim("tiny", "tie", "They tie.", "cosine", 0.5, 0.25, 0.75, 0.0, "supported", "It does.")
     found = Findings(
         {"tiny": {"architecture": "A", "parameters": 1_500_000, "layers": 2, "tokens": 1234}}, [row], [claim]
     )
     assert repr(found) == "Findings(tiny; 1 predictions, 1 rows)"
-    assert str(found) == (
-        "tiny  A, 1.5 M parameters, 2 layers, 1,234 tokens\n"
-        "  tie  supported  0.500  0.250 to 0.750  It does.  One stands."
+    lines = str(found).splitlines()
+    assert lines[0] == "tiny: A, 2 layers, 1,234 tokens"
+    assert lines[1].split() == ["claim", "value", "95", "%", "CI", "null", "support/refute"]
+    assert lines[2] == "supported (1)"
+    assert lines[3].split() == ["✓", "tie", "0.500", "0.250", "to", "0.750", "0.000", "1/0", "of", "1"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_result_is_worded_from_its_numbers():
+    """Value, null value, counts, details and remarks; a stored text goes before."""
+    label = Label("median gain", "{:.1f} nats", "flat null", "above it")
+    declared = declaration("tie")._replace(
+        statistic="median cosine", null="rotation null", details={"gain": label, "layers": Label("rising layers")},
+        remarks={"shared": "{shared:.0f} of them in {layers}."},
+    )  # fmt: skip
+    details = (
+        Detail("gain", 2.0, null=-1.0, count=3, total=8, layer="a.0"), Detail("layers", count=2, total=4), Detail("new")
+    )  # fmt: skip
+    remarks = (Remark("shared", {"shared": 2}, ("a", "b", "c", "d", "e")), Remark("not_declared"))
+    claim = Claim(
+        "m", "tie", "", "cosine", -0.051, 0.0, 0.0, 0.0, "refuted", judged=8, supported=1, refuted=6, details=details,
+        remarks=remarks,
+    )  # fmt: skip
+    (summary,) = Findings({"m": {}}, [], [claim]).summary()
+    assert verdict_sentences(summary, declared) == (
+        "Median cosine −0.05 (rotation null 0.00).",
+        "1 of 8 heads support the claim, 6 refute it (FDR 5 %, Benjamini–Hochberg).",
+        "Median gain 2.0 nats (flat null −1.0 nats; 3 of 8 heads above it; a.0); rising layers: 2 of 4.",
+        "2 of them in a, b, c and 2 more.",
+        "Not declared.",
     )
+    assert verdict_sentences(summary._replace(text="As it was."), declared) == ("As it was.",)
+    assert verdict_sentences(summary, None) == ()
 
 
 def test_no_number_is_a_negative_zero():
     rows = [Finding("m", "tie", "layer", 1, h, "weighted cosine", -1e-4, -2e-4, -0.0, -0.0, tokens=9) for h in range(4)]
     found = Findings({"m": {}}, rows, [Claim("m", "tie", "", "weighted cosine", -0.0, -0.0, -0.0, -0.0, "refuted", "")])
     assert "-0.0" not in str(found).replace("-0.0001", "")
-    assert "-0.00" not in tie.verdict(rows).words
+    claim = Claim("m", "tie", "", "weighted cosine", -1e-4, -2e-4, -0.0, -0.0, "refuted", judged=4, refuted=4)
+    (summary,) = Findings({"m": {}}, rows, [claim]).summary()
+    text = " ".join(verdict_sentences(summary, tie.DECLARATION))
+    assert "0.00 (" in text
+    assert "-0" not in text
+    assert "−0" not in text

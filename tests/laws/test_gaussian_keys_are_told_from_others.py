@@ -15,7 +15,7 @@ from gradlogz.probing.predictions.observables import attention_rows as chosen_ro
 from gradlogz.probing.statistics import merge, sums_of
 from support.planted.rows import VOCABULARY, decoder, encoder, with_sink
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, state_of, token_batches
+from support.probe_models import findings_of, judged, remarks_of, state_of, token_batches
 
 
 def case(which):
@@ -127,23 +127,23 @@ def test_the_null_is_the_covariance_of_the_next_head(monkeypatch):
 
 def test_gaussian_keys_are_judged_to_be_so():
     found = judged(gaussian_measure, encoder(sharpness=1.2, width=64), token_batches(VOCABULARY, length=128, rows=6))
-    assert found.verdict == "supported", found.words
+    assert found.verdict == "supported", found
     assert found.value > 0.9
 
 
 def test_frozen_rows_and_sinks_are_judged_to_be_no_gaussian():
     batches = token_batches(VOCABULARY, length=64)
     found = judged(gaussian_measure, encoder(sharpness=10.0), batches)
-    assert found.verdict == "refuted", found.words
+    assert found.verdict == "refuted", found
     for size in (4.0, 7.0, 10.0):
         found = judged(gaussian_measure, with_sink(encoder(layers=1, width=128), size), batches)
-        assert found.verdict == "refuted", found.words
+        assert found.verdict == "refuted", found
 
 
 def test_where_weights_are_even_nothing_is_said():
     found = judged(gaussian_measure, encoder(sharpness=0.1), token_batches(VOCABULARY, length=64))
-    assert found.verdict == "undecided"
-    assert "In 8 heads weights are too even to tell." in found.words
+    assert found.verdict == "inconclusive"
+    assert remarks_of(found)["too_even"].numbers == {"heads": 8}
     assert found.value > 0.98
 
 

@@ -11,7 +11,7 @@ from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import gaussianity
-from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS, FIRST, MASSIVE, MEAN, OWN, POSITIONS
+from gradlogz.probing.predictions.gaussianity import ALL, BOUND, CLEANED, EXCESS, FIRST, MASSIVE, MEAN, POSITIONS, SELF
 from gradlogz.probing.predictions.observables import gaussianity_tests as shapes
 from gradlogz.probing.predictions.observables.attention_rows import SHARE
 from gradlogz.probing.predictions.observables.gaussianity_tests import LARGEST, SLICED
@@ -127,7 +127,7 @@ def excesses(judgement):
 @pytest.mark.parametrize(("law", "expected"), [(gaussian, "supported"), (mixture, "refuted")])
 def test_planted_streams_are_judged_as_they_are(law, expected):
     found = judged(gaussianity, still(law(np.random.default_rng(0), VOCABULARY), layers=1), batches())
-    assert found.verdict == expected, found.words
+    assert found.verdict == expected, found
     assert {layer: f.verdict for layer, f in excesses(found).items()} == dict.fromkeys(("h.0.attn", "end"), expected)
 
 
@@ -207,8 +207,8 @@ def test_self_weights_and_mean_fractions_are_those_of_dense_attention():
         event = captured.attention[layer]
         s = (event.query @ event.key.mT / math.sqrt(8)).masked_fill(~mask[:, None, None], -torch.inf)
         own = s.softmax(-1).diagonal(dim1=-2, dim2=-1).mean(1)[few & mask]
-        assert rows[layer, OWN].tokens == len(own) > 2
-        assert rows[layer, OWN].value == pytest.approx(float(own.mean()), rel=1e-9)
+        assert rows[layer, SELF].tokens == len(own) > 2
+        assert rows[layer, SELF].value == pytest.approx(float(own.mean()), rel=1e-9)
         x = captured.sublayers[layer].stream[mask]
         assert rows[layer, MEAN].tokens == len(x)
         assert rows[layer, MEAN].value == pytest.approx(float(x.mean(0).square().sum() / x.square().sum(1).mean()))

@@ -15,7 +15,7 @@ from gradlogz.probing.predictions.observables import attention_rows as chosen_ro
 from gradlogz.probing.statistics import merge, sums_of
 from support.planted.rows import VOCABULARY, decoder, encoder, with_loud_head
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, state_of, token_batches
+from support.probe_models import findings_of, judged, remarks_of, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -67,10 +67,10 @@ def test_an_offset_of_the_keys_costs_nothing():
 def test_even_heads_are_coherent_and_a_loud_one_is_not():
     batches = token_batches(VOCABULARY, length=48)
     found = judged(coherence, encoder(sharpness=0.4), batches)
-    assert found.verdict == "supported", found.words
+    assert found.verdict == "supported", found
     assert found.value < 0.01
     found = judged(coherence, with_loud_head(encoder(sharpness=0.5)), batches)
-    assert found.verdict == "refuted", found.words
+    assert found.verdict == "refuted", found
     found = judged(coherence, encoder(heads=1), batches)
     assert found.verdict == "not applicable"
 
@@ -79,9 +79,9 @@ def test_what_random_weights_cost_as_little_is_said():
     batches = token_batches(VOCABULARY, length=48)
     found = judged(coherence, encoder(sharpness=0.4), batches, twin=encoder(sharpness=0.2, seed=1))
     assert all(f.null < f.value for f in found.findings if f.quantity == "cost")
-    assert "Of the 2 that support it 2 would with random weights too" in found.words
+    assert remarks_of(found)["also_baseline"].numbers == {"shared": 2, "supported": 2}
     loud = judged(coherence, encoder(sharpness=0.4), batches, twin=with_loud_head(encoder(sharpness=0.5, seed=1)))
-    assert "random weights" not in loud.words
+    assert loud.remarks == ()
 
 
 def drawn(source, costs, documents=40):

@@ -10,7 +10,7 @@ from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.events import Attended
-from gradlogz.probing.prediction import Probed, Twin
+from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.predictions import hopfield
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
 from gradlogz.probing.statistics import merge, sums_of
@@ -18,7 +18,7 @@ from gradlogz.probing.statistics.histogram import Histogram
 from support.architectures import ARCHITECTURES
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, remarks_of, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -102,11 +102,11 @@ def test_a_learned_sink_is_one_more_pattern(monkeypatch):
 def test_sharp_heads_retrieve_and_even_ones_average():
     batches = token_batches(VOCABULARY, length=64)
     sharp = judged(hopfield, encoder(sharpness=6.0), batches, encoder(sharpness=0.5, seed=1))
-    assert sharp.verdict == "supported", sharp.words
-    assert "0 of class I," in sharp.words
+    assert sharp.verdict == "supported", sharp
+    assert details_of(sharp)["class I"].count == 0
     even = judged(hopfield, encoder(sharpness=0.1), batches, encoder(sharpness=0.5, seed=1))
-    assert even.verdict == "refuted", even.words
-    assert "Heads: 8 of class I, 0 of class II" in even.words
+    assert even.verdict == "refuted", even
+    assert [(d.key, d.count, d.total) for d in even.details][:2] == [("class I", 8, 8), ("class II", 0, 8)]
 
 
 def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
@@ -115,7 +115,7 @@ def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
     batches = token_batches(VOCABULARY, length=64)
     whole = Rows.averaged
     monkeypatch.setattr(Rows, "averaged", lambda rows, weights, vectors: 3 * whole(rows, weights, vectors))
-    assert "rows break the energy or the bound" in judged(hopfield, encoder(sharpness=2.0), batches).words
+    assert remarks_of(judged(hopfield, encoder(sharpness=2.0), batches))["theorem_violated"].numbers["rows"] > 0
 
 
 def test_layers_that_write_their_own_softmax_are_not_judged():
@@ -144,7 +144,7 @@ def drawn(source, levels, documents=40, heads=6):
 
 
 def rulings(models, twins):
-    rows = findings_of(hopfield, models, NOTHING, Twin(twins, NOTHING))
+    rows = findings_of(hopfield, models, NOTHING, Baseline(twins, NOTHING))
     return [hopfield.verdict([f for f in rows if f.layer == name]) for name in models]
 
 

@@ -19,7 +19,7 @@ from gradlogz.probing.predictions.observables import attention_rows as chosen_ro
 from gradlogz.probing.predictions.observables.attention_distance import FINE, OVER, STILL, averaged, by_group
 from gradlogz.probing.statistics import GROUPS, Sums, merge
 from support.architectures import ARCHITECTURES, LLAMA
-from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
 from support.scales import close
 
 BATCHES = token_batches(64, rows=2, length=20, batches=2)
@@ -323,7 +323,7 @@ def test_what_is_no_power_of_one_rotation_is_not_applicable_by_name():
         (tie, tie.WEIGHTED), (qk_geometry, qk_geometry.POSITIVE), (symmetry, symmetry.SYMMETRY)
     ):  # fmt: skip
         found = judged(prediction, model, batches)
-        assert "Not applicable over distances: model.layers.0.self_attn, model.layers.1.self_attn" in found.words
+        assert remarks_of(found)["over_distances"].layers == ("model.layers.0.self_attn", "model.layers.1.self_attn")
         rows = [f for f in found.findings if f.quantity == quantity + OVER]
         assert len(rows) == 2
         assert all(math.isnan(f.value) for f in rows)
@@ -362,4 +362,4 @@ def test_what_is_no_rotation_of_pairs_is_refused():
 def test_models_that_do_not_turn_have_no_rows_over_distances():
     found = judged(symmetry, built("gpt2"), BATCHES)
     assert not any(f.quantity.endswith(OVER) for f in found.findings)
-    assert "distances" not in found.words
+    assert "over_distances" not in remarks_of(found) | details_of(found)

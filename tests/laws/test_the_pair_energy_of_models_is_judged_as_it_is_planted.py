@@ -18,7 +18,7 @@ from support.architectures import ARCHITECTURES
 from support.planted.energies import VOCABULARY, attending
 from support.planted.rows import decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
 from support.scales import close
 
 
@@ -121,33 +121,35 @@ def test_every_stack_has_an_order_of_its_own():
     layers = {"encoder.0.a": state["layer 0"], "decoder.0.a": state["layer 0"], "decoder.0.b": state["layer 0"]}
     found = ruling(pair_energy.State(steps=layers))
     rises = [a + b for a in (0, 1) for b in (0, 1, 1, 1, 1, 2)]
-    assert f"probability {rises.count(3) / 12:.2g}." in found.words
+    assert details_of(found)["p_value"].value == pytest.approx(rises.count(3) / 12)
 
 
 # The verdict ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0.3, "supported"), (-0.3, "refuted"), (0.0, "undecided")])
+@pytest.mark.parametrize(("step", "expected"), [(0.3, "supported"), (-0.3, "refuted"), (0.0, "inconclusive")])
 def test_planted_models_are_judged_as_they_are(step, expected):
     found = judged(pair_energy, attending(step), token_batches(VOCABULARY, rows=4), attending(0.0, seed=1))
-    assert found.verdict == expected, found.words
+    assert found.verdict == expected, found
     changes = [f for f in found.findings if f.quantity == CHANGE]
     assert [f.call for f in changes] == [1, 2, 3, 4, 5, 6]
     assert {f.verdict for f in changes} == {expected}
-    assert "these are." in found.words
-    assert f"raises it on average in {6 if step > 0 else 0} of 6." in found.words or step == 0
+    assert set(remarks_of(found)) == {"tied"}
+    assert (found.judged, found.supported, found.refuted) == (6, 6 * (step > 0), 6 * (step < 0))
+    alone = details_of(found)["attention_alone"]
+    assert (alone.count, alone.total) == (6 if step > 0 else 0, 6) or step == 0
     assert found.quantity == SHARE
     assert {1.0: 0.3, 0.0: -0.3}.get(found.value, 0.0) == step
 
 
 def test_what_random_weights_show_as_well_is_no_finding():
     found = judged(pair_energy, attending(0.3), token_batches(VOCABULARY, rows=4), attending(0.3, seed=1))
-    assert found.verdict == "undecided", found.words
+    assert found.verdict == "inconclusive", found
 
 
 def test_layers_that_are_not_tied_are_said_to_be_so():
-    words = judged(pair_energy, encoder(layers=1), token_batches(96, rows=2, batches=2)).words
-    assert "these are not." in words
+    found = judged(pair_energy, encoder(layers=1), token_batches(96, rows=2, batches=2))
+    assert set(remarks_of(found)) == {"untied"}
 
 
 def drawn(generator, levels, documents=40, spread=0.05):

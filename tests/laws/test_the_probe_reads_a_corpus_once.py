@@ -55,7 +55,7 @@ def test_findings_have_a_claim_for_every_prediction(words):
     found = gradlogz.probe(model(), words, TEXTS, name="planted", tokens=None)
     names = [p.name for p in known_predictions()]
     assert [s.prediction for s in found.summary()] == names
-    assert all(c.words and c.verdict for c in found.claims)
+    assert all(c.verdict and (c.remarks or c.judged) for c in found.claims)
     assert found.facts["planted"]["tokens"] == 12 * 30
     assert {f.layer for f in found.select("ascent").rows} == {f"transformer.h.{i}.attn" for i in (0, 1)}
     assert {t.kind for t in found.tokens} == {"largest covariance", "largest logit"}
@@ -166,7 +166,7 @@ def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
     assert [p.name for p in of_weights] == ["tie", "qk_geometry", "symmetry"]
     for prediction in of_weights:
         state = statistics_of(planted, layout, batch, [prediction])[0][prediction.name]
-        read, unread = (prediction.null(state, one, running.Twin(each, one)) for each in (state, {}))
+        read, unread = (prediction.null(state, one, running.Baseline(each, one)) for each in (state, {}))
         assert repr(read) == repr(unread)
 
 
@@ -225,7 +225,7 @@ def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
     found = running.measure(model(), words, documents(), tokens=None, twin=1.0, predictions=stopping)
     assert len(batches) > 1
     assert len(seen) == len(batches) + 1
-    assert found.twin is not None
+    assert found.baseline is not None
     assert not found.complete
     assert found.report.tokens == 12 * 30
 
@@ -339,11 +339,11 @@ class Plain(torch.nn.Module):
 def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(words):
     plain = Plain()
     found = running.measure(plain, words, documents(), tokens=None, twin=1.0, predictions=["entropy", "expansion"])
-    assert found.twin is not None
+    assert found.baseline is not None
     rows = running.evaluate(found, predictions=["entropy", "expansion"]).table("entropy")
     assert all(math.isfinite(row["null"]) for row in rows if row["quantity"] == "entropy")
     plain.fixed = Fixed()
     found = running.measure(plain, words, documents(), tokens=None, twin=1.0, predictions=["entropy"])
-    assert found.twin is None
-    assert "reset_parameters" in found.facts["without_twin"]
-    assert "without a random twin" in str(running.evaluate(found, predictions=["entropy"]))
+    assert found.baseline is None
+    assert "reset_parameters" in found.facts["without_baseline"]
+    assert "without a random-weights baseline" in str(running.evaluate(found, predictions=["entropy"]))

@@ -10,14 +10,14 @@ from gradlogz.probing.batch_pass import BatchPass
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.prediction import Probed, Twin
+from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.predictions import entropy
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
 from gradlogz.probing.predictions.observables.attention_rows import keys_seen, weight_of_first
 from gradlogz.probing.statistics import merge, sums_of
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.probe_models import findings_of, judged, probed, remarks_of, state_of, token_batches
 from support.scales import close
 
 
@@ -91,21 +91,22 @@ def test_a_model_that_chooses_is_told_from_one_that_does_not():
     batches = token_batches(VOCABULARY, rows=6)
     twin = encoder(sharpness=0.5, seed=1)
     sharp = judged(entropy, encoder(sharpness=4.0), batches, twin)
-    assert sharp.verdict == "supported", sharp.words
+    assert sharp.verdict == "supported", sharp
     assert sharp.value < 0.6 < sharp.null
     even = judged(entropy, encoder(sharpness=0.01), batches, encoder(sharpness=2.0, seed=1))
-    assert even.verdict == "refuted", even.words
+    assert even.verdict == "refuted", even
     assert even.value > 0.99
     alone = judged(entropy, encoder(sharpness=4.0), batches)
-    assert alone.verdict == "undecided"
+    assert alone.verdict == "inconclusive"
 
 
 def test_alerts_are_those_of_the_monitor():
     batches = token_batches(VOCABULARY, rows=2)
-    words = judged(entropy, encoder(sharpness=400.0), batches).words
-    assert "logit explosion in encoder.layer.0.attention.self and 1 more layers" in words
-    assert "entropy collapse" in words
-    assert "Alerts" not in judged(entropy, encoder(sharpness=1.0), batches).words
+    alerts = remarks_of(judged(entropy, encoder(sharpness=400.0), batches))
+    layers = ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self")
+    assert alerts["logit_explosion"].layers == layers
+    assert "entropy_collapse" in alerts
+    assert judged(entropy, encoder(sharpness=1.0), batches).remarks == ()
 
 
 def drawn(source, levels, spread, documents=40, heads=6):
@@ -123,7 +124,7 @@ def drawn(source, levels, spread, documents=40, heads=6):
 def rulings(models, twins):
     """Each of the models judged by itself."""
     known = Probed("drawn", None, {}, 0)
-    rows = findings_of(entropy, models, known, Twin(twins, known))
+    rows = findings_of(entropy, models, known, Baseline(twins, known))
     return [entropy.verdict([f for f in rows if f.layer == name]) for name in models]
 
 

@@ -22,12 +22,11 @@ SOURCE = '''
 
 from typing import NamedTuple
 
-from gradlogz.probing.runs.judgement import Judgement
 from gradlogz.probing.inside.events import Attended
 from gradlogz.probing.prediction import Prediction
-from gradlogz.probing.runs.records import Declaration, Quantity
+from gradlogz.probing.runs.records import Declaration, Detail, Label, Quantity, Remark
 from gradlogz.probing.statistics import Sums, bootstrap, correlation, moment_columns, sums_of
-from gradlogz.probing.hypothesis_tests import Bounds, count, judge, measured
+from gradlogz.probing.hypothesis_tests import Bounds, conclude, judge, measured
 
 QUANTITY, BOUND = "correlation with the maximum", 0.25
 
@@ -40,6 +39,10 @@ DECLARATION = Declaration(
     decision_rule=f"Supported below {BOUND}.",
     quantities={QUANTITY: Quantity("furlongs", "corr(max s, H) of a head")},
     references=("zhai23",),
+    statistic="median calm",
+    number="{:.1f} furlongs",
+    details={"rows": Label("calm rows")},
+    remarks={"weather": "The wind is {wind:.0f} knots."},
 )
 
 
@@ -61,14 +64,15 @@ def evaluate(state, model):
     return rows
 
 
-def null(state, model, twin):
+def null(state, model, baseline):
     return []
 
 
 def verdict(findings):
     judged = judge(findings, QUANTITY, lambda f: Bounds(BOUND, BOUND), small=True)
-    c = count(judged, QUANTITY)
-    return Judgement(judged, c.verdict, f"{c.supported} of {c.judged} heads.", c.value, quantity=QUANTITY)
+    return conclude(
+        judged, QUANTITY, details=[Detail("rows", count=3, total=7)], remarks=[Remark("weather", {"wind": 12})]
+    )
 
 
 PREDICTION = Prediction(
@@ -107,10 +111,11 @@ def check(findings):
     assert len(rows) == 2 * 4  # layers and heads
     assert {row.quantity for row in rows} == {"correlation with the maximum"}
     (claim,) = (claim for claim in findings.claims if claim.prediction == NAME)
-    assert claim.verdict in ("supported", "refuted", "undecided")
+    assert claim.verdict in ("supported", "refuted", "inconclusive")
     assert claim.claim == findings.declarations[NAME].claim == "Rows whose logits are small have large entropies."
     page = gradlogz.report(findings)
     declared = ("Calm heads", claim.claim, "furlongs", "corr(max s, H) of a head", "against 0.25.", "There is no null.")
+    declared += ("Median calm ", " furlongs", "Calm rows: 3 of 7.", "The wind is 12 knots.")
     for text in (*declared, "A correlation above 0.25.", "Entropy Collapse"):
         assert text in page, text
 
@@ -162,8 +167,10 @@ def test_texts_are_data():
     )
     assert plain == stripped
     for prediction in known_predictions():
-        said = prediction.declaration
-        texts = (said.title, said.claim, said.formula, said.refutes, *said.method, said.decision_rule)
+        declared = prediction.declaration
+        texts = (declared.title, declared.claim, declared.formula, declared.refutes, *declared.method)
+        texts += (declared.decision_rule, declared.statistic, declared.number, *declared.remarks.values())
+        assert len(declared.title) <= 26, prediction.name
         assert all(texts), prediction.name
-        assert said.quantities, prediction.name
+        assert declared.quantities, prediction.name
         assert not re.search(r"[a-z]+\.py\b", " ".join(texts)), prediction.name

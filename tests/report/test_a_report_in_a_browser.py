@@ -37,15 +37,15 @@ def test_the_first_screen_says_which_claims_hold(opened, path):
     assert [" ".join(text.split()) for text in seen] == [
         "1 supported entropy Heads choose.",
         "1 refuted ascent Layers climb.",
-        "2 undecided novel News. whole",
+        "2 inconclusive novel News. whole",
         "1 not applicable linearity Layers are affine.",
     ]
     assert all(box["y"] + box["height"] < 900 for box in map(_box, one.page.locator(".head .group").all()))
     assert one.page.locator(".head .sentence").inner_text() == (
-        "Of 4 claims that could be judged for planted, 1 holds, 1 does not, and 2 are undecided."
+        "planted: 5 claims, 1 supported, 1 refuted, 2 inconclusive, 1 not applicable."
     )
     table = rows_of(one, "claims")
-    assert [row[1] for row in table] == ["supported", "undecided", "refuted", "not applicable", "undecided"]
+    assert [row[1] for row in table] == ["supported", "inconclusive", "refuted", "not applicable", "inconclusive"]
     measured = ["entropy [share of log n]", "0.5", "0.4 to 0.6", "0.9", "4 and 4 of 12"]
     assert table[0] == ["Heads choose.", "supported", *measured, "They do."]
 

@@ -15,7 +15,7 @@ ELSEWHERE = {
     ("entropy", "learned sink"),
     ("dropped_covariance", "correlation with pseudo-loss"),
 }
-ROTARY = (", over distances", "share that does not turn")
+ROTARY = (", over distances", "share without rotation")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_values_stand_beside_their_nulls_layer_by_layer():
 def test_heads_are_spread_over_their_layer_and_mapped():
     found = findings()
     figure = found.plot("entropy")
-    assert {trace.name for trace in figure.data} == {"null", "supported", "refuted", "undecided"}
+    assert {trace.name for trace in figure.data} == {"null", "supported", "refuted", "inconclusive"}
     places = sorted(x for trace in figure.data if trace.name != "null" for x in trace.x)
     assert len(places) == LAYERS * HEADS
     assert [round(x) for x in places] == [i for i in range(LAYERS) for _ in range(HEADS)]

@@ -1,6 +1,9 @@
 """gradlogz report and compare: a page in its place, or a sentence and exit status 2; probe ends with a page."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +11,8 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz.commands import probe
 from gradlogz.probing.runs.run_folder import Run, write_run
-from support.invented_findings import findings
+from gradlogz.reporting.comparison_terminal import comparison_lines
+from support.invented_findings import DECLARATIONS, findings
 
 
 @pytest.fixture
@@ -54,8 +58,69 @@ def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, words, says):
 
 
 def test_a_probe_ends_with_a_page_or_with_how_to_get_one(run, tmp_path, monkeypatch):
-    assert probe._page_line(tmp_path / "two") == f"Page: {tmp_path / 'two' / 'report.html'}"
+    assert probe.page_line(tmp_path / "two") == f"Page: {tmp_path / 'two' / 'report.html'}"
     assert "<h1>two</h1>" in (tmp_path / "two" / "report.html").read_text()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert probe._page_line(tmp_path / "one").startswith("Page: none; pip install 'gradlogz[report]'")
+    assert probe.page_line(tmp_path / "one").startswith("Page: none; pip install 'gradlogz[report]'")
     assert not (tmp_path / "one" / "report.html").exists()
+
+
+# The terminal ---------------------------------------------------------------------------------------------------------
+
+
+def started(words, columns=None, **options):
+    """A command in a process of its own, whose output is a pipe and no terminal."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    environment |= {} if columns is None else {"COLUMNS": str(columns)}
+    command = [sys.executable, "-m", "gradlogz", *map(str, words)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **streams, **options)
+
+
+@pytest.mark.parametrize("columns", [None, 40, 60, 80])
+@pytest.mark.parametrize("name", ["report", "compare"])
+def test_tables_fit_and_are_plain_where_there_is_no_terminal(run, tmp_path, name, columns):
+    runs = [tmp_path / "one"] if name == "report" else [tmp_path / "one", tmp_path / "two"]
+    process = started([name, *runs, "--out", tmp_path / "page.html"], columns)
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    assert "\x1b" not in output
+    table, closing = output[: output.index("\nRun")], output[output.index("\nRun") :]
+    lines = [line for line in table.splitlines() if not line.startswith("Measured: ")]
+    assert max(map(len, lines)) <= (columns or 80)
+    assert sum(line.startswith(("  ", "✓", "✗", "~", "–")) for line in lines) >= 5  # one line for each claim
+    assert f"Page: {tmp_path / 'page.html'}" in closing
+
+
+def test_details_add_sentences(run, tmp_path):
+    short, long = run("report", tmp_path / "one"), run("report", tmp_path / "one", "--details")
+    assert "They do not." not in short.output
+    assert "They do not." in long.output
+
+
+def test_a_comparison_has_a_line_for_each_claim_and_a_cell_for_each_run(run, tmp_path):
+    output = run("compare", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both.html").output
+    (line,) = (line for line in output.splitlines() if line.startswith("  entropy"))
+    assert line.split() == ["entropy", "✓", "0.500", "✓", "0.500", "+0.000"]
+    (heading,) = (line for line in output.splitlines() if line.startswith("claim"))
+    assert heading.split() == ["claim", "one", "two", "change"]
+
+
+def test_runs_that_do_not_fit_follow_in_further_tables():
+    names = [f"model {i}" for i in range(5)]
+    claims = [{s.prediction: s for s in findings(name, shift=i / 10).summary()} for i, name in enumerate(names)]
+    lines = [line.text for line in comparison_lines(names, claims, DECLARATIONS, 60)]
+    assert max(map(len, lines)) <= 60
+    headings = [line for line in lines if line.startswith("claim")]
+    assert len(headings) == 3
+    assert all(name in " ".join(headings) for name in names)
+
+
+@pytest.mark.parametrize("name", ["report", "compare"])
+def test_a_closed_pipe_is_silent(run, tmp_path, name):
+    runs = [tmp_path / "one"] if name == "report" else [tmp_path / "one", tmp_path / "two"]
+    with started([name, *runs, "--out", tmp_path / "page.html"]) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors

@@ -74,7 +74,7 @@ def test_a_cloud_of_ones_own_is_taken_as_it_is():
     assert torch.equal(found.start, cloud)
     assert (found.settings.seeds, found.settings.tokens, found.settings.dim) == (2, 50, 3)
     assert agreement(found)[0] == "silent"
-    assert "given initial cloud" in page_of(found).subtitle
+    assert "custom initial cloud" in page_of(found).subtitle
     assert found.command == "gradlogz.simulate(cloud, contraction='rms_norm', steps=4)"
 
 

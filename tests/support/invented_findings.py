@@ -6,7 +6,7 @@ from gradlogz.probing.runs.findings import Findings
 from gradlogz.probing.runs.records import Claim, Declaration, Finding, Quantity, Token
 
 LAYERS, HEADS = 3, 4
-VERDICTS = ("supported", "refuted", "undecided")
+VERDICTS = ("supported", "refuted", "inconclusive")
 # Of some predictions only, and of one that is not measured: a page must also show a run without them.
 DECLARATIONS = {
     "identity": Declaration(
@@ -99,11 +99,11 @@ def findings(model="planted", *, layers=LAYERS, heads=HEADS, more=0, shift=0.0, 
                 model, "linearity", f"encoder.layer.{i}", 1, None, "held-out R²", math.nan, verdict="not applicable"
             )
         )
-    rows.append(Finding(model, "whole", "", 1, None, "loss", 2.5 + shift, 2.4, 2.6, verdict="undecided"))
+    rows.append(Finding(model, "whole", "", 1, None, "loss", 2.5 + shift, 2.4, 2.6, verdict="inconclusive"))
     claims = [
         Claim(model, "entropy", "Heads choose.", "entropy", 0.5 + shift, 0.4, 0.6, 0.9, "supported", "They do."),
         Claim(
-            model, "ascent", "Layers climb.", "gain", 0.1 + shift, 0.05, 0.2, 0.05, "refuted", "They do not.", "A note."
+            model, "ascent", "Layers climb.", "gain", 0.1 + shift, 0.05, 0.2, 0.05, "refuted", "They do not. A note."
         ),
         Claim(
             model,
@@ -123,7 +123,7 @@ def findings(model="planted", *, layers=LAYERS, heads=HEADS, more=0, shift=0.0, 
             math.nan,
             math.nan,
             math.nan,
-            "undecided",
+            "inconclusive",
             f"Who knows{words}.",
         ),
     ]

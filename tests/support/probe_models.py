@@ -9,7 +9,7 @@ from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
-from gradlogz.probing.prediction import Probed, Twin
+from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.runs.judgement import split
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
@@ -77,12 +77,22 @@ def findings_of(prediction, state, model, twin=None):
     return rows
 
 
+def details_of(judgement):
+    """Details by key."""
+    return {detail.key: detail for detail in judgement.details}
+
+
+def remarks_of(judgement):
+    """Remarks by key."""
+    return {remark.key: remark for remark in judgement.remarks}
+
+
 def judged(prediction, model, batches, twin=None, change=lambda event: event):
-    """The judgement on a model, beside a twin if it is given."""
+    """The judgement on a model, with a random-weights baseline if there is one."""
     one = probed(model, batches[0])
     other = None
     if twin is not None:
         same = probed(twin, batches[0], "twin")
-        other = Twin(state_of(prediction, twin, batches, same.architecture), same)
+        other = Baseline(state_of(prediction, twin, batches, same.architecture), same)
     state = state_of(prediction, model, batches, one.architecture, change)
     return prediction.verdict(findings_of(prediction, state, one, other))

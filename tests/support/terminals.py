@@ -5,15 +5,13 @@ import re
 
 from rich.console import Console
 
-from gradlogz.reporting.result_table import print_lines, terminal_width
 
-
-def printed(lines_of, *, width=None, terminal=False, **options):
-    """The text that a console prints of `lines_of(width)`; without a terminal its width is 80."""
-    file = io.StringIO()
-    console = Console(file=file, width=width if terminal else None, force_terminal=terminal, **options)
-    print_lines(console, lines_of(width or terminal_width(console)))
-    return file.getvalue()
+def printed(lines, **options):
+    """The text that a console with these options prints."""
+    console = Console(file=io.StringIO(), width=80, **options)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    return console.file.getvalue()
 
 
 def without_colours(text):

@@ -9,7 +9,8 @@ import pytest
 from gradlogz import track
 from gradlogz.reporting.tracks_terminal import tracks_details, tracks_table
 from gradlogz.special.proportions import share_of
-from gradlogz.tracking.track_quantities import consistency_verdict, track_quantities
+from gradlogz.tracking.records import consistency_verdict
+from gradlogz.tracking.track_quantities import track_quantities
 from support.terminals import printed, without_colours
 
 
@@ -29,13 +30,11 @@ def test_a_quantity_is_one_line_of_80_columns(tracks):
 
 
 def test_colours_are_for_terminals(tracks, monkeypatch):
-    text = printed(lambda width: tracks_table(tracks, width), width=80, terminal=True, color_system="standard")
+    text = printed(tracks_table(tracks, 80), force_terminal=True, color_system="standard")
     assert "\x1b[32m✓" in text
-    monkeypatch.delenv("COLUMNS", raising=False)
-    plain = printed(lambda width: tracks_table(tracks, width))
-    assert plain == without_colours(text)
+    assert printed(tracks_table(tracks, 80)) == without_colours(text)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in printed(lambda width: tracks_table(tracks, width), width=80, terminal=True)
+    assert "\x1b[3" not in printed(tracks_table(tracks, 80), force_terminal=True)
 
 
 def test_shares_by_coordinate_are_counted(tracks):
@@ -70,12 +69,14 @@ def test_a_share_is_consistent_in_its_interval_or_within_two_points(number, tota
 
 def test_a_closed_pipe_costs_no_page_and_shows_no_traceback(tmp_path):
     page = tmp_path / "p.html"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "gradlogz", "track", "--out", str(page)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    process.stdout.close()
-    errors, status = process.stderr.read(), process.wait(timeout=300)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
     assert "Traceback" not in errors
-    assert status in (0, 1)
+    assert process.returncode in (0, 1)
     assert page.read_text().startswith("<!doctype html>")

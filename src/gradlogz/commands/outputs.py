@@ -1,17 +1,19 @@
-"""Where the results of commands go: the terminal, a page, JSON.
+"""Outputs of commands: the terminal, a page, JSON.
 
-check_file, check_drawing   refuse, before anything is computed, what could not be written after it
-terminal                    a console on standard output, or on standard error where JSON takes standard output
-progress                    a bar that disappears
+check_file, check_drawing   raise before the computation if an output cannot be written after it
+terminal                    a console on standard output, or on standard error if JSON takes standard output
+print_lines, print_closing  lines of a table on a console; what was measured, and the run folder
+progress                    a transient progress bar
 write_page, write_json      the files
 finish                      all files, then the table of results and where the files are
 """
 
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -22,49 +24,69 @@ from .._input_errors import InputValueError, MissingPackageError
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ..reporting.findings_terminal import Line
+
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
+PLAIN_WIDTH = 80  # columns of output that is no terminal
 
-Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).")]
 
 
 class Tell(Protocol):
-    """Update a progress bar: done, total (0 if not known), and what is being done; None leaves a part as it is."""
+    """Update a progress bar: steps done, total steps (0 if unknown), description; None leaves a part unchanged."""
 
     def __call__(self, done: int | None = None, total: int | None = None, /, *, what: str | None = None) -> None: ...
 
 
 def check_file(call: str, flag: str, path: Path | str | None) -> None:
-    """Refuse a file that cannot be written; None, or standard output for JSON, is no file."""
+    """Raise if a file cannot be written; None, and standard output for JSON, always can."""
     if path is None or (flag == "--json" and path == STANDARD_OUTPUT):
         return
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        fact = "a folder" if path.is_dir() else "no such folder" if not path.parent.is_dir() else "no permission"
-        condition = f"{flag} must name a file that can be written"
-        raise InputValueError(call, flag, f"{condition}, got {path}, {fact}", "Name another.")
+        missing = f"there is no folder {path.parent}" if not path.parent.is_dir() else f"{path.parent} is not writable"
+        reason = "it is a folder" if path.is_dir() else missing
+        raise InputValueError(call, flag, f"{flag} {path} cannot be written: {reason}", "Name another file.")
 
 
 def check_drawing(call: str) -> None:
-    """Refuse a page where what draws it is not installed."""
+    """Raise if a package that pages need is not installed."""
     from ..page import missing
 
     if (name := missing()) is not None:
-        condition, remedy = (
-            f"{name} must be installed to make a page",
-            "Install it with: pip install 'gradlogz[report]'.",
-        )
-        raise MissingPackageError(call, name, f"{condition}, got no {name}", remedy)
+        remedy = "Install it with: pip install 'gradlogz[report]'."
+        raise MissingPackageError(call, name, f"{name} is needed for pages and is not installed", remedy)
 
 
 def terminal(json: str | None) -> Console:
-    """The console for what a command prints beside its JSON."""
-    return Console(stderr=json == STANDARD_OUTPUT)
+    """A console beside the JSON output; 80 columns wide if it is no terminal and COLUMNS is not set."""
+    stderr = json == STANDARD_OUTPUT
+    stream = sys.stderr if stderr else sys.stdout
+    fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
+    return Console(stderr=stderr, width=fixed)
+
+
+def print_lines(console: Console, lines: "Iterable[Line]") -> None:
+    """Print lines of a table, in ASCII if the console has no other characters."""
+    from ..reporting.findings_terminal import rich_lines
+
+    for text in rich_lines(lines, console.encoding):
+        console.print(text, highlight=False, soft_wrap=False)
+
+
+def print_closing(console: Console, model: str, facts: "Mapping[str, Any]", run: str | os.PathLike[str]) -> None:
+    """Print what was measured, wrapped to the console, and the path of the run on one line."""
+    from ..reporting.formatting import measured_line
+
+    text = f"Measured: {model}, {measured_line(facts)}".rstrip(", ")
+    console.print(text, highlight=False, markup=False)
+    console.print(f"Run: {os.fspath(run)}", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None = None) -> Iterator[Tell]:
-    """A progress bar that disappears at the end; without a total it only moves."""
+    """Transient progress bar; without a total it only moves."""
     from rich.progress import Progress
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -77,19 +99,19 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
 
 
 def write_page(console: Console, path: Path, html: str, *, show: bool) -> None:
-    """Write a page, print where it is, and open it in a browser if asked to."""
+    """Write a page, print its path, and open it in a browser if `show`."""
     import webbrowser
 
     from ..page import write
 
     write(path, html)
-    console.print(f"page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+    console.print(f"Page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
     if show:
         webbrowser.open(path.resolve().as_uri())
 
 
 def write_json(path: str | None, text: str) -> None:
-    """Write JSON to a file or to standard output, if asked to."""
+    """Write JSON to a file or to standard output; nothing if the path is None."""
     from ..page import write
 
     if path == STANDARD_OUTPUT:
@@ -110,22 +132,22 @@ def finish(
     tables: Iterable[str] = (),
     show: bool,
 ) -> None:
-    """Write the page and the JSON, then print the table and three closing lines; open the page if asked to.
+    """Write the page and the JSON, then print the table and three closing lines; open the page in a browser if `show`.
 
     Files come first, so that a closed pipe costs no result.
     """
     import webbrowser
 
     from ..page import write
-    from ..reporting.result_table import closing_lines, print_lines, terminal_width
+    from ..reporting import result_table as table
 
     write(page, html)
     if json != STANDARD_OUTPUT:
         write_json(json, data)
     files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
-    results = "standard output" if json == STANDARD_OUTPUT else "not written; --json FILE writes them"
+    results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
     size = f"{page} ({len(html) / 1e6:.1f} MB)"
-    print_lines(console, [*lines, *closing_lines(run, ", ".join(files) or results, size, terminal_width(console))])
+    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, table.terminal_width(console))])
     if json == STANDARD_OUTPUT:
         print(data)
     if show:

@@ -1,6 +1,6 @@
-"""gradlogz probe: load a model, pass a text through it, write a run and its page, show the verdicts.
+"""gradlogz probe: measure a model on a text, write a run and its page, print the verdicts.
 
-Read next: ../probing/run_probe.py (what is measured), ../probing/runs/run_folder.py (what is written).
+Read next: ../probing/run_probe.py (the measurement), ../probing/runs/run_folder.py (the run).
 """
 
 import shlex
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import RUN_PAGE, check_file, terminal, write_json
+from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
 
 if TYPE_CHECKING:
     from ..probing.inside.loading import Loaded
@@ -19,65 +19,67 @@ if TYPE_CHECKING:
     from ..probing.runs.findings import Findings
     from ..probing.runs.run_folder import Run
 
-SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # read by default
-RUNS = "runs"  # where runs are written unless another folder is named
-INTERRUPTED = 130  # what a shell expects of a command that was
+SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # default texts
+RUNS = "runs"  # default folder of runs
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file, or a name of the hub.")
+        str, typer.Argument(help="minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file or a Hub name.")
     ] = "minilm",
     text: Annotated[
         str | None,
         typer.Option(
-            help="What the model reads: a file, a folder, or - for standard input; by default the prose that comes "
-            "with Python, or reactions for a model that reads those. Of images a folder.",
+            help="Text file, folder of texts or images, or - (default: bundled text).",
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="About how many tokens to read; 0 reads all.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=0, help="Approximate number of tokens to read; 0 for all.")] = 20_000,
     length: Annotated[
         int | None,
-        typer.Option(help="Tokens of a window at most; by default 1024, or the context.", show_default=False),
+        typer.Option(help="Window length in tokens (default: min(1024, context length)).", show_default=False),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only this prediction; may be given several times.", show_default=False),
+        typer.Option(help="Name of a prediction, repeatable (default: all).", show_default=False),
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="The folder of the run; by default runs/MODEL.", show_default=False)
-    ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
+    out: Annotated[str | None, typer.Option(help="Run folder (default: runs/MODEL).", show_default=False)] = None,
     json: Annotated[
         str | None,
-        typer.Option(help="Write the findings as JSON to this file; - is standard output.", show_default=False),
+        typer.Option(help="JSON file for the findings; - for standard output (default: none).", show_default=False),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda, cuda:1 …; by default the GPU if there is one.", show_default=False),
+        typer.Option(help="cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32 (the default), float64, bfloat16 or float16.", show_default=False)
+        str | None, typer.Option(help="float32, float64, bfloat16 or float16 (default: float32).", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random twin, and of which documents are read.")] = 0,
-    twin: Annotated[float, typer.Option(help="The part of the tokens that a random twin reads; 0 for none.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
+    baseline: Annotated[
+        float,
+        typer.Option("--baseline", help="Share of tokens for the random-weights baseline; 0 for none."),
+    ] = 0.1,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pickled weights, as plain tensors only.")
+        bool, typer.Option("--allow-pickle", help="Permission to read pickled weights as plain tensors.")
     ] = False,
     allow_remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Run code that comes with a model.")
+        bool, typer.Option("--allow-remote-code", help="Permission to run code shipped with the model.")
     ] = False,
 ) -> int:
-    """What a trained transformer says about the theory: every prediction, head by head, with nulls and intervals.
+    """Test the predictions of the theory on a trained transformer, head by head, with null values and 95 % CIs.
 
-    Ends with a table of verdicts, a folder that holds all that was measured, and a page in it. Ctrl-C finishes the
-    batch that is under way and keeps what was measured.
+    Prints a table of verdicts and writes a run folder with a page. Ctrl-C finishes the current batch and keeps the
+    results so far.
     """
     from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
     from ..probing.run_probe import chosen, evaluate, measure
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
+    from ..reporting.findings_terminal import claim_lines
 
     console = terminal(json)
     place = Path(out) if out is not None else Path(RUNS) / _label(model)
@@ -90,24 +92,26 @@ def command(
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, twin=twin, seed=seed, progress=sys.stderr.isatty(),
+        length=length, predictions=only, twin=baseline, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)
     run = _run(measured, findings, seed, text)
     write_run(place, run)
     write_json(json, findings_to_json(findings))
-    console.print(findings)
-    console.print(measured.report.words(), style="dim", highlight=False)
+    name = measured.probed.name
+    print_lines(console, claim_lines(findings, name, console.width, details=details))
     if not measured.complete:
-        console.print("Interrupted: the numbers are of the part that was read.", style="yellow")
-    console.print(f"Run: {place}", highlight=False, soft_wrap=True)
-    console.print(_page_line(place), highlight=False, soft_wrap=True, markup=False)
+        console.print("Interrupted: the results are of the text read so far.", style="yellow")
+    if details:
+        console.print(measured.report.words(), style="dim", highlight=False)
+    print_closing(console, name, findings.facts[name], place)
+    console.print(page_line(place), highlight=False, soft_wrap=True, markup=False)
     return 0 if measured.complete else INTERRUPTED
 
 
-def _page_line(run: Path) -> str:
-    """Write the page of a run into its folder; a line that says where it is, or how to get one."""
+def page_line(run: Path) -> str:
+    """Write the page of a run into its folder; return a line with its path, or with the command that installs pages."""
     from ..page import missing, write
     from ..reporting import report
 
@@ -117,15 +121,15 @@ def _page_line(run: Path) -> str:
 
 
 def _label(name: str) -> str:
-    """What a model is called in tables and folders: the last part of a path or of a name of the hub."""
+    """Name of a model in tables and folders: the last part of its path or Hub name."""
     return Path(name).name or name
 
 
 def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
-        fact = f"one that reads {loaded.facts['reads']}, without a tokenizer or an image processor"
-        remedy = "In Python, gradlogz.probe(model, None, batches) takes the inputs themselves."
-        raise InputValueError("probe", "model", f"the model must read text or images, got {fact}", remedy)
+        problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
+        remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
+        raise InputValueError("probe", "model", problem, remedy)
 
 
 def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":

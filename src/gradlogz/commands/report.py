@@ -1,4 +1,4 @@
-"""gradlogz report: the page of a run, made again.
+"""gradlogz report: make the page of a run again.
 
 Read next: ../reporting/pages_by_result.py.
 """
@@ -8,27 +8,34 @@ from typing import Annotated
 
 import typer
 
-from .outputs import RUN_PAGE, Open, check_drawing, check_file, terminal, write_page
+from .outputs import RUN_PAGE, Open, check_drawing, check_file, print_closing, print_lines, terminal, write_page
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The folder of a run of gradlogz probe.")],
+    run: Annotated[str, typer.Argument(help="Run folder of gradlogz probe.")],
     out: Annotated[
-        str | None, typer.Option(help="The page; by default report.html in the folder.", show_default=False)
+        str | None, typer.Option(help="HTML file of the page (default: report.html in RUN).", show_default=False)
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
     open_: Open = False,
 ) -> int:
-    """Make the page of a run again: verdicts, a map of heads, every claim with its figures, all data.
+    """Make the page of a run again: verdicts, a map of heads, figures and data for every claim.
 
-    A damaged or incomplete run has a page of what can be read, which says what is missing.
+    The page of a damaged or incomplete run shows the readable part and lists the missing one.
     """
-    from ..reporting import report
+    from ..reporting.findings_page import page_of_run, rendered
+    from ..reporting.findings_terminal import claim_lines
+    from ..reporting.run_contents import contents_of
 
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
-    if out is not None:  # without it the folder of the run is named, and `report` says what is wrong with that
+    if out is not None:  # the default is in the run folder, whose errors contents_of describes
         check_file("report", "--out", path)
     check_drawing("report")
-    html = report(run)
+    contents = contents_of(run, "report")
+    html = rendered(page_of_run(contents), "report")
     check_file("report", "--out", path)
-    write_page(terminal(None), path, html, show=open_)
+    console = terminal(None)
+    print_lines(console, claim_lines(contents.findings, contents.name, console.width, details=details))
+    print_closing(console, contents.name, contents.facts, run)
+    write_page(console, path, html, show=open_)
     return 0

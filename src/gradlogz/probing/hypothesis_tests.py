@@ -1,48 +1,49 @@
-"""From values beside their nulls to verdicts, the same way for every claim about heads or layers.
+"""Hypothesis tests: from values and null values to verdicts, the same way for every prediction.
 
-    supported    the interval lies beyond `supports` on the side that the claim says
-    refuted      the interval lies beyond `refutes` on the other side
-    undecided    neither, or there is no interval; not applicable where nothing was counted
+    supported      H0: value <= bounds.supports is rejected     one-sided test, in the direction of the claim
+    refuted        H0: value >= bounds.refutes is rejected      one-sided test, in the other direction
+    inconclusive   neither, or no confidence interval; not applicable without measurements
 
-Both only if the p-value of that bound stands in the procedure of Benjamini and Hochberg at 5 %, over all heads of the
-model and for each of the two questions by itself. Where an interval came from is no longer known here: p-values are
-those of Student's law with the fewest degrees of freedom that an interval has, one less than there are groups. The
-model: supported if more than half of its heads that can be judged are, refuted likewise, else undecided.
+For each of the two questions the false discovery rate over all heads (or layers) of the model is 5 % (Benjamini–
+Hochberg). Confidence intervals come from the bootstrap or the jackknife; the p-value of a bound inverts the interval,
+by Student's t distribution with the fewest degrees of freedom that an interval may have, the number of groups - 1. The
+model: supported if more than half of its judged heads are supported, refuted likewise, else inconclusive.
 
-Values of matrices alone have nulls that need no other model, those of random rotations:
+Quantities of weights alone have a null distribution under random rotations, taken to be normal:
 
     band       mean ± z_.975 sd
-    p          2 Phi(-|z|),   z = (value - null) / sd        of both: the value's is that of its interval, 0 for a point
+    p          2 Phi(-|z|),   z = (value - null) / sd      sd: of null and value together; that of an exact value is 0
 
 Read next: predictions/entropy.py, predictions/tie.py.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from .._typing import Tensor
 from ..special.distributions import student_p, student_quantile
-from .runs.judgement import Measured, Ruling
-from .runs.records import Finding
+from .runs.judgement import Judgement, Measured, Ruling
+from .runs.records import Detail, Finding, Remark
 from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
 
 NORMAL = 1.959963984540054  # quantile .975
+NOTHING_MEASURED, ALSO_BASELINE = "nothing_measured", "also_baseline"  # keys of remarks
 
 
 class Bounds(NamedTuple):
-    """What the interval of a finding must pass for the claim, and against it."""
+    """Bounds that a confidence interval must lie beyond to support the claim, and to refute it."""
 
     supports: float
     refutes: float
 
 
 class Counted(NamedTuple):
-    """The judged rows of a model: their middle values, how many there are of each verdict, and which it is for all."""
+    """Counts of the verdicts of judged rows, the medians of their values and null values, and the majority verdict."""
 
     verdict: Ruling
     supported: int
@@ -51,63 +52,78 @@ class Counted(NamedTuple):
     value: float
     null: float
 
-    @property
-    def note(self) -> str:
-        """The sentence about the correction."""
-        return "" if not self.judged else (
-            f"With Benjamini and Hochberg at 5 %: {self.supported} for and {self.refuted} against, of {self.judged}."
-        )  # fmt: skip
-
 
 def judge(
     findings: Sequence[Finding], quantity: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
 ) -> list[Finding]:
-    """The findings, those of the quantity with verdicts; with `small` the claim is that values are small."""
-    of = [f for f in findings if f.quantity == quantity]
+    """Findings with verdicts for the rows of `quantity`; with `small` the claim is that values are small."""
+    rows = [f for f in findings if f.quantity == quantity]
     sign = -1.0 if small else 1.0
-    passed = []
+    rejected = []
     for side, name in ((sign, "supports"), (-sign, "refutes")):
-        passed.append(benjamini_hochberg(_p_values(of, [getattr(bounds(f), name) for f in of], side)).tolist())
-    rulings = iter(zip(*passed, strict=True))
+        rejected.append(benjamini_hochberg(_p_values(rows, [getattr(bounds(f), name) for f in rows], side)).tolist())
+    rulings = iter(zip(*rejected, strict=True))
     judged = []
     for f in findings:
         if f.quantity == quantity:
             supported, refuted = next(rulings)
-            known = "supported" if supported else "refuted" if refuted else "undecided"
-            f = f._replace(verdict=known if f.tokens else "not applicable")
+            verdict = "supported" if supported else "refuted" if refuted else "inconclusive"
+            f = f._replace(verdict=verdict if f.tokens else "not applicable")
         judged.append(f)
     return judged
 
 
 def count(findings: Sequence[Finding], quantity: str) -> Counted:
-    """How the rows of a quantity divide."""
-    of = [f for f in findings if f.quantity == quantity and f.verdict not in ("", "not applicable")]
-    supported, refuted = (sum(f.verdict == v for f in of) for v in ("supported", "refuted"))
-    verdict: Ruling = "undecided" if of else "not applicable"
-    if 2 * supported > len(of):
+    """Counts of the verdicts on a quantity, with medians and the majority verdict."""
+    rows = [f for f in findings if f.quantity == quantity and f.verdict not in ("", "not applicable")]
+    supported, refuted = (sum(f.verdict == v for f in rows) for v in ("supported", "refuted"))
+    verdict: Ruling = "inconclusive" if rows else "not applicable"
+    if 2 * supported > len(rows):
         verdict = "supported"
-    elif 2 * refuted > len(of):
+    elif 2 * refuted > len(rows):
         verdict = "refuted"
-    return Counted(verdict, supported, refuted, len(of), middle(f.value for f in of), middle(f.null for f in of))
+    return Counted(verdict, supported, refuted, len(rows), median(f.value for f in rows), median(f.null for f in rows))
 
 
-def middle(values: Iterable[float]) -> float:
-    """The median of those that are numbers; NaN of none."""
-    known = [v for v in values if not math.isnan(v)]
-    return median(known) if known else math.nan
+def conclude(
+    findings: list[Finding], quantity: str, *, details: Sequence[Detail] = (), remarks: Sequence[Remark] = ()
+) -> Judgement:
+    """Judgement by the majority of the judged rows: medians and counts, details and remarks.
+
+    Without judged rows the claim is not applicable, and the one remark is NOTHING_MEASURED.
+    """
+    counts = count(findings, quantity)
+    if not counts.judged:
+        return Judgement(findings, "not applicable", quantity, remarks=(Remark(NOTHING_MEASURED),))
+    return Judgement(
+        findings, counts.verdict, quantity, counts.value, null=counts.null, judged=counts.judged,
+        supported=counts.supported, refuted=counts.refuted, details=tuple(details), remarks=tuple(remarks),
+    )  # fmt: skip
 
 
-def also_random(findings: Sequence[Finding], quantity: str, bound: float, *, small: bool = False) -> str:
-    """A sentence where what supports a claim is also so with random weights, which are the null of this quantity."""
-    of = [f for f in findings if f.quantity == quantity and f.verdict == "supported"]
-    shared = sum(f.null < bound if small else f.null > bound for f in of)
-    if not shared:
-        return ""
-    return f" Of the {len(of)} that support it {shared} would with random weights too: there it is no work of training."
+def median(values: Iterable[float]) -> float:
+    """Median without NaN; NaN of nothing."""
+    numbers = [v for v in values if not math.isnan(v)]
+    return statistics.median(numbers) if numbers else math.nan
+
+
+def median_detail(key: str, findings: Sequence[Finding], quantity: str) -> Detail:
+    """Medians of the values and null values of a quantity."""
+    rows = [f for f in findings if f.quantity == quantity]
+    return Detail(key, median(f.value for f in rows), null=median(f.null for f in rows))
+
+
+def shared_with_baseline(
+    findings: Sequence[Finding], quantity: str, bound: float, *, small: bool = False
+) -> tuple[Remark, ...]:
+    """A remark if supporting rows pass the bound with random weights too, the null of this quantity."""
+    rows = [f for f in findings if f.quantity == quantity and f.verdict == "supported"]
+    shared = sum(f.null < bound if small else f.null > bound for f in rows)
+    return (Remark(ALSO_BASELINE, {"shared": shared, "supported": len(rows)}),) if shared else ()
 
 
 def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | float) -> list[Measured]:
-    """One row for each head of an estimate [h], or one for the layer of an estimate without dimensions."""
+    """One row for each head of an estimate [h], or one row for the layer if the estimate is a scalar."""
     value, low, high = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:3])
     count = torch.as_tensor(tokens).detach().double().cpu().expand(len(value)).tolist()
     heads: Sequence[int | None] = [None] if estimate.value.ndim == 0 else range(len(value))
@@ -118,25 +134,25 @@ def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | flo
 
 
 def bootstrapped(sums: Mapping[str, Sums], function: Callable[[Tensor], Tensor]) -> dict[str, Estimate]:
-    """function(totals) with its interval for the heads of every layer, [h], all layers at once."""
+    """function(totals) with its bootstrap interval, [h] for each layer; all layers are computed at once."""
     if not sums:
         return {}
-    found = bootstrap(function, Sums(torch.cat([s.totals for s in sums.values()], 1)))
-    parts = [t.split([s.totals.shape[1] for s in sums.values()]) for t in found]
+    estimate = bootstrap(function, Sums(torch.cat([s.totals for s in sums.values()], 1)))
+    parts = [t.split([s.totals.shape[1] for s in sums.values()]) for t in estimate]
     return {layer: Estimate(*part) for layer, part in zip(sums, zip(*parts, strict=True), strict=True)}
 
 
 def absent(layer: str, quantity: str) -> Measured:
-    """The row of a layer of which nothing can be counted."""
+    """Row without a value, for a layer in which the quantity cannot be measured."""
     return Measured(layer, None, quantity, math.nan)
 
 
 def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
-    """What a head of a random twin is expected to have, and the band in which one more of them would lie.
+    """Null value and 95 % prediction band for a head, from the h heads of the random-weights baseline.
 
         mean ± t_.975(h - 1) sd sqrt(1 + 1 / h)      over the h heads of the layer
 
-    Heads of random weights differ by chance alone, so that the band holds what another draw of the weights would do.
+    Heads of the baseline are exchangeable, so that the band holds a further draw of the weights with probability 95 %.
     """
     h = len(values)
     mean = values.double().mean()
@@ -146,24 +162,24 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
 
 
 def band(expected: float, deviation: float) -> tuple[float, float, float]:
-    """A null with the ends of its band of 95 %, of a normal law."""
+    """Mean and ends of the 95 % band of a normal null distribution."""
     return expected, expected - NORMAL * deviation, expected + NORMAL * deviation
 
 
 def outside(findings: Sequence[Finding]) -> list[bool]:
-    """Which values stand apart from their nulls, by Benjamini and Hochberg at 5 %; the sides are not told apart."""
+    """Findings whose values differ from their null values, by a two-sided test at FDR 5 %."""
     value, low, null, high = (
         torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
         for name in ("value", "low", "null", "null_high")
     )
-    own = (value - low) / student_quantile(torch.tensor(GROUPS - 1.0))
-    z = (value - null) / (own.square() + ((high - null) / NORMAL).square()).sqrt()
-    found: list[bool] = benjamini_hochberg(torch.erfc(z.abs() / math.sqrt(2))).tolist()
-    return found
+    deviation = (value - low) / student_quantile(torch.tensor(GROUPS - 1.0))
+    z = (value - null) / (deviation.square() + ((high - null) / NORMAL).square()).sqrt()
+    rejected: list[bool] = benjamini_hochberg(torch.erfc(z.abs() / math.sqrt(2))).tolist()
+    return rejected
 
 
 def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float) -> Tensor:
-    """The p-values of bounds, 1 if an interval holds it or lies on the wrong side, NaN if there is no interval."""
+    """p-values of the bounds, 1 where the interval contains the bound or lies on the other side, NaN without one."""
     fields = torch.tensor([[f.value, f.low, f.high] for f in findings], dtype=torch.float64).reshape(-1, 3)
     value, low, high = fields.mT
     bound = torch.tensor(bounds, dtype=torch.float64)

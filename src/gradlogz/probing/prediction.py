@@ -1,13 +1,13 @@
-"""What a prediction is: one file of predictions/ that declares its texts and defines the same four functions.
+"""A prediction: one file of predictions/ with its declared texts and four functions.
 
-    statistics     of an event in a batch: statistics that merge
-    evaluate       of the merged statistics: values with intervals, by layer and head
-    null           the same values where the claim says nothing: of random weights, rotated matrices, permuted heads
-    verdict        of values beside their nulls: supported, refuted, undecided or not applicable, and why
+    statistics     mergeable statistics of an event of a batch
+    evaluate       values with confidence intervals, by layer and head, from the merged statistics
+    null           null values of the same quantities: random weights, rotated matrices, permuted heads
+    verdict        supported, refuted, inconclusive or not applicable, with numbers and no sentences
 
     PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict)
 
-Read next: predictions/entropy.py (the plainest), run_probe.py (who calls them).
+Read next: predictions/entropy.py (the simplest), run_probe.py (which calls them).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,18 +22,19 @@ from .inside.head_weights import HeadWeights
 from .runs.judgement import Judgement, Measured
 from .runs.records import Declaration, Finding
 
-LAST = 1000  # the order of a prediction that does not say where it stands
+LAST = 1000  # order of a prediction that declares none
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True)
 class Probed:
-    """A model that is probed.
+    """The probed model, as `evaluate` and `null` see it.
 
-    weights: the matrices of each attention layer, or the reason why it has none.
-    seed: of everything random in evaluations and nulls.
-    computed: what values and nulls both want, computed once.
+    Attributes:
+        weights: matrices of each attention layer, or the reason why there are none.
+        seed: seed of every random number in `evaluate` and `null`.
+        computed: cache of results that `evaluate` and `null` share.
     """
 
     name: str
@@ -44,10 +45,10 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Twin(Generic[State]):
-    """The same architecture with random weights, and what it showed on a part of the same tokens.
+class Baseline(Generic[State]):
+    """The random-weights baseline: the same architecture, untrained, on a sample of the same tokens.
 
-    state: the merged statistics of one prediction, empty for one that wants the weights alone.
+    state: merged statistics of one prediction; empty if the prediction needs the weights only.
     """
 
     state: State
@@ -55,34 +56,34 @@ class Twin(Generic[State]):
 
 
 def no_matrices(architecture: Architecture) -> Mapping[str, int]:  # noqa: ARG001
-    """Of a prediction whose statistics are small."""
+    """No large matrices: the default of `Prediction.matrices`."""
     return {}
 
 
 @dataclass(frozen=True)
 class Prediction(Generic[State]):
-    """A claim of the theory about trained transformers, and how it is measured and judged.
+    """A claim of the theory about trained transformers, with its measurement and its decision rule.
 
     Attributes:
-        name: that of its file; given as `__name__`.
-        declaration: what people read about it.
-        statistics: what an event adds to the state; None if nothing. States are statistics of `gradlogz.probing.
-            statistics`, None, or dictionaries and NamedTuples of them.
-        evaluate: values with intervals, from the merged state.
-        null: values under the null, for the same layers, heads and quantities; those without one are left out.
-        verdict: the verdicts.
-        empty: the state of no text.
-        order: where it stands in tables, from the first to the last.
-        baseline: what its nulls want of the random twin: what it read, or its weights alone, if anything.
-        matrices: the bytes of each large matrix that its state keeps once all groups were met, by a name; predictions
-            that keep the same matrix give it the same name.
+        name: name of its file; pass `__name__`.
+        declaration: texts for readers, and the words of the result.
+        statistics: the contribution of an event to the state, or None. States are statistics of
+            `gradlogz.probing.statistics`, None, or dictionaries and NamedTuples of them.
+        evaluate: values with confidence intervals, from the merged state.
+        null: null values for the same layers, heads and quantities, where there is a null.
+        verdict: findings with verdicts, and the result for the model.
+        empty: the state before any text.
+        order: position in tables.
+        baseline: data that `null` needs of the random-weights baseline: its statistics, or its weights only.
+        matrices: size in bytes of each large matrix in the state, by name; predictions that share a matrix give it
+            the same name.
     """
 
     name: str
     declaration: Declaration
     statistics: Callable[[Event | ForwardOutput, BatchPass], State | None]
     evaluate: Callable[[State, Probed], list[Measured]]
-    null: Callable[[State, Probed, Twin[State] | None], list[Measured]]
+    null: Callable[[State, Probed, Baseline[State] | None], list[Measured]]
     verdict: Callable[[list[Finding]], Judgement]
     empty: Callable[[], State] = dict  # type: ignore[assignment]
     order: int = LAST

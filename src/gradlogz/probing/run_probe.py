@@ -38,7 +38,7 @@ from .passes.extreme_tokens import Standing, greatest
 from .passes.interruption import interruptible
 from .passes.memory_limits import check_memory, tokens_of_a_batch
 from .passes.placement import placed
-from .prediction import Prediction, Probed, Twin
+from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, split
@@ -54,14 +54,14 @@ Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions,
 class Measurement(NamedTuple):
     """What a pass over a corpus leaves: enough for all findings, and for merging with other passes.
 
-    state: {prediction: its statistics}; twin: that of the random twin.
+    state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
     complete: whether the corpus was read to its end.
     """
 
     probed: Probed
     facts: dict[str, Any]
     state: dict[str, Any]
-    twin: Twin | None
+    baseline: Baseline | None
     report: Report
     tokens: list[Token]
     seconds: dict[str, float]
@@ -160,10 +160,10 @@ def measure(
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
         other = None if not of_twin or not twin else _twin(model, of_twin, wanted, probed, interrupted)
-        seconds["twin"] = time.perf_counter() - begun
+        seconds["baseline"] = time.perf_counter() - begun
     said = {**describe(model), **(facts or {}), "tokens": reading.report.tokens, "documents": reading.report.documents}
     if isinstance(other, str):
-        said["without_twin"], other = other, None
+        said["without_baseline"], other = other, None
     stood = [each.token(probed.name, tokenizer) for each in standing]
     return Measurement(probed, said, state, other, reading.report, stood, seconds, not interrupted())
 
@@ -173,20 +173,20 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
     rows: list[Finding] = []
     claims: list[Claim] = []
     declarations: dict[str, Declaration] = {}
-    model, other = measured.probed.name, measured.twin
+    model, other = measured.probed.name, measured.baseline
     for prediction in chosen(predictions):
         key = prediction.name
         if key not in measured.state:
             continue
         state, probed = measured.state[key], replace(measured.probed, computed=Computed())
         values = prediction.evaluate(state, probed)
-        twin = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
-        judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, twin)))
+        baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
+        judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, baseline)))
         rows += judged.findings
         low, high = _ends(judged)
-        number = (judged.quantity, judged.value, low, high, judged.null)
-        claim = prediction.declaration.claim
-        claims.append(Claim(model, key, claim, *number, judged.verdict, judged.words, judged.note))
+        numbers = {name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}
+        numbers |= {"low": low, "high": high}
+        claims.append(Claim(model, key, prediction.declaration.claim, **numbers))
         declarations[key] = prediction.declaration
     return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
 
@@ -246,7 +246,7 @@ def _twin(
     predictions: Sequence[Prediction],
     probed: Probed,
     interrupted: Callable[[], bool],
-) -> Twin | str:
+) -> Baseline | str:
     """The same tokens through random weights of the same architecture, or why the model cannot be made anew."""
     predictions = [p for p in predictions if p.baseline == "statistics"]
     try:
@@ -261,7 +261,7 @@ def _twin(
         if interrupted():
             break
     weights = weights_of(other, architecture, inputs)
-    return Twin(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
+    return Baseline(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
 
 
 def _part(batch: Batch, share: float, met: set[int]) -> Batch | None:

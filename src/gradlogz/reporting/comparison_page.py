@@ -34,13 +34,23 @@ from ..page import (
     View,
     Views,
 )
+from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
 from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
 from .findings_figures import Labels, blocks_of, key_of, labels_of
 from .findings_page import rendered
 from .findings_sections import SHOWN, choices_of, judged, measured
-from .findings_wording import Declarations, chip, claim_of, facts_of, keys_cited, title_of, unit_and_formula
+from .findings_wording import (
+    Declarations,
+    chip,
+    claim_of,
+    facts_of,
+    keys_cited,
+    sentences_of,
+    title_of,
+    unit_and_formula,
+)
 from .formatting import STYLES, digits, interval, known
 from .run_contents import RunContents, Source, contents_of
 
@@ -303,7 +313,7 @@ def _values(runs: Runs, prediction: str, found: Sequence[Summary | None]) -> Tab
         split = f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None
         rows.append(
             (name, *step, chip(claim.verdict), measured(claim, runs.declarations), known(claim.value),
-             interval(claim.low, claim.high) or None, known(claim.null), split, claim.words)
+             interval(claim.low, claim.high) or None, known(claim.null), split, sentences_of(runs.declarations, claim))
         )  # fmt: skip
     return Table(f"{prediction} runs", "Run by run", columns, tuple(rows), stacked=True)
 
@@ -359,7 +369,7 @@ def _data(runs: Runs) -> dict[str, Any]:
                 "step": None if runs.steps is None else runs.steps[i],
                 "facts": each.facts,
                 "missing": each.run.notes,
-                "claims": [claim._asdict() for claim in claims.values()],
+                "claims": [plain_record(claim) for claim in claims.values()],
             }
             for i, (name, each, claims) in enumerate(zip(runs.names, runs.contents, runs.claims, strict=True))
         ],

@@ -9,28 +9,29 @@ from collections.abc import Sequence
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import Finding
 from .findings_figures import hover_text, labels_of
-from .formatting import STYLES, decimals, interval, model_line, support
+from .findings_wording import sentences_of
+from .formatting import STYLES, counts_of, decimals, interval, measured_line
 
 CELL = 11  # pixels of a head
 GAP = 1
 
 
 def notebook_html(findings: Findings) -> str:
-    """The summary as a table for notebooks, and below it maps of what is judged head by head."""
-    tell = html.escape
-    cells = ("prediction", "claim", "value", "interval", "null", "support", "what was found", "verdict")
+    """The table of claims for a notebook, with maps of the verdicts on heads below it."""
+    columns = ("prediction", "claim", "value", "95 % CI", "null", "support/refute", "result", "verdict")
     pieces = []
     for model, facts in findings.facts.items():
-        pieces.append(f"<p><b>{tell(model)}</b> {tell(model_line(facts))}</p>")
-        heads = "".join(f"<th>{name}</th>" for name in cells)
+        pieces.append(f"<p><b>{html.escape(model)}</b> {html.escape(measured_line(facts))}</p>")
+        heads = "".join(f"<th>{name}</th>" for name in columns)
         pieces.append(f"<table><thead><tr>{heads}</tr></thead><tbody>")
         for s in (s for s in findings.summary() if s.model == model):
             colour = STYLES[s.verdict].hexadecimal if s.verdict else "inherit"
-            found = " ".join(filter(None, (s.words, s.note)))
-            bounds = interval(s.low, s.high, decimals)
-            texts = (s.prediction, s.claim, decimals(s.value), bounds, decimals(s.null), support(s))
-            row = "".join(f"<td>{tell(text)}</td>" for text in (*texts, found))
-            pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{tell(s.verdict)}</td></tr>')
+            texts = (
+                s.prediction, s.claim, decimals(s.value), interval(s.low, s.high, decimals), decimals(s.null),
+                counts_of(s), sentences_of(findings.declarations, s),
+            )  # fmt: skip
+            row = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
+            pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{html.escape(s.verdict)}</td></tr>')
         pieces.append("</tbody></table>")
         pieces.append(inline_maps([row for row in findings.rows if row.model == model]))
     return "\n".join(pieces)
@@ -54,9 +55,9 @@ def _map(title: str, rows: Sequence[Finding]) -> str:
     for row in rows:
         label = labels[row.layer, row.call]
         x, y = CELL * (row.head or 0), height - CELL * (places[label] + 1)
-        said = html.escape(hover_text(row, label).replace("\n", ", "))
+        text = html.escape(hover_text(row, label).replace("\n", ", "))
         square = f'x="{x}" y="{y}" width="{CELL - GAP}" height="{CELL - GAP}" fill="{STYLES[row.verdict].hexadecimal}"'
-        cells.append(f"<rect {square}><title>{said}</title></rect>")
+        cells.append(f"<rect {square}><title>{text}</title></rect>")
     name = html.escape(title)
     drawing = f'<svg width="{width}" height="{height}" role="img" aria-label="{name}">{"".join(cells)}</svg>'
     return f'<figure style="margin:0"><figcaption>{name}</figcaption>{drawing}</figure>'

@@ -14,6 +14,7 @@ from typing import Any
 from .. import __version__
 from .._errors import MissingPackageError
 from ..page import Chip, Page, Section, Table, VerdictBanner, render
+from ..probing.runs.findings_file import plain_record
 from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
 from .findings_sections import choices_of, sections_of
@@ -80,7 +81,7 @@ def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any
         "run": described,
         "missing": run.notes,
         "facts": contents.facts,
-        "claims": [claim._asdict() for claim in findings.claims],
+        "claims": [plain_record(claim) for claim in findings.claims],
         "tokens": [token._asdict() for token in findings.tokens],
         "rows": rows[0] if rows else [],
     }
@@ -94,7 +95,7 @@ def _methods(run: Run) -> tuple[str, ...]:
         "[busing99]. A null is the same number where the claim says nothing: of the same architecture with random "
         "weights, of rotated matrices or of permuted tokens, as each section says.",
         "A head supports a claim if its interval lies beyond the bound of the claim, refutes it if beyond the bound on "
-        "the other side, and is undecided else, after the correction of Benjamini and Hochberg at 5 % over all heads "
+        "the other side, and is inconclusive else, at FDR 5 % over all heads (Benjamini–Hochberg) "
         "[benjamini95]. The model follows the majority of its heads or layers, unless a section says otherwise. The "
         "theory is that of [shim22], corrected.",
     )

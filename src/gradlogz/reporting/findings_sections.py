@@ -36,7 +36,16 @@ from .findings_figures import (
     numbers,
     verdict_map,
 )
-from .findings_wording import Declarations, chip, claim_of, facts_of, method_of, title_of, unit_and_formula
+from .findings_wording import (
+    Declarations,
+    chip,
+    claim_of,
+    facts_of,
+    method_of,
+    sentences_of,
+    title_of,
+    unit_and_formula,
+)
 from .formatting import interval, known
 from .run_contents import RunContents
 
@@ -94,7 +103,7 @@ def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
             interval(claim.low, claim.high) or None,
             known(claim.null),
             f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None,
-            claim.words,
+            sentences_of(declarations, claim),
         )
         for claim in claims
     ]
@@ -121,7 +130,7 @@ def measured(claim: Summary, declarations: Declarations) -> str | None:
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Section:
     """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
     found = judged(claim, rows)
-    words = " ".join(filter(None, (claim.words, claim.note))) or "No words about it are in the run."
+    words = sentences_of(declarations, claim) or "This run has no text for this claim."
     declared = facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"}
     quantities = [q for q in dict.fromkeys(row.quantity for row in (*found, *rows)) if _of(rows, q)]
     views = tuple(View(quantity, _figures(_of(rows, quantity), blocks, declarations)) for quantity in quantities)

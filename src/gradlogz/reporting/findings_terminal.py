@@ -1,55 +1,131 @@
-"""Findings on a terminal: the summary as a table of rich, or as plain lines.
+"""Findings on a terminal: one line for each claim, grouped by verdict, at most as wide as the terminal.
 
-Read next: findings_notebook.py (the same in a notebook), formatting.py.
+    claim                          value           95 % CI     null  support/refute
+    refuted (1)
+    ✗ Tied QK and OV matrices     -0.053  -0.061 to -0.044    0.001      0/72 of 72
+
+From 80 columns on all columns are shown; narrower terminals lose the confidence interval, then the null value and the
+counts. Long titles are cut. A console that cannot encode the symbols has ASCII in their place.
+
+Read next: findings_wording.py (the sentences of --details), findings_notebook.py (the same table in a notebook).
 """
 
-from collections.abc import Iterator
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ..probing.runs.findings import Findings
-from .formatting import STYLES, decimals, interval, model_line, support
+from ..probing.runs.records import VERDICTS, Summary
+from .findings_wording import Declarations, title_of, verdict_sentences
+from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
 
-WIDE = 140  # columns from which on a table has one for what was found
-NARROW = 100  # columns below which the null goes below the value, and the support into the words
+PLAIN_WIDTH = 80  # columns of plain text
+WIDEST = 100  # columns of a sentence on a wide terminal
+NO_BREAK = "\N{NO-BREAK SPACE}"
+TITLE = 28  # columns of a title with its symbol
 
 
-def rich_table(findings: Findings, _console: Any, options: Any) -> Iterator[Any]:
-    """The summary as a table of rich, as wide as the terminal allows."""
-    from rich.markup import escape
-    from rich.table import Table
+class Column(NamedTuple):
+    """A column of numbers: its heading, its width, and the least width of a terminal that shows it."""
+
+    heading: str
+    width: int
+    terminal: int
+
+
+COLUMNS = (
+    Column("value", 7, 36),
+    Column("95 % CI", 16, 80),
+    Column("null", 7, 50),
+    Column("support/refute", 14, 60),
+)
+
+
+class Line(NamedTuple):
+    """A line of text with a style of rich, which applies to its first `extent` characters, or to all of them."""
+
+    text: str
+    style: str = ""
+    extent: int | None = None
+
+
+def table_lines(findings: Findings, width: int, *, details: bool = False) -> Iterator[Line]:
+    """The table of claims for each model below a line with its facts; every line at most `width` columns wide."""
+    for model, facts in findings.facts.items():
+        yield from _wrapped(Line(f"{model}: {measured_line(facts)}".rstrip(": "), "bold"), width)
+        yield from claim_lines(findings, model, width, details=details)
+
+
+def claim_lines(findings: Findings, model: str, width: int, *, details: bool = False) -> Iterator[Line]:
+    """The table of claims for one model, without its facts.
+
+    details: add the sentences of each claim below its line.
+    """
+    claims = [claim for claim in findings.summary() if claim.model == model]
+    if not claims:
+        return
+    columns = [column for column in COLUMNS if column.terminal <= width]
+    yield Line(_row("claim", [column.heading for column in columns], columns, width), "dim")
+    for verdict in (*VERDICTS, ""):
+        group = [claim for claim in claims if claim.verdict == verdict]
+        if group:
+            style = STYLES[verdict].terminal
+            yield Line(f"{verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
+        for claim in group:
+            title = title_of(findings.declarations, claim.prediction)
+            yield Line(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
+            if details:
+                yield from _sentences(claim, findings.declarations, width)
+
+
+def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool = False) -> Iterator[Any]:
+    """The table of claims for a console of rich."""
+    return rich_lines(table_lines(findings, options.max_width, details=details), options.encoding)
+
+
+def rich_lines(lines: Iterable[Line], encoding: str) -> Iterator[Any]:
+    """Lines as texts of rich that are never wrapped, in ASCII if the encoding has no symbols."""
     from rich.text import Text
 
-    wide, narrow = options.max_width >= WIDE, options.max_width < NARROW
-    for model, facts in findings.facts.items():
-        yield Text.from_markup(f"[bold]{escape(model)}[/]  [dim]{escape(model_line(facts))}[/]")
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("prediction", no_wrap=True)
-        table.add_column("claim", overflow="fold", ratio=3)
-        table.add_column("value", justify="right", no_wrap=True)
-        if not narrow:
-            table.add_column("null", justify="right", no_wrap=True)
-            table.add_column("support", justify="right", no_wrap=True)
-        if wide:
-            table.add_column("what was found", overflow="fold", ratio=3)
-        table.add_column("verdict", no_wrap=True)
-        for s in (s for s in findings.summary() if s.model == model):
-            null, count = decimals(s.null), support(s)
-            found = " ".join(filter(None, (s.words, s.note or (count and narrow and f"Support: {count}."))))
-            claim = escape(s.claim) + ("" if wide or not found else f"\n[dim]{escape(found)}[/]")
-            # The interval goes below its value: beside it, it would leave no room for the words.
-            lines = (decimals(s.value), interval(s.low, s.high, decimals), null and narrow and f"null {null}")
-            verdict = f"[{STYLES[s.verdict].terminal}]{s.verdict}[/]" if s.verdict else ""
-            beside = [] if narrow else [null, count, escape(found)] if wide else [null, count]
-            table.add_row(escape(s.prediction), claim, "\n".join(filter(None, lines)), *beside, verdict)
-        yield table
+    for line in lines:
+        text = Text(encodable(line.text, encoding), no_wrap=True, overflow="crop")
+        if line.style:
+            text.stylize(line.style, 0, line.extent)
+        yield text
 
 
 def plain_lines(findings: Findings) -> str:
-    """The summary as plain lines."""
-    lines = []
-    for model, facts in findings.facts.items():
-        lines.append(f"{model}  {model_line(facts)}".rstrip())
-        for s in (s for s in findings.summary() if s.model == model):
-            numbers = decimals(s.value), interval(s.low, s.high, decimals)
-            lines.append("  " + "  ".join(filter(None, (s.prediction, s.verdict, *numbers, s.words, s.note))))
-    return "\n".join(lines)
+    """The table of claims as plain text of 80 columns."""
+    return "\n".join(line.text for line in table_lines(findings, PLAIN_WIDTH))
+
+
+def cut(text: str, width: int) -> str:
+    """The text, padded or cut with an ellipsis to exactly `width` columns."""
+    return text.ljust(width) if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def _row(title: str, cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
+    gap = "  " if width >= PLAIN_WIDTH else " "
+    numbers = "".join(gap + cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
+    return (cut(title, min(max(width - len(numbers), 8), TITLE)) + numbers)[:width].rstrip()
+
+
+def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
+    texts = {
+        "value": decimals(claim.value),
+        "95 % CI": interval(claim.low, claim.high, decimals),
+        "null": decimals(claim.null),
+        "support/refute": counts_of(claim),
+    }
+    return [texts[column.heading] for column in columns]
+
+
+def _sentences(claim: Summary, declarations: Declarations, width: int) -> Iterator[Line]:
+    text = " ".join(verdict_sentences(claim, declarations.get(claim.prediction))).replace(" %", f"{NO_BREAK}%")
+    for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16), break_on_hyphens=False):
+        yield Line(f"    {line.replace(NO_BREAK, ' ')}", "dim")
+
+
+def _wrapped(line: Line, width: int) -> Iterator[Line]:
+    for text in textwrap.wrap(line.text, width):
+        yield Line(text, line.style)

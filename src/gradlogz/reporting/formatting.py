@@ -34,10 +34,28 @@ class VerdictStyle(NamedTuple):
 STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
-    "undecided": VerdictStyle("yellow", "undecided", STATUSES["undecided"]),
+    "inconclusive": VerdictStyle("yellow", "undecided", STATUSES["undecided"]),  # plain-words: ok
     "not applicable": VerdictStyle("bright_black", "silent", STATUSES["silent"]),
     "": VerdictStyle("", "silent", "blue"),
 }
+
+
+SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
+ASCII = {
+    "✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "³": "3", "₂": "2", "≤": "<=", "≥": ">=",
+    "×": "x", "°": "deg", "β": "beta", "τ": "tau", "σ": "sigma",
+}  # fmt: skip
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text if it can be encoded, else with ASCII in place of symbols."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        for symbol, ascii_text in ASCII.items():
+            text = text.replace(symbol, ascii_text)
+        return text.encode("ascii", "replace").decode()
+    return text
 
 
 def decimals(value: float) -> str:
@@ -57,9 +75,9 @@ def interval(low: float, high: float, number: Callable[[float], str] = digits) -
     return "" if math.isnan(low) or math.isnan(high) or low == high else f"{number(low)} to {number(high)}"
 
 
-def support(summary: Summary) -> str:
-    """How many of the heads or layers that are judged support a claim; nothing if none is judged."""
-    return f"{summary.supported} of {summary.judged}" if summary.judged else ""
+def counts_of(summary: Summary) -> str:
+    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; empty if none is judged."""
+    return f"{summary.supported}/{summary.refuted} of {summary.judged}" if summary.judged else ""
 
 
 def finite(value: float) -> float | None:
@@ -72,11 +90,13 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def model_line(facts: Mapping[str, Any]) -> str:
-    """The facts of a model that a reader of its table wants, in one line."""
-    parts = _architecture(facts) + ([f"{facts['tokens']:,} tokens"] if facts.get("tokens") else [])
+def measured_line(facts: Mapping[str, Any]) -> str:
+    """Architecture, layers, heads, tokens and documents of a measurement in one line."""
+    parts = _architecture({name: fact for name, fact in facts.items() if name != "parameters"})
+    counts = {name: facts.get(name) for name in ("tokens", "documents")}
+    parts += [f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int) and count]
     parts += ["dequantised"] * bool(facts.get("dequantised"))
-    return ", ".join(parts + ["without a random twin"] * bool(facts.get("without_twin")))
+    return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 
 
 def model_sentence(facts: Mapping[str, Any]) -> str:
@@ -92,4 +112,5 @@ def _architecture(facts: Mapping[str, Any]) -> list[str]:
     parts = [str(facts["architecture"])] if facts.get("architecture") else []
     if facts.get("parameters") and isinstance(facts["parameters"], int):
         parts.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
-    return parts + [f"{facts[name]} {name}" for name in ("layers", "heads") if facts.get(name)]
+    counts = {name: facts[name] for name in ("layers", "heads") if facts.get(name)}
+    return parts + [f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items()]

@@ -14,7 +14,7 @@ from ..simulation.grid import Range
 from ..simulation.records import GridPoint, Phases
 from ..simulation.theory_boundaries import boundaries
 from .citations import cited
-from .simulation_wording import KINDS, NAMED
+from .simulation_wording import INITIAL_NAMES, KINDS, NAMED
 
 ALL = {**KINDS, "undefined": "rule"}
 LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
@@ -32,8 +32,8 @@ def page_of(phases: Phases) -> Page:
     states = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "none completed"
     interrupted = "" if phases.complete else " Interrupted: empty cells were not computed."
     others = (
-        f"{s.tokens} tokens in {s.dim} dimensions, {s.initial} initial cloud, inverse temperature β = {s.beta:g}, step "
-        f"size τ = {s.tau:g}, contraction {s.contraction}"
+        f"{s.tokens} tokens in {s.dim} dimensions, {INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse "
+        f"temperature β = {s.beta:g}, step size τ = {s.tau:g}, contraction {s.contraction}"
     )
     lines = _lines(phases)
     theory = f"Dashed lines: boundaries of the theory ({', '.join(line.name for line in lines)}). " if lines else ""

@@ -19,18 +19,18 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from .formatting import STYLES, encodable
+from .formatting import SYMBOLS as VERDICT_SYMBOLS
+
 PLAIN_WIDTH = 80  # columns where standard output is no terminal
 GAP = "  "
 NO_VALUE = "–"
-SYMBOLS = {
-    "supported": ("✓", "green"),
-    "consistent": ("✓", "green"),
-    "holds": ("✓", "green"),
-    "refuted": ("✗", "red"),
-    "inconsistent": ("✗", "red"),
-    "fails": ("✗", "red"),
-    "inconclusive": ("~", "yellow"),
+LOOKS = {  # verdict of a command: verdict with the same symbol and colour
+    **dict.fromkeys(("supported", "consistent", "holds"), "supported"),
+    **dict.fromkeys(("refuted", "inconsistent", "fails"), "refuted"),
+    "inconclusive": "inconclusive",
 }
+SYMBOLS = {verdict: (VERDICT_SYMBOLS[look], STYLES[look].terminal) for verdict, look in LOOKS.items()}
 Row = Sequence[str]
 
 
@@ -98,6 +98,7 @@ def terminal_width(console: Console) -> int:
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines as they are: a terminal wraps long ones, a file or a pipe keeps them whole."""
+    """Print lines without cutting them, in ASCII if the console has no other characters."""
     for line in lines:
+        line.plain = encodable(line.plain, console.encoding)
         console.print(line, soft_wrap=True, highlight=False)

@@ -31,13 +31,14 @@ from ..page import (
     VerdictBanner,
 )
 from ..simulation import theory_curves as curves
-from ..simulation.final_quantities import final_quantities
-from ..simulation.records import Simulation
-from ..simulation.theory_curves import Curve
+from ..simulation.final_quantities import final_quantities, gaussian_band
+from ..simulation.records import Curve, Simulation
 from .citations import cited
 from .simulation_wording import (
+    INITIAL_NAMES,
     KINDS,
     NAMED,
+    STATE_NAMES,
     agreement,
     curve_text,
     plateau_sentence,
@@ -85,12 +86,12 @@ def page_of(simulation: Simulation) -> Page:
     name = "tokens under repeated attention" if preset is None else preset.name
     status, prediction = agreement(simulation)
     kinds = dict.fromkeys(v.kind for v in simulation.verdicts)
-    chips = (*(Chip(kind, colour=KINDS[kind]) for kind in kinds), Chip(LABELS[status], status))
+    chips = (*(Chip(STATE_NAMES.get(kind, kind), colour=KINDS[kind]) for kind in kinds), Chip(LABELS[status], status))
     description = "" if preset is None else f"{preset.description[0].upper()}{preset.description[1:]}. "
     clouds = f"{s.seeds} seeds × " if s.seeds > 1 else ""
     subtitle = (
-        f"{description}{clouds}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, {s.initial} initial "
-        f"cloud, inverse temperature β\u00a0=\u00a0{s.beta:g}, step size τ\u00a0=\u00a0{s.tau:g}, contraction "
+        f"{description}{clouds}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, "
+        f"{INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse temperature β\u00a0=\u00a0{s.beta:g}, step size τ\u00a0=\u00a0{s.tau:g}, contraction "
         f"{s.contraction}, {s.steps} steps."
     )
     return Page(
@@ -267,7 +268,7 @@ def _axis(name: str, scale: str = "linear") -> Axis:
 def _figure(simulation: Simulation, name: str, theory: Curve | None, scale: str = "linear") -> Figure:
     marks, times = _series(simulation, name), _times(simulation)
     caption = CAPTIONS[name]
-    null = curves.null(simulation, name)
+    null = gaussian_band(simulation, name)
     if null is not None:
         ends = [times[0], times[-1]]
         low, high = (max(float(end), 1e-12) if scale == "log" else float(end) for end in (null.low, null.high))
@@ -345,7 +346,9 @@ def _table(simulation: Simulation) -> Table:
     for i, v in enumerate(simulation.verdicts):
         met = [Chip("yes", "agrees") if simulation.met[i] else Chip("no", "departs")] if simulation.met else []
         numbers = [_number(v.evidence.get(name)) for name in evidence]
-        rows.append((simulation.settings.seed + i, Chip(v.kind, colour=KINDS[v.kind]), *met, *numbers))
+        rows.append(
+            (simulation.settings.seed + i, Chip(STATE_NAMES.get(v.kind, v.kind), colour=KINDS[v.kind]), *met, *numbers)
+        )
     caption = "Final state of the cloud of each seed, with the numbers that determine it."
     return Table("clouds", "Final state of each seed", columns, tuple(rows), caption)
 
@@ -363,7 +366,7 @@ def _facts(simulation: Simulation) -> Facts:
     keys = f"{s.keys} frozen keys" if s.keys else "the tokens themselves"
     return Facts({
         "tokens": f"{s.tokens} in {s.dim} dimension{'s' * (s.dim > 1)}",
-        "initial distribution": s.initial,
+        "initial distribution": INITIAL_NAMES.get(s.initial, s.initial),
         "keys": keys,
         "step": f"x + τ A(x), τ = {s.tau:g}" if s.residual else f"τ A(x), τ = {s.tau:g}, no residual connection",
         "attention": f"softmax β⟨x, y⟩, β = {s.beta:g}" + (", causal mask" if s.causal else "")

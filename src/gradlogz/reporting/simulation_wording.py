@@ -7,11 +7,10 @@ import math
 from collections import Counter
 
 from ..dynamics.metastability import plateaus
+from ..dynamics.observables import SAMPLE
 from ..page.parts import Status
-from ..simulation.final_quantities import Quantity
 from ..simulation.presets import Preset, outcomes
-from ..simulation.records import Phases, Simulation
-from ..simulation.theory_curves import Curve
+from ..simulation.records import Curve, Phases, Quantity, Simulation
 
 KINDS = {  # final states and their colours
     "gaussian": "blue",
@@ -28,6 +27,14 @@ STATES = {
     "frozen": ("is frozen: tokens attend mostly to themselves", "are frozen: tokens attend mostly to themselves"),
     "blow-up": ("has diverged", "have diverged"),
     "other": ("is neither Gaussian nor clustered nor frozen", "are neither Gaussian nor clustered nor frozen"),
+}
+STATE_NAMES = {"gaussian": "Gaussian"}  # the others are words
+INITIAL_NAMES = {
+    "gaussian": "Gaussian",
+    "laplace": "Laplace",
+    "sphere": "spherical",
+    "circle": "circular",
+    "given": "custom",
 }
 NAMED = {  # name, unit, formula
     "radius": ("radius", "1", "√E|x|²"),
@@ -73,7 +80,7 @@ NO_PREDICTION = "No theoretical prediction for these settings; theory curves are
 def quantity_name(row: Quantity) -> str:
     """Name of a quantity: "final state: clusters", "self-weight, start", "pair energy decreases"."""
     if row.kind == "state":
-        return f"final state: {row.name}"
+        return f"final state: {STATE_NAMES.get(row.name, row.name)}"
     if row.kind == "theorem":
         return THEOREMS[row.name]
     name = row.name.removeprefix("start ")
@@ -166,7 +173,7 @@ def prediction_text(preset: Preset) -> str:
             at = " at the start" if observable != name else ""
             parts.append(f"{NAMED[observable][0]} {bounds(low, high)}{at}")
         else:
-            parts.append(f"final state {name}")
+            parts.append(f"final state {STATE_NAMES.get(name, name)}")
     return " or ".join(parts)
 
 
@@ -184,7 +191,8 @@ def plateau_sentence(simulation: Simulation) -> str:
     """Metastable plateaus of the cluster count of the first cloud; empty if there are none."""
     counts, times = simulation.trajectory.observed["clusters"][:, 0].long(), simulation.trajectory.times
     least = simulation.trajectory.step / 20
-    lasting = [p for p in plateaus(counts, times, flicker=least / 2, least=least) if p.clusters > 0]
+    most = min(simulation.settings.tokens, SAMPLE) / 5  # more components are no clusters, as in the final state
+    lasting = [p for p in plateaus(counts, times, flicker=least / 2, least=least) if 0 < p.clusters <= most]
     if not lasting:
         return ""
     parts = [f"{p.clusters} from step {p.start:.0f} to {'the end' if p.censored else f'{p.end:.0f}'}" for p in lasting]
@@ -199,7 +207,7 @@ def curve_text(curve: Curve) -> str:
 def run_text(simulation: Simulation) -> str:
     """Parameters of the run: seeds, tokens, dimension, attention, contraction, steps."""
     s, preset = simulation.settings, simulation.preset
-    name = "" if preset is None else f"{preset.name}: "
+    name = "" if preset is None else f"{preset.name}, "
     return (
         f"{name}{s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} tokens in {s.dim} dimension{'s' * (s.dim > 1)}, "
         f"β = {s.beta:g}, τ = {s.tau:g}, contraction {s.contraction}, {simulation.trajectory.step} steps"
@@ -211,6 +219,6 @@ def grid_run_text(phases: Phases) -> str:
     s = phases.settings
     total = math.prod(len(r.values) for r in phases.ranges)
     return (
-        f"grid {phases.grid}: {len(phases.points)} of {total} points, {s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} "
+        f"grid {phases.grid}, {len(phases.points)} of {total} points, {s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} "
         f"tokens each, {s.steps} steps"
     )

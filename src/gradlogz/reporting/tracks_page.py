@@ -34,8 +34,8 @@ from ..page import (
 )
 from ..special.proportions import share_of
 from ..tracking.detections import grouped
-from ..tracking.records import Tracks
-from ..tracking.track_quantities import consistency_verdict, track_quantities
+from ..tracking.records import Tracks, consistency_verdict
+from ..tracking.track_quantities import track_quantities
 from .citations import cited
 from .tracks_wording import (
     LABELS,
@@ -45,7 +45,6 @@ from .tracks_wording import (
     method,
     quantity_cells,
     quantity_name,
-    quantity_unit,
     skipped,
     time_unit,
     truth_errors,
@@ -71,11 +70,10 @@ def page_of(tracks: Tracks) -> Page:
     chips = (Chip(LABELS[verdict], STATUS_OF[verdict]),)
     notes = tuple(text for text in (truth_errors(tracks), skipped(tracks)) if text)
     name = "the built-in scenario" if simulated else tracks.source.rsplit("/", 1)[-1]
-    subtitle = method(tracks)
     return Page(
         name="gradlogz-track",
         title=f"Tracks of {name}",
-        subtitle=f"{subtitle[0].upper()}{subtitle[1:]}.",
+        subtitle=f"{method(tracks)}.",
         verdict=VerdictBanner(headline(tracks), chips, notes),
         sections=_sections(tracks),
         methods=_methods(),
@@ -140,14 +138,14 @@ _HOW_TO_READ = (
 
 def _results(tracks: Tracks) -> Table:
     """The table of quantities, as on the terminal."""
-    columns = (Column("quantity"), Column("unit"), Column("value"), Column("95 % CI"), Column("n"), Column("expected"),
+    columns = (Column("quantity"), Column("value"), Column("95 % CI"), Column("n"), Column("expected"),
                Column("verdict"))  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for row in track_quantities(tracks):
         value, interval, expected = quantity_cells(row, tracks)
         verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else "–"
         cells = (value, interval or "–", row.total or "–", expected or "–", verdict)
-        rows.append((quantity_name(row), quantity_unit(row, tracks), *cells))
+        rows.append((quantity_name(row), *cells))
     caption = (
         "n: number of innovations, or of rows. 95 % CI: Wilson's interval, as if innovations were independent. "
         "Consistent: 95 % lies in the CI or within 2 points of the share."

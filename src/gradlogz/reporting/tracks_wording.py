@@ -6,8 +6,7 @@ Read next: tracks_page.py and tracks_terminal.py, which show them; ../tracking/t
 import math
 
 from ..page.parts import Status
-from ..tracking.records import Tracks
-from ..tracking.track_quantities import LEVEL, TrackQuantity, consistency_verdict
+from ..tracking.records import LEVEL, TrackQuantity, Tracks, consistency_verdict
 
 STATUS_OF: dict[str, Status] = {"consistent": "agrees", "inconsistent": "departs", "": "silent"}
 LABELS = {"consistent": "consistent (NIS)", "inconsistent": "inconsistent (NIS)", "": "no innovations"}
@@ -92,7 +91,7 @@ def method(tracks: Tracks) -> str:
     else:
         levels = "given" if s.sigma and s.noise else "estimated from the detections"
     smoothed = ", smoothed" if s.smooth else ""
-    return f"filter {s.filter} with modes {', '.join(s.modes)}{smoothed}; noise levels {levels}"
+    return f"{s.filter.upper()} filter with modes {', '.join(s.modes)}{smoothed}; noise levels {levels}"
 
 
 def headline(tracks: Tracks) -> str:

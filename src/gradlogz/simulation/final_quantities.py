@@ -16,46 +16,21 @@ Read next: theory_curves.py (the curves), ../reporting/simulation_terminal.py (t
 
 import math
 from collections import Counter
-from typing import Literal, NamedTuple
+
+import torch
 
 from .._typing import Tensor
-from ..dynamics.gaussian_null import mardia_band
-from ..dynamics.intervals import band_of_mean
+from ..dynamics.gaussian_null import mardia_band, null_band
+from ..dynamics.intervals import ConfidenceBand, band_of_mean
 from ..special.proportions import share_of
 from . import theory_curves
 from .presets import Outcome, outcomes
-from .records import Simulation
+from .records import Curve, Quantity, Simulation, Verdict
 
-Verdict = Literal["supported", "refuted", "inconclusive", ""]
 OBSERVABLES = ("radius", "mean_fraction", "effective_rank", "self_weight")
 GATHERED = ("clusters", "collapsed")
 TOLERANCE = 0.05  # relative difference between a mean and a predicted value
 ROUNDING = 1e-9
-
-
-class Quantity(NamedTuple):
-    """A quantity of all seeds.
-
-    Attributes:
-        name: a final state, an observable ("start slope": at the start), or a theorem.
-        kind: "state" (values are shares), "observable" (means over seeds) or "theorem" (numbers of violations).
-        value: share, mean or number.
-        low, high: 95 % confidence interval; NaN if there is none.
-        total: number of seeds, or of intervals for a theorem.
-        expected: range of predicted values, or None.
-        reference: origin of `expected`: "theory", or "null" for a Gaussian cloud.
-        verdict: comparison with theory; empty without a prediction.
-    """
-
-    name: str
-    kind: Literal["state", "observable", "theorem"]
-    value: float
-    low: float
-    high: float
-    total: int
-    expected: tuple[float, float] | None = None
-    reference: Literal["theory", "null", ""] = ""
-    verdict: Verdict = ""
 
 
 def final_quantities(simulation: Simulation) -> list[Quantity]:
@@ -166,7 +141,7 @@ def _compared(row: Quantity, predicted: Outcome, simulation: Simulation) -> Quan
     return row._replace(expected=(predicted.low, predicted.high), reference="theory", verdict=verdict)
 
 
-def _with_curve(row: Quantity, curve: theory_curves.Curve | None, simulation: Simulation) -> Quantity:
+def _with_curve(row: Quantity, curve: Curve | None, simulation: Simulation) -> Quantity:
     """The quantity with the last value of a predicted curve, if the curve reaches the end."""
     if curve is None or len(curve.values) < len(simulation.trajectory.times) or not math.isfinite(curve.values[-1]):
         return row
@@ -184,3 +159,16 @@ def _by_seeds(count: int, total: int) -> Verdict:
 
 def _no(violations: int) -> Verdict:
     return "refuted" if violations else "supported"
+
+
+# Null distributions --------------------------------------------------------------------------------------------------
+
+
+def gaussian_band(simulation: Simulation, name: str) -> ConfidenceBand | None:
+    """95 % band of an observable for a Gaussian cloud of the same size; None for observables without one."""
+    s = simulation.settings
+    if name in ("skewness", "kurtosis") and s.tokens > s.dim + 1:
+        return mardia_band(name, s.tokens, s.dim)
+    if name == "sliced_wasserstein" and s.tokens > s.dim + 1:
+        return null_band(name, simulation.start[0], generator=torch.Generator().manual_seed(s.seed))
+    return None

@@ -1,6 +1,8 @@
 """Results of simulations as plain records.
 
     Simulation    trajectories and final states of the clouds of all seeds, and the prediction of the theory
+    Curve         predicted values of an observable over time
+    Quantity      value, confidence interval, expected value and verdict
     Phases        a phase diagram: final states over a grid of parameters
 
 Read next: run_simulation.py and parameter_sweep.py (which make them), final_quantities.py (values with confidence
@@ -10,7 +12,7 @@ intervals), ../reporting/simulation_page.py and ../reporting/phases_page.py (the
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .._displays import shown
 from .._settings import flags
@@ -20,6 +22,8 @@ from ..dynamics.verdict import CloudVerdict
 from .grid import Range, grid_text
 from .presets import Preset, meets, preset_of
 from .settings import CUSTOM, SimulationSettings
+
+Verdict = Literal["supported", "refuted", "inconclusive", ""]
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,47 @@ class Simulation:
         """The page for a notebook, isolated from its styles."""
         html: str = shown(self, "html")
         return html
+
+
+class Curve(NamedTuple):
+    """Predicted values at the recorded times.
+
+    Attributes:
+        values: one for each recorded time; NaN, or a shorter list, where the prediction ends.
+        formula: key of the formula; its text is in reporting/simulation_wording.py.
+        factor: growth factor per step, for modes.
+        degree: degree of the mode, for harmonics.
+    """
+
+    values: list[float]
+    formula: str
+    factor: float = math.nan
+    degree: int = 0
+
+
+class Quantity(NamedTuple):
+    """A quantity of all seeds.
+
+    Attributes:
+        name: a final state, an observable ("start slope": at the start), or a theorem.
+        kind: "state" (values are shares), "observable" (means over seeds) or "theorem" (numbers of violations).
+        value: share, mean or number.
+        low, high: 95 % confidence interval; NaN if there is none.
+        total: number of seeds, or of intervals for a theorem.
+        expected: range of predicted values, or None.
+        reference: origin of `expected`: "theory", or "null" for a Gaussian cloud.
+        verdict: comparison with theory; empty without a prediction.
+    """
+
+    name: str
+    kind: Literal["state", "observable", "theorem"]
+    value: float
+    low: float
+    high: float
+    total: int
+    expected: tuple[float, float] | None = None
+    reference: Literal["theory", "null", ""] = ""
+    verdict: Verdict = ""
 
 
 class GridPoint(NamedTuple):

@@ -1,4 +1,4 @@
-"""Predicted curves of observables, and their null distributions.
+"""Predicted curves of observables.
 
     radius, mean_fraction, effective_rank   GaussianCloud: mean and covariance in closed form     [theory 4.4]
     mean_fraction, skewness, harmonic       initial value · growth^t, squared for the first two   [theory 4.4, 4.5]
@@ -6,7 +6,6 @@
     slope                                   self + (1 - self) (beta c + mean fraction)            [theory 10.3]
     diameter without residual               at most (1 - sum_j min_i a_ij) of the previous one    [theory 5.5]
     log_pair_energy                         non-decreasing under residual ascent                  [theory 5.3]
-    sliced_wasserstein, kurtosis, skewness  95 % band of a Gaussian cloud of the same size
 
 No curve is fitted: each follows from the initial clouds, or from the radius and variance at each time.
 
@@ -14,40 +13,21 @@ Read next: final_quantities.py (the comparison at the end), ../reporting/simulat
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from .._typing import Bool, Float, Tensor
 from ..dynamics.contraction import moments_of
 from ..dynamics.gaussian_cloud import GaussianCloud
-from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
-from ..dynamics.intervals import ConfidenceBand
 from .initial_clouds import ascent_of
-from .records import Simulation
+from .records import Curve, Simulation
 from .settings import SimulationSettings
 
 ROUND_INITIAL = ("sphere", "circle")
 TOKEN_NORMS = ("sphere", "rms_norm", "layer_norm")
 WHITENINGS = ("zca", "pca", "cholesky", "monge")
 FEW = 3  # largest dimension in which tokens on a sphere are far from Gaussian
-
-
-class Curve(NamedTuple):
-    """Predicted values at the recorded times.
-
-    Attributes:
-        values: one for each recorded time; NaN, or a shorter list, where the prediction ends.
-        formula: key of the formula; its text is in reporting/simulation_wording.py.
-        factor: growth factor per step, for modes.
-        degree: degree of the mode, for harmonics.
-    """
-
-    values: list[float]
-    formula: str
-    factor: float = math.nan
-    degree: int = 0
 
 
 def moments(simulation: Simulation) -> dict[str, Curve]:
@@ -146,16 +126,6 @@ def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
         least = float((s.beta * x @ x.mT).softmax(-1).amin(0).sum())
         bounds.append(diameters[-1] * (1 - least if then == now + 1 else 1.0))
     return diameters, Curve(bounds[:-1], "dobrushin")
-
-
-def null(simulation: Simulation, name: str) -> ConfidenceBand | None:
-    """95 % band of an observable for a Gaussian cloud of the same size."""
-    s = simulation.settings
-    if name in ("skewness", "kurtosis") and s.tokens > s.dim + 1:
-        return mardia_band(name, s.tokens, s.dim)
-    if name == "sliced_wasserstein" and s.tokens > s.dim + 1:
-        return null_band(name, simulation.start[0], generator=torch.Generator().manual_seed(s.seed))
-    return None
 
 
 def rising(simulation: Simulation) -> bool:

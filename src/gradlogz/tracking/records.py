@@ -2,6 +2,7 @@
 
     Tracks            estimates and innovations of every detection, and the errors relative to a known truth
     StateEstimate     means, covariances and mode probabilities
+    TrackQuantity     value, confidence interval, expected value and verdict on consistency
 
 Read next: run_tracking.py (which makes them), track_quantities.py (values with confidence intervals), table.py (rows
 for CSV and parquet), ../reporting/tracks_page.py (the page).
@@ -11,7 +12,7 @@ import math
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -24,6 +25,10 @@ from . import scenario
 from .detections import Detections
 from .noise_levels import Levels
 from .settings import TrackingSettings
+
+Verdict = Literal["consistent", "inconsistent", ""]
+LEVEL = 0.95  # of the band
+TOLERANCE = 0.02  # difference of a share from LEVEL that is irrelevant in practice
 
 
 class StateEstimate(NamedTuple):
@@ -125,6 +130,37 @@ class Tracks:
         """The page for a notebook, isolated from its styles."""
         html: str = shown(self, "html")
         return html
+
+
+class TrackQuantity(NamedTuple):
+    """A quantity of all tracks.
+
+    Attributes:
+        name: "nis", "innovation", "innovation_rms", "mode", a noise level, or an error.
+        part: coordinate, mode, or kind of estimate; empty if there is none.
+        value: share, length or noise level.
+        low, high: 95 % confidence interval; NaN if there is none.
+        total: number of innovations or rows.
+        expected: value for a consistent filter; NaN if there is none.
+        verdict: verdict on consistency; empty if there is none.
+    """
+
+    name: str
+    part: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    total: int = 0
+    expected: float = math.nan
+    verdict: Verdict = ""
+
+
+def consistency_verdict(share: Share) -> Verdict:
+    """Verdict on a share of innovations inside their 95 % band; empty without innovations."""
+    if share.total == 0:
+        return ""
+    near = abs(share.value - LEVEL) <= TOLERANCE
+    return "consistent" if near or share.low <= LEVEL <= share.high else "inconsistent"
 
 
 def _rms(error: Tensor) -> float:

@@ -14,50 +14,14 @@ Read next: records.py (Tracks), ../reporting/tracks_terminal.py (the table).
 """
 
 import math
-from typing import Literal, NamedTuple
 
-from ..special.proportions import NORMAL_QUANTILE, Share, share_of
-from .records import Tracks
-
-Verdict = Literal["consistent", "inconsistent", ""]
-LEVEL = 0.95  # of the band
-TOLERANCE = 0.02  # difference of a share from LEVEL that is irrelevant in practice
-
-
-class TrackQuantity(NamedTuple):
-    """A quantity of all tracks.
-
-    Attributes:
-        name: "nis", "innovation", "innovation_rms", "mode", a noise level, or an error.
-        part: coordinate, mode, or kind of estimate; empty if there is none.
-        value: share, length or noise level.
-        low, high: 95 % confidence interval; NaN if there is none.
-        total: number of innovations or rows.
-        expected: value for a consistent filter; NaN if there is none.
-        verdict: verdict on consistency; empty if there is none.
-    """
-
-    name: str
-    part: str
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    total: int = 0
-    expected: float = math.nan
-    verdict: Verdict = ""
+from ..special.proportions import NORMAL_QUANTILE, share_of
+from .records import LEVEL, TrackQuantity, Tracks, consistency_verdict
 
 
 def track_quantities(tracks: Tracks) -> list[TrackQuantity]:
     """The quantities of tracks, those with verdicts first."""
     return [*_shares(tracks), *_errors(tracks), *_rms(tracks), *_modes(tracks), *_levels(tracks)]
-
-
-def consistency_verdict(share: Share) -> Verdict:
-    """Verdict on a share of innovations inside their 95 % band; empty without innovations."""
-    if share.total == 0:
-        return ""
-    near = abs(share.value - LEVEL) <= TOLERANCE
-    return "consistent" if near or share.low <= LEVEL <= share.high else "inconsistent"
 
 
 def _shares(tracks: Tracks) -> list[TrackQuantity]:

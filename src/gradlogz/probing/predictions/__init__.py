@@ -1,8 +1,8 @@
-"""The claims of the theory about trained transformers, one file for each.
+"""Predictions of the theory about trained transformers, one file for each.
 
-Every file of this folder defines PREDICTION; adding a file adds a prediction. Nothing else names them.
+Every file of this folder defines PREDICTION; adding a file adds a prediction. No other file names them.
 
-Read next: ../prediction.py (what a file defines), entropy.py (the plainest).
+Read next: ../prediction.py (the form of a file), entropy.py (the simplest).
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ from ..prediction import Prediction
 
 
 def known_predictions() -> tuple[Prediction, ...]:
-    """The predictions of all files of this folder, in the order that they declare."""
+    """Predictions of all files of this folder, in their declared order."""
     files = [info.name for info in iter_modules(__path__) if not info.ispkg]
-    found: list[Prediction] = [import_module(f"{__name__}.{name}").PREDICTION for name in files]
-    return tuple(sorted(found, key=lambda prediction: (prediction.order, prediction.name)))
+    predictions: list[Prediction] = [import_module(f"{__name__}.{name}").PREDICTION for name in files]
+    return tuple(sorted(predictions, key=lambda prediction: (prediction.order, prediction.name)))

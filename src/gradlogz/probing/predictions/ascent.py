@@ -1,9 +1,9 @@
-"""Attention plus residual climbs the log normaliser of the layer's own keys.
+"""Ascent: an attention update increases the log normaliser of the layer's keys.
 
-    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
+    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: residual stream, normed; keys fixed
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens
 
-Read next: tie.py (the weights that would make it exact), ../inside/reprojection.py (how moved tokens are read).
+Read next: tie.py (the weights that make it exact), ../inside/reprojection.py (queries of moved tokens).
 """
 
 from collections.abc import Callable
@@ -17,45 +17,46 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.intercepted_calls import WIDTH
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, count, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
 from ..inside.reprojection import at_tokens, queries_of
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from .observables.attention_rows import applies, at, chosen, log_weights_of
 
-PART = 16  # one token in so many
-LEAST = 0.05  # of the best gain: what is worth calling an ascent
+PART = 16  # one token in PART is sampled
+LEAST = 0.05  # smallest gain that counts as ascent
 CONTROLS = ("permuted", "reversed", "random")
 COLUMNS = ("tokens", "best", "own", *CONTROLS, "rises")
 
 GAIN, RISES = "gain", "share of tokens that rise"
 
 FORMULAS = """\
-    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: the stream, through the norm; keys frozen
+    G(x)   = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)        x: residual stream, normed; keys fixed
     gain   = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]    D: the update, g = grad G(x); sums over tokens"""
 
 DECLARATION = Declaration(
-    title="Ascent of the log normaliser",
+    title="Ascent of log normaliser",
     claim="An attention sublayer moves tokens up the log normaliser of its keys.",
     formula=(
         "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
     ),
-    refutes="A gain that is not above that of the update of another token, or is negative.",
+    refutes="A gain below 0, or below that of updates permuted between tokens.",
     method=(
         FORMULAS,
-        "The sublayer is a step of ascent if its weights are tied (theory E7); a trained layer need not be one. A gain "
-        "of 1 is as good as the gradient of the same length. G is convex in the query, so that its rising for most "
-        "tokens says nothing; what counts is the gain beyond that of the update of another token of the same text "
-        "(permuted). The reversed update and a random direction are told beside it. The log normaliser of rows that "
-        "see one key is linear; they are kept.",
-        f"Measured on one token in {PART}, the same ones in every layer, which see all their keys.",
+        "With tied weights the attention update is an ascent step of G (theory E7); trained layers need not be tied. A "
+        "gain of 1 is that of the steepest-ascent step of equal norm. G is convex in the query, so that it rises under "
+        "most updates; the test statistic is therefore the gain in excess of the permuted-token null, in which each "
+        "token receives the update of another token of the same text. Reversed updates and random directions are "
+        "reported for comparison. G is linear for rows with a single visible key; such rows are included.",
+        f"The sample is one token in {PART}, the same tokens in every layer, restricted to tokens whose keys are all "
+        "visible.",
     ),
     decision_rule=(
-        f"A layer supports the claim if its gain lies above {LEAST:g} and above that of permuted updates; it refutes "
-        "it if it lies below 0 or below those."
+        f"A layer supports the claim if its gain is above {LEAST:g} and above that of permuted updates, and refutes it "
+        "if its gain is below 0 or below that of permuted updates. The model follows the majority of its layers."
     ),
     quantities={
         GAIN: Quantity("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
@@ -64,13 +65,18 @@ DECLARATION = Declaration(
         "gain, random": Quantity("1", "ΔG(random, |D| long) / ΔG(|D| ∇G/|∇G|)"),
         RISES: Quantity("share of tokens", "P(ΔG(D) > 0)"),
     },
+    statistic="median gain relative to the steepest-ascent step of equal norm",
+    null="permuted-token null",
+    unit="attention layer",
+    outcomes=("have a gain above the null", "a gain below it"),
+    remarks={NOTHING_MEASURED: "No attention layer can be re-projected at moved tokens, or the text is too short."},
 )
 
 
 class _Layer(NamedTuple):
-    """A layer, and what it computed of the chosen tokens; of the arguments of its call what their queries meet.
+    """An attention call at the sampled tokens: keys, masks and statistics that their queries need.
 
-    attn_mask: bias and mask of these tokens.
+    attn_mask: bias and mask of the sampled tokens.
     """
 
     layer_call: LayerCall
@@ -88,7 +94,7 @@ class _Layer(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """The stream and the update of the chosen tokens, and the updates of others."""
+    """Residual stream and update of the sampled tokens, and the updates of other tokens."""
 
     stream: Float[Tensor, "b r D"]
     update: Float[Tensor, "b r D"]
@@ -102,7 +108,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Sums] | None:
-    """Changes of G, summed over the chosen tokens of each row."""
+    """Changes of G, summed over the sampled tokens of each row."""
     memory = batch_pass.memory(_Memory)
     if isinstance(event, Attended):
         if event.layer_call is not None and applies(event, batch_pass) and not event.crosses:
@@ -114,8 +120,10 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
             pairs = ((event.stream, layer.places), (event.update, layer.places), (event.update, others))
             memory.moved[event.sublayer.name] = _Moved(*(_taken(t, places) for t, places in pairs))
     elif isinstance(event, ForwardOutput):
-        found = {name: _changes(memory.layers[name], *each) for name, each in memory.moved.items()}
-        return {name: sums_of(columns, batch_pass.documents) for name, columns in found.items() if columns is not None}
+        changes = {name: _changes(memory.layers[name], *each) for name, each in memory.moved.items()}
+        return {
+            name: sums_of(columns, batch_pass.documents) for name, columns in changes.items() if columns is not None
+        }
     return None
 
 
@@ -131,7 +139,7 @@ def _layer(event: Attended, layer_call: LayerCall, batch_pass: BatchPass) -> _La
 
 
 def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor, "b k"] | None:
-    """The columns, summed over the chosen tokens of each row; None if the layer computes its own logits."""
+    """Columns summed over the sampled tokens of each row, [b, k]; None if the layer computes its own logits."""
     g = _gradient(layer, x)
     if g is None:
         return None
@@ -145,7 +153,7 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
             "reversed": -D,
             "random": random * (length / random.norm(dim=-1, keepdim=True)),
         }
-        # All steps are computed at once, as further tokens of the same places.
+        # All steps are computed at once, as additional tokens at the same positions.
         q = queries_of(layer.layer_call, x + torch.stack(list(steps.values())))
         G = layer.log_normalizer.masked_fill(layer.log_normalizer == -torch.inf, 0.0).sum(1) / layer.scale
         change = dict(zip(steps, (_log_normalizers(layer, q, len(steps)) - G).double(), strict=True))  # type: ignore[arg-type]
@@ -155,7 +163,7 @@ def _changes(layer: _Layer, x: Tensor, D: Tensor, other: Tensor) -> Float[Tensor
 
 
 def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"] | None:
-    """Of G in the stream: that in a query is the attended mean of the keys, but for a soft cap."""
+    """Gradient of G in the residual stream; in a query it is the attended mean of keys, but for soft caps."""
     with torch.enable_grad():
         moved = x.detach().requires_grad_()
         q = queries_of(layer.layer_call, moved.unsqueeze(0))
@@ -170,17 +178,17 @@ def _gradient(layer: _Layer, x: Float[Tensor, "b r D"]) -> Float[Tensor, "b r D"
 
 @lru_cache(maxsize=1)
 def _random(shape: torch.Size, device: torch.device) -> Tensor:
-    """Directions, the same ones in every layer, since drawing them is slow."""
+    """Random directions, the same in every layer because drawing them is slow."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, non_blocking=True)
 
 
 def _log_normalizers(layer: _Layer, query: Float[Tensor, "b h kr d"], versions: int) -> Float[Tensor, "k b r"]:
-    """sum_h G_h / beta of every version of the chosen tokens."""
+    """sum_h G_h / beta for every version of the sampled tokens, [k, b, r]."""
     mask = layer.attn_mask
     G = attend(
         query,
         layer.key,
-        layer.key[..., :WIDTH],  # only the log normaliser is wanted
+        layer.key[..., :WIDTH],  # only the log normaliser is needed
         attn_mask=None if mask is None else mask.repeat(1, 1, versions, 1),
         scale=layer.scale,
         softcap=layer.softcap,
@@ -197,24 +205,24 @@ def _taken(t: Float[Tensor, "b n D"], places: Int[Tensor, "b r"]) -> Float[Tenso
 
 
 def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
-    """Another token of the same row for each, half of the row away."""
+    """Position of another token of the same row for each token, half a row away."""
     n = known.sum(1, keepdim=True).clamp(min=1)
-    first = known.int().argmax(1, keepdim=True)  # of rows that are padded on the left
+    first = known.int().argmax(1, keepdim=True)  # rows may be padded on the left
     return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
 
 
-def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """The gain of every layer, its controls, and the share of tokens for which G rises."""
+def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:
+    """Gain of every layer, its controls, and the share of tokens for which G rises."""
     return [
         row
         for layer, sums in state.items()
-        for quantity, of in RATIOS.items()
-        for row in measured(layer, quantity, bootstrap(of, sums), sums.totals[0, 0])
+        for quantity, function in RATIOS.items()
+        for row in measured(layer, quantity, bootstrap(function, sums), sums.totals[0, 0])
     ]
 
 
-def _over(name: str, whole: str) -> Callable[[Tensor], Tensor]:
-    return lambda totals: totals[..., COLUMNS.index(name)] / totals[..., COLUMNS.index(whole)]
+def _over(name: str, divisor: str) -> Callable[[Tensor], Tensor]:
+    return lambda totals: totals[..., COLUMNS.index(name)] / totals[..., COLUMNS.index(divisor)]
 
 
 RATIOS = {
@@ -224,30 +232,23 @@ RATIOS = {
 }
 
 
-def null(state: dict[str, Sums], model: Probed, twin: Twin[dict[str, Sums]] | None) -> list[Measured]:  # noqa: ARG001
-    """The gain of permuted updates; the share of tokens that rise in the random twin."""
-    found = [
+def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sums]] | None) -> list[Measured]:
+    """Gain of permuted updates; share of rising tokens in the random-weights baseline."""
+    rows = [
         row
         for layer, sums in state.items()
         for row in measured(layer, GAIN, bootstrap(RATIOS["gain, permuted"], sums), 0)
     ]
-    others = {} if twin is None else twin.state
-    return found + [
+    others = {} if baseline is None else baseline.state
+    return rows + [
         row for layer, sums in others.items() for row in measured(layer, RISES, bootstrap(RATIOS[RISES], sums), 0)
     ]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Layer by layer, and the model by the majority of its layers."""
+    """Judge every layer by its gain."""
     judged = judge(findings, GAIN, lambda f: Bounds(max(LEAST, f.null_high), max(0.0, f.null_low)))
-    c = count(judged, GAIN)
-    words = "Nothing was measured: no layer lets its queries be asked for, or the text is too short."
-    if c.judged:
-        words = (
-            f"The update of the middle layer gains {c.value:z.2f} of the best step of its length, that of another "
-            f"token {c.null:z.2f}; {c.supported} of {c.judged} layers climb, {c.refuted} do not."
-        )
-    return Judgement(judged, c.verdict, words, c.value, null=c.null, quantity=GAIN, note=c.note)
+    return conclude(judged, GAIN)
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

@@ -1,9 +1,9 @@
-"""What it costs that heads do not gate each other.
+"""Coherence: the cost of uniform gates between heads.
 
     h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
 
-Read next: entropy.py, ../../measures/mixture.py (the bound and its gap).
+Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
 """
 
 import math
@@ -13,17 +13,28 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, also_random, bootstrapped, count, judge, measured, middle
+from ..hypothesis_tests import (
+    ALSO_BASELINE,
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    bootstrapped,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    shared_with_baseline,
+)
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import Estimate, Sums, ratio, sums_of
 from .observables.attention_rows import applies, rows_of
 
 COST, SHIFTED, RAW = "cost", "cost, other tokens", "raw cost"
 COHERENT, INCOHERENT = 0.1, 0.5
-COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: column of the sum, column of what it is divided by
+COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numerator and denominator
 
 FORMULAS = """\
     h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
@@ -31,58 +42,70 @@ FORMULAS = """\
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats           [theory 6.2]"""
 
 DECLARATION = Declaration(
-    title="Coherence of heads",
-    claim="Heads are coherent: attention without gates is nearly the gradient of the mixture of its heads.",
+    title="Coherent heads",
+    claim="Heads are coherent: multi-head attention is nearly the gradient of the mixture of its heads.",
     formula="KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats",
-    refutes="A cost above half a nat: gates by the log normalisers would be far from uniform.",
+    refutes=f"A cost above {INCOHERENT:g} nats: gates by the log normalisers would be far from uniform.",
     method=(
         FORMULAS,
-        "A log normaliser is known only up to what an offset of the keys adds to it, <q, c>, which no weight sees; so "
-        f'the keys of each row are centred first, G_k - mean_j u_j, in the rows with small hashes: "{COST}". "{RAW}" '
-        "is that of the log normalisers as they are, of every row. Heads that see other keys than each other, or have "
-        "biases of their own, have log normalisers that cannot be compared, and so have layers that compute their own "
-        "logits.",
-        f'"{SHIFTED}" takes each head\'s log normaliser from another row of the same text (log n taken off): the '
-        "cost if heads knew nothing of each other.",
-        "Null: the random twin. It costs next to nothing, since all its logits are small: a small cost is no work of "
-        "training, and the sentence says so.",
+        "A log normaliser is defined up to <q, c> for an offset c of the keys, which leaves the attention weights "
+        f'unchanged; for "{COST}" the keys of each row are therefore centred, G_k - mean_j u_j, in a random sample of '
+        f'rows. "{RAW}" uses the log normalisers without centring, in all rows. Log normalisers are not comparable '
+        "between heads with different visible keys or biases, nor in layers that compute their own logits.",
+        f'"{SHIFTED}" takes the log normaliser of each head from another row of the same text (minus log n): the cost '
+        "of independent heads.",
+        "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "
+        "cost alone is not an effect of training.",
     ),
     decision_rule=(
-        f"A layer supports the claim if the interval of its cost lies below {COHERENT:g} nats, and refutes it if it "
-        f"lies above {INCOHERENT:g}; the model by more than half of its layers."
+        f"A layer supports the claim if its cost is below {COHERENT:g} nats, and refutes it above {INCOHERENT:g} nats. "
+        "The model follows the majority of its layers."
     ),
     quantities={
         COST: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         SHIFTED: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         RAW: Quantity("nats", "KL(uniform‖softmax_k(G_k))"),
     },
+    statistic="median cost of uniform gates",
+    null="random-weights baseline",
+    unit="attention layer",
+    number="{:.3f} nats",
+    outcomes=(f"are below {COHERENT:g} nats", f"above {INCOHERENT:g} nats"),
+    details={SHIFTED: Label("median cost with log normalisers of other tokens", "{:.3f} nats", "baseline")},
+    remarks={
+        NOTHING_MEASURED: "No attention layer has heads with comparable log normalisers.",
+        ALSO_BASELINE: (
+            "Supporting layers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
+            "result is not an effect of training."
+        ),
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """Costs summed over rows; None of a layer whose heads cannot be compared."""
+    """Costs summed over rows; None for a layer whose heads are not comparable."""
 
     costs: Sums | None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Costs summed over rows: of the chosen ones with centred keys, and of all."""
+    """Costs summed over rows: sampled rows with centred keys, and all rows."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or not _comparable(event):
         return {event.layer: LayerState(None)}
     valid = batch_pass.real(event) & event.attention.seen[:, 0]
     every = _sum(cost(event.attention.log_normalizer), valid)
-    found = every.new_zeros(len(every), 3)
+    sampled = every.new_zeros(len(every), 3)
     if (rows := rows_of(event, batch_pass)) is not None:
-        seen = rows.log_weights > -torch.inf
-        n = rows.seen
-        G = rows.logits.logsumexp(-1) - n.log() - (rows.products * seen).sum(-1) / n
-        # Head k takes the row k places further: rows of one text in the order of their hashes.
-        kept = rows.valid & (n[:, 0] > 1)
+        visible = rows.log_weights > -torch.inf
+        n = rows.visible
+        G = rows.logits.logsumexp(-1) - n.log() - (rows.products * visible).sum(-1) / n
+        # Head k takes the row k positions further, in the order of hashes within a text.
+        several = rows.valid & (n[:, 0] > 1)
         mixed = _shifted(G, rows.valid)
-        found = torch.cat((_sum(cost(G), kept), _sum(cost(mixed), kept)[:, 1:]), -1)
-    return {event.layer: LayerState(sums_of(torch.cat((found, every), -1).unsqueeze(1), batch_pass.documents))}
+        sampled = torch.cat((_sum(cost(G), several), _sum(cost(mixed), several)[:, 1:]), -1)
+    return {event.layer: LayerState(sums_of(torch.cat((sampled, every), -1).unsqueeze(1), batch_pass.documents))}
 
 
 def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
@@ -90,48 +113,49 @@ def cost(G: Float[Tensor, "b h m"]) -> Float[Tensor, "b m"]:
     return G.logsumexp(1) - math.log(G.shape[1]) - G.mean(1)
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """Mean costs of every layer."""
-    found = [absent(layer, COST) for layer, kept in state.items() if kept.costs is None]
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
+    """Mean costs of every layer, with bootstrap intervals."""
+    rows = [absent(layer, COST) for layer, layer_state in state.items() if layer_state.costs is None]
     for name, (above, below) in COLUMNS.items():
-        found += _rows(state, name, above, below)
-    return found
+        rows += _rows(state, name, above, below)
+    return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """The same of random weights."""
-    return [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens]
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Mean costs of the random-weights baseline."""
+    return [] if baseline is None else [m for m in evaluate(baseline.state, baseline.model) if m.tokens]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the cost of each layer."""
+    """Judge every layer by its cost."""
     ruled = judge(findings, COST, lambda f: Bounds(COHERENT, INCOHERENT), small=True)
-    c = count(ruled, COST)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No layer has heads whose log normalisers can be compared.")
-    words = (
-        f"Of {c.judged} layers {c.supported} cost less than {COHERENT} nats and {c.refuted} more than {INCOHERENT}; "
-        f"the middle one {c.value:.3f}, and {middle(f.value for f in ruled if f.quantity == SHIFTED):.3f} with log "
-        "normalisers of other tokens."
-    ) + also_random(ruled, COST, COHERENT, small=True)
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=COST, note=c.note)
+    return conclude(
+        ruled,
+        COST,
+        details=[median_detail(SHIFTED, ruled, SHIFTED)],
+        remarks=shared_with_baseline(ruled, COST, COHERENT, small=True),
+    )
 
 
 def _comparable(event: Attended) -> bool:
-    """Whether all heads, two or more, see the same keys with the same weights."""
+    """True if there are two or more heads, all with the same visible keys and biases."""
     call = event.arguments
     shared = all(t is None or t.ndim < 3 or t.shape[-3] == 1 for t in (call.attn_mask, call.bias, call.segments))
     return shared and call.sinks is None and call.softcap is None and call.query.shape[1] > 1
 
 
 def _sum(values: Float[Tensor, "b m"], valid: Tensor) -> Float[Tensor, "b 2"]:
-    """Count and sum of each row of the batch."""
-    kept = values.masked_fill(~valid, 0.0)
-    return torch.stack((valid.double().sum(-1), kept.double().sum(-1)), -1)
+    """Count and sum for each row of the batch, [b, 2]."""
+    summands = values.masked_fill(~valid, 0.0)
+    return torch.stack((valid.double().sum(-1), summands.double().sum(-1)), -1)
 
 
 def _shifted(G: Float[Tensor, "b h r"], valid: Tensor) -> Float[Tensor, "b h r"]:
-    """The log normalisers of head k at the row k places further, around the valid rows of each sequence."""
+    """Log normalisers of head k at the row k positions further, cyclic over the valid rows of each sequence."""
     b, h, r = G.shape
     many = valid.sum(-1).clamp(min=1)[:, None, None]
     places = torch.arange(r, device=G.device) + torch.arange(h, device=G.device)[:, None]
@@ -139,12 +163,12 @@ def _shifted(G: Float[Tensor, "b h r"], valid: Tensor) -> Float[Tensor, "b h r"]
 
 
 def _rows(state: dict[str, LayerState], name: str, above: int, below: int) -> list[Measured]:
-    sums = {layer: kept.costs for layer, kept in state.items() if kept.costs is not None}
-    found = []
+    sums = {layer: layer_state.costs for layer, layer_state in state.items() if layer_state.costs is not None}
+    rows = []
     for layer, estimate in bootstrapped(sums, lambda t: ratio(t, above, below)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
-        found += measured(layer, name, one, sums[layer].totals[0, 0, below])
-    return found
+        rows += measured(layer, name, one, sums[layer].totals[0, 0, below])
+    return rows
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=130)

@@ -1,10 +1,10 @@
-"""Does what attention throws away tell where a model is unsure?
+"""Dropped covariance: correlation of the covariance of attended values with the loss.
 
-    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
+    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter propagates   [theory 8.3]
     correlation  of log sum_h tr P_i and the loss of the next token, given log n
 
-Read next: ../passes/extreme_tokens.py (the tokens of largest covariance), ../../attention/layers (attention that keeps
-it).
+Read next: ../passes/extreme_tokens.py (tokens of largest covariance), ../../attention/layers (attention
+that propagates it).
 """
 
 import math
@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 from ..._typing import Bool, Float, Tensor
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Estimate, Sums, sums_of
 from .observables.attention_rows import keys_seen
 
@@ -30,43 +30,48 @@ PARTIAL, PLAIN, PSEUDO = "partial correlation", "correlation", "correlation with
 LEAST, FLOOR = 0.05, 1e-6
 
 FORMULAS = """\
-    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter would keep   [theory 8.3]
+    message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter propagates   [theory 8.3]
     spread       log sum_h tr P_i                                per token and layer, of the values of all heads
     loss         -log p(next token)                              the model's own, at the token whose spread it is
     correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that a token sees"""
 
 DECLARATION = Declaration(
-    title="Dropped covariance and loss",
-    claim="The covariance that attention drops is large where the model is unsure.",
+    title="Covariance tracks loss",
+    claim="The covariance of attended values, which attention drops, is large where the model is uncertain.",
     formula="partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n",
-    refutes=f"A correlation below {LEAST:g}.",
+    refutes=f"A partial correlation below {LEAST:g}.",
     method=(
         FORMULAS,
-        "The trace is that of values, before the output matrix: through that matrix it would need the covariance "
-        f"itself. It is at least {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
-        "comparable. Only rows that see two keys or more and have a next token count. Early tokens see few keys and "
-        "are hard to predict, which alone makes a correlation: the partial one is judged. Of a model with a masked "
-        f'head the loss of tokens that it sees is told as "{PSEUDO}" and not judged: it mostly copies them. Without a '
-        "head there is no loss.",
+        "The trace is that of the values before the output matrix; after it, the full covariance would be needed. It "
+        f"is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
+        "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
+        "visible keys and a high loss, which alone causes a correlation: the partial correlation is judged. For masked "
+        f'language models the loss of visible tokens is reported as "{PSEUDO}" and not judged, because such models '
+        "mostly copy visible tokens. Without a language-model head there is no loss.",
         "Null: the same with the spread of the token half a text away.",
     ),
     decision_rule=(
-        "By the average over layers: supported if the interval of the partial correlation lies above "
-        f"{LEAST:g} and above the null, refuted if it lies below {LEAST:g}. Layers are told each by itself."
+        "Judged is the average over layers: supported if its partial correlation is above "
+        f"{LEAST:g} and above the null, refuted below {LEAST:g}. Single layers are reported and not judged."
     ),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr P, loss | log n)"),
         PLAIN: Quantity("1", "corr(log Σ_h tr P, loss)"),
-        PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of seen tokens)"),
+        PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of visible tokens)"),
     },
+    statistic="partial correlation of log tr Cov with the next-token loss",
+    null="permuted-token null",
+    unit="",
+    details={"largest": Label("largest partial correlation of a layer", null="permuted-token null")},
+    remarks={NOTHING_MEASURED: "The model has no head that predicts the next token."},
 )
 
 
 class State(NamedTuple):
-    """Products of spread, log n and loss over tokens, of every layer and of their average.
+    """Products of spread, log n and loss over tokens, for every layer and for the average over layers.
 
-    head: what the model predicts: the next token, masked ones, or nothing; None where nothing was read.
-    layers: their names, one a line.
+    head: kind of the language-model head; None before any text.
+    layers: names of the layers, separated by newlines.
     """
 
     head: Literal["causal", "masked", "none"] | None = None
@@ -75,7 +80,7 @@ class State(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What the rows of all layers share: which count, how many keys they see, and whether none sees one behind it."""
+    """Properties of rows that all layers share: validity, log number of visible keys, and causality."""
 
     valid: Bool[Tensor, "b n"]
     log_n: Float[Tensor, "b n"]
@@ -89,7 +94,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
-    """Spreads are kept until the loss is known; then products of spread, log n and loss, summed over tokens."""
+    """Products of spread, log n and loss, summed over tokens at the end of the forward pass."""
     memory = batch_pass.memory(_Memory)
     if isinstance(event, Attended):
         _keep(event, batch_pass, memory)
@@ -110,8 +115,8 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     return State("causal" if rows.causal else "masked", "\n".join(memory.spread), sums)
 
 
-def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
-    """Correlations of every layer, and of the average over layers as that of the whole model."""
+def evaluate(state: State, model: Probed) -> list[Measured]:
+    """Correlations of every layer, and of the average over layers (the row of the model)."""
     if state.products is None:
         return [Measured("", None, PARTIAL, math.nan)] if state.head else []
     if state.head != "causal":
@@ -122,8 +127,8 @@ def evaluate(state: State, model: Probed) -> list[Measured]:  # noqa: ARG001
     return plain + partial
 
 
-def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:  # noqa: ARG001
-    """The spread of another token of the same text."""
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
+    """Correlations with the spread of another token of the same text."""
     if state.products is None:
         return []
     pairs = ((PLAIN, _correlation), (PARTIAL, _partial)) if state.head == "causal" else ((PSEUDO, _correlation),)
@@ -131,29 +136,27 @@ def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
-    whole = [f for f in findings if not f.layer and f.quantity == PARTIAL]
+    """Judge the partial correlation of the average over layers."""
+    of_model = [f for f in findings if not f.layer and f.quantity == PARTIAL]
 
     def bounds(f: Finding) -> Bounds:
         return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), LEAST)
 
-    ruled = judge(whole, PARTIAL, bounds)
-    rest = [f for f in findings if f not in whole]
-    c = count(ruled, PARTIAL)
-    if not c.judged:
-        reason = "The model has no head that predicts the next token."
-        return Judgement(ruled + rest, "not applicable", reason, quantity=PARTIAL)
+    ruled = judge(of_model, PARTIAL, bounds)
+    rest = [f for f in findings if f not in of_model]
+    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled + rest)
+    if not judgement.judged:
+        return judgement
     f = ruled[0]
-    best = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
-    words = (
-        f"The spread of attended values has a partial correlation of {f.value:z.2f} with the loss of the next token, "
-        f"{f.null:z.2f} with that of another token; at most {best.value:z.2f}, in {best.layer}."
+    largest = max((g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)), key=lambda g: g.value)
+    return judgement._replace(
+        **{name: getattr(f, name) for name in ("low", "high", "null_low", "null_high")},
+        details=(Detail("largest", largest.value, largest.low, largest.high, largest.null, layer=largest.layer),),
     )
-    return Judgement(ruled + rest, c.verdict, words, f.value, f.low, f.high, f.null, PARTIAL)
 
 
 def _keep(event: Attended, batch_pass: BatchPass, memory: _Memory) -> None:
-    """The spreads of a layer, if its queries are the tokens of the input."""
+    """Store the spreads of a layer, if its queries are the tokens of the input."""
     ids, variance = batch_pass.batch.inputs.get("input_ids"), event.attention.value_variance
     b, _, m = event.attention.log_normalizer.shape
     if variance is None or ids is None or event.crosses or (b, m) != tuple(ids.shape):
@@ -163,40 +166,40 @@ def _keep(event: Attended, batch_pass: BatchPass, memory: _Memory) -> None:
         log_n = n.clamp(min=1).log().double().expand(b, m)
         memory.rows = _Rows(batch_pass.real(event) & (n > 1), log_n, _causal(event))
     trace = variance.sum((1, 3))
-    whole = trace + event.attention.output.to(trace.dtype).square().sum((1, 3))
-    least = FLOOR * whole + torch.finfo(trace.dtype).tiny
+    second_moment = trace + event.attention.output.to(trace.dtype).square().sum((1, 3))
+    least = FLOOR * second_moment + torch.finfo(trace.dtype).tiny
     memory.spread[event.layer] = torch.maximum(trace, least).log()
 
 
 def _causal(event: Attended) -> bool:
-    """Whether no query sees a key behind it; asked once for a batch, since a GPU waits for the answer."""
+    """True if no query attends to a later key; evaluated once for a batch because it synchronises with the GPU."""
     call = event.call
     if isinstance(call, AttentionArguments):
         if call.is_causal:
             return True
         if call.attn_mask is None:
             return False
-        seen = call.attn_mask if call.attn_mask.dtype == torch.bool else call.attn_mask > HIDDEN
+        visible = call.attn_mask if call.attn_mask.dtype == torch.bool else call.attn_mask > HIDDEN
     else:
-        seen = call > HIDDEN
-    return seen.shape[-2] > 1 and not bool(seen.triu(1).any())
+        visible = call > HIDDEN
+    return visible.shape[-2] > 1 and not bool(visible.triu(1).any())
 
 
 def _loss(event: ForwardOutput, *, causal: bool) -> Float[Tensor, "b n"] | None:
-    """-log p of the next token, or of the token itself; None if the model gives no logits for words."""
+    """-log p of the next token (causal) or of the token itself; None if the model returns no token logits."""
     logits, ids = getattr(event.output, "logits", None), event.inputs.get("input_ids")
     if logits is None or ids is None or logits.ndim != 3 or logits.shape[:2] != ids.shape:
         return None
     if int(ids.max()) >= logits.shape[2]:
         return None
     ids = ids.to(logits.device).roll(-1, -1) if causal else ids.to(logits.device)
-    # Sequence after sequence: all at once would be a second copy of the logits.
+    # One sequence at a time: all at once would copy the logits.
     pairs = zip(logits, ids, strict=True)
     return torch.stack([cross_entropy(one.float(), to, reduction="none") for one, to in pairs]).double()
 
 
 def _scored(valid: Bool[Tensor, "b n"], *, causal: bool) -> Bool[Tensor, "b n"]:
-    """Tokens with a loss: those before another one."""
+    """Mask of the tokens with a loss: those before another valid token."""
     if not causal:
         return valid
     after = valid.roll(-1, -1)
@@ -207,7 +210,7 @@ def _scored(valid: Bool[Tensor, "b n"], *, causal: bool) -> Bool[Tensor, "b n"]:
 def _products(
     x: Float[Tensor, "b l n"], z: Float[Tensor, "b n"], y: Float[Tensor, "b n"], valid: Bool[Tensor, "b n"]
 ) -> Float[Tensor, "b l k"]:
-    """(1, x, z, y, xx, xz, xy, zz, zy, yy) summed over tokens."""
+    """Sums of (1, x, z, y, xx, xz, xy, zz, zy, yy) over tokens, [b, l, 10]."""
     x, z, y = torch.broadcast_tensors(x, z.unsqueeze(1), y.unsqueeze(1))
     columns = [torch.ones_like(x), x, z, y, x * x, x * z, x * y, z * z, z * y, y * y]
     return torch.stack([(c * valid.unsqueeze(1)).sum(-1) for c in columns], -1)
@@ -226,21 +229,21 @@ def _correlation(t: Tensor) -> Tensor:
 def _partial(t: Tensor) -> Tensor:
     xx, xz, xy, zz, zy, yy = _covariances(t)
     spread = (xx - xz.square() / zz) * (yy - zy.square() / zz)
-    found = ((xy - xz * zy / zz) / spread.sqrt()).clamp(-1.0, 1.0)
-    return torch.where(zz > 0, found, _correlation(t))
+    correlation = ((xy - xz * zy / zz) / spread.sqrt()).clamp(-1.0, 1.0)
+    return torch.where(zz > 0, correlation, _correlation(t))
 
 
 def _rows(state: State, name: str, function: Callable[[Tensor], Tensor], part: slice) -> list[Measured]:
-    """A correlation of every layer; the last is that of the average, of the model."""
+    """Correlation of every layer; the last row is that of the average, for the model."""
     if state.products is None or state.layers is None:
         return []
     sums = Sums(state.products.totals[..., part])
     (estimate,) = bootstrapped({"": sums}, function).values()
     layers = [*state.layers.split("\n"), ""]
-    found = []
+    rows = []
     for i, layer in enumerate(layers):
-        found += measured(layer, name, Estimate(*(t[i] for t in estimate)), sums.totals[0, i, 0])
-    return found
+        rows += measured(layer, name, Estimate(*(t[i] for t in estimate)), sums.totals[0, i, 0])
+    return rows
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120)

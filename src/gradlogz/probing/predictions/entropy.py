@@ -1,9 +1,9 @@
-"""How sharply a head chooses, and the other numbers of its rows.
+"""Normalised entropy of attention heads, and other statistics of their rows.
 
-    entropy           H / log n                  of a row that sees n keys, 2 or more; 1 if its weights are uniform
+    entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
 
-Read next: gaussian_measure.py (what entropy allows), ../../attention/in_models/head_summaries.py (the alerts in
-training).
+Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/head_summaries.py (the
+alerts in training).
 """
 
 from collections import defaultdict
@@ -14,19 +14,19 @@ import torch
 
 from ...attention.in_models.head_summaries import Thresholds
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, bootstrapped, count, judge, measured, random_band
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Quantity, Remark
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
 from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
 
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"
 OF_LAYER, SINKS, RANK = "entropy of the layer", "heads with a sink", "logit rank"
-LEAST = 0.02  # of log n: less is no choice
+LEAST = 0.02  # smallest relevant difference of normalised entropies
 COLLAPSE, LOGIT, SINK = (float(bound or 0.0) for bound in Thresholds())
-# name: column of the sum, column of what it is divided by
+# name: columns of numerator and denominator
 COLUMNS = {
     ENTROPY: (2, 1),
     "logit variance": (3, 0),
@@ -38,31 +38,32 @@ COLUMNS = {
 }
 
 FORMULAS = """\
-    entropy           H / log n                  of a row that sees n keys, 2 or more; 1 if its weights are uniform
+    entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
     logit variance    sum_j p_j (s_j - E)²       the energy variance
     max logit         max_j s_j
     log normalizer    G
-    sink              the weight on the first key that is no padding                                  [xiao24] [gu25]
-    learned sink      that on a logit of its own, where a model has one
-    logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       of the field of logits <q, k - mean k>, over all texts:
-                      the participation ratio of its squared singular values, from 1 to d; of a part of the tokens
-    high logits       share of rows with a logit above the bound of the monitor's alert"""
+    sink              weight on the first key that is no padding                                      [xiao24] [gu25]
+    learned sink      weight on a learned sink logit, if the model has one
+    logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       participation ratio (1 to d) of the squared
+                      singular values of the logits <q, k - mean k> over all texts, from a sample of the tokens
+    high logits       share of rows with a logit above the threshold of the monitor"""
 
 DECLARATION = Declaration(
-    title="Normalised entropy of heads",
-    claim="Training makes heads choose: their weights are sharper than those of random weights.",
-    formula="H / log n of every row, n the keys it sees",
-    refutes="Entropies above those of the same architecture with random weights.",
+    title="Entropy below baseline",
+    claim="Training lowers the entropy of attention: heads are more selective than with random weights.",
+    formula="normalised entropy H / log n of every row with n visible keys",
+    refutes="Normalised entropies above those of the same architecture with random weights.",
     method=(
         FORMULAS,
-        "The theory: steps up the log normaliser make weights sharper [theory 5.2], so that training should leave "
-        "heads less even than random weights do. Every number is beside that of a random twin: the mean over the "
-        "heads of its layer, and the band in which another head with random weights would lie. Alerts are those of "
-        "the monitor, on averages over the text.",
+        "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
+        "have lower entropy than random weights. The null value of every quantity is its mean over the heads of the "
+        "same layer of the random-weights baseline, with the 95 % prediction band of a further random head. Alerts use "
+        "the thresholds of the training monitor, on averages over the text.",
     ),
     decision_rule=(
-        f"A head supports the claim if the interval of its entropy lies below that band by {LEAST:g} of log n, and "
-        "refutes it if above the band by as much."
+        f"A head supports the claim if its normalised entropy is at least {LEAST:g} below the band of the "
+        "random-weights baseline, and refutes it if it is above the band by as much. The model follows the majority of "
+        "its heads."
     ),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
@@ -77,11 +78,20 @@ DECLARATION = Declaration(
         RANK: Quantity("dimensions", "tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)"),
     },
     references=("xiao24", "gu25"),
+    statistic="median normalised entropy",
+    null="random-weights baseline",
+    outcomes=("have lower entropy than the baseline", "higher"),
+    remarks={
+        NOTHING_MEASURED: "No attention row has two or more visible keys.",
+        "entropy_collapse": f"Alert: entropy collapse (mean below {COLLAPSE:g}) in {{layers}}.",
+        "attention_sink": "Alert: attention sink in more than half of the heads of {layers}.",
+        "logit_explosion": f"Alert: logits above {LOGIT:g} in {{layers}}.",
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """Of a layer: sums over the rows of its heads; whether it has learned sinks; moments of queries and keys."""
+    """Sums over the rows of the heads of a layer; presence of learned sinks; moments of queries and keys."""
 
     rows: Sums
     learned: bool
@@ -90,7 +100,7 @@ class LayerState(NamedTuple):
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Sums over the rows of each document, and the second moments of queries and keys."""
+    """Sums over the rows of each document, and second moments of queries and keys."""
     if not isinstance(event, Attended) or len(event.attention.log_normalizer) != len(batch_pass.batch.keys):
         return None
     a = event.attention
@@ -105,67 +115,64 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     rows = [torch.ones_like(G), several, even, V, top, G, weight_of_first(event), learned, high]
     valid = (batch_pass.real(event).unsqueeze(1) & a.seen).unsqueeze(-1)
     values = torch.stack(rows, -1).masked_fill(~valid, 0.0).sum(2, dtype=torch.float64)
-    found = LayerState(sums_of(values, batch_pass.documents), sinks is not None)
+    layer_state = LayerState(sums_of(values, batch_pass.documents), sinks is not None)
     if applies(event, batch_pass):
-        found = found._replace(queries=moments_of_queries(event, batch_pass), keys=moments_of_keys(event, batch_pass))
-    return {event.layer: found}
+        layer_state = layer_state._replace(
+            queries=moments_of_queries(event, batch_pass), keys=moments_of_keys(event, batch_pass)
+        )
+    return {event.layer: layer_state}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """Means over rows, with the bootstrap; ranks, with the jackknife; what alerts look at, of whole layers."""
-    sums = {layer: kept.rows for layer, kept in state.items()}
-    whole = {layer: Sums(each.totals.sum(1, keepdim=True)) for layer, each in sums.items()}
-    found = []
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
+    """Means over rows (bootstrap), ranks (jackknife), and the layer averages that alerts use."""
+    sums = {layer: layer_state.rows for layer, layer_state in state.items()}
+    of_layers = {layer: Sums(each.totals.sum(1, keepdim=True)) for layer, each in sums.items()}
+    rows = []
     for name, (above, below) in COLUMNS.items():
         for layer, estimate in bootstrapped(sums, partial(ratio, above=above, below=below)).items():
             if name != LEARNED or state[layer].learned:
-                found += measured(layer, name, estimate, sums[layer].totals[0, :, below])
-    for layer, estimate in bootstrapped(whole, lambda t: ratio(t, 2, 1)).items():
+                rows += measured(layer, name, estimate, sums[layer].totals[0, :, below])
+    for layer, estimate in bootstrapped(of_layers, lambda t: ratio(t, 2, 1)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
-        found += measured(layer, OF_LAYER, one, whole[layer].totals[0, 0, 1])
+        rows += measured(layer, OF_LAYER, one, of_layers[layer].totals[0, 0, 1])
         share = (ratio(sums[layer].totals[0], 6, 0) > SINK).double().mean()
-        found.append(Measured(layer, None, SINKS, float(share), tokens=int(whole[layer].totals[0, 0, 0])))
-        found += _rank(layer, state[layer])
-    return found
+        rows.append(Measured(layer, None, SINKS, float(share), tokens=int(of_layers[layer].totals[0, 0, 0])))
+        rows += _rank(layer, state[layer])
+    return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """The same of a head with random weights."""
-    if twin is None:
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Values of the random-weights baseline: of layers, and bands over the heads of a layer."""
+    if baseline is None:
         return []
     by: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    found = []
-    for m in evaluate(twin.state, twin.model):
+    nulls = []
+    for m in evaluate(baseline.state, baseline.model):
         if m.head is None:
-            found.append(m)
+            nulls.append(m)
         else:
             by[m.layer, m.quantity].append(m)
     for (layer, quantity), rows in by.items():
-        found += random_band(layer, quantity, torch.tensor([m.value for m in rows]))
-    return found
+        nulls += random_band(layer, quantity, torch.tensor([m.value for m in rows]))
+    return nulls
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
+    """Judge every head by its normalised entropy; remark on alerts."""
     ruled = judge(findings, ENTROPY, lambda f: Bounds(f.null_low - LEAST, f.null_high + LEAST), small=True)
-    c = count(ruled, ENTROPY)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No head has a row that sees two keys.")
-    words = (
-        f"{c.supported} of {c.judged} heads are sharper than random weights and {c.refuted} more even; the middle head "
-        f"has {c.value:z.2f} of the uniform entropy, a random one {c.null:z.2f}."
-    )
-    alerts = _alerts(findings)
-    words += f" Alerts: {'; '.join(alerts)}." if alerts else ""
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=ENTROPY, note=c.note)
+    return conclude(ruled, ENTROPY, remarks=_alerts(findings))
 
 
-def _rank(layer: str, kept: LayerState) -> list[Measured]:
-    if kept.queries is None or kept.keys is None:
+def _rank(layer: str, layer_state: LayerState) -> list[Measured]:
+    if layer_state.queries is None or layer_state.keys is None:
         return []
-    q, k = kept.queries.versions(), kept.keys.versions()
+    q, k = layer_state.queries.versions(), layer_state.keys.versions()
     if len(q.tokens) != len(k.tokens):
-        return []  # a group whose keys are all hidden
+        return []  # all keys of a group are masked
     A = q.covariance + q.mean_x.unsqueeze(-1) * q.mean_x.unsqueeze(-2)
     C = k.covariance.repeat_interleave(A.shape[1] // k.xx.shape[1], 1)
     A = A @ C
@@ -173,20 +180,21 @@ def _rank(layer: str, kept: LayerState) -> list[Measured]:
     return measured(layer, RANK, jackknifed(rank[0], rank[1:], q.tokens[0] - q.tokens[1:]), q.tokens[0])
 
 
-def _alerts(findings: list[Finding]) -> list[str]:
-    """What the monitor would say of these averages."""
+def _alerts(findings: list[Finding]) -> list[Remark]:
+    """Alerts of the training monitor for these averages, with their layers."""
     rules = (
-        ("entropy collapse", OF_LAYER, lambda f: f.value < COLLAPSE),
-        ("attention sink", SINKS, lambda f: f.value > 0.5),
-        ("logit explosion", HIGH, lambda f: f.value > 0),
+        ("entropy_collapse", OF_LAYER, lambda f: f.value < COLLAPSE),
+        ("attention_sink", SINKS, lambda f: f.value > 0.5),
+        ("logit_explosion", HIGH, lambda f: f.value > 0),
     )
-    told = []
-    for name, quantity, raised in rules:
-        layers = list(dict.fromkeys((f.layer, f.call) for f in findings if f.quantity == quantity and raised(f)))
-        if layers:
-            more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
-            told.append(f"{name} in {layers[0][0]}{more}")
-    return told
+    remarks = []
+    for key, quantity, raised in rules:
+        calls = dict.fromkeys((f.layer, f.call) for f in findings if f.quantity == quantity and raised(f))
+        if calls:
+            remarks.append(
+                Remark(key, layers=tuple(layer if call == 1 else f"{layer}#{call}" for layer, call in calls))
+            )
+    return remarks
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=100)

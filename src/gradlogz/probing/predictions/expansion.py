@@ -1,9 +1,9 @@
-"""Does attention spread the cloud of tokens, and do norms gather it?
+"""Expansion: growth of the variance of tokens by attention updates, and by norms.
 
-    x'        = x + u                                         u: what a sublayer adds to the stream x
-    excess    = log tr Cov(x') - log(tr Cov(x) + tr Cov(u))   0 if u has nothing to do with x
+    x'        = x + u                                         u: update of a sublayer, x: residual stream
+    excess    = log tr Cov(x') - log(tr Cov(x) + tr Cov(u))   0 if u and x are uncorrelated
 
-Read next: linearity.py, ../../dynamics/contraction.py (what norms do to clouds).
+Read next: linearity.py, ../../dynamics/contraction.py (the contraction by norms).
 """
 
 import math
@@ -15,11 +15,11 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail
 from ..inside.events import Event, ForwardOutput, Normed, Passed
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
 from .observables.attention_rows import at, chosen
 
@@ -28,40 +28,40 @@ EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log tra
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
 BOUND = 0.01
 DIRECTIONS = 32
-PART = 4  # one token in so many
+PART = 4  # one token in PART is sampled
 
 FORMULAS = """\
-    x'        = x + u                                         u: what a sublayer adds to the stream x
+    x'        = x + u                                         u: update of a sublayer, x: residual stream
     growth    = log tr Cov(x') - log tr Cov(x)
-    by chance = log(1 + r²),   r² = tr Cov(u) / tr Cov(x)     if u has nothing to do with x
+    null      = log(1 + r²),   r² = tr Cov(u) / tr Cov(x)     if u and x are uncorrelated
     excess    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
-    volume    = (log det Cov(x') - log det Cov(x)) / k     by chance (log det(Cov(x) + Cov(u)) - log det Cov(x)) / k"""
+    volume    = (log det Cov(x') - log det Cov(x)) / k     null (log det(Cov(x) + Cov(u)) - log det Cov(x)) / k"""
 
 _OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
-    claim="Attention spreads the cloud of tokens more than the addition of an unrelated vector would.",
+    claim="Attention updates increase the variance of tokens more than uncorrelated updates would.",
     formula=(
         "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"
     ),
-    refutes="Attention sublayers whose updates draw tokens together: a negative excess.",
+    refutes="A negative excess: attention updates that contract the tokens.",
     method=(
         FORMULAS,
-        "A step up a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so that "
-        "tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y that see the same keys [theory 5.1, E15]. "
-        "Growth itself says little, since adding anything spreads a cloud. Traces are those of single tokens and "
-        "coordinates where these are massive: they are taken with and without the first token of each row, and "
-        f"volumes, in which every direction counts the same, are those of k = {DIRECTIONS} random directions, or of "
-        f"the whole stream if it is not wider. Norms have growth and volume. Measured on one token in {PART}, the "
-        "same ones in every layer.",
-        "Nulls: of growth and volume, an addition by chance; of all else, the random twin. The band of the excess "
-        "also holds what updates exchanged between tokens give, 0 with a deviation of at most 2 r / ((1 + r²) "
-        "sqrt(n)) for n tokens.",
+        "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
+        "that tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y with the same visible keys [theory 5.1, "
+        "E15]. The growth itself is uninformative, since any added vector increases the variance. A few massive tokens "
+        "or coordinates can dominate a trace: traces are computed with and without the first token of each row, and "
+        f"log determinants, which weight all directions equally, in k = {DIRECTIONS} random directions (or in the full "
+        "residual stream if it is not wider). Growth and volume are also reported for norms. The sample is one token "
+        f"in {PART}, the same tokens in every layer.",
+        "Nulls: for growth and volume, an uncorrelated update; for all else, the random-weights baseline. The band of "
+        "the excess also contains the permutation null of updates exchanged between tokens, with mean 0 and standard "
+        "deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
     ),
     decision_rule=(
-        "An attention sublayer is judged by the excess without first tokens: supported above "
-        f"{BOUND:g} and above its null, refuted below {-BOUND:g}."
+        f"An attention sublayer supports the claim if its excess without first tokens is above {BOUND:g} and above the "
+        f"null, and refutes it below {-BOUND:g}. The model follows the majority of its sublayers."
     ),
     quantities={
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
@@ -69,14 +69,19 @@ DECLARATION = Declaration(
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
         VOLUME_EXCESS: Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k"),
     },
+    statistic="median excess growth of log tr Cov without first tokens",
+    null="random-weights baseline",
+    unit="attention sublayer",
+    details={GROWTH: Label("median growth of log tr Cov", null="uncorrelated update")},
+    remarks={NOTHING_MEASURED: "No attention sublayer adds to a residual stream."},
 )
 
 
 class StackState(NamedTuple):
-    """Of the layers and norms of a stack, in the order of their names, one a line.
+    """Moments of the layers and norms of a stack, in the order of `names`, which newlines separate.
 
     spread, rest: traces of the covariances of x, u and x + u, with and without first tokens.
-    volume: covariances of x and u along some directions.
+    volume: covariances of x and u in random directions.
     """
 
     names: str
@@ -91,13 +96,13 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, StackState] | None:
-    """Traces of the covariances of x, u and x + u, and the covariances of x and u along some directions.
+    """Traces of the covariances of x, u and x + u, and covariances of x and u in random directions.
 
-    Little is computed at each event; the layers of a stack, which have the same tokens, are summed up together.
+    Events are cheap: the layers of a stack, which share their tokens, are summed together at the end.
     """
     stacks = batch_pass.memory(_Memory).stacks
     if isinstance(event, ForwardOutput):
-        return {stack: seen.summed(batch_pass.batch.group) for stack, seen in stacks.items()}
+        return {stack: accumulated.summed(batch_pass.batch.group) for stack, accumulated in stacks.items()}
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
@@ -112,14 +117,14 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
 
 
 def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
-    """Growth and excess of each sublayer and norm."""
-    found = _estimates(state)
+    """Growth and excess of each sublayer, growth of each norm."""
+    estimates = _estimates(state)
     rows = []
     for sublayer in model.architecture.sublayers:
-        if sublayer.name not in found:
+        if sublayer.name not in estimates:
             rows += [absent(sublayer.name, REST["attention"])] if sublayer.kind == "attention" else []
             continue
-        own = found[sublayer.name]
+        of_sublayer = estimates[sublayer.name]
         for quantity, key in (
             (GROWTH, "growth"),
             (EXCESS[sublayer.kind], "excess"),
@@ -127,35 +132,37 @@ def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
             (VOLUME, "volume"),
             (VOLUME_EXCESS, "volume excess"),
         ):
-            rows += measured(sublayer.name, quantity, *own[key])
+            rows += measured(sublayer.name, quantity, *of_sublayer[key])
     for name in _norms(model):
-        if name in found:
-            rows += measured(name, GROWTH, *found[name]["change"])
-            rows += measured(name, VOLUME, *found[name]["volume change"])
+        if name in estimates:
+            rows += measured(name, GROWTH, *estimates[name]["change"])
+            rows += measured(name, VOLUME, *estimates[name]["volume change"])
     return rows
 
 
-def null(state: dict[str, StackState], model: Probed, twin: Twin[dict[str, StackState]] | None) -> list[Measured]:
-    """Additions by chance, exchanged updates, random weights."""
-    found = _estimates(state)
-    others = [] if twin is None else evaluate(twin.state, twin.model)
+def null(
+    state: dict[str, StackState], model: Probed, baseline: Baseline[dict[str, StackState]] | None
+) -> list[Measured]:
+    """Uncorrelated updates, permuted updates, and the random-weights baseline."""
+    estimates = _estimates(state)
+    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
     random = {(m.layer, m.quantity): m for m in others if m.tokens}
     rows = []
     for sublayer in model.architecture.sublayers:
-        if sublayer.name not in found:
+        if sublayer.name not in estimates:
             continue
-        own = found[sublayer.name]
+        of_sublayer = estimates[sublayer.name]
         for quantity, key in ((GROWTH, "chance"), (VOLUME, "volume chance")):
-            rows += measured(sublayer.name, quantity, own[key][0], 0)
+            rows += measured(sublayer.name, quantity, of_sublayer[key][0], 0)
         for quantity, key in ((EXCESS[sublayer.kind], "deviation"), (REST[sublayer.kind], "deviation of rest")):
-            chance = Measured(sublayer.name, None, quantity, *band(0.0, float(own[key][0].value)))
+            chance = Measured(sublayer.name, None, quantity, *band(0.0, float(of_sublayer[key][0].value)))
             rows.append(_wider(chance, random.get((sublayer.name, quantity))))
-    norms = set() if twin is None else set(_norms(twin.model))
+    norms = set() if baseline is None else set(_norms(baseline.model))
     return rows + [m for m in others if m.quantity == VOLUME_EXCESS or (m.layer in norms and m.tokens)]
 
 
 def _wider(chance: Measured, random: Measured | None) -> Measured:
-    """What random weights show, in a band that also holds what exchanged updates do."""
+    """Value of the random-weights baseline, in a band that includes the permutation null."""
     if random is None:
         return chance
     low, high = (chance.low, random.value, random.low), (chance.high, random.value, random.high)
@@ -167,27 +174,19 @@ def _wider(chance: Measured, random: Measured | None) -> Measured:
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the excess of attention sublayers without first tokens."""
-    judged = REST["attention"]
-    findings = judge(findings, judged, lambda f: Bounds(max(BOUND, f.null_high), -BOUND))
-    found = count(findings, judged)
-    if not found.judged:
-        return Judgement(findings, "not applicable", "No attention sublayer adds to a stream.", quantity=judged)
-    attention = {(f.layer, f.call) for f in findings if f.quantity == judged}
+    """Judge every attention sublayer by its excess without first tokens."""
+    quantity = REST["attention"]
+    findings = judge(findings, quantity, lambda f: Bounds(max(BOUND, f.null_high), -BOUND))
+    attention = {(f.layer, f.call) for f in findings if f.quantity == quantity}
     growth = [f for f in findings if f.quantity == GROWTH and (f.layer, f.call) in attention]
-    words = (
-        f"The log trace grows by {middle(f.value for f in growth):z.2f} in the middle attention sublayer, by "
-        f"{middle(f.null for f in growth):z.2f} if what is added were unrelated; without first tokens the excess is "
-        f"{found.value:z.2f}, and {found.null:z.2f} by the null."
-    )
-    return Judgement(findings, found.verdict, words, found.value, null=found.null, quantity=judged, note=found.note)
+    return conclude(findings, quantity, details=[median_detail(GROWTH, growth, GROWTH)])
 
 
-# Clouds --------------------------------------------------------------------------------------------------------------
+# Moments -------------------------------------------------------------------------------------------------------------
 
 
 class _Seen:
-    """What is kept of the layers of a stack until the batch has passed."""
+    """Accumulator of the layers of a stack during one batch."""
 
     def __init__(self, places: Int[Tensor, "b r"], valid: Bool[Tensor, "b r"]) -> None:
         self._places = places
@@ -198,7 +197,7 @@ class _Seen:
         self._along: list[Tensor] = []
 
     def add(self, name: str, x: Float[Tensor, "b n D"], u: Float[Tensor, "b n D"]) -> None:
-        """Means under both masks, products of every chosen token, and its coordinates along the directions."""
+        """Add a layer: means under both masks, products of every sampled token, its coordinates in the directions."""
         wide = torch.promote_types(x.dtype, torch.float32)
         x, u = (at(t.unsqueeze(1), self._places).to(wide).flatten(0, 2) for t in (x, u))
         w = self._masks.to(wide)
@@ -211,7 +210,7 @@ class _Seen:
         self._along += [x, u]
 
     def summed(self, group: int) -> StackState:
-        """The statistics of all layers at once, in the order of their names."""
+        """Statistics of all layers at once, in the order of their names."""
         L = len(self._names)
         w = self._masks.double()
         n = w.sum(-1)
@@ -234,15 +233,15 @@ class _Seen:
 
 
 def _estimates(state: dict[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
-    """Every estimate of every layer, with its number of tokens."""
-    found: dict[str, dict[str, tuple[Estimate, float]]] = {}
+    """Every estimate of every layer, with its number of tokens: {layer: {key: (estimate, tokens)}}."""
+    estimates: dict[str, dict[str, tuple[Estimate, float]]] = {}
     for stack in state.values():
         tokens = float(stack.spread.tokens.sum())
         for key, (function, part) in _ESTIMATES.items():
             estimate = jackknife(function, getattr(stack, part))
             for i, name in enumerate(stack.names.split("\n")):
-                found.setdefault(name, {})[key] = (Estimate(*(t[i] for t in estimate)), tokens)
-    return found
+                estimates.setdefault(name, {})[key] = (Estimate(*(t[i] for t in estimate)), tokens)
+    return estimates
 
 
 @lru_cache
@@ -268,18 +267,20 @@ def _excess(m: GroupMoments) -> Tensor:
 
 
 def _change(m: GroupMoments) -> Tensor:
-    """Of a norm: from its input to its output."""
+    """Growth of log tr Cov from the input to the output of a norm."""
     x, result, _ = _traces(m)
     return result.log() - x.log()
 
 
 def _volumes(m: GroupMoments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log determinants over k of Cov(x), Cov(u), Cov(x + u) and Cov(x) + Cov(u); NaN of singular ones."""
+    """Log determinants divided by k of Cov(x), Cov(u), Cov(x + u) and Cov(x) + Cov(u); NaN if singular."""
     C = m.covariance
     k = C.shape[-1] // 2
     x, u, across = C[..., :k, :k], C[..., k:, k:], C[..., :k, k:]
-    found = torch.linalg.slogdet(torch.stack((x, u, x + u + across + across.mT, x + u)))
-    each = torch.where((found.sign > 0) & found.logabsdet.isfinite(), found.logabsdet / k, torch.nan)
+    determinants = torch.linalg.slogdet(torch.stack((x, u, x + u + across + across.mT, x + u)))
+    each = torch.where(
+        (determinants.sign > 0) & determinants.logabsdet.isfinite(), determinants.logabsdet / k, torch.nan
+    )
     return each[0], each[1], each[2], each[3]
 
 
@@ -299,7 +300,7 @@ def _volume_change(m: GroupMoments) -> Tensor:
 
 
 def _deviation(m: GroupMoments) -> Tensor:
-    """Of the excess, at most, if updates are exchanged between tokens."""
+    """Upper bound of the standard deviation of the excess under permuted updates."""
     x, u, _ = _traces(m)
     r = (u / x).sqrt()
     return 2 * r / ((1 + r.square()) * m.tokens.sqrt().reshape(-1, *(1,) * (r.ndim - 1)))
@@ -321,7 +322,7 @@ _ESTIMATES = {
 
 
 def _stack(name: str) -> str:
-    """The part of a name before the number of the layer: layers of one stack have the same tokens."""
+    """Part of a name before the layer number; layers of one stack share their tokens."""
     head: list[str] = []
     for part in name.split("#")[0].split("."):
         if part.isdigit():
@@ -335,7 +336,7 @@ def _of_norm(name: str, call: int) -> str:
 
 
 def _norms(model: Probed) -> list[str]:
-    """The norms of the stream, each once, in the order of computation."""
+    """Names of the norms of the residual stream, each once, in the order of computation."""
     every = [n for s in model.architecture.sublayers for n in (s.norm_of_stream, s.reads, s.closes, s.follows)]
     return list(dict.fromkeys(_of_norm(n.name, n.call) for n in every if n is not None))
 

@@ -1,9 +1,8 @@
-"""Do keys look Gaussian to their queries?
+"""Gaussian keys: the attended mean and the log normaliser of a Gaussian measure.
 
     h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
 
-Read next: observables/attention_rows.py (the rows), entropy.py (on which it depends), ../../measures/gaussian.py (the
-measure).
+Read next: observables/attention_rows.py (the rows), entropy.py, ../../measures/gaussian.py (the measure).
 """
 
 import math
@@ -15,54 +14,67 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, bootstrapped, count, judge, measured, middle, random_band
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    bootstrapped,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    random_band,
+)
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
 EXPLAINED, NORMALIZER, INFORMATION = "mean explained", "log normalizer explained", "information"
 POOLED, WITHIN = "pooled", "within position"
-BAR = 0.8  # a sink, which no Gaussian has, reaches 0.6 to 0.8 by chance; 128 Gaussian keys 0.9 at Var u = 1
+BAR = 0.8  # attention sinks reach 0.6 to 0.8 without Gaussian keys; 128 Gaussian keys reach 0.9 at Var u = 1
 INFORMED, FEWEST = 0.1, 8
-STEP = 4  # between the positions that are looked at
+STEP = 4  # distance of the sampled positions
+RANDOM = "random-weights baseline"
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 FORMULAS = """\
     h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
-    mu, Sigma           of the keys that the row sees; q scaled. In logits u_j = <q, k_j>, without a matrix:
+    mu, Sigma           of the visible keys of a row; q scaled. In logits u_j = <q, k_j>, without a matrix:
                         <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
-    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²          m: the attended mean, over rows; 1 is exact
-    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, over rows together: the direction alone
-    log normalizer explained, R², correlation      of G against log n + <mu, q>, against a constant, with the formula
-    information         log n - H, in nats; frozen: the share of rows with Var u > 2 log n, in which the largest of n
-                        Gaussian logits outweighs all others and no finite sample obeys the formula      [theory 10.3]
-    pooled              the same with mu, Sigma of the keys of all texts, from moments of a part of the tokens
-    within position     with Sigma of keys around the mean at their position in the sequence, as rotations leave it
+    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact
+    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, pooled over rows: agreement of directions
+    log normalizer explained, R², correlation      of G, relative to log n + <mu, q>, to a constant, with the formula
+    information         log n - H, in nats; frozen: share of rows with Var u > 2 log n, where the largest of n
+                        Gaussian logits dominates and no finite sample satisfies the formula             [theory 10.3]
+    pooled              with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
+    within position     with Sigma of keys around the mean of their position in the sequence
     position share      1 - tr Sigma within position / tr Sigma pooled"""
 
 DECLARATION = Declaration(
     title="Gaussian keys",
     claim="Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q.",
-    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the keys a row sees",
+    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the visible keys",
     refutes=(
-        f"Less than {100 * BAR:g} % of the way from mu to the attended mean, or from log n + <mu, q> to G, is "
-        "explained."
+        f"Less than {BAR:g} of the variance of the attended mean around mu, or of the log normaliser around "
+        "log n + <mu, q>, is explained."
     ),
     method=(
         FORMULAS,
-        f"All of this of the rows with small hashes that see {FEWEST} keys or more; biases are log weights of the "
-        "keys. Every measure obeys the formula to first order: where logits hardly vary it says nothing about the "
-        "keys, and a random twin obeys it.",
-        "Null of what is explained: Sigma of the next head's keys. Of all else: a random twin.",
+        f"The sample is a random subset of the rows with at least {FEWEST} visible keys; biases are log weights of the "
+        "keys. Every measure satisfies the formula to first order in the logits, so that it holds trivially where "
+        "logits hardly vary, as in the random-weights baseline.",
+        "Nulls: for explained variances, Sigma of the next head's keys; for all other quantities, the random-weights "
+        "baseline.",
     ),
     decision_rule=(
-        f'A head supports the claim if the interval of "{EXPLAINED}" lies above {BAR:g} and above the null, that of '
-        f'"{NORMALIZER}" above {BAR:g} too, and it has at least {INFORMED:g} nats of information (with less, any keys '
-        f"would do); it refutes it if one of the intervals lies below {BAR:g}. Both are needed: a single key that "
-        "takes all weight draws the mean along Sigma q by chance, and then the log normaliser tells."
+        f'A head supports the claim if "{EXPLAINED}" is above {BAR:g} and above the null, "{NORMALIZER}" is above '
+        f"{BAR:g}, and its attention carries at least {INFORMED:g} nats of information (below that, any keys would "
+        f"pass); it refutes the claim if either is below {BAR:g}. Both are needed because a single dominant key moves "
+        "the mean along Sigma q for any measure, which the log normaliser reveals. The model follows the majority of "
+        "its heads."
     ),
     quantities={
         EXPLAINED: Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
@@ -78,14 +90,24 @@ DECLARATION = Declaration(
         "position share": Quantity("1", "1 − tr Σ within / tr Σ pooled"),
     },
     references=("shim22",),
+    statistic="median explained variance of the attended mean",
+    null="other-head null",
+    details={
+        "high_entropy": Label("median in rows with normalised entropy above 0.75", null=RANDOM),
+        "low_entropy": Label("median in rows with normalised entropy below 0.25", null=RANDOM),
+    },
+    remarks={
+        NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
+        "too_even": f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot be judged.",
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """Of a layer: sums over rows by range of entropy, and moments; all None where its logits are no products.
+    """Sums over rows of a layer by range of entropy, and moments; all None if its logits are no inner products.
 
-    key_heads: how many heads its keys have.
-    queries: of scaled queries with attended means; positions: of keys around their mean at each position.
+    key_heads: number of key heads.
+    queries: moments of scaled queries with attended means. positions: moments of keys around their position means.
     """
 
     key_heads: int | None = None
@@ -96,97 +118,96 @@ class LayerState(NamedTuple):
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Sums over the chosen rows, apart for four ranges of entropy; moments of queries, attended means and keys."""
+    """Sums over the sampled rows, for four ranges of entropy; moments of queries, attended means and keys."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or event.arguments.softcap is not None:
         return {event.layer: LayerState()}
     rows = rows_of(event, batch_pass)
-    found = LayerState(event.key.shape[1], None if rows is None else sums_of(_columns(rows), batch_pass.documents))
+    layer_state = LayerState(
+        event.key.shape[1], None if rows is None else sums_of(_columns(rows), batch_pass.documents)
+    )
     mean = event.attention.key_mean
     if event.arguments.sinks is None and mean is not None:
-        found = found._replace(
+        layer_state = layer_state._replace(
             queries=moments_of_queries(event, batch_pass),
             keys=moments_of_keys(event, batch_pass),
             positions=_positions(event, mean.dtype, batch_pass) if len(event.key) > 1 else None,
         )
-    return {event.layer: found}
+    return {event.layer: layer_state}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """Shares over rows with the bootstrap, of all of them and by their entropy; pooled ones with the jackknife."""
-    found = [absent(layer, EXPLAINED) for layer, kept in state.items() if kept.key_heads is None]
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
+    """Explained variances over all rows and by entropy (bootstrap), and pooled ones (jackknife)."""
+    rows = [absent(layer, EXPLAINED) for layer, layer_state in state.items() if layer_state.key_heads is None]
     sums = _sums(state)
     every = {layer: Sums(s.totals.sum(2)) for layer, s in sums.items()}
     for name, function in SHARES.items():
         for layer, estimate in bootstrapped(every, function).items():
-            found += measured(layer, name, estimate, every[layer].totals[0, :, 0])
+            rows += measured(layer, name, estimate, every[layer].totals[0, :, 0])
     for i, name in enumerate(BINS):
         of_bin = {layer: Sums(s.totals[:, :, i]) for layer, s in sums.items()}
         for layer, estimate in bootstrapped(of_bin, SHARES[EXPLAINED]).items():
-            found += measured(layer, f"{EXPLAINED}, entropy {name}", estimate, of_bin[layer].totals[0, :, 0])
-    for layer, kept in state.items():
-        found += _pooled(layer, kept, turn=0)
-    return found
+            rows += measured(layer, f"{EXPLAINED}, entropy {name}", estimate, of_bin[layer].totals[0, :, 0])
+    for layer, layer_state in state.items():
+        rows += _pooled(layer, layer_state, turn=0)
+    return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """The covariance of the next head's keys; of what no covariance enters, a random twin."""
-    found = []
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Values with the covariance of the next head's keys; elsewhere those of the random-weights baseline."""
+    rows = []
     every = {layer: Sums(s.totals.sum(2)) for layer, s in _sums(state).items() if _several(state[layer])}
     for layer, estimate in bootstrapped(every, lambda t: 1 - t[..., 5] / t[..., 1]).items():
-        found += measured(layer, EXPLAINED, estimate, every[layer].totals[0, :, 0])
-    for layer, kept in state.items():
-        if _several(kept):
-            found += _pooled(layer, kept, turn=1)
-    known = {(m.layer, m.quantity) for m in found}
+        rows += measured(layer, EXPLAINED, estimate, every[layer].totals[0, :, 0])
+    for layer, layer_state in state.items():
+        if _several(layer_state):
+            rows += _pooled(layer, layer_state, turn=1)
+    known = {(m.layer, m.quantity) for m in rows}
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for m in [] if twin is None else evaluate(twin.state, twin.model):
+    for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
         if m.head is not None and (m.layer, m.quantity) not in known and m.quantity != EXPLAINED:
             by[m.layer, m.quantity].append(m.value)
     for (layer, quantity), values in by.items():
-        found += random_band(layer, quantity, torch.tensor(values))
-    return found
+        rows += random_band(layer, quantity, torch.tensor(values))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
-    informed = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == INFORMATION}
+    """Judge every head by its explained variances of the attended mean and of the log normaliser."""
+    information = {(f.layer, f.call, f.head): f.value for f in findings if f.quantity == INFORMATION}
 
     def bounds(f: Finding) -> Bounds:
-        known = informed.get((f.layer, f.call, f.head), 0.0) >= INFORMED
-        beyond = BAR if math.isnan(f.null_high) else max(BAR, f.null_high)
-        return Bounds(beyond if known else math.nan, BAR)
+        informed = information.get((f.layer, f.call, f.head), 0.0) >= INFORMED
+        least = BAR if math.isnan(f.null_high) else max(BAR, f.null_high)
+        return Bounds(least if informed else math.nan, BAR)
 
     ruled = judge(findings, EXPLAINED, bounds)
     ruled = judge(ruled, NORMALIZER, lambda f: Bounds(bounds(f._replace(null_high=math.nan))[0], BAR))
-    beside = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == NORMALIZER}
+    others = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == NORMALIZER}
     ruled = [
-        f._replace(verdict=_both(f.verdict, beside.get((f.layer, f.call, f.head), f.verdict)))
+        f._replace(verdict=_both(f.verdict, others.get((f.layer, f.call, f.head), f.verdict)))
         if f.quantity == EXPLAINED
         else f
         for f in ruled
     ]
-    c = count(ruled, EXPLAINED)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No layer hands on queries and keys whose products are its logits.")
-    sharp, even = (
-        middle(f.value for f in findings if f.quantity == f"{EXPLAINED}, entropy {name}")
-        for name in (BINS[0], BINS[-1])
-    )
-    words = (
-        f"A Gaussian measure explains {BAR:.0%} of attended means and log normalisers in {c.supported} of "
-        f"{c.judged} heads, less in {c.refuted}; of the means of the middle head {_number(c.value)}, in rows of "
-        f"entropy above 3/4 {_number(even)}, below 1/4 {_number(sharp)}."
-    )
-    few = sum(value < INFORMED for value in informed.values())
-    words += f" In {few} heads weights are too even to tell." if few else ""
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=EXPLAINED, note=c.note)
+    details = [
+        detail
+        for key, name in (("high_entropy", BINS[-1]), ("low_entropy", BINS[0]))
+        if not math.isnan((detail := median_detail(key, findings, f"{EXPLAINED}, entropy {name}")).value)
+    ]
+    too_even = sum(value < INFORMED for value in information.values())
+    remarks = (Remark("too_even", {"heads": too_even}),) if too_even else ()
+    return conclude(ruled, EXPLAINED, details=details, remarks=remarks)
 
 
 def _both(one: str, other: str) -> str:
-    """Supported by both, refuted by either."""
-    return one if one == other else "refuted" if "refuted" in (one, other) else "undecided"
+    """Combine two verdicts: supported if both are, refuted if either is."""
+    return one if one == other else "refuted" if "refuted" in (one, other) else "inconclusive"
 
 
 def _correlation(t: Tensor) -> Tensor:
@@ -206,10 +227,10 @@ SHARES = {
 
 
 def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
-    """What each chosen row adds, summed over the rows of a sequence in each of four ranges of entropy."""
+    """Columns of the sampled rows, summed within each sequence and range of entropy, [b, h, 4, k]."""
     u, w = rows.products, rows.log_weights
     hidden = w == -torch.inf
-    mass, n = w.logsumexp(-1), rows.seen
+    mass, n = w.logsumexp(-1), rows.visible
     base = (w - mass.unsqueeze(-1)).exp()
     mean = (base * u).sum(-1)
     away = u - mean.unsqueeze(-1)
@@ -219,7 +240,7 @@ def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
     p = (s - G.unsqueeze(-1)).exp()
     H = G - (p * s.masked_fill(hidden, 0.0)).sum(-1)
     # Both displacements in one product: sum_j (p_j - base_j) k_j and sum_j base_j (u_j - mean) k_j.
-    centre = rows.key.mean(2, keepdim=True)  # an offset would cost digits
+    centre = rows.key.mean(2, keepdim=True)  # an offset would lose digits
     moved = rows.averaged(p - base, rows.key - centre)
     expected = rows.averaged(base * away, rows.key - centre)
     other = (rows.key - centre).roll(1, 1)
@@ -233,10 +254,10 @@ def _columns(rows: Rows) -> Float[Tensor, "b h bins k"]:
         _square(moved - elsewhere), g.square(), (g - variance / 2).square(), x, x.square(), y, x * y, y.square(),
         n.log() - H, (variance > 2 * n.log()).to(G.dtype),
     ]  # fmt: skip
-    kept = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
+    enough = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
     part = (4 * H / n.log()).floor().clamp(0, 3)
-    found = torch.stack(columns, -1).masked_fill(~kept.unsqueeze(-1), 0.0).double()
-    each = [found.masked_fill((part != i).unsqueeze(-1), 0.0).sum(2) for i in range(len(BINS))]
+    masked = torch.stack(columns, -1).masked_fill(~enough.unsqueeze(-1), 0.0).double()
+    each = [masked.masked_fill((part != i).unsqueeze(-1), 0.0).sum(2) for i in range(len(BINS))]
     return torch.stack(each, 2)
 
 
@@ -245,9 +266,9 @@ def _square(t: Tensor) -> Tensor:
 
 
 def _positions(event: Attended, dtype: torch.dtype, batch_pass: BatchPass) -> Comoments:
-    """Moments of keys around the mean of all sequences of the batch at the same position, of one degree less each."""
-    k, seen = event.key[:, :, ::STEP].to(dtype), event.visible_keys()
-    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if seen is None else seen[:, ::STEP]
+    """Moments of keys around their position means over the batch, corrected for the lost degree of freedom."""
+    k, visible = event.key[:, :, ::STEP].to(dtype), event.visible_keys()
+    keys = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if visible is None else visible[:, ::STEP]
     weight = keys[:, None, :, None].to(k.dtype)
     several = weight.sum(0)
     mean = (weight * k).sum(0) / several.clamp(min=1)
@@ -258,40 +279,40 @@ def _positions(event: Attended, dtype: torch.dtype, batch_pass: BatchPass) -> Co
 
 
 def _sums(state: dict[str, LayerState]) -> dict[str, Sums]:
-    return {layer: kept.rows for layer, kept in state.items() if kept.rows is not None}
+    return {layer: layer_state.rows for layer, layer_state in state.items() if layer_state.rows is not None}
 
 
-def _several(kept: LayerState) -> bool:
-    """Whether there is a next head with other keys."""
-    return kept.key_heads is not None and kept.key_heads > 1
+def _several(layer_state: LayerState) -> bool:
+    """True if there is another key head."""
+    return layer_state.key_heads is not None and layer_state.key_heads > 1
 
 
-def _pooled(layer: str, kept: LayerState, *, turn: int) -> list[Measured]:
-    """What mu + Sigma q explains with moments over all texts; of the heads `turn` further, as the null."""
-    if kept.queries is None or kept.keys is None:
+def _pooled(layer: str, layer_state: LayerState, *, turn: int) -> list[Measured]:
+    """Explained variances with moments over all texts; the null takes Sigma `turn` heads further."""
+    if layer_state.queries is None or layer_state.keys is None:
         return []
-    q, k = kept.queries.versions(), kept.keys.versions()
+    q, k = layer_state.queries.versions(), layer_state.keys.versions()
     if len(q.tokens) != len(k.tokens):
-        return []  # a group whose keys are all hidden
+        return []  # all keys of a group are masked
     tokens = q.tokens[0] - q.tokens[1:]
-    found = []
-    for name, Sigma, varied in _covariances(k, kept.positions):
+    measurements = []
+    for name, Sigma, varied in _covariances(k, layer_state.positions):
         share = _explained(q, k.mean_x, Sigma.roll(turn, 1))
         shares = {f"{name} mean explained": share}
         if name == WITHIN and not turn:
-            spread, whole = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
-            shares["position share"] = (1 - spread / whole).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
+            spread, total = (t.diagonal(dim1=-2, dim2=-1).sum(-1) for t in (Sigma, k.covariance))
+            shares["position share"] = (1 - spread / total).repeat_interleave(q.xx.shape[1] // k.xx.shape[1], 1)
         for quantity, each in shares.items():
             estimate = jackknifed(each[0], each[1:], tokens)
             if not varied:
                 nothing = torch.full_like(estimate.value, torch.nan)
                 estimate = estimate._replace(low=nothing, high=nothing)
-            found += measured(layer, quantity, estimate, q.tokens[0])
-    return found
+            measurements += measured(layer, quantity, estimate, q.tokens[0])
+    return measurements
 
 
 def _covariances(k: GroupMoments, positions: Comoments | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """Sigma of each kind, with and without each group; and whether it was met in all groups, so that it varies."""
+    """Sigma of each kind, in total and without each group, and a flag: measured in all groups, so that it varies."""
     yield POOLED, k.covariance, True
     if positions is not None:
         within = positions.versions()
@@ -301,17 +322,13 @@ def _covariances(k: GroupMoments, positions: Comoments | None) -> Iterator[tuple
 
 
 def _explained(q: GroupMoments, mu: Tensor, Sigma: Tensor) -> Tensor:
-    """1 - E|m - mu - Sigma q|² / E|m - mu|² from the moments of (q, m), [v, h]."""
+    """1 - E|m - mu - Sigma q|² / E|m - mu|², [v, h], from the moments of (q, m)."""
     each = q.xx.shape[1] // Sigma.shape[1]
     mu, Sigma = mu.repeat_interleave(each, 1), Sigma.repeat_interleave(each, 1)
     away = q.mean_y - mu
     left = away - (Sigma @ q.mean_x.unsqueeze(-1)).squeeze(-1)
     spread = q.spread_y - 2 * (Sigma * q.xy).sum((-2, -1)) + ((Sigma @ q.xx) * Sigma).sum((-2, -1))
     return 1 - (q.divided(spread) + _square(left)) / (q.divided(q.spread_y) + _square(away))
-
-
-def _number(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:z.2f}"
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=60)

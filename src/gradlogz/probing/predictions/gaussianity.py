@@ -1,9 +1,9 @@
-"""Is the stream a Gaussian cloud?
+"""Gaussianity: distance of the residual stream to a normal distribution.
 
-    W²        squared distance of whitened tokens along a direction, in order, to the quantiles of N(0, 1)
-    excess    = max W² - what Gaussian clouds of these documents show on average
+    W²        mean squared distance of sorted whitened tokens along a direction to the quantiles of N(0, 1)
+    excess    = max W² - its mean over Gaussian samples of the same documents
 
-Read next: observables/gaussianity_tests.py (the numbers), pair_energy.py (the cloud over depth).
+Read next: observables/gaussianity_tests.py (the statistics), pair_energy.py (tokens over depth).
 """
 
 import math
@@ -18,11 +18,11 @@ from ...dynamics.intervals import band_of_draws
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..computed import Computed
-from ..hypothesis_tests import Bounds, count, judge, measured, middle
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured, median_detail
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import (
     SAMPLE,
     Estimate,
@@ -56,28 +56,28 @@ from .observables.gaussianity_tests import (
 )
 from .observables.residual_stream import Depth, depth_of
 
-DRAWS = 39  # the fewest of which the extremes make a band of 95 %
+DRAWS = 39  # the smallest number of draws whose extremes are a 95 % band
 BOUND = 0.01
-FEWEST = 128  # tokens below which a shape is not asked for
-NUMBERS = 1 << 21  # kept of a depth at most: 4096 tokens up to width 512, fewer above
+FEWEST = 128  # smallest number of tokens
+NUMBERS = 1 << 21  # stored at each depth at most: 4096 tokens up to width 512, fewer above
 LARGE, TIMES = 100.0, 1000.0  # a massive activation
 
 ALL, CLEANED = "all tokens", "cleaned"
 FIRST, MASSIVE, POSITIONS = "without first tokens", "without massive activations", "without position means"
 REMOVED = {ALL: (), FIRST: (FIRST,), MASSIVE: (MASSIVE,), POSITIONS: (POSITIONS,), CLEANED: (FIRST, MASSIVE, POSITIONS)}
-JUDGED = (ALL, CLEANED)  # of which all is told
-EXCESS, OWN, MEAN, SHARE = "excess", "self weight", "mean fraction", "tokens with massive activations"
-ABOUT = ("document", "position", "group")  # kept of a token beside the streams
+JUDGED = (ALL, CLEANED)  # with all statistics
+EXCESS, SELF, MEAN, SHARE = "excess", "self weight", "mean fraction", "tokens with massive activations"
+ABOUT = ("document", "position", "group")  # stored with each token
 
 FORMULAS = f"""\
     z         tokens on their {COMPONENTS} leading principal axes, whitened
-    W²        squared distance of z along a direction, in order, to the quantiles of N(0, 1)
+    W²        mean squared distance of sorted z along a direction to the quantiles of N(0, 1)
     sliced    = sqrt(mean W²) over {DIRECTIONS} random directions; also over the axes, and over {RANDOM}
               projections of all coordinates
     largest   = sqrt(max W²) over the axes and the directions
-    excess    = max W² - what Gaussian clouds of these documents show on average
-    and       skewness and kurtosis of Mardia [mardia74], A²/n of Anderson and Darling [anderson54], and how much more
-              likely the best logistic law makes a token than the best normal law"""
+    excess    = max W² - its mean over Gaussian samples of the same documents
+    also      Mardia's skewness and kurtosis [mardia74], Anderson-Darling A²/n [anderson54], and the log likelihood
+              ratio per token of the best logistic to the best normal distribution"""
 
 _SHAPES = {
     LARGEST: Quantity("standard deviations", "√max W²(z·u, N(0,1))"),
@@ -88,56 +88,69 @@ _SHAPES = {
     LOGISTIC: Quantity("nats per token", "(log L_logistic − log L_normal) / n"),
     "skewness": Quantity("1", "E (zᵢ·zⱼ)³"),
     "kurtosis": Quantity("1", "E|z|⁴ − d(d + 2)"),
-    EXCESS: Quantity("variance of z", "max W² − that of Gaussian clouds"),
+    EXCESS: Quantity("variance of z", "max W² − that of Gaussian samples"),
 }
 
 DECLARATION = Declaration(
     title="Gaussian residual stream",
-    claim="The stream of tokens is a Gaussian cloud at every depth.",
-    formula="largest W² of the whitened leading components to N(0, 1) over directions, less that of a Gaussian cloud",
-    refutes=f"A cleaned excess above {BOUND:g}, more than the distance of a logistic law to the normal one.",
+    claim="The tokens of the residual stream are normally distributed at every depth.",
+    formula=(
+        "max over directions of W² between the whitened leading components and N(0, 1), minus its mean for Gaussian "
+        "samples"
+    ),
+    refutes=f"A cleaned excess above {BOUND:g}, more than the distance of a logistic distribution to the normal one.",
     method=(
         FORMULAS,
-        "The source expects the fixed point of attention and normalisation to be Gaussian. It is an equilibrium, and "
-        "an unstable one, and clouds that look Gaussian are often frozen or far from 0 [theory 10.1]: self weight and "
-        "mean fraction, |E x|² / E|x|², are told beside it. Measured before every attention sublayer and at the end, "
-        "on the tokens of least hash, the same at every depth, kept in the precision of the stream; self weights on "
-        "few rows.",
-        f"Three things fake other shapes: first tokens; massive activations, |a| > {LARGE:g} and at least {TIMES:g} "
-        "times the median [sun24]; and means of positions. Each is removed by itself, and all of them together: "
-        f'"{CLEANED}". Positions share a mean with their neighbours until {SHARED} tokens have it, and k tokens '
-        "without their mean are stretched by 1 / sqrt(1 - 1/k), so that a Gaussian stays the one it was.",
-        f"Null: {DRAWS} Gaussian clouds of the same documents, with the covariances between and within documents that "
-        "the sample has, cleaned likewise. They know that tokens of a text are alike, not that words come again. The "
-        "null of the excess is that of the random twin; its interval is of the jackknife over groups, with the axes "
-        "held and the null scaled to the tokens.",
+        "The source expects the fixed point of attention and normalisation to be Gaussian. It is an unstable "
+        "equilibrium, and samples that look Gaussian are often frozen or far from 0 [theory 10.1]; self weight and "
+        "mean fraction |E x|² / E|x|² are therefore reported as well. The residual stream is sampled before every "
+        "attention sublayer and at the end, at the same random tokens, in its own precision; self weights on a "
+        "subset of the rows.",
+        f"Three artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
+        f"{TIMES:g} times the median [sun24]; and position means. Each is removed separately, and all together: "
+        f'"{CLEANED}". Neighbouring positions are pooled until {SHARED} tokens share a mean, and k tokens without '
+        "their mean are rescaled by 1 / sqrt(1 - 1/k), so that a Gaussian sample remains Gaussian.",
+        f"Null: {DRAWS} Gaussian samples over the same documents, with the covariances between and within documents of "
+        "the data, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated words. The "
+        "null value of the excess is that of the random-weights baseline; its confidence interval is from the "
+        "jackknife over groups, with fixed axes and the null scaled to the number of tokens.",
     ),
     decision_rule=(
-        f"A depth supports the claim if the interval of its cleaned excess lies below {BOUND:g}, and refutes it if "
-        "above. In W² a logistic law is 0.008 from the normal one, a Laplace or uniform law 0.04, an exponential one "
-        "0.19. The largest is taken because of a Gaussian all projections are: clusters in a plane are seen on two "
-        "axes and hardly in the mean."
+        f"A depth supports the claim if its cleaned excess is below {BOUND:g}, and refutes it above {BOUND:g}. In W², "
+        "a logistic distribution is 0.008 from the normal one, a Laplace or uniform distribution 0.04, an exponential "
+        "one 0.19. The maximum over directions is used because all projections of a Gaussian are Gaussian: clusters "
+        "in a plane appear on two axes and hardly in the mean. The model follows the majority of its depths."
     ),
     quantities={
         MEAN: Quantity("1", "|E x|² / E|x|²"),
         SHARE: Quantity("share of tokens", f"P(|a| > {LARGE:g} and > {TIMES:g} × median)"),
-        OWN: Quantity("weight", "aᵢᵢ"),
+        SELF: Quantity("weight", "aᵢᵢ"),
         **{f"{name}, {which}": quantity for which in JUDGED for name, quantity in _SHAPES.items()},
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
+    statistic="median cleaned excess of max-sliced W² over Gaussian samples",
+    null="random-weights baseline",
+    unit="depth",
+    number="{:.3f}",
+    details={
+        ALL: Label("median excess with all tokens", "{:.3f}", "random-weights baseline"),
+        SELF: Label("median self weight", null="random-weights baseline"),
+        MEAN: Label("median mean fraction", null="random-weights baseline"),
+    },
+    remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
 )
 
 
 class State(NamedTuple):
-    """Tokens of the sample at every depth, by stack; weights of tokens on themselves, by layer."""
+    """Sampled tokens at every depth, by stack; self weights, by layer."""
 
     samples: Mapping[str, Sample] = {}
-    own: Mapping[str, Sums] = {}
+    self_weights: Mapping[str, Sums] = {}
 
 
 class _Chosen(NamedTuple):
-    """The tokens of a stack that enter the sample, and the streams taken of them so far."""
+    """Tokens of a stack in the sample, and their residual streams so far."""
 
     hashes: Int[Tensor, " m"]
     rows: Int[Tensor, " m"]
@@ -151,7 +164,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
-    """The tokens of the sample at every depth, and what tokens give themselves."""
+    """Sampled tokens at every depth, and self weights."""
     if isinstance(event, Attended):
         return _own_weight(event, batch_pass)
     depth, samples = depth_of(event, batch_pass), batch_pass.memory(_Memory).samples
@@ -159,72 +172,63 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
         _take(depth, batch_pass, samples)
     if not isinstance(event, ForwardOutput) or not samples:
         return None
-    return State({stack: sample_of(of.taken, of.hashes, size=of.size) for stack, of in samples.items()})
+    return State({stack: sample_of(sample.taken, sample.hashes, size=sample.size) for stack, sample in samples.items()})
 
 
 def evaluate(state: State, model: Probed) -> list[Measured]:
-    """Shapes and mean fractions with the jackknife over groups, self weights with the bootstrap."""
-    found = []
+    """Shape statistics and mean fractions (jackknife over groups), self weights (bootstrap)."""
+    rows = []
     for layer, tokens in _layers(state):
-        found += _beside(layer, tokens, state)
+        rows += _beside(layer, tokens, state)
         for which in REMOVED:
             cloud = tokens.without(which, model.computed)
             if cloud is None:
-                found.append(Measured(layer, None, f"{LARGEST}, {which}", math.nan))
+                rows.append(Measured(layer, None, f"{LARGEST}, {which}", math.nan))
             elif which in JUDGED:
-                found += _shapes(layer, which, cloud)
+                rows += _shapes(layer, which, cloud)
                 estimate = excess(cloud, _gaussian(cloud, model)[LARGEST])
-                found += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
+                rows += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
             else:
                 value = float(largest_square(cloud.features, cloud.axes).sqrt())
-                found.append(Measured(layer, None, f"{LARGEST}, {which}", value, tokens=len(cloud.features)))
-    return found
+                rows.append(Measured(layer, None, f"{LARGEST}, {which}", value, tokens=len(cloud.features)))
+    return rows
 
 
-def null(state: State, model: Probed, twin: Twin[State] | None) -> list[Measured]:
-    """What Gaussian clouds show; of the excess and of what is beside it, what the random twin does."""
-    found = []
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
+    """Values of Gaussian samples; for excess, mean fraction and self weight those of the random-weights baseline."""
+    rows = []
     for layer, tokens in _layers(state):
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
                 band = band_of_draws(_unsquared(name, draws), level=0.95)
                 low, usual, high = (float(end) for end in band)
-                found.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
-    of_twin = State() if twin is None else twin.state
-    for layer, tokens in _layers(of_twin):
-        found += _beside(layer, tokens, of_twin)
+                rows.append(Measured(layer, None, f"{name}, {which}", usual, low, high))
+    of_baseline = State() if baseline is None else baseline.state
+    for layer, tokens in _layers(of_baseline):
+        rows += _beside(layer, tokens, of_baseline)
         for which in JUDGED:
             cloud = tokens.without(which, model.computed)
             if cloud is not None:
                 draws = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
                 estimate = excess(cloud, largest_square(draws, cloud.axes))
-                found += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
-    return found
+                rows += measured(layer, f"{EXCESS}, {which}", estimate, len(cloud.features))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Depth by depth, and the model by the majority of its depths."""
+    """Judge every depth by its cleaned excess."""
     quantity = f"{EXCESS}, {CLEANED}"
     ruled = judge(findings, quantity, lambda f: Bounds(BOUND, BOUND), small=True)
-    c = count(ruled, quantity)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No stream was recognised, or too few tokens of it were read.")
-    whole, own, mean = (middle(f.value for f in findings if f.quantity == q) for q in (f"{EXCESS}, {ALL}", OWN, MEAN))
-    words = (
-        f"Along its worst direction the cleaned cloud of the middle depth is {c.value:.3f} (W²) farther from a "
-        f"Gaussian than a Gaussian sample is, {whole:.3f} with all tokens, {c.null:.3f} with random weights; "
-        f"{c.supported} of {c.judged} depths are within {BOUND}, {c.refuted} beyond. Self weight {own:.2f}, mean "
-        f"fraction {mean:.2f}."
-    )
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=quantity, note=c.note)
+    reported = {ALL: f"{EXCESS}, {ALL}", SELF: SELF, MEAN: MEAN}
+    return conclude(ruled, quantity, details=[median_detail(key, findings, name) for key, name in reported.items()])
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
 
 
 def _take(depth: Depth, batch_pass: BatchPass, samples: dict[str, _Chosen]) -> None:
-    """The tokens of least hash of a stream; all depths of a stack have the same ones, chosen once, on the CPU."""
+    """Store the tokens of smallest hash; all depths of a stack share them, and they are chosen once, on the CPU."""
     if depth.stack not in samples:
         n, width = depth.stream.shape[1:]
         batch = batch_pass.batch
@@ -236,29 +240,29 @@ def _take(depth: Depth, batch_pass: BatchPass, samples: dict[str, _Chosen]) -> N
         about = (keys.repeat_interleave(n)[rows], positions, torch.full_like(rows, batch.group))
         taken = dict(zip(ABOUT, about, strict=True))
         samples[depth.stack] = _Chosen(hashes[rows], rows.to(depth.stream.device, non_blocking=True), taken, size)
-    of = samples[depth.stack]
-    of.taken[depth.layer] = depth.stream.flatten(0, 1)[of.rows]
+    sample = samples[depth.stack]
+    sample.taken[depth.layer] = depth.stream.flatten(0, 1)[sample.rows]
 
 
 def _own_weight(event: Attended, batch_pass: BatchPass) -> State | None:
-    """Weights of tokens on themselves, mean over heads: sums and counts of each row."""
+    """Self weights of tokens, mean over heads: sums and counts for each row."""
     if event.crosses or not applies(event, batch_pass) or event.query.shape[2] != event.key.shape[2]:
         return None
     rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     at = rows.places[:, None, :, None].expand(-1, event.query.shape[1], -1, 1)
-    own = (rows.logits.gather(-1, at).squeeze(-1) - rows.of(event.attention.log_normalizer)).exp().mean(1)
-    count = rows.valid.to(own.dtype).sum(1)
-    values = torch.stack((count, own.masked_fill(~rows.valid, 0.0).sum(1), count), -1)
-    return State(own={event.layer: sums_of(values.double(), batch_pass.documents)})
+    self_weight = (rows.logits.gather(-1, at).squeeze(-1) - rows.of(event.attention.log_normalizer)).exp().mean(1)
+    count = rows.valid.to(self_weight.dtype).sum(1)
+    values = torch.stack((count, self_weight.masked_fill(~rows.valid, 0.0).sum(1), count), -1)
+    return State(self_weights={event.layer: sums_of(values.double(), batch_pass.documents)})
 
 
-# Of the merged sample ------------------------------------------------------------------------------------------------
+# The merged sample ---------------------------------------------------------------------------------------------------
 
 
 class _Tokens(NamedTuple):
-    """The sample at one depth."""
+    """The sampled tokens at one depth."""
 
     x: Float[Tensor, "n D"]
     documents: Int[Tensor, " n"]
@@ -267,7 +271,7 @@ class _Tokens(NamedTuple):
     massive: Bool[Tensor, " n"]
 
     def without(self, which: str, computed: Computed) -> ProjectedTokens | None:
-        """The tokens that are left without what is removed, projected; None of too few."""
+        """Remaining tokens after the removals of `which`, projected; None if they are too few."""
         any_massive = bool(self.massive.any())
         removed = tuple(each for each in REMOVED[which] if each != MASSIVE or any_massive)
         keep = torch.ones_like(self.massive)
@@ -296,7 +300,7 @@ def _layers(state: State) -> Iterator[tuple[str, _Tokens]]:
 
 
 def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
-    """The numbers of Gaussian clouds, drawn once."""
+    """Shape statistics of Gaussian samples, drawn once."""
 
     def compute() -> dict[str, Tensor]:
         drawn = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
@@ -306,43 +310,47 @@ def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
 
 
 def _shapes(layer: str, which: str, cloud: ProjectedTokens) -> list[Measured]:
-    """All numbers of a cloud."""
-    counts, kept = _without_groups(cloud.groups)
-    parts = [shape(cloud.features[keep], cloud.axes) for keep in kept]
-    found = []
+    """All shape statistics of a sample, with jackknife intervals."""
+    counts, masks = _without_groups(cloud.groups)
+    parts = [shape(cloud.features[keep], cloud.axes) for keep in masks]
+    rows = []
     for name in parts[0]:
         values = torch.stack([_unsquared(name, part[name]) for part in parts])
-        found += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
-    return found
+        rows += measured(layer, f"{name}, {which}", jackknifed(values[0], values[1:], counts), len(cloud.features))
+    return rows
 
 
 def excess(cloud: ProjectedTokens, draws: Float[Tensor, " m"]) -> Estimate:
-    """The largest W² beyond the mean of Gaussian clouds; without a group these are farther from their law too."""
-    counts, kept = _without_groups(cloud.groups)
-    squares = torch.stack([largest_square(cloud.features[keep], cloud.axes) for keep in kept])
-    sizes = torch.stack([keep.sum() for keep in kept])
+    """Largest W² minus its mean over Gaussian samples, which is scaled to the size of each jackknife sample."""
+    counts, masks = _without_groups(cloud.groups)
+    squares = torch.stack([largest_square(cloud.features[keep], cloud.axes) for keep in masks])
+    sizes = torch.stack([keep.sum() for keep in masks])
     less = squares - draws.double().mean() * (sizes[0] / sizes)
     return jackknifed(less[0], less[1:], counts)
 
 
 def _unsquared(name: str, value: Tensor) -> Tensor:
-    """Distances themselves, not their squares; other numbers as they are."""
+    """Distances in place of squared distances; other statistics unchanged."""
     return value.sqrt() if name in (LARGEST, SLICED, AXES, PROJECTIONS) else value
 
 
 def _beside(layer: str, tokens: _Tokens, state: State) -> list[Measured]:
-    """Mean fraction, massive activations and self weight."""
-    counts, kept = _without_groups(tokens.groups)
+    """Mean fraction, share of massive activations and self weight."""
+    counts, masks = _without_groups(tokens.groups)
     n, x = len(tokens.x), tokens.x.double()
-    values = torch.stack([OBSERVABLES["mean_fraction"](x[keep], None, None) for keep in kept])
-    found = measured(layer, MEAN, jackknifed(values[0], values[1:], counts), n)
-    found.append(Measured(layer, None, SHARE, float(tokens.massive.double().mean()), tokens=n))
-    own = state.own.get(layer)
-    return found if own is None else found + measured(layer, OWN, bootstrap(ratio, own), own.totals[0, 2])
+    values = torch.stack([OBSERVABLES["mean_fraction"](x[keep], None, None) for keep in masks])
+    rows = measured(layer, MEAN, jackknifed(values[0], values[1:], counts), n)
+    rows.append(Measured(layer, None, SHARE, float(tokens.massive.double().mean()), tokens=n))
+    self_weights = state.self_weights.get(layer)
+    return (
+        rows
+        if self_weights is None
+        else rows + measured(layer, SELF, bootstrap(ratio, self_weights), self_weights.totals[0, 2])
+    )
 
 
 def _without_groups(groups: Int[Tensor, " n"]) -> tuple[Int[Tensor, " g"], list[Bool[Tensor, " n"]]]:
-    """How many tokens each group has; all tokens, and all but those of each group, if there are several."""
+    """Number of tokens of each group; masks of all tokens, and of all but one group if there are several."""
     present, counts = groups.unique(return_counts=True)
     every = torch.ones_like(groups, dtype=torch.bool)
     return counts, [every, *(groups != g for g in present if len(present) > 1)]

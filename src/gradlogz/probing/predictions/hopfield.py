@@ -1,8 +1,8 @@
-"""Attention as one update of a Hopfield network: how many patterns does a head retrieve together?
+"""Hopfield retrieval: the number of patterns that a head retrieves in one update.
 
-    held            k / n: the fewest keys that hold 90 % of the weight, over the keys that a row sees     [ramsauer20]
+    held            k / n: smallest number of keys with 90 % of the weight, over n visible keys     [ramsauer20]
 
-Read next: entropy.py, ../../dynamics/hopfield.py (networks that are iterated).
+Read next: entropy.py, ../../dynamics/hopfield.py (iterated networks).
 """
 
 import math
@@ -14,45 +14,47 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, bootstrapped, count, judge, measured, random_band
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, bootstrapped, conclude, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Histogram, Sums, histogram_of, ratio, sums_of
 from .observables.attention_rows import Rows, applies, rows_of
 
 HELD, MASS, FEWEST, HALF = "held", 0.9, 8, 0.5
 COUNT, CLASS, RETRIEVAL, BROKEN = "keys held", "class", "retrieval", "rows against theorems"
 CLASSES = {"I": 1 / 2, "II": 1 / 8, "III": 1 / 32, "IV": 0.0}
+CLASS_NAMES = [f"class {name}" for name in CLASSES]
 ROUNDING = 1e-3
 EDGES = torch.tensor([-1.0, -ROUNDING, 0.0, 1.0], dtype=torch.float64)
 
 FORMULAS = f"""\
-    held            k / n: the fewest keys that hold {100 * MASS:g} % of the weight of a row that sees n    [ramsauer20]
-    class           by the middle row: I k > n/2, an average of nearly all; II above n/8; III above n/32, a metastable
+    held            k / n: smallest number of keys with {100 * MASS:g} % of the weight, over n visible keys [ramsauer20]
+    class           of the median row: I k > n/2, an average of most keys; II k > n/8; III k > n/32, a metastable
                     state of few; IV the rest, single patterns
     retrieval       share of rows whose bound |att - k_1| <= 2 M (n - 1) exp(-(s_1 - s_2)) is below |k_1|: k_1 has the
-                    largest logit s_1, s_2 is the next, M the length of the longest key                    [theory 5.7]
+                    largest logit s_1, s_2 is the second largest, M the largest key norm                   [theory 5.7]
     energy          E(q) - E(att) - |q - att|²/2 >= 0 with E(x) = |x|²/2 - log sum_j w_j exp(beta <k_j, x>) / beta: a
-                    theorem [theory 5.6], and so is the bound; "{BROKEN}" counts those that break one by
-                    more than rounding: a check, no finding"""
+                    theorem [theory 5.6], and so is the bound; "{BROKEN}" counts violations beyond
+                    rounding: a self-check"""
 
 DECLARATION = Declaration(
     title="Hopfield retrieval",
-    claim="Heads retrieve: nine tenths of their weight lie on less than half of the keys they see.",
-    formula=f"k / n, k the fewest keys that hold {100 * MASS:g} % of the weight of a row that sees n",
-    refutes="Nine tenths of the weight spread over more than half of the keys.",
+    claim=f"Heads retrieve few patterns: {100 * MASS:g} % of the attention weight lies on less than half of the keys.",
+    formula=f"k / n, k the smallest number of keys with {100 * MASS:g} % of the weight of a row with n visible keys",
+    refutes=f"{100 * MASS:g} % of the weight spread over more than half of the visible keys.",
     method=(
         FORMULAS,
-        f"Of the rows with small hashes that see {FEWEST} keys or more. The state is the query, the patterns are the "
-        "keys it sees, and att their average, whatever the values are; beta is the scale. A learned sink is one more "
-        "pattern, at the origin: its logit does not know the query, and it adds nothing to the average.",
-        "Null: a head with random weights, the band that of another one.",
+        f"The sample is a random subset of the rows with at least {FEWEST} visible keys. The state is the query, the "
+        "patterns are the visible keys, and att is their attention-weighted mean, whatever the values are; beta is the "
+        "scale. A learned sink is one more pattern, at the origin: its logit does not depend on the query, and it adds "
+        "nothing to the mean.",
+        "Null: the heads of the random-weights baseline, with the 95 % prediction band of a further random head.",
     ),
     decision_rule=(
-        f'A head supports the claim if the interval of "{HELD}" lies below {HALF:g} and below the null, and refutes it '
-        f"if above {HALF:g}: then it averages over most of what it sees."
+        f'A head supports the claim if "{HELD}" is below {HALF:g} and below the null, and refutes it above {HALF:g}, '
+        "where it averages over most visible keys. The model follows the majority of its heads."
     ),
     quantities={
         HELD: Quantity("share of keys", f"k / n,  k keys hold {100 * MASS:g} %"),
@@ -66,18 +68,28 @@ DECLARATION = Declaration(
         BROKEN: Quantity("rows", "count of rows"),
     },
     references=("ramsauer20",),
+    statistic=f"median share of keys that hold {100 * MASS:g} % of the weight",
+    null="random-weights baseline",
+    outcomes=(f"are below {HALF:g} and below the baseline", f"above {HALF:g}"),
+    details={name: Label(f"heads of {name}") for name in CLASS_NAMES},
+    remarks={
+        NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
+        "theorem_violated": (
+            "{rows:.0f} rows violate the energy or the retrieval bound, which is impossible: the capture is wrong."
+        ),
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """Of a layer: counts of its rows, and the slack of both theorems; None where its logits are no products."""
+    """Counts of the rows of a layer, and the slack of both theorems; None if its logits are no inner products."""
 
     rows: Sums | None = None
     slack: Histogram | None = None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Counts of the chosen rows, and the least slack of both theorems."""
+    """Counts of the sampled rows, and the slack of both theorems."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or event.arguments.softcap is not None:
@@ -87,68 +99,63 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
         return None
     if event.arguments.sinks is not None:
         rows = _with_sink(rows, event.arguments.sinks)
-    values, slack, kept = _columns(rows, event.arguments.scale)
+    values, slack, enough = _columns(rows, event.arguments.scale)
     slack = slack.movedim(0, -1).transpose(0, 1).flatten(1)
-    valid = kept.unsqueeze(-1).expand(*kept.shape, 2).transpose(0, 1).flatten(1)
+    valid = enough.unsqueeze(-1).expand(*enough.shape, 2).transpose(0, 1).flatten(1)
     counts = sums_of(values, batch_pass.documents)
     return {event.layer: LayerState(counts, histogram_of(slack, EDGES, valid=valid))}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """Shares over rows with the bootstrap; the number of the class; how many rows break a theorem."""
-    found = [absent(layer, HELD) for layer, kept in state.items() if kept.rows is None]
-    sums = {layer: kept.rows for layer, kept in state.items() if kept.rows is not None}
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
+    """Shares over rows (bootstrap), the class of each head, and the number of rows that violate a theorem."""
+    measurements = [absent(layer, HELD) for layer, layer_state in state.items() if layer_state.rows is None]
+    sums = {layer: layer_state.rows for layer, layer_state in state.items() if layer_state.rows is not None}
     names = [HELD, COUNT, *(f"class {name}" for name in CLASSES), RETRIEVAL]
     for column, name in enumerate(names, start=1):
         for layer, estimate in bootstrapped(sums, partial(ratio, above=column, below=0)).items():
-            found += measured(layer, name, estimate, sums[layer].totals[0, :, 0])
+            measurements += measured(layer, name, estimate, sums[layer].totals[0, :, 0])
     for layer, each in sums.items():
         shares = each.totals[0, :, 3:7].cpu()
-        middle = 1 + (shares.cumsum(-1) * 2 < shares.sum(-1, keepdim=True)).sum(-1)
+        number_of_class = 1 + (shares.cumsum(-1) * 2 < shares.sum(-1, keepdim=True)).sum(-1)
         slack = state[layer].slack
         broken = torch.zeros(len(shares)) if slack is None else slack.counts[:, [0, 1, -1]].sum(-1).cpu()
-        for head, (number, wrong) in enumerate(zip(middle.tolist(), broken.tolist(), strict=True)):
+        for head, (number, wrong) in enumerate(zip(number_of_class.tolist(), broken.tolist(), strict=True)):
             rows = int(each.totals[0, head, 0])
-            found.append(Measured(layer, head, CLASS, float(number) if rows else math.nan, tokens=rows))
-            found.append(Measured(layer, head, BROKEN, float(wrong), tokens=rows))
-    return found
+            measurements.append(Measured(layer, head, CLASS, float(number) if rows else math.nan, tokens=rows))
+            measurements.append(Measured(layer, head, BROKEN, float(wrong), tokens=rows))
+    return measurements
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """The same of a head with random weights."""
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Bands over the heads of the random-weights baseline."""
     by: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for m in [] if twin is None else evaluate(twin.state, twin.model):
+    for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
         if m.head is not None and m.quantity not in (CLASS, BROKEN):
             by[m.layer, m.quantity].append(m.value)
     return [m for (layer, name), values in by.items() for m in random_band(layer, name, torch.tensor(values))]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the decision rule."""
+    """Judge every head by its share of keys; count the heads of each class."""
 
     def bounds(f: Finding) -> Bounds:
         return Bounds(HALF if math.isnan(f.null_low) else min(HALF, f.null_low), HALF)
 
     ruled = judge(findings, HELD, bounds, small=True)
-    c = count(ruled, HELD)
-    if not c.judged:
-        return Judgement(ruled, "not applicable", "No layer hands on queries and keys whose products are its logits.")
-    of = Counter(int(f.value) for f in findings if f.quantity == CLASS and not math.isnan(f.value))
-    classes = ", ".join(f"{of[i]} of class {name}" for i, name in enumerate(CLASSES, start=1))
-    words = (
-        f"{c.supported} of {c.judged} heads put nine tenths of their weight on less than half of the keys, {c.refuted} "
-        f"on more; the middle head on {c.value:.0%}. Heads: {classes}."
-    )
-    broken = sum(int(f.value) for f in findings if f.quantity == BROKEN)
-    words += (
-        f" {broken} rows break the energy or the bound, which cannot be: the capture is at fault." if broken else ""
-    )
-    return Judgement(ruled, c.verdict, words, c.value, null=c.null, quantity=HELD, note=c.note)
+    classes = Counter(int(f.value) for f in findings if f.quantity == CLASS and not math.isnan(f.value))
+    details = [Detail(name, count=classes[i], total=classes.total()) for i, name in enumerate(CLASS_NAMES, start=1)]
+    violations = sum(int(f.value) for f in findings if f.quantity == BROKEN)
+    remarks = (Remark("theorem_violated", {"rows": violations}),) if violations else ()
+    return conclude(ruled, HELD, details=details, remarks=remarks)
 
 
 def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Tensor, "2 b h r"], Tensor]:
-    """(rows, held, k, classes, retrievals) of each sequence; the slack of energy and bound of each row; which count."""
-    s, n = rows.logits, rows.seen
+    """(rows, held, k, classes, retrievals) for each sequence; slack of bound and energy of each row; valid rows."""
+    s, n = rows.logits, rows.visible
     G = s.logsumexp(-1)
     p = (s - G.unsqueeze(-1)).exp()
     heaviest = p.sort(-1, descending=True).values
@@ -172,13 +179,13 @@ def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Ten
     fall = (_square(q) - _square(att) - _square(q - att)) / 2 + (after - G) / beta
     size = _square(q) + _square(att) + (after.abs() + G.abs()) / beta
     slack = torch.stack((short, fall / size))
-    kept = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
+    enough = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
     columns = [torch.ones_like(G), held, k, *(c.to(G.dtype) for c in classes), (bound < first.norm(dim=-1)).to(G.dtype)]
-    return torch.stack(columns, -1).masked_fill(~kept.unsqueeze(-1), 0.0).double().sum(2), slack, kept
+    return torch.stack(columns, -1).masked_fill(~enough.unsqueeze(-1), 0.0).double().sum(2), slack, enough
 
 
 def _with_sink(rows: Rows, sinks: Float[Tensor, "*b h"]) -> Rows:
-    """The rows with one more pattern, 0, whose log weight is the sink of the head."""
+    """Rows with one more pattern, 0, whose log weight is the sink of the head."""
     b, h, r, _ = rows.products.shape
     log_weight = sinks.to(rows.products).expand(b, h)[:, :, None, None].expand(b, h, r, 1)
     return rows._replace(
@@ -189,7 +196,7 @@ def _with_sink(rows: Rows, sinks: Float[Tensor, "*b h"]) -> Rows:
 
 
 def _rows_of_keys(key: Float[Tensor, "b hk n d"], index: Tensor) -> Float[Tensor, "b h r d"]:
-    """The key of each row at an index [b, h, r]."""
+    """Key of each row at an index [b, h, r]."""
     b, h, r = index.shape
     each = index.reshape(b, key.shape[1], -1, 1).expand(-1, -1, -1, key.shape[-1])
     return key.gather(2, each).reshape(b, h, r, key.shape[-1])

@@ -1,9 +1,9 @@
-"""Attention is the gradient of its log normaliser: a check of the capture, never a finding.
+"""Identity: attention is the gradient of its log normaliser; a self-check of the capture.
 
     G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
     output   = ∇G(0)                                     exactly, for any weights
 
-Read next: gaussian_measure.py (what the same rows say of their keys), observables/attention_rows.py (which rows).
+Read next: gaussian_measure.py (the same rows), observables/attention_rows.py (their sampling).
 """
 
 from typing import NamedTuple
@@ -12,54 +12,62 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import absent
+from ..hypothesis_tests import NOTHING_MEASURED, absent, conclude
 from ..inside.events import Attended, Event, ForwardOutput
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Quantity, Remark
 from ..statistics import Histogram, histogram_of
 from .observables.attention_rows import applies, rows_of
 
-PART = 1 / 4  # of the chosen rows: a layer that is wrong is wrong in most
-LIMIT = 64.0  # sums of a few thousand terms, each rounded
+PART = 1 / 4  # share of the sampled rows: a wrong layer is wrong in most rows
+LIMIT = 64.0  # rounding errors of sums of a few thousand terms
 ERROR = "error"
 EDGES = torch.tensor([2.0**power for power in range(-8, 33)], dtype=torch.float64)
 
 FORMULAS = """\
     G(omega) = log sum_j exp(s_j + <v_j, omega>)         the joint family of keys and values            [theory 3.9]
     output   = ∇G(0)                                     exactly, for any weights
-    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in units of rounding"""
+    error    = max |output - ∇G(0)| / (eps (1 + max |s|) max |v|)               in rounding units"""
 
 DECLARATION = Declaration(
-    title="Attention as a gradient",
+    title="Attention is a gradient",
     claim="The output of attention is the gradient of its log normaliser.",
     formula="error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)",
     refutes=(
-        f"An error above {LIMIT:g} units of rounding: the capture is at fault, and nothing else it says of the layer "
-        "holds."
+        f"An error above {LIMIT:g} rounding units. The identity holds for any weights, so such an error means that the "
+        "layer was not captured correctly and that its other results are invalid."
     ),
     method=(
         FORMULAS,
-        "The right side is differentiated by torch from logits that are written out, for the rows with small hashes; "
-        "the left is what the model went on with. A layer that is not exact was not captured as it computes, and "
-        "nothing said of it holds.",
+        "The gradient is computed by automatic differentiation from explicit logits, for a random sample of rows; the "
+        "output is the tensor that the model itself passes on. This is a self-check of the measurement and no "
+        "empirical claim.",
     ),
     decision_rule=(
-        f"A head is exact if the greatest error of its rows is at most {LIMIT:g} units of rounding; the model if all "
-        "heads are."
+        f"A head is exact if the largest error over its sampled rows is at most {LIMIT:g} rounding units. The claim is "
+        "supported if all heads are exact and refuted otherwise."
     ),
-    quantities={ERROR: Quantity("units of rounding", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
+    quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
+    statistic="largest error",
+    number="{:.3g} rounding units",
+    outcomes=("are exact", "are not"),
+    correction="",
+    remarks={
+        NOTHING_MEASURED: "No attention layer exposes its queries, keys and values.",
+        "not_exact": "Other results for these heads are invalid (in {layers}).",
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """The errors of each head, [h]; None of a layer that hands on no queries, or drops weights at random."""
+    """Errors of each head, [h]; None for a layer that exposes no queries, or that uses dropout."""
 
     errors: Histogram | None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """The errors of the chosen rows, counted between powers of 2."""
+    """Histogram of the errors of the sampled rows, with powers of 2 as edges."""
     if not isinstance(event, Attended):
         return None
     if not applies(event, batch_pass) or event.arguments.dropout_p:
@@ -81,49 +89,50 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     return {event.layer: LayerState(histogram_of(errors, EDGES, valid=valid.transpose(0, 1).flatten(1)))}
 
 
-def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:  # noqa: ARG001
-    """The greatest error of each head, rounded up to a power of 2; infinite where one is no number."""
-    found = []
-    for layer, kept in state.items():
-        if kept.errors is None:
-            found.append(absent(layer, ERROR))
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
+    """Largest error of each head, rounded up to a power of 2; infinite if an error is NaN."""
+    rows = []
+    for layer, layer_state in state.items():
+        if layer_state.errors is None:
+            rows.append(absent(layer, ERROR))
             continue
-        counts = kept.errors.counts.cpu()
+        counts = layer_state.errors.counts.cpu()
         ends = torch.cat((EDGES, EDGES.new_tensor([torch.inf, torch.inf])))
         for head, bins in enumerate(counts):
             last = int(bins.nonzero().max()) if int(bins.sum()) else 0
-            found.append(Measured(layer, head, ERROR, float(ends[last]), tokens=int(bins.sum())))
-    return found
+            rows.append(Measured(layer, head, ERROR, float(ends[last]), tokens=int(bins.sum())))
+    return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """None: the statement holds for every model."""
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Return no null values: the identity holds for every model."""
     return []
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Exact if every head of every layer is within LIMIT units of rounding."""
+    """Judge every head by its largest error; one inexact head refutes the claim."""
     ruled = [
         f._replace(verdict="not applicable" if not f.tokens else "supported" if f.value <= LIMIT else "refuted")
         for f in findings
     ]
-    checked = [f for f in ruled if f.tokens]
-    wrong = [f for f in checked if f.verdict == "refuted"]
-    if not checked:
-        return Judgement(ruled, "not applicable", "No layer hands queries, keys and values to a function.")
-    worst = max(f.value for f in checked)
-    if wrong:
-        layers = list(dict.fromkeys(f.layer for f in wrong))
-        words = (
-            f"Not exact in {len(wrong)} of {len(checked)} heads, first in {layers[0]}: what is said of them is void."
-        )
-        return Judgement(ruled, "refuted", words, worst, quantity=ERROR)
-    words = f"Exact in {len(checked)} heads, to {worst:.3g} unit{'s' * (worst != 1)} of rounding."
-    return Judgement(ruled, "supported", words, worst, quantity=ERROR)
+    judgement = conclude(ruled, ERROR)
+    if not judgement.judged:
+        return judgement
+    largest = max(f.value for f in ruled if f.tokens)
+    layers = tuple(dict.fromkeys(f.layer for f in ruled if f.verdict == "refuted"))
+    return judgement._replace(
+        verdict="refuted" if layers else "supported",
+        value=largest,
+        remarks=(Remark("not_exact", layers=layers),) if layers else (),
+    )
 
 
 def _gradient(s: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """∇_omega of log sum_j exp(s_j + <v_j, omega>) at 0, [b, h, r, v]; a sink is a key whose value is 0."""
+    """∇_omega log sum_j exp(s_j + <v_j, omega>) at 0, [b, h, r, v]; a sink is a key with value 0."""
     b, h, r, n = s.shape
     with torch.enable_grad():
         omega = torch.zeros(b, h, r, v.shape[-1], dtype=s.dtype, device=s.device, requires_grad=True)

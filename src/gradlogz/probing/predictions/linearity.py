@@ -1,9 +1,9 @@
-"""Is the feed-forward map affine?
+"""Linearity: held-out R² of affine fits to feed-forward sublayers.
 
-    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    u         = f(z)                           z: input of the sublayer, u: its update of the residual stream x
     held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
 
-Read next: ../statistics/regression.py (the fits), expansion.py (what sublayers do to the cloud).
+Read next: ../statistics/regression.py (the fits), expansion.py (growth of the variance).
 """
 
 import math
@@ -13,45 +13,56 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, also_random, count, judge, measured, middle
+from ..hypothesis_tests import (
+    ALSO_BASELINE,
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    shared_with_baseline,
+)
 from ..inside.architecture import Architecture
 from ..inside.events import Event, ForwardOutput, Passed
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
 from .observables.batch_moments import bytes_of_moments, token_moments
 
-HELD_OUT, IN_SAMPLE, MIDDLE = "held-out R²", "in-sample R²", "in-sample R² of the middle coordinate"
+HELD_OUT, IN_SAMPLE, COORDINATES = "held-out R²", "in-sample R²", "median in-sample R² of coordinates"
 WITH_RESIDUAL, SCORE, IDENTITY = "held-out R² with residual", "linearity score", "R² of the identity"
 DISTANCE, ANISOTROPY = "distance to the identity", "anisotropy"
 SUPPORTS, REFUTES = 0.9, 0.5
 
 FORMULAS = """\
-    u         = f(z)                           z: what the sublayer reads, u: what it adds to the stream x, x' = x + u
+    u         = f(z)                           z: input of the sublayer, u: its update, x' = x + u the residual stream
     held out  = 1 - |u - best affine map of z|² / |u - mean|²          on each group of documents, fitted on the others
     score     = 1 - min_A |X̃A - X̃'|²          X̃, X̃': x and x' centred, of norm 1; all tokens at once     [razzhigaev24]
     distance  = |B - I|_C / |I|_C              B: the best affine map from x to x';  |A|²_C = tr Aᵀ C A, C = Cov(x)
-    identity  = 1 - tr Cov(u) / tr Cov(x')     what remains if the sublayer is left out: a score near 1 may be this"""
+    identity  = 1 - tr Cov(u) / tr Cov(x')     score of the identity map, without the sublayer"""
 
 DECLARATION = Declaration(
-    title="Linearity of feed-forward maps",
-    claim="The feed-forward sublayers are nearly affine maps of what they read.",
-    formula="held-out R² of the best affine map from what a feed-forward sublayer reads to what it adds to the stream",
-    refutes="An affine map that leaves more than half of the variance, in sample and held out.",
+    title="Affine feed-forward maps",
+    claim="Feed-forward sublayers are nearly affine maps of their inputs.",
+    formula="held-out R² of the best affine map from the input of a feed-forward sublayer to its update",
+    refutes=f"An R² below {REFUTES:g}, in sample and held out.",
     method=(
         FORMULAS,
-        "The score is in sample and with the residual. Both flatter: p coordinates explain p / n of anything by n "
-        "tokens, and the stream explains itself. A score near 1 can also be that of one principal component, whose "
-        "share of the variance (anisotropy) stands beside it, and of few large coordinates: the middle coordinate is "
-        "told apart.",
-        "Nulls: the random twin; of the score without residual in sample, tokens that are shuffled, p / (n - 1). A "
-        "twin is no bound: its activation functions see small numbers only and are almost linear there. Where it "
-        "passes the bound as well, the claim holds without training, and the sentence says so.",
+        "The published linearity score is in sample and includes the residual. Both inflate it: p coordinates explain "
+        "p / n of the variance of any n tokens, and the residual stream explains itself. A score near 1 may also be "
+        "due to a single principal component, whose share of the variance (anisotropy) is reported, or to a few large "
+        "coordinates; the median over coordinates is reported as well.",
+        "Nulls: the random-weights baseline; for the in-sample R² without residual, shuffled tokens, p / (n - 1). The "
+        "baseline is not used as a bound: its activation functions receive small inputs, where they are almost "
+        "linear. If the baseline passes the bound too, the result is not an effect of training.",
     ),
     decision_rule=(
-        f"Supported where the held-out share is above {SUPPORTS:g}; refuted where it is below {REFUTES:g} and so is "
-        "the one in sample, which too few tokens cannot make smaller."
+        f"A sublayer supports the claim if its held-out R² is above {SUPPORTS:g}, and refutes it if its held-out R² is "
+        f"below {REFUTES:g} and so is its in-sample R², which a small sample can only increase. The model follows the "
+        "majority of its sublayers."
     ),
     quantities={
         HELD_OUT: Quantity("1", "1 − |u − Az − b|² / |u − ū|²,  held out"),
@@ -59,67 +70,87 @@ DECLARATION = Declaration(
         IDENTITY: Quantity("1", "1 − tr Cov(u) / tr Cov(x + u)"),
         IN_SAMPLE: Quantity("1", "1 − |u − Az − b|² / |u − ū|²"),
         SCORE: Quantity("1", "1 − min_A |X̃A − X̃′|²"),
-        MIDDLE: Quantity("1", "1 − |uᵢ − (Az + b)ᵢ|² / |uᵢ − ūᵢ|²"),
+        COORDINATES: Quantity("1", "1 − |uᵢ − (Az + b)ᵢ|² / |uᵢ − ūᵢ|²"),
         DISTANCE: Quantity("1", "|B − I|_C / |I|_C"),
         ANISOTROPY: Quantity("1", "λ₁ / Σ λ,  λ of Cov(x)"),
     },
     references=("razzhigaev24",),
+    statistic="median held-out R² of an affine fit",
+    null="random-weights baseline",
+    unit="feed-forward sublayer",
+    details={
+        SCORE: Label("median linearity score with residual", null="random-weights baseline"),
+        ANISOTROPY: Label("median share of the first principal component", null="random-weights baseline"),
+    },
+    remarks={
+        NOTHING_MEASURED: "No feed-forward sublayer was recognised.",
+        ALSO_BASELINE: (
+            "Supporting sublayers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
+            "result is not an effect of training."
+        ),
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """Moments of what a sublayer reads, and of the stream where that is another, with what it adds."""
+    """Moments of the input of a sublayer with its update, and of the residual stream if it differs from the input."""
 
-    given: Comoments
+    inputs: Comoments
     stream: Comoments | None = None
 
 
 def matrices(architecture: Architecture) -> dict[str, int]:
-    """Products of what each feed-forward sublayer reads, and of the stream if that is another, with its update."""
-    D, found = architecture.width, {}
+    """Sizes of the products of inputs, and of the residual stream if it differs, with updates."""
+    D, sizes = architecture.width, {}
     for sublayer in architecture.sublayers:
         if sublayer.kind == "feed_forward":
             for tokens in ("input",) if sublayer.reads is None else ("input", "stream"):
-                found[f"{tokens} and update of {sublayer.name}"] = bytes_of_moments(D, D)
-    return found
+                sizes[f"{tokens} and update of {sublayer.name}"] = bytes_of_moments(D, D)
+    return sizes
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """Products of what each feed-forward sublayer reads, and of the stream, with what it adds."""
+    """Moments of the input of each feed-forward sublayer, and of the residual stream, with its update."""
     if not isinstance(event, Passed) or event.sublayer.kind != "feed_forward":
         return None
     mask = batch_pass.real(event)
-    given = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
+    inputs = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
     if event.given is event.stream:
-        return {event.sublayer.name: LayerState(given)}
+        return {event.sublayer.name: LayerState(inputs)}
     stream = token_moments(event.stream, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
-    return {event.sublayer.name: LayerState(given, stream)}
+    return {event.sublayer.name: LayerState(inputs, stream)}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The shares of variance that affine maps explain, and what belongs beside them."""
+    """R² of affine maps, and related statistics of each feed-forward sublayer."""
     rows = []
     for sublayer in model.architecture.sublayers:
         if sublayer.kind != "feed_forward":
             continue
-        found = state.get(sublayer.name)
-        rows += [absent(sublayer.name, HELD_OUT)] if found is None else _measured(sublayer.name, found)
+        layer_state = state.get(sublayer.name)
+        rows += [absent(sublayer.name, HELD_OUT)] if layer_state is None else _measured(sublayer.name, layer_state)
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
-    """The same of the random twin, and of shuffled tokens."""
-    rows = [] if twin is None else [m for m in evaluate(twin.state, twin.model) if m.tokens and m.quantity != IN_SAMPLE]
+def null(
+    state: dict[str, LayerState], model: Probed, baseline: Baseline[dict[str, LayerState]] | None
+) -> list[Measured]:
+    """Values of the random-weights baseline, and the in-sample R² of shuffled tokens."""
+    rows = (
+        []
+        if baseline is None
+        else [m for m in evaluate(baseline.state, baseline.model) if m.tokens and m.quantity != IN_SAMPLE]
+    )
     for sublayer in model.architecture.sublayers:
-        found = state.get(sublayer.name)
-        if sublayer.kind == "feed_forward" and found is not None:
-            n, p = float(found.given.tokens.sum()), found.given.total().mean_x.shape[-1]
+        layer_state = state.get(sublayer.name)
+        if sublayer.kind == "feed_forward" and layer_state is not None:
+            n, p = float(layer_state.inputs.tokens.sum()), layer_state.inputs.total().mean_x.shape[-1]
             rows.append(Measured(sublayer.name, None, IN_SAMPLE, min(p / (n - 1), 1.0)))
     return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the held-out share without residual."""
+    """Judge every feed-forward sublayer by its held-out R² without residual."""
     in_sample = {(f.layer, f.call): f.value for f in findings if f.quantity == IN_SAMPLE}
 
     def bounds(f: Finding) -> Bounds:
@@ -127,40 +158,34 @@ def verdict(findings: list[Finding]) -> Judgement:
         return Bounds(supports=SUPPORTS, refutes=REFUTES if least < REFUTES else -math.inf)
 
     findings = judge(findings, HELD_OUT, bounds)
-    found = count(findings, HELD_OUT)
-    if not found.judged:
-        return Judgement(findings, "not applicable", "No feed-forward sublayer was recognised.", quantity=HELD_OUT)
-    score, anisotropy = (middle(f.value for f in findings if f.quantity == name) for name in (SCORE, ANISOTROPY))
-    beside = "" if math.isnan(found.null) else f" ({found.null:.0%} with random weights)"
-    words = (
-        f"An affine map explains {found.value:.0%} of what the middle one of {found.judged} sublayers adds, held out"
-        f"{beside}. The score with residual is {score:.2f}, where one component holds {anisotropy:.0%} of the stream."
-    ) + also_random(findings, HELD_OUT, SUPPORTS)
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=HELD_OUT, note=found.note
-    )  # fmt: skip
+    return conclude(
+        findings,
+        HELD_OUT,
+        details=[median_detail(name, findings, name) for name in (SCORE, ANISOTROPY)],
+        remarks=shared_with_baseline(findings, HELD_OUT, SUPPORTS),
+    )
 
 
-def _measured(name: str, found: LayerState) -> list[Measured]:
-    given = found.given
-    stream = given if found.stream is None else found.stream
-    tokens = given.tokens.sum()
-    fit, whole = affine_fit(given), affine_fit(with_residual(stream))
+def _measured(name: str, layer_state: LayerState) -> list[Measured]:
+    inputs = layer_state.inputs
+    stream = inputs if layer_state.stream is None else layer_state.stream
+    tokens = inputs.tokens.sum()
+    fit, residual_fit = affine_fit(inputs), affine_fit(with_residual(stream))
     rows = measured(name, HELD_OUT, fit.held_out, tokens)
-    rows += measured(name, WITH_RESIDUAL, whole.held_out, tokens)
+    rows += measured(name, WITH_RESIDUAL, residual_fit.held_out, tokens)
     rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
     described = {
         IN_SAMPLE: fit.in_sample,
-        SCORE: whole.in_sample,
-        MIDDLE: _middle(given.total(), fit.coefficients),
-        DISTANCE: _distance(stream.total(), whole.coefficients),
+        SCORE: residual_fit.in_sample,
+        COORDINATES: _median_over_coordinates(inputs.total(), fit.coefficients),
+        DISTANCE: _distance(stream.total(), residual_fit.coefficients),
         ANISOTROPY: _anisotropy(stream.total()),
     }
     return rows + [Measured(name, None, quantity, float(v), tokens=int(tokens)) for quantity, v in described.items()]
 
 
 def with_residual(comoments: Comoments) -> Comoments:
-    """The moments of x and x + u from those of x and u."""
+    """Moments of x and x + u, from those of x and u."""
     return Comoments(tuple(None if m is None else _added(m) for m in comoments.groups))
 
 
@@ -174,8 +199,8 @@ def _diagonal(products: Tensor) -> Tensor:
     return products.diagonal(dim1=-2, dim2=-1)
 
 
-def _middle(m: GroupMoments, B: Tensor) -> Tensor:
-    """The share explained of each coordinate of the update that varies, the middle one."""
+def _median_over_coordinates(m: GroupMoments, B: Tensor) -> Tensor:
+    """Median R² over the coordinates of the update that vary."""
     varies = m.yy > 0
     return torch.where(varies, (B * m.xy).sum(-2) / m.yy, torch.nan).nanmedian(-1).values
 
@@ -190,7 +215,7 @@ def _identity(m: GroupMoments) -> Tensor:
 
 
 def _anisotropy(m: GroupMoments) -> Tensor:
-    """The share of the first principal component."""
+    """Share of the variance in the first principal component."""
     return torch.linalg.eigvalsh(m.xx)[..., -1] / _diagonal(m.xx).sum(-1)
 
 

@@ -1,12 +1,12 @@
-"""What are the logit forms of heads like?
+"""Geometry of QK matrices: symmetry, positivity, and alignment with covariances.
 
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
     B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
     B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
 
-Everything is computed from factors of d columns.
+All matrices are represented by factors of d columns.
 
-Read next: symmetry.py (the scores of others), tie.py.
+Read next: symmetry.py (published scores), tie.py.
 """
 
 import math
@@ -18,14 +18,22 @@ import torch
 from ..._typing import Tensor
 from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, middle, outside
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
@@ -33,24 +41,24 @@ POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive sha
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
 SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
-VARIANCE = 0.9  # held by the leading components
+VARIANCE = 0.9  # share of the leading components
 DRAWS = 20  # of random rotations
-DEFECT = 1e-12  # of the squared length, by which products of columns are kept positive where columns depend
+DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
 
 FORMULAS = f"""\
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
     B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
     B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
 
-    positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2      cosine of B with the nearest such form
+    positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
     symmetric share   |B_s|² / |B|²
-    positive share    sum of positive eigenvalues of B_s over sum of all their sizes
+    positive share    sum of positive eigenvalues of B_s over the sum of absolute eigenvalues
     cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold
                                                     {VARIANCE:.0%} of their variance, at least d: Cov⁻¹ is all in the
                                                     smallest ones
-    whitened          of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹, and where tokens are many it counts more
-    Fisher            T = mean of Cov_a(k) over the queries with a small hash, against W_kᵀ B_s W_k: in the space of the
-                      head, on which alone B can match it; not with rotary embeddings, where keys turn"""
+    whitened          cosine of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹; weighted by the density of tokens
+    Fisher            T = mean of Cov_a(k) over sampled queries, compared with W_kᵀ B_s W_k in the space of the head;
+                      not defined with rotary embeddings, which rotate the keys"""
 
 _OF_FORMS = {
     POSITIVE: Quantity("1", "|B₊| / |B|,  B = β W_q W_kᵀ"),
@@ -63,40 +71,54 @@ _OF_FORMS = {
 }
 
 DECLARATION = Declaration(
-    title="Geometry of QK matrices",
-    claim="The logit form of each head is symmetric and positive, as a Fisher information is.",
+    title="Positive QK matrices",
+    claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
     formula=(
         "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
     ),
-    refutes="Less than half of the squared norm of a form in its positive symmetric part.",
+    refutes="Less than half of the squared norm of a QK matrix in its positive symmetric part.",
     method=(
         FORMULAS,
-        "Both conjectures make B symmetric and positive semidefinite. Gains of the norm are inside W_q and W_k, so "
-        "that B acts on tokens that are only normalised, and what a centring norm cannot see is left out.",
-        "Nulls: random rotations between queries and keys for what B is by itself, the first three and the cosines "
-        "with I, whose deviation is then sqrt(2) / r; rotations of B_s as a whole for its cosines with other T, which "
-        "tell alignment from size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) "
-        "|B_s|² |T|²), B_0 and T_0 without trace, since symmetric matrices of trace 0 are an irreducible space of "
-        'rotations. With rotary embeddings B is the form of a token with itself, and "over distances" W_q R̄ W_kᵀ, '
-        "turned as on the average over the keys that the head attends to; where a part of the coordinates stays, its "
-        "share of the squared norm is told. Where queries and keys are normalised B is that of their directions.",
+        "Both conjectures make B symmetric and positive semidefinite. Norm gains are part of W_q and W_k, so that B "
+        "acts on normalised tokens; the direction that a centring norm removes is projected out.",
+        "Nulls: for the first three quantities and the cosine with I, random rotations between queries and keys, with "
+        "standard deviation sqrt(2) / r; for the cosines with other T, rotations of B_s, which separate alignment from "
+        "size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 "
+        "and T_0 are the traceless parts (an irreducible representation of the rotations). With rotary embeddings B "
+        'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ with the rotation averaged over '
+        "the attended distances. With partial rotary embeddings the share of the squared norm in unrotated coordinates "
+        "is reported as well. If queries and keys are normalised, B acts on their directions.",
     ),
     decision_rule=(
-        f"A head is judged by the positive cosine, which the weights fix: supported above {SUPPORTS:g}, refuted below "
-        "sqrt(1/2), where less than half of the form is symmetric and positive. The other cosines are told beside "
-        "their nulls."
+        f"A head supports the claim if its positive cosine, a function of the weights alone, is above {SUPPORTS:g}, "
+        "and refutes it below sqrt(1/2), where less than half of the squared norm is symmetric and positive. The model "
+        "follows the majority of its heads. The other cosines are not judged."
     ),
     quantities={
         **_OF_FORMS,
         FISHER: Quantity("1", "cos(W_kᵀ (B + Bᵀ)/2 W_k, E Cov_a(k))"),
         **{name + OVER: quantity for name, quantity in _OF_FORMS.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
+    },
+    statistic="median positive cosine",
+    null="random-rotation null",
+    correction="",
+    details={
+        **{
+            name: Label(f"median {name}", null="rotation null", counted="above the rotation null")
+            for name in (WITH_C, WITH_INVERSE, FISHER)
+        },
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        **OVER_REMARKS,
     },
 )
 
 
 class LayerState(NamedTuple):
-    """Of a layer of self-attention: moments of what it reads and of attended keys; how far its heads look, by group."""
+    """Moments of the inputs and of the attended keys of a self-attention layer; attention distances, by group."""
 
     read: Comoments | None = None
     fisher: Comoments | None = None
@@ -109,7 +131,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """The covariance of what each layer of self-attention reads, that of attended keys, and how far heads look."""
+    """Covariances of the inputs and of the attended keys of self-attention layers, and attention distances."""
     crosses = batch_pass.memory(_Memory).crosses
     if isinstance(event, Attended):
         crosses[event.layer] = event.crosses
@@ -122,11 +144,11 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The values of each head; those of matrices alone have no sampling error."""
+    """Values of each head; functions of the weights alone have no sampling error."""
     rows = []
     for layer in model.architecture.attention:
-        weights, kept = model.weights.get(layer), state.get(layer, LayerState())
-        read, fisher = on_cpu(kept.read), on_cpu(kept.fisher)
+        weights, layer_state = model.weights.get(layer), state.get(layer, LayerState())
+        read, fisher = on_cpu(layer_state.read), on_cpu(layer_state.fisher)
         if not isinstance(weights, HeadWeights) or read is None:
             rows.append(absent(layer, POSITIVE))
             continue
@@ -135,7 +157,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
         for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
             rows += [Measured(layer, h, quantity, v, v, v, tokens) for h, v in enumerate(values.tolist())]
         E = _components(read, weights)
-        R = mean_rotations(kept.distances, weights, read.present()) if weights.rotary else None
+        R = mean_rotations(layer_state.distances, weights, read.present()) if weights.rotary else None
         rows += _compared(layer, weights, read, E, R)
         if fisher is not None and not weights.rotary:
             form = _symmetric(V.mT @ U, V.mT @ V)
@@ -144,18 +166,22 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """Under random rotations."""
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Values under random rotations."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
-        weights, kept = model.weights.get(layer), state.get(layer, LayerState())
-        read, fisher = on_cpu(kept.read), on_cpu(kept.fisher)
+        weights, layer_state = model.weights.get(layer), state.get(layer, LayerState())
+        read, fisher = on_cpu(layer_state.read), on_cpu(layer_state.fisher)
         if not isinstance(weights, HeadWeights) or read is None:
             continue
         U, V = forms(weights)
         E = _components(read, weights)
         C = _covariance(read.total(), weights, E)
-        R = mean_rotations(kept.distances, weights)
+        R = mean_rotations(layer_state.distances, weights)
         for name, form in (("", U), *(() if R is None else ((OVER, U @ R[0]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
             gram = _gram(form, V)
@@ -168,7 +194,7 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
                 rows += _rows(layer, quantity + name, each.mean(0), arm)
             M = _symmetric(E.mT @ form, E.mT @ V)
             for quantity, function in _TARGETS.items():
-                if quantity in (WITH_I, WHITENED):  # the same for every rotation of the form as a whole
+                if quantity in (WITH_I, WHITENED):  # invariant under rotations of B_s
                     pairs = [(0.0, math.sqrt(2) / E.shape[-1])] * len(M)
                 else:
                     pairs = _turned(*function(M, C))
@@ -180,29 +206,20 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the positive cosine."""
+    """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
     findings = judge(findings, POSITIVE, lambda f: Bounds(SUPPORTS, REFUTES))
-    found = count(findings, POSITIVE)
-    if not found.judged:
-        words = "No layer of self-attention has matrices that act on what it reads."
-        return Judgement(findings, "not applicable", words, quantity=POSITIVE)
-    told = []
+    cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
-        of = [f for f in findings if f.quantity == quantity]
-        if of:
-            above = sum(stands and f.value > f.null for f, stands in zip(of, outside(of), strict=True))
-            told.append(f"{quantity.removeprefix('cosine with the ')} {middle(f.value for f in of):z.2f} ({above})")
-    words = (
-        f"The middle cosine with a positive form is {found.value:z.2f} ({found.null:z.2f} if keys are rotated). Middle "
-        f"cosines, and how many heads are above rotations: {', '.join(told)}."
-    ) + over_distances(findings, POSITIVE + OVER, "the middle cosine with a positive form")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=POSITIVE, note=found.note
-    )  # fmt: skip
+        rows = [f for f in findings if f.quantity == quantity]
+        if rows:
+            above = sum(stands and f.value > f.null for f, stands in zip(rows, outside(rows), strict=True))
+            cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
+    details, remarks = over_distances(findings, POSITIVE + OVER)
+    return conclude(findings, POSITIVE, details=(*cosines, *details), remarks=remarks)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
-    """The cosines with all targets, and with the rotations R between queries and keys all values once more."""
+    """Cosines with all targets, and all values with the rotations R between queries and keys."""
     U, V = forms(weights)
     C = _covariance(read.versions(), weights, E)
     groups = read.present()
@@ -217,8 +234,8 @@ def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: T
         M = _symmetric((E.mT @ U) @ R, E.mT @ V)
         values |= {q + OVER: _cosine(*function(M, C)) for q, function in _TARGETS.items()}
     rows = []
-    for quantity, found in values.items():
-        rows += measured(layer, quantity, jackknifed(found[0], found[1:], left), tokens)
+    for quantity, versions in values.items():
+        rows += measured(layer, quantity, jackknifed(versions[0], versions[1:], left), tokens)
     if R is not None and isinstance(weights.turning, Turning):
         share = still_share(weights.turning, U, V)
         rows += [] if share is None else [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
@@ -227,33 +244,33 @@ def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: T
     return rows
 
 
-# Forms ---------------------------------------------------------------------------------------------------------------
+# Matrices ------------------------------------------------------------------------------------------------------------
 
 
 def forms(weights: HeadWeights) -> tuple[Tensor, Tensor]:
-    """U, V [h, D, d] with B = U Vᵀ on normalised tokens, in what their norm lets be seen."""
+    """U, V [h, D, d] with B = U Vᵀ on normalised tokens, without the direction that a centring norm removes."""
     norm, folded = weights.norm, weights.folded
     U, V = weights.scale * folded.query, folded.key
     return (centred(U, -2), centred(V, -2)) if norm is not None and norm.centres else (U, V)
 
 
 def _gram(U: Tensor, V: Tensor) -> Tensor:
-    """The products of the columns of U and V, [h, 2d, 2d]."""
+    """Gram matrix of the columns of U and V, [h, 2d, 2d]."""
     across = U.mT @ V
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
 def _rotated(gram: Tensor, left: Tensor, right: Tensor, turned: Tensor) -> Tensor:
-    """The same after a rotation of V that makes UᵀV the block `turned` between the roots of UᵀU and VᵀV."""
+    """Gram matrix after a rotation of V, with the block `turned` between the roots of UᵀU and VᵀV."""
     d = turned.shape[-1]
-    found = gram.clone()
-    found[..., :d, d:] = left @ turned @ right
-    found[..., d:, :d] = found[..., :d, d:].mT
-    return found
+    rotated = gram.clone()
+    rotated[..., :d, d:] = left @ turned @ right
+    rotated[..., d:, :d] = rotated[..., :d, d:].mT
+    return rotated
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
-    """The products of the columns of U R and V from those of U and V."""
+    """Gram matrix of the columns of U R and V, from that of U and V."""
     d = R.shape[-1]
     both = torch.eye(2 * d, dtype=gram.dtype).repeat(*R.shape[:-2], 1, 1)
     both[..., :d, :d] = R
@@ -261,17 +278,17 @@ def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
 
 
 def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The positive cosine, symmetric share and positive share of U Vᵀ from the products of their columns."""
+    """Positive cosine, symmetric share and positive share of U Vᵀ, from the Gram matrix of their columns."""
     d = gram.shape[-1] // 2
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     lengths = torch.stack((diagonal[..., :d].sum(-1), diagonal[..., d:].sum(-1)), -1).sqrt().repeat_interleave(d, -1)
-    lengths = lengths.clamp(min=torch.finfo(gram.dtype).tiny ** 0.25)  # of a head without weights
-    gram = gram / (lengths.unsqueeze(-1) * lengths.unsqueeze(-2))  # nothing here knows the lengths of U and V
+    lengths = lengths.clamp(min=torch.finfo(gram.dtype).tiny ** 0.25)  # for a head whose weights are 0
+    gram = gram / (lengths.unsqueeze(-1) * lengths.unsqueeze(-2))  # the results do not depend on the norms of U and V
     size = (gram[..., :d, :d] * gram[..., d:, d:]).sum((-2, -1))  # |U Vᵀ|²
     L = torch.linalg.cholesky(gram + DEFECT * torch.eye(2 * d, dtype=gram.dtype))
     half = torch.zeros(2 * d, 2 * d, dtype=gram.dtype)
     half[:d, d:] = half[d:, :d] = torch.eye(d, dtype=gram.dtype) / 2
-    # The eigenvalues of [U V] half [U V]ᵀ that are not 0.
+    # Nonzero eigenvalues of [U V] half [U V]ᵀ.
     eigenvalues = torch.linalg.eigvalsh(L.mT @ half @ L)
     positive = eigenvalues.clamp(min=0.0)
     symmetric = eigenvalues.square().sum(-1) / size
@@ -279,7 +296,7 @@ def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rotations(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """The first d rows and columns of random rotations of R^D, [DRAWS, d, d]."""
+    """First d rows and columns of random rotations of R^D, [DRAWS, d, d]."""
     D, d = shape
     Q, R = torch.linalg.qr(torch.randn(DRAWS, D, d, generator=generator, dtype=torch.float64))
     return Q[:, :d] * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
@@ -299,7 +316,7 @@ def _symmetric(U: Tensor, V: Tensor) -> Tensor:
 
 
 def _covariance(m: GroupMoments, weights: HeadWeights, E: Tensor | None = None) -> Tensor:
-    """Of normalised tokens, from that of what the layer reads: (gain x + bias); on the components E if given."""
+    """Covariance of normalised tokens, from that of the layer's inputs (gain x + bias); on components E if given."""
     C = m.covariance
     if weights.norm is not None:
         gain = weights.norm.gain.double()
@@ -311,7 +328,7 @@ def _covariance(m: GroupMoments, weights: HeadWeights, E: Tensor | None = None) 
 
 
 def _components(read: Comoments, weights: HeadWeights) -> Tensor:
-    """The principal components [D, r] that hold 90 % of the variance of all tokens, at least d of them."""
+    """Principal components [D, r] with 90 % of the variance of all tokens, at least d of them."""
     values, vectors = torch.linalg.eigh(_covariance(read.total(), weights))
     share = values.flip(-1).cumsum(-1) / values.sum()
     r = max(int((share < VARIANCE).sum()) + 1, weights.query.shape[-1])
@@ -327,7 +344,7 @@ def _whitened(M: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     return root @ M @ root, _identity(C)
 
 
-# Forms [h, r, r] and covariances [..., 1, r, r] to the forms and targets that are compared.
+# From B_s [h, r, r] and covariances [..., 1, r, r] to the pairs of matrices that are compared.
 _TARGETS = {
     WITH_I: lambda M, C: (M, _identity(C)),
     WITH_C: lambda M, C: (M, C),
@@ -337,12 +354,12 @@ _TARGETS = {
 
 
 def _cosine(B: Tensor, T: Tensor) -> Tensor:
-    """[..., h] of forms and targets [..., #h, r, r]."""
+    """Cosines [..., h] of matrices [..., #h, r, r]."""
     return (B * T).sum((-2, -1)) / (B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1)))
 
 
 def _turned(B: Tensor, T: Tensor) -> list[tuple[float, float]]:
-    """The mean and the deviation of the cosine of R B Rᵀ with T, for uniform rotations R."""
+    """Mean and standard deviation of the cosine of R B Rᵀ with T, for uniform rotations R."""
     r = B.shape[-1]
     b, t = (X.diagonal(dim1=-2, dim2=-1).sum(-1) for X in (B, T))
     sizes = B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1))
@@ -358,19 +375,19 @@ def _rows(layer: str, quantity: str, values: Tensor, arms: Tensor) -> list[Measu
 
 
 def _fisher(event: Attended, batch_pass: BatchPass) -> Comoments | None:
-    """The sum over the chosen queries of Cov_a(k), [h, d, d], kept as the products of vectors of mean 0."""
+    """Sum over sampled queries of Cov_a(k), [h, d, d], stored as products of vectors of mean 0."""
     rows = rows_of(event, batch_pass)
     if rows is None:
         return None
     h = rows.query.shape[1]
-    k = rows.key - rows.key.mean(-2, keepdim=True)  # a covariance does not know where keys are; their products do
+    k = rows.key - rows.key.mean(-2, keepdim=True)  # centred, because products lose digits to an offset
     k = k.repeat_interleave(h // k.shape[1], 1)
     p = rows.logits.softmax(-1) * rows.valid[:, None, :, None]
     received, mean = p.sum(-2).unsqueeze(-1), p @ k
     products = torch.einsum("bhnd,bhne->hde", received * k, k) - torch.einsum("bhrd,bhre->hde", mean, mean)
     products = (products + products.mT).double() / 2
-    found = GroupMoments(rows.valid.sum().double(), products.new_zeros(h, k.shape[-1]), products)
-    return Comoments(tuple(found if g == batch_pass.batch.group else None for g in range(GROUPS)))
+    moments = GroupMoments(rows.valid.sum().double(), products.new_zeros(h, k.shape[-1]), products)
+    return Comoments(tuple(moments if g == batch_pass.batch.group else None for g in range(GROUPS)))
 
 
 PREDICTION = Prediction(

@@ -1,10 +1,10 @@
-"""Are logit forms symmetric, and do rows or columns of them stand out?
+"""Symmetry and directionality of QK matrices, as published.
 
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
-    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
-    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
+    directionality  = (r - c) / (r + c)                                                    negative: large columns
 
-Read next: qk_geometry.py (the same forms as tokens meet them).
+Read next: qk_geometry.py (the same matrices with norm gains).
 """
 
 import math
@@ -14,27 +14,36 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import absent, band, count, measured, middle, outside
+from ..hypothesis_tests import NOTHING_MEASURED, absent, band, conclude, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput
 from ..inside.head_weights import HeadWeights, Turning, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Sums, jackknifed
-from .observables.attention_distance import OVER, STILL, by_group, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    by_group,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality"
 OF_HEAD = "symmetry of the head"
 BOUND = 0.5
-DEVIATIONS = 2.0  # above the mean, for a row to stand out
+DEVIATIONS = 2.0  # standard deviations above the mean that define a large row or column
 DRAWS = 200
 
 FORMULAS = f"""\
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
-    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 by chance
-    directionality  = (r - c) / (r + c)                                                    negative: columns stand out
-    r               = sum over rows of how far their norm exceeds mean + {DEVIATIONS:g} standard deviations;
-    c                 likewise of columns"""
+    symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
+    directionality  = (r - c) / (r + c)                                                    negative: large columns
+    r               = sum over rows of the excess of their norm over mean + {DEVIATIONS:g} standard deviations;
+    c                 the same for columns"""
 
 _SCORES = {
     SYMMETRY: Quantity("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
@@ -43,53 +52,66 @@ _SCORES = {
 }
 
 DECLARATION = Declaration(
-    title="Symmetry of QK matrices",
-    claim="The logit form of each layer is symmetric: queries and keys play the same part.",
+    title="Symmetric QK matrices",
+    claim="The QK matrix W_q W_k^T of each attention layer is symmetric.",
     formula="tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns",
-    refutes="A symmetry score below 1/2.",
+    refutes=f"A symmetry score below {BOUND:g}.",
     method=(
         FORMULAS,
-        "As in the published tables the matrices are those of the checkpoint: without gains of norms and without "
-        'rotations. "Over distances" they are W_q R̄ W_kᵀ, with the rotations of rotary embeddings averaged over the '
-        "keys that each head attends to; where a part of the coordinates stays, its share of the squared norm is told. "
-        "Shared heads are counted with each of their queries.",
+        "As in the published tables, the matrices are those of the checkpoint, without norm gains and without "
+        'rotations. "Over distances" uses W_q R̄ W_kᵀ with rotary rotations averaged over the attended distances of '
+        "each head. With partial rotary embeddings the share of the squared norm in unrotated coordinates is reported "
+        "as well. Shared key heads are counted with each of their query heads.",
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
-        ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are found to be symmetric, "
-        "decoders directional.",
-        "Nulls: of symmetry, random rotations of the stream between queries and keys: mean 1 / D, deviation "
-        "sqrt(2) / D; of directionality, the norms of a coordinate's row and column exchanged at random, as if queries "
-        "and keys were alike.",
+        ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are reported to be "
+        "symmetric, decoders directional.",
+        "Nulls: for symmetry, random rotations of the residual stream between queries and keys, with mean 1 / D and "
+        "standard deviation sqrt(2) / D; for directionality, random exchanges of the row norm and the column norm of "
+        "each coordinate.",
     ),
     decision_rule=(
-        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports that above "
-        f"{BOUND:g}, where three quarters of |M|² are symmetric, and above its null; it refutes it below {BOUND:g}. "
-        "Matrices are known exactly."
+        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports the claim if "
+        f"its symmetry is above {BOUND:g}, where three quarters of |M|² are symmetric, and above the null, and refutes "
+        f"it below {BOUND:g}. The model follows the majority of its layers. Matrices have no sampling error."
     ),
     quantities={
         **_SCORES,
         **{name + OVER: quantity for name, quantity in _SCORES.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     references=("saponati25",),
+    statistic="median symmetry",
+    null="random-rotation null",
+    unit="attention layer",
+    correction="",
+    details={
+        DIRECTIONALITY: Label("median directionality", null="exchange null"),
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No attention layer has query and key matrices of equal input width.",
+        "published": "Published values: symmetry .51 and directionality -.08 for bert-base, .15 and -.58 for gpt2.",
+        **OVER_REMARKS,
+    },
 )
 
 
 class LayerState(NamedTuple):
-    """How far the heads of a layer look, by group."""
+    """Attention distances of the heads of a layer, by group."""
 
     distances: dict[int, Sums] | None = None
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """How far heads look, for the average over rotations; all else is of weights."""
+    """Attention distances, for the average over rotations; all else depends on the weights alone."""
     if not isinstance(event, Attended):
         return None
     return {event.layer: LayerState(distances(event, batch_pass))}
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The scores of each layer, and of each head alone."""
+    """Scores of each layer and of each head."""
     rows = []
     for layer in model.architecture.attention:
         weights = model.weights.get(layer)
@@ -105,8 +127,12 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:  # noqa: ARG001
-    """Rotations, and exchanges of rows and columns."""
+def null(
+    state: dict[str, LayerState],
+    model: Probed,
+    baseline: Baseline[dict[str, LayerState]] | None,
+) -> list[Measured]:
+    """Values under random rotations, and under random exchanges of row and column norms."""
     rows = []
     for number, layer in enumerate(model.architecture.attention):
         weights = model.weights.get(layer)
@@ -122,62 +148,54 @@ def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, Layer
         draws = directionality(torch.where(swap, row, column), torch.where(swap, column, row))
         ends = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
         rows.append(Measured(layer, None, DIRECTIONALITY, 0.0, *ends))
-        if weights.rotary:  # rotations of the stream know nothing of those of queries
+        if weights.rotary:  # rotations of the stream commute with those of queries
             rows.append(Measured(layer, None, SYMMETRY + OVER, *rotated))
             rows += [Measured(layer, h, OF_HEAD + OVER, *rotated) for h in range(len(weights.query))]
     return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the symmetry of each layer."""
-    of = [f for f in findings if f.quantity == SYMMETRY and not math.isnan(f.value)]
-    stands = {(f.layer, f.call): stands for f, stands in zip(of, outside(of), strict=True)}
+    """Judge every layer by its symmetry."""
+    rows = [f for f in findings if f.quantity == SYMMETRY and not math.isnan(f.value)]
+    significant = {(f.layer, f.call): stands for f, stands in zip(rows, outside(rows), strict=True)}
 
     def ruled(f: Finding) -> Finding:
         if f.quantity != SYMMETRY:
             return f
         if math.isnan(f.value):
             return f._replace(verdict="not applicable")
-        above = "supported" if stands[f.layer, f.call] else "undecided"
+        above = "supported" if significant[f.layer, f.call] else "inconclusive"
         return f._replace(verdict=above if f.value > BOUND else "refuted")
 
     findings = [ruled(f) for f in findings]
-    found = count(findings, SYMMETRY)
-    if not found.judged:
-        return Judgement(findings, "not applicable", "No layer has matrices of queries and keys.", quantity=SYMMETRY)
-    direction = middle(f.value for f in findings if f.quantity == DIRECTIONALITY)
-    words = (
-        f"The middle symmetry of {found.judged} layers is {found.value:z.2f}, directionality {direction:z.2f}; "
-        "published are .51 and -.08 for bert-base, .15 and -.58 for gpt2."
-    ) + over_distances(findings, SYMMETRY + OVER, "the middle symmetry")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=SYMMETRY, note=found.note
-    )  # fmt: skip
+    direction = median_detail(DIRECTIONALITY, findings, DIRECTIONALITY)
+    details, remarks = over_distances(findings, SYMMETRY + OVER)
+    return conclude(findings, SYMMETRY, details=(direction, *details), remarks=(Remark("published"), *remarks))
 
 
 def symmetry(U: Float[Tensor, "*b D d"], V: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b"]:
-    """tr M² / tr M Mᵀ of M = U Vᵀ, from the products of the columns of its factors."""
+    """tr M² / tr M Mᵀ of M = U Vᵀ, from Gram matrices of its factors."""
     return _scored(V.mT @ U, U.mT @ U, V.mT @ V)
 
 
 def _scored(across: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The same from VᵀU, UᵀU and VᵀV."""
+    """tr M² / tr M Mᵀ from VᵀU, UᵀU and VᵀV."""
     return (across * across.mT).sum((-2, -1)) / (query * key).sum((-2, -1))
 
 
 def _turned_symmetry(U: Float[Tensor, "D hd"], V: Float[Tensor, "D hd"], R: Float[Tensor, "v h d d"]) -> Tensor:
-    """The same of heads side by side, with R between queries and keys of each: from the products of the columns."""
+    """Symmetry of all heads together, with the rotation R of each head between its queries and keys."""
     h, d = R.shape[1:3]
 
     def turn(products: Tensor) -> Tensor:
-        """Products of columns, [*, hd, hd], times the rotations of the heads in their blocks."""
+        """Gram matrix [*, hd, hd] times the block-diagonal rotations of the heads."""
         return (products.unflatten(-1, (h, d)).transpose(-3, -2) @ R).transpose(-3, -2).flatten(-2)
 
     return _scored(turn(V.mT @ U), turn(turn(U.mT @ U).mT), V.mT @ V)
 
 
 def directionality(rows: Float[Tensor, "*b D"], columns: Float[Tensor, "*b D"]) -> Float[Tensor, "*b"]:
-    """(r - c) / (r + c), from the norms of rows and columns; 0 where none stands out."""
+    """(r - c) / (r + c), from the norms of rows and columns; 0 if none is large."""
     r, c = (_excess(norms) for norms in (rows, columns))
     return torch.where(r + c > 0, (r - c) / (r + c), 0.0)
 
@@ -188,16 +206,16 @@ def _excess(norms: Tensor) -> Tensor:
 
 
 def _norms(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    """The norms of the rows and of the columns of U Vᵀ."""
+    """Norms of the rows and of the columns of U Vᵀ."""
     return ((U @ (V.mT @ V)) * U).sum(-1).sqrt(), ((V @ (U.mT @ U)) * V).sum(-1).sqrt()
 
 
-def _over_distances(layer: str, kept: LayerState, weights: HeadWeights) -> list[Measured]:
-    """The scores of forms with the average rotation between queries and keys."""
-    found = by_group(kept.distances)
-    rows_of_groups = torch.zeros(GROUPS) if found is None else found[:, 0, 0]
+def _over_distances(layer: str, layer_state: LayerState, weights: HeadWeights) -> list[Measured]:
+    """Scores with the average rotation between queries and keys."""
+    weight_sums = by_group(layer_state.distances)
+    rows_of_groups = torch.zeros(GROUPS) if weight_sums is None else weight_sums[:, 0, 0]
     groups = rows_of_groups.nonzero().squeeze(-1).tolist()
-    R = mean_rotations(kept.distances, weights, groups)
+    R = mean_rotations(layer_state.distances, weights, groups)
     if R is None or not isinstance(weights.turning, Turning):
         return [absent(layer, SYMMETRY + OVER)]
     left = rows_of_groups[groups if len(groups) > 1 else []]
@@ -215,7 +233,7 @@ def _over_distances(layer: str, kept: LayerState, weights: HeadWeights) -> list[
 
 
 def _sides(weights: HeadWeights) -> tuple[Tensor, Tensor]:
-    """W_q and W_k of all heads side by side, [D, h d]."""
+    """W_q and W_k of all heads, concatenated, [D, h d]."""
     return _side(weights.query), _side(weights.key)
 
 

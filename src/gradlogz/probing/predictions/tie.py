@@ -1,11 +1,11 @@
-"""Does the value map follow the gradient of the log normaliser?
+"""Tie: alignment of OV matrices with transposed QK matrices.
 
     ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
     update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
 
-No matrix of D x D is made of weights: inner products are those of the d x d products of their factors.
+No D x D matrix is formed: inner products come from d x d products of the factors.
 
-Read next: qk_geometry.py (the matrices themselves), ascent.py (the same claim, token by token).
+Read next: qk_geometry.py (QK matrices), ascent.py (the same claim for tokens).
 """
 
 import math
@@ -16,25 +16,33 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import Bounds, absent, band, count, judge, measured, outside
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
-from ..prediction import Prediction, Probed, Twin
+from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Comoments, Sums, jackknifed
-from .observables.attention_distance import OVER, STILL, distances, mean_rotations, over_distances
+from .observables.attention_distance import (
+    OVER,
+    OVER_DETAILS,
+    OVER_REMARKS,
+    STILL,
+    distances,
+    mean_rotations,
+    over_distances,
+)
 from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, token_moments
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
 BOUND = 0.5
 
 FORMULAS = """\
-    G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token in the stream, keys frozen
+    G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token of the residual stream, keys fixed
     ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
     update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
-    cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices, 1 where they are tied
-    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of what the layer reads"""
+    cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices; 1 if they are tied
+    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of the layer's inputs"""
 
 _COSINES = {
     COSINE: Quantity("1", "cos(W_v W_o, W_k W_qᵀ)"),
@@ -43,39 +51,48 @@ _COSINES = {
 
 DECLARATION = Declaration(
     title="Tied QK and OV matrices",
-    claim=(
-        "Each attention head steps up the log normaliser: its value map is proportional to its transposed logit form."
-    ),
-    formula="cos(W_v W_o, W_k W_q^T) per head, gains of norms inside, weighted by the covariance of the tokens",
-    refutes="A cosine below 1/2: most of the update then lies across the gradient.",
+    claim="The OV matrix W_v W_o of each head is proportional to its transposed QK matrix W_k W_q^T.",
+    formula="cos(W_v W_o, W_k W_q^T) per head, norm gains included, weighted by the covariance of the tokens",
+    refutes=f"A weighted cosine below {BOUND:g}: most of the update is then orthogonal to the gradient.",
     method=(
         FORMULAS,
-        "Tokens enter through the norm that makes them, whose gain is part of W_k and W_v; the gradient leaves "
-        "through the norm that the layer reads, whose gain is part of W_q, and the update through the one that closes "
-        "the sublayer. What a norm that centres cannot see is left out on both sides [theory E13]. With rotary "
-        'embeddings these are the products without rotation, those of a token with itself; "over distances" W_q is '
-        "W_q R̄, turned as on the average over the keys that the head attends to, and where a part of the coordinates "
-        "stays, its share of the squared norm is told.",
-        "Nulls: of the cosine, random rotations of what is written into the stream, with mean 0 and variance |AᵀB|² / "
-        "(D |A|² |B|²); of the weighted one, the value maps of the other heads; of the layer, the random twin.",
+        "The QK matrix is W_q W_k^T, the OV matrix W_v W_o. If they are tied, the attention update is an ascent step "
+        "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
+        "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
+        "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
+        'itself; "over distances" uses W_q R̄ with the rotation averaged over the attended distances. With partial '
+        "rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
+        "Nulls: for the cosine, random rotations of the output space, with mean 0 and variance |AᵀB|² / (D |A|² |B|²); "
+        "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
     ),
     decision_rule=(
-        f"A head is judged by the weighted cosine against {BOUND:g}, half way between no tie and an exact one: "
-        "supported above it and above the other heads, refuted below it."
+        f"A head supports the claim if its weighted cosine is above {BOUND:g} and above the other-head null, and "
+        f"refutes it below {BOUND:g}. The model follows the majority of its heads."
     ),
     quantities={
         **_COSINES,
         LAYER: Quantity("1", "cos(W_v W_o, W_k W_qᵀ), all heads"),
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
-        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  coordinates that stay and turn"),
+        STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
+    },
+    statistic="median weighted cosine",
+    null="other-head null",
+    details={
+        "above_rotations": Label("heads above the random-rotation null"),
+        "below_rotations": Label("heads below the random-rotation null"),
+        **OVER_DETAILS,
+    },
+    remarks={
+        NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        **OVER_REMARKS,
     },
 )
 
 
 class Factors(NamedTuple):
-    """x -> x value output is what a head writes, x -> x key queryᵀ the gradient of its log normaliser, up to factors.
+    """Factors of the OV matrix (value output) and of the transposed QK matrix (key queryᵀ) of every head.
 
-    The first two take tokens as the layer reads them; `width` is the dimension of the space of updates.
+    value, key: act on the inputs of the layer. width: dimension of the space of updates.
     """
 
     value: Float[Tensor, "h D v"]
@@ -86,7 +103,7 @@ class Factors(NamedTuple):
 
 
 class LayerState(NamedTuple):
-    """Of a layer of self-attention: moments of what it reads, and how far its heads look, by group."""
+    """Moments of the inputs of a self-attention layer, and attention distances of its heads, by group."""
 
     read: Comoments | None = None
     distances: dict[int, Sums] | None = None
@@ -98,7 +115,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
-    """The covariance of what each layer of self-attention reads, and how far its heads look."""
+    """Covariance of the inputs of each self-attention layer, and attention distances of its heads."""
     crosses = batch_pass.memory(_Memory).crosses
     if isinstance(event, Attended):
         crosses[event.layer] = event.crosses
@@ -110,77 +127,73 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
 
 
 def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
-    """The cosines of each head, and of all heads of a layer side by side."""
+    """Cosines of each head, and of all heads of a layer together."""
     rows = []
     for layer in model.architecture.attention:
-        factors, kept = _factors(model, layer), state.get(layer, LayerState())
-        read = on_cpu(kept.read)
+        factors, layer_state = _factors(model, layer), state.get(layer, LayerState())
+        read = on_cpu(layer_state.read)
         if factors is None or read is None:
             rows.append(absent(layer, WEIGHTED))
             continue
         folded = _folded(factors, model, layer)
         products = _products(folded)
-        # Matrices have no sampling error: their intervals are points.
+        # Matrices have no sampling error: their intervals have width 0.
         rows += [Measured(layer, h, COSINE, c, c, c) for h, c in enumerate(_cosine(*products).tolist())]
-        whole = float(_layer_cosine(*products))
-        rows.append(Measured(layer, None, LAYER, whole, whole, whole))
+        of_layer = float(_layer_cosine(*products))
+        rows.append(Measured(layer, None, LAYER, of_layer, of_layer, of_layer))
         weights, groups = model.weights[layer], read.present()
-        R = mean_rotations(kept.distances, weights, groups)  # type: ignore[arg-type]
+        R = mean_rotations(layer_state.distances, weights, groups)  # type: ignore[arg-type]
         on_tokens = _on_tokens(factors, read.versions().covariance)
         values = {WEIGHTED: _cosine(*_products(factors, on_tokens))}
         if R is not None:
             values[COSINE + OVER] = _cosine(*_products(folded, turned=R))
             values[WEIGHTED + OVER] = _cosine(*_products(factors, on_tokens, turned=R))
         left = read.tokens[groups if len(groups) > 1 else []]
-        for quantity, found in values.items():
-            rows += measured(layer, quantity, jackknifed(found[0], found[1:], left), read.tokens.sum())
+        for quantity, versions in values.items():
+            rows += measured(layer, quantity, jackknifed(versions[0], versions[1:], left), read.tokens.sum())
         rows += _of_parts(layer, weights, folded, R)  # type: ignore[arg-type]
     return rows
 
 
-def null(state: dict[str, LayerState], model: Probed, twin: Twin[dict[str, LayerState]] | None) -> list[Measured]:
-    """Rotations, other heads, random weights."""
+def null(
+    state: dict[str, LayerState], model: Probed, baseline: Baseline[dict[str, LayerState]] | None
+) -> list[Measured]:
+    """Values under random rotations, with the OV matrices of other heads, and of the random-weights baseline."""
     rows = []
     for layer in model.architecture.attention:
-        factors, kept = _factors(model, layer), state.get(layer, LayerState())
-        read = on_cpu(kept.read)
+        factors, layer_state = _factors(model, layer), state.get(layer, LayerState())
+        read = on_cpu(layer_state.read)
         if factors is None or read is None:
             continue
         spread = _rotated(_folded(factors, model, layer))
         rows += [Measured(layer, h, COSINE, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
         rows += [Measured(layer, h, WEIGHTED, *each) for h, each in enumerate(_permuted(factors, read))]
-        R = mean_rotations(kept.distances, model.weights[layer])  # type: ignore[arg-type]
+        R = mean_rotations(layer_state.distances, model.weights[layer])  # type: ignore[arg-type]
         if R is not None:
             spread = _rotated(_folded(factors, model, layer), R[0])
             rows += [Measured(layer, h, COSINE + OVER, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
             each = _permuted(factors, read, R[0])
             rows += [Measured(layer, h, WEIGHTED + OVER, *ends) for h, ends in enumerate(each)]
-        other = None if twin is None else _factors(twin.model, layer)
-        if twin is not None and other is not None:
+        other = None if baseline is None else _factors(baseline.model, layer)
+        if baseline is not None and other is not None:
             rows.append(
-                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, twin.model, layer)))))
+                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, baseline.model, layer)))))
             )
     return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """By the weighted cosine of each head; how many heads beat random rotations is told beside it."""
+    """Judge every head by its weighted cosine; count the heads outside the random-rotation null."""
     findings = judge(findings, WEIGHTED, _bounds)
-    found = count(findings, WEIGHTED)
-    if not found.judged:
-        words = "No layer of self-attention has matrices that act on what it reads."
-        return Judgement(findings, "not applicable", words, quantity=WEIGHTED)
     plain = [f for f in findings if f.quantity == COSINE]
-    apart = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
-    toward = sum(f.value > 0 for f in apart)
-    words = (
-        f"The middle cosine is {found.value:z.2f} ({found.null:z.2f} with the value maps of other heads). More than "
-        f"rotated weights are, {toward} of {len(plain)} heads are turned to the gradient and {len(apart) - toward} "
-        "from it."
-    ) + over_distances(findings, WEIGHTED + OVER, "the middle cosine")
-    return Judgement(
-        findings, found.verdict, words, found.value, null=found.null, quantity=WEIGHTED, note=found.note
-    )  # fmt: skip
+    significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
+    above = sum(f.value > 0 for f in significant)
+    rotated = (
+        Detail("above_rotations", count=above, total=len(plain)),
+        Detail("below_rotations", count=len(significant) - above, total=len(plain)),
+    )
+    details, remarks = over_distances(findings, WEIGHTED + OVER)
+    return conclude(findings, WEIGHTED, details=(*rotated, *details), remarks=remarks)
 
 
 def _bounds(finding: Finding) -> Bounds:
@@ -192,9 +205,9 @@ def _bounds(finding: Finding) -> Bounds:
 
 
 def _factors(model: Probed, layer: str) -> Factors | None:
-    """The factors of both maps of a layer on what it reads; None if it has none."""
+    """Factors of both matrices of a layer on its inputs; None if it has none."""
     weights, sublayer = model.weights.get(layer), model.architecture.of(layer)
-    # Where queries and keys are divided by their lengths the gradient is no linear map of the tokens.
+    # With normalised queries and keys the gradient is no linear map of the tokens.
     if not isinstance(weights, HeadWeights) or weights.output is None or weights.normalized or sublayer is None:
         return None
     query, output = weights.query, weights.output
@@ -202,15 +215,15 @@ def _factors(model: Probed, layer: str) -> Factors | None:
         query = sublayer.reads.gain.unsqueeze(-1) * query
     if sublayer.closes is not None:
         output = (centred(output, -1) if sublayer.closes.centres else output) * sublayer.closes.gain
-    seen = sublayer.reads or sublayer.follows  # the norm through which the layer, or the next one, sees the update
-    if seen is not None and seen.centres:
+    norm = sublayer.reads or sublayer.follows  # the norm that reads the update
+    if norm is not None and norm.centres:
         query, output = centred(query, -2), centred(output, -1)
-    width = model.architecture.width - (seen is not None and seen.centres)
+    width = model.architecture.width - (norm is not None and norm.centres)
     return Factors(weights.value, weights.key, output, query, width)
 
 
 def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
-    """The same on tokens that are only normalised: with the gain of the norm that makes what the layer reads."""
+    """Factors on normalised tokens: with the gain of the norm before the layer."""
     norm = model.weights[layer].norm  # type: ignore[union-attr]
     if norm is None:
         return factors
@@ -221,7 +234,7 @@ def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
 
 
 def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) -> list[Measured]:
-    """The share of the form that does not turn, where a part does; a row without value where the average is unknown."""
+    """Share of the unrotated coordinates with partial rotary embeddings; an absent row if angles are unknown."""
     if R is None or not isinstance(weights.turning, Turning):
         return [absent(layer, WEIGHTED + OVER)] if weights.rotary else []
     share = still_share(weights.turning, f.query, f.key)
@@ -229,7 +242,7 @@ def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) ->
 
 
 def _on_tokens(f: Factors, covariance: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """valueᵀ C key, valueᵀ C value, keyᵀ C key, [..., h, ...]: the inner products of tokens; C = I if None."""
+    """valueᵀ C key, valueᵀ C value, keyᵀ C key, [..., h, ...]; C = I if None."""
     value, key = f.value, f.key
     if covariance is not None:
         value, key = (covariance.unsqueeze(-3) @ W for W in (f.value, f.key))
@@ -241,45 +254,45 @@ def _products(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; tokens of unit covariance if None.
 
-    turned: what the query is multiplied with from the right, [..., h, d, d].
+    turned: right factor of the query, [..., h, d, d].
     """
-    inner, own, gradient = _on_tokens(f) if on_tokens is None else on_tokens
+    inner, value_gram, gradient = _on_tokens(f) if on_tokens is None else on_tokens
     across, square = f.output @ f.query, f.query.mT @ f.query
     if turned is not None:
         across, square = across @ turned, turned.mT @ square @ turned
-    parts = (inner * across, own * (f.output @ f.output.mT), gradient * square)
+    parts = (inner * across, value_gram * (f.output @ f.output.mT), gradient * square)
     return parts[0].sum((-2, -1)), parts[1].sum((-2, -1)), parts[2].sum((-2, -1))
 
 
-def _cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
-    return inner / (own * gradient).sqrt()
+def _cosine(inner: Tensor, square_a: Tensor, gradient: Tensor) -> Tensor:
+    return inner / (square_a * gradient).sqrt()
 
 
-def _layer_cosine(inner: Tensor, own: Tensor, gradient: Tensor) -> Tensor:
-    """Of the maps of all heads side by side: heads keep their own attention."""
-    return _cosine(inner.sum(-1), own.sum(-1), gradient.sum(-1))
+def _layer_cosine(inner: Tensor, square_a: Tensor, gradient: Tensor) -> Tensor:
+    """Cosine of the concatenated matrices of all heads, each with its own attention."""
+    return _cosine(inner.sum(-1), square_a.sum(-1), gradient.sum(-1))
 
 
 def _rotated(f: Factors, turned: Tensor | None = None) -> Tensor:
-    """The standard deviation of the cosine under random rotations R of the updates: <AR, B> = <R, AᵀB>."""
-    _, own, gradient = _products(f, turned=turned)
+    """Standard deviation of the cosine under random rotations R of the updates: <AR, B> = <R, AᵀB>."""
+    _, square_a, gradient = _products(f, turned=turned)
     M, square = f.value.mT @ f.key, f.query.mT @ f.query
     square = square if turned is None else turned.mT @ square @ turned
     squared = (M * (f.output @ f.output.mT @ M @ square)).sum((-2, -1))
-    return (squared / (f.width * own * gradient)).sqrt()
+    return (squared / (f.width * square_a * gradient)).sqrt()
 
 
 def _permuted(f: Factors, read: Comoments, turned: Tensor | None = None) -> list[tuple[float, float, float]]:
-    """For each head the cosines of its gradient with the value maps of all others: their mean and band."""
+    """Mean and 95 % band of the cosines of each head with the OV matrices of all other heads."""
     h = len(f.value)
     if h < 3:
         return []
     C = read.total().covariance
-    _, own, gradient = _products(f, _on_tokens(f, C), turned=turned)
+    _, square_a, gradient = _products(f, _on_tokens(f, C), turned=turned)
     across = torch.einsum("gvD,hDd->ghvd", f.output, f.query)
     across = across if turned is None else across @ turned
     M = torch.einsum("gDv,hDd->ghvd", f.value, C @ f.key) * across
-    cosines = M.sum((-2, -1)) / (own.unsqueeze(1) * gradient).sqrt()
+    cosines = M.sum((-2, -1)) / (square_a.unsqueeze(1) * gradient).sqrt()
     others = cosines.mT[~torch.eye(h, dtype=torch.bool)].reshape(h, h - 1)
     return [band(*pair) for pair in zip(others.mean(1).tolist(), others.std(1).tolist(), strict=True)]
 

@@ -1,1 +1,1 @@
-"""What a run leaves: records of values, judgements and declarations, findings, and the folder on disk."""
+"""Findings of a probe as records, and their run folder on disk."""

@@ -1,10 +1,10 @@
-"""What was found: a row for each quantity of each head, a claim for each prediction, the tokens that stand out.
+"""Findings of a probe: a row for each quantity of each head, a claim for each prediction, extreme tokens.
 
     Findings   rows, claims, tokens and declarations of one or several models: tables, a summary, a selection, a merge
 
-It is a record: terminals, notebooks and pages are made by ../reporting.
+Findings are records; terminals, notebooks and pages are made by ../reporting.
 
-Read next: records.py (what they are made of), run_folder.py (on disk), predictions/ (where rows come from).
+Read next: records.py (the records), run_folder.py (on disk), predictions/ (the source of rows).
 """
 
 import math
@@ -24,11 +24,10 @@ from .records import Token as Token
 
 @dataclass(frozen=True, repr=False)
 class Findings:
-    """Rows, claims and tokens of one or several models, whose facts are given by name.
+    """Rows, claims and tokens of one or several models. Immutable: `merge` and `select` return new findings.
 
-    `facts` says of each model what `load` knows of it and what it read. `declarations` holds the texts of each
-    prediction, with the units and formulas of its quantities, by its name. Nothing is changed in place; `merge` and
-    `select` make other findings.
+    facts: architecture, source and amount of text of each model, by its name.
+    declarations: texts of each prediction, with units and formulas of its quantities, by its name.
     """
 
     facts: Mapping[str, Mapping[str, Any]]
@@ -43,14 +42,17 @@ class Findings:
         entries: list[Any] = [*self.rows, *self.claims]
         for entry in entries:
             if entry.verdict not in ("", *VERDICTS):
-                fact, remedy = f"{entry.verdict!r} of {entry.prediction}", "What is not judged has an empty one."
+                remedy = "Use an empty verdict for quantities that are not judged."
                 raise InputValueError(
-                    "Findings", "verdict", f"a verdict must be {', '.join(VERDICTS)}, got {fact}", remedy
+                    "Findings",
+                    "verdict",
+                    f"the verdict of {entry.prediction} must be {', '.join(VERDICTS)} or empty, got {entry.verdict!r}",
+                    remedy,
                 )
         for entry in (*entries, *self.tokens):
             if entry.model not in self.facts:
-                remedy = "Pass facts for it, empty ones if need be."
-                raise InputValueError("Findings", "facts", f"every model must have facts, got {entry.model!r}", remedy)
+                remedy = "Pass facts for this model; they may be empty."
+                raise InputValueError("Findings", "facts", f"facts of the model {entry.model!r} are missing", remedy)
         self._check_once(self.rows, ("model", "prediction", "layer", "call", "head", "quantity"))
         self._check_once(self.claims, ("model", "prediction"))
 
@@ -64,38 +66,36 @@ class Findings:
     def table(
         self, prediction: str | None = None, layer: str | None = None, quantity: str | None = None
     ) -> list[dict[str, Any]]:
-        """The rows that match, as dictionaries: of this prediction, this layer, this quantity."""
+        """Rows of this prediction, layer and quantity, as dictionaries."""
         return [row._asdict() for row in self._matching(prediction, layer, quantity)]
 
     def select(
         self, prediction: str | None = None, layer: str | None = None, quantity: str | None = None
     ) -> "Findings":
-        """The same with the rows that match, their claims and declarations, and all tokens."""
+        """Findings with the rows of this prediction, layer and quantity, their claims, and all tokens."""
         rows = list(self._matching(prediction, layer, quantity))
-        kept = {row.prediction for row in rows}
-        declarations = {name: declared for name, declared in self.declarations.items() if name in kept}
-        claims = [claim for claim in self.claims if claim.prediction in kept]
+        predictions = {row.prediction for row in rows}
+        declarations = {name: declared for name, declared in self.declarations.items() if name in predictions}
+        claims = [claim for claim in self.claims if claim.prediction in predictions]
         return Findings(self.facts, rows, claims, self.tokens, declarations)
 
     def frame(self) -> Any:
-        """The rows as a DataFrame of polars, with numbers where there are numbers and null for no head."""
+        """Rows as a polars DataFrame; the head of a layer's quantity is null."""
         try:
             import polars
         except ImportError:
             remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
-            raise MissingPackageError(
-                "Findings.frame", "polars", "polars must be installed, got none", remedy
-            ) from None
+            raise MissingPackageError("Findings.frame", "polars", "polars is not installed", remedy) from None
         numbers = dict.fromkeys(("value", "low", "high", "null", "null_low", "null_high"), polars.Float64)
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
         return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
 
     def summary(self) -> list[Summary]:
-        """One row for each prediction of each model, in the order in which they were made.
+        """One summary for each prediction of each model, in the order of computation.
 
-        A prediction without a claim of its own is summed up by its rows: the middle value of what is judged, and the
-        verdict that all of them share.
+        A prediction without a claim is summarised by its rows: the median of the judged values, and the verdict if it
+        is the same for all rows.
         """
         claims = {(claim.model, claim.prediction): claim for claim in self.claims}
         rows: dict[tuple[str, str], list[Finding]] = {}
@@ -106,21 +106,20 @@ class Findings:
         return [_sum_up(claims.get(key), rows.get(key, ()), key) for key in keys]
 
     def merge(self, *others: "Findings") -> "Findings":
-        """All findings together; of one model, those of several predictions, each made once."""
+        """Union of findings: of several models, or of several predictions about one model."""
         every = (self, *others)
         facts: dict[str, Mapping[str, Any]] = {}
         declarations: dict[str, Declaration] = {}
         for findings in every:
-            for model, said in findings.facts.items():
-                if dict(facts.setdefault(model, said)) != dict(said):
-                    remedy = "Give one of the models another name."
-                    condition = "facts of a model must be the same in all findings"
-                    raise InputValueError("Findings.merge", "facts", f"{condition}, got two of {model!r}", remedy)
+            for model, model_facts in findings.facts.items():
+                if dict(facts.setdefault(model, model_facts)) != dict(model_facts):
+                    problem = f"the facts of {model!r} differ between the findings"
+                    raise InputValueError("Findings.merge", "facts", problem, "Rename one of the models.")
             for name, declared in findings.declarations.items():
                 if declarations.setdefault(name, declared) != declared:
+                    problem = f"the declarations of {name!r} differ between the findings"
                     remedy = "Probe the models with the same version of the prediction."
-                    condition = "the declaration of a prediction must be the same in all findings"
-                    raise InputValueError("Findings.merge", "declarations", f"{condition}, got two of {name!r}", remedy)
+                    raise InputValueError("Findings.merge", "declarations", problem, remedy)
         return Findings(
             facts,
             [row for findings in every for row in findings.rows],
@@ -134,21 +133,21 @@ class Findings:
         for name, value in wanted.items():
             known = {getattr(row, name) for row in self.rows}
             if value is not None and value not in known:
-                remedy = f"There are: {', '.join(sorted(known)[:8])}." if known else "There are no rows."
-                raise InputValueError("Findings", name, f"{name} must be one of the rows, got {value!r}", remedy)
+                remedy = f"Choose from: {', '.join(sorted(known)[:8])}." if known else "The findings are empty."
+                raise InputValueError("Findings", name, f"there are no rows with {name} {value!r}", remedy)
         for row in self.rows:
             if all(value in (None, getattr(row, name)) for name, value in wanted.items()):
                 yield row
 
     @staticmethod
     def _check_once(entries: Sequence[Any], names: Sequence[str]) -> None:
-        seen = Counter(tuple(getattr(entry, name) for name in names) for entry in entries)
-        twice = next((key for key, count in seen.items() if count > 1), None)
+        identities = Counter(tuple(getattr(entry, name) for name in names) for entry in entries)
+        twice = next((key for key, count in identities.items() if count > 1), None)
         if twice is not None:
-            fact = "twice " + ", ".join(str(part) for part in twice)
-            remedy = "Merge statistics, not findings, of one model over more text."
+            duplicate = ", ".join(str(part) for part in twice)
+            remedy = "To extend the text of a model, probe it again with all of the text."
             raise InputValueError(
-                "Findings", "entries", f"entries must differ in {' or '.join(names)}, got {fact}", remedy
+                "Findings", "entries", f"two entries have the same {', '.join(names)}: {duplicate}", remedy
             )
 
     # Displays, which ../reporting registers -----------------------------------------------------------------------
@@ -161,42 +160,40 @@ class Findings:
         model: str | None = None,
         by: Literal["layer", "head"] = "layer",
     ) -> Any:
-        """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
+        """Plotly figure of the values and null values of a prediction by layer, or a map by layer and head.
 
-        The quantity is the judged one if none is named.
+        The quantity is the judged one by default.
         """
         return shown(self, "plot", prediction, quantity, model=model, by=by)
 
     def __str__(self) -> str:
-        """The summary as plain lines."""
+        """Table of claims as plain text."""
         return shown(self, "text")
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """The summary as a table of rich, as wide as the terminal allows."""
+        """Table of claims for a rich console, within its width."""
         return shown(self, "terminal", console, options)
 
     def _repr_html_(self) -> str:
-        """The summary as a table for notebooks, and below it maps of what is judged head by head."""
+        """Table of claims for notebooks, with maps of the verdicts on heads."""
         return shown(self, "html")
 
 
 def _sum_up(claim: Claim | None, rows: Sequence[Finding], key: tuple[str, str]) -> Summary:
     judged = [row for row in rows if row.verdict and (claim is None or row.quantity == claim.quantity)]
     counts = Counter(row.verdict for row in judged)
-    number = len(judged) - counts["not applicable"]
-    share = counts["supported"] / number if number else NAN
     if claim is None:
-        verdict = next(iter(counts)) if len(counts) == 1 else "undecided" if counts else ""
-        middle = [
-            median(known) if (known := [v for v in column if not math.isnan(v)]) else NAN
+        verdict = next(iter(counts)) if len(counts) == 1 else "inconclusive" if counts else ""
+        medians = [
+            median(numbers) if (numbers := [v for v in column if not math.isnan(v)]) else NAN
             for column in ([getattr(row, name) for row in judged] for name in ("value", "null"))
         ]
         quantity = judged[0].quantity if len({row.quantity for row in judged}) == 1 else ""
-        claim = Claim(*key, "", quantity, middle[0], NAN, NAN, middle[1], verdict, "")
-    return Summary(
-        **{name: getattr(claim, name) for name in Summary._fields if name in Claim._fields},
-        judged=number,
-        supported=counts["supported"],
-        refuted=counts["refuted"],
-        share=share,
-    )
+        claim = Claim(*key, "", quantity, medians[0], NAN, NAN, medians[1], verdict)
+    number, supported, refuted = claim.judged, claim.supported, claim.refuted
+    if not number:
+        number = len(judged) - counts["not applicable"]
+        supported, refuted = counts["supported"], counts["refuted"]
+    common = {name: getattr(claim, name) for name in Summary._fields if name in Claim._fields}
+    common |= {"judged": number, "supported": supported, "refuted": refuted}
+    return Summary(**common, share=supported / number if number else NAN)

@@ -1,23 +1,23 @@
-"""What predictions measure and conclude, as records.
+"""Records that predictions return: measured values and judgements.
 
-    Measured     one value with its interval, of a head, a layer or the model
-    Judgement    the findings with their verdicts, and the verdict on the claim
+    Measured     one value with its confidence interval, of a head, a layer or the model
+    Judgement    findings with their verdicts, and the result for the model, as numbers
 
 Read next: ../hypothesis_tests.py (from one to the other), records.py (findings).
 """
 
 from typing import Literal, NamedTuple
 
-from .records import NAN, Finding
+from .records import NAN, Detail, Finding, Remark
 
-Ruling = Literal["supported", "refuted", "undecided", "not applicable"]
+Ruling = Literal["supported", "refuted", "inconclusive", "not applicable"]
 
 
 class Measured(NamedTuple):
-    """One value with its interval; of a null, the value expected and the band it stays in.
+    """One value with its 95 % confidence interval; for a null, the expected value and its 95 % band.
 
-    layer: the name that `capture` gives, numbered from the second call of a tied layer on.
-    head: None for what concerns the whole layer; layer "" for what concerns the whole model.
+    layer: name of the layer as in `capture`, numbered from the second call of a tied layer on; empty for the model.
+    head: None for a quantity of the layer or of the model.
     """
 
     layer: str
@@ -30,25 +30,29 @@ class Measured(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The findings with their verdicts, and the verdict on the claim for the whole model with a sentence of reasons.
+    """Findings with their verdicts, and the result for the model.
 
-    value, low, high, null: the number that the sentence is about; quantity: which of the quantities of the findings it
-        is a summary of.
-    note: how many heads stand after the correction of Benjamini and Hochberg.
+    quantity: the quantity that `value` summarises. judged, supported, refuted: numbers of heads or layers.
+    details: further numbers. remarks: conditions that hold. The declaration has the words of both.
     """
 
     findings: list[Finding]
     verdict: Ruling
-    words: str
+    quantity: str = ""
     value: float = NAN
     low: float = NAN
     high: float = NAN
     null: float = NAN
-    quantity: str = ""
-    note: str = ""
+    null_low: float = NAN
+    null_high: float = NAN
+    judged: int = 0
+    supported: int = 0
+    refuted: int = 0
+    details: tuple[Detail, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def split(layer: str) -> tuple[str, int]:
-    """The module of a layer and which call of it: "layer#2" is the second."""
+    """Module name and number of the call of a layer: "layer#2" is the second call."""
     name, _, call = layer.partition("#")
     return name, int(call or 1)

@@ -1,34 +1,57 @@
-"""The entries of findings: rows, claims, tokens.
+"""Records of findings: declarations, rows, claims, tokens.
 
-    Declaration  the texts of a prediction: title, claim, formula, method, quantities, what refutes it, references
-    Finding      one quantity: its value and interval, the same under the null, and a verdict if it is judged
-    Claim        one prediction about one model, in words, with its verdict
-    Summary      a claim, and how its rows divide
-    Token        one token of interest, with the text about it
+    Declaration  the texts of a prediction: title, claim, formula, method, quantities, and the words of its result
+    Finding      one quantity: value, confidence interval, null value, and a verdict if it is judged
+    Claim        the result of one prediction for one model: numbers and a verdict, no sentences
+    Detail       a number reported beside the judged one; Remark: a condition that holds
+    Summary      a claim with the counts of its rows
+    Token        an extreme token with its context
 
-Read next: findings.py (all of them together), findings_file.py (as JSON), ../reporting (how they are shown).
+Sentences are made from a claim and its declaration by one function, ../../reporting/findings_wording.py.
+
+Read next: findings.py (all records of a run), findings_file.py (as JSON).
 """
 
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-VERDICTS = ("supported", "refuted", "undecided", "not applicable")
+VERDICTS = ("supported", "refuted", "inconclusive", "not applicable")
 NAN = math.nan
 
 
 class Quantity(NamedTuple):
-    """Unit and formula of one quantity, as an axis shows them."""
+    """Unit and formula of one quantity, as shown on an axis."""
 
     unit: str
     formula: str
 
 
-class Declaration(NamedTuple):
-    """What a prediction declares about itself, as data: a page of a run is made from this and the rows alone.
+class Label(NamedTuple):
+    """Name of a detail, the format of its numbers, the name of its null value, and the outcome that is counted."""
 
-    method: paragraphs on how the quantities are computed; decision_rule: when a head or layer supports or refutes the
-    claim; references: keys of references.bib.
+    text: str
+    number: str = "{:.2f}"
+    null: str = "null"
+    counted: str = "above the null"
+
+
+class Declaration(NamedTuple):
+    """Texts that a prediction declares; a page of a run needs only these and the rows.
+
+    Attributes:
+        title: short name, at most 26 characters for tables of a terminal.
+        method: paragraphs on how the quantities are computed.
+        decision_rule: when a head or layer supports or refutes the claim.
+        references: keys of references.bib.
+        statistic: name of the value of the claim, such as "median cosine".
+        null: name of its null value, such as "random-rotation null".
+        unit: singular noun of the objects that are counted ("head"); empty if the model is judged as a whole.
+        number: format of the value and of its null value.
+        outcomes: predicates of the objects that support and that refute the claim.
+        correction: the multiple-testing correction of the counts; empty if there is none.
+        details: labels of details by key.
+        remarks: one sentence for each remark, by key; `{name}` is a number of the remark, `{layers}` its layers.
     """
 
     title: str
@@ -39,13 +62,21 @@ class Declaration(NamedTuple):
     decision_rule: str
     quantities: Mapping[str, Quantity]
     references: tuple[str, ...] = ()
+    statistic: str = "value"
+    null: str = "null"
+    unit: str = "head"
+    number: str = "{:.2f}"
+    outcomes: tuple[str, str] = ("support the claim", "refute it")
+    correction: str = "FDR 5 %, Benjamini–Hochberg"
+    details: Mapping[str, Label] = {}
+    remarks: Mapping[str, str] = {}
 
 
 class Finding(NamedTuple):
-    """One quantity of one head, or of one layer where head is None, or of the model where layer is empty.
+    """One quantity of a head, of a layer (head None) or of the model (empty layer).
 
-    `low` and `high` end the interval of 95 %, `null_low` and `null_high` that of the control; NaN where there is none.
-    The verdict is empty where a quantity is told and not judged.
+    `low` and `high` are the ends of the 95 % confidence interval, `null_low` and `null_high` those of the 95 % band of
+    the null distribution; NaN where there is none. The verdict is empty for quantities that are not judged.
     """
 
     model: str
@@ -64,11 +95,42 @@ class Finding(NamedTuple):
     verdict: str = ""
 
 
-class Claim(NamedTuple):
-    """What one prediction comes to for one model: the claim in words, the quantity that is judged, the verdict, why.
+class Detail(NamedTuple):
+    """A number reported beside the value of a claim; its label is declared under `key`.
 
-    The value is that of the whole model, of the middle head or what else the prediction takes for it. `note` says how
-    many heads stand after the correction of Benjamini and Hochberg.
+    count, total: number of heads or layers with the declared outcome, and of all that were compared.
+    layer: the layer of an extreme value.
+    """
+
+    key: str
+    value: float = NAN
+    low: float = NAN
+    high: float = NAN
+    null: float = NAN
+    count: int | None = None
+    total: int | None = None
+    layer: str = ""
+
+
+class Remark(NamedTuple):
+    """A condition that holds for a claim; its sentence is declared under `key`."""
+
+    key: str
+    numbers: Mapping[str, float] = {}
+    layers: tuple[str, ...] = ()
+
+
+class Claim(NamedTuple):
+    """The result of one prediction for one model.
+
+    Attributes:
+        claim: the claim in words, as declared.
+        quantity: the quantity of the findings that `value` summarises.
+        value, low, high: the value for the model (the median over heads or layers unless the declared statistic is
+            another) with its 95 % confidence interval.
+        null, null_low, null_high: the null value with its 95 % band.
+        text: sentences stored with the claim, as in runs of format 1 and 2; shown in place of generated ones.
+        judged, supported, refuted: numbers of heads or layers.
     """
 
     model: str
@@ -80,12 +142,18 @@ class Claim(NamedTuple):
     high: float
     null: float
     verdict: str
-    words: str
-    note: str = ""
+    text: str = ""
+    judged: int = 0
+    supported: int = 0
+    refuted: int = 0
+    null_low: float = NAN
+    null_high: float = NAN
+    details: tuple[Detail, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 class Summary(NamedTuple):
-    """A claim and how the rows of its prediction divide: `share` is that of the supported among those judged."""
+    """A claim with its counts, those of the rows where the claim has none; `share`: supported over judged."""
 
     model: str
     prediction: str
@@ -99,13 +167,16 @@ class Summary(NamedTuple):
     supported: int
     refuted: int
     share: float
-    note: str
     verdict: str
-    words: str
+    text: str = ""
+    null_low: float = NAN
+    null_high: float = NAN
+    details: tuple[Detail, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 class Token(NamedTuple):
-    """A token that stands out: largest covariance, a sink, an example against a claim."""
+    """An extreme token: the largest covariance, an attention sink, or a counterexample to a claim."""
 
     model: str
     kind: str

@@ -1,13 +1,13 @@
-"""The folder of a run: what was measured, on what, and what was found.
+"""Run folder: description, findings and a table of rows.
 
-    run.json            version, facts of the model and of the text, seed, command, counts, times, checksums
+    run.json            version, facts of model and text, seed, command, counts, times, checksums
     findings.json       rows, claims, tokens and declarations: findings_file.py
-    findings.parquet    the rows again, where polars is installed
+    findings.parquet    the rows as a table, if polars is installed
 
-A folder is written whole or not at all: beside its place, flushed to the disk, then renamed. A process that is killed
-leaves the old run or the new one; if it dies between two renames, the next that reads or writes completes them.
+Writing is atomic: a temporary folder beside the target is flushed to the disk, then renamed. A killed process leaves
+the old run or the new one; if it is killed between two renames, the next reader or writer completes them.
 
-Read next: findings.py, findings_file.py (one file of it), ../../reporting/run_contents.py (who reads leniently).
+Read next: findings.py, findings_file.py (the JSON file), ../../reporting/run_contents.py (the lenient reader).
 """
 
 import glob
@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 from ... import __version__
 from ..._errors import InputValueError
 from .findings import Findings
-from .findings_file import FINDINGS, Problems, findings_in, object_in, write_findings
+from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
 
-FORMAT = 2  # 1 had no declarations, and a file of statistics
+FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
 
 
 class Run(NamedTuple):
-    """What a run folder holds.
+    """Contents of a run folder.
 
-    The dictionaries are plain, as JSON knows them; `complete` is false where a run was stopped before its end. `notes`
-    are those of a lenient reader on what is missing; what it does not know of a run is empty, the seed None.
+    complete: false if the run was stopped before its end. notes: remarks of the lenient reader on missing parts; fields
+    that it cannot read are empty, the seed None. Dictionaries hold plain JSON values.
     """
 
     model: dict[str, Any]
@@ -57,7 +57,7 @@ DESCRIBED = {
 
 
 def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
-    """Write a run, in place of the one that the folder may hold; other files in it are kept.
+    """Write a run and replace an older one in the folder; other files in it are kept.
 
     Law: tests/faults/test_a_run_is_written_whole_or_not_at_all.py.
     """
@@ -72,37 +72,36 @@ def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
             _swap(part, place)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        fact, remedy = f"{type(error).__name__}: {error.strerror}", "Nothing was changed; name another folder."
-        raise InputValueError("write_run", "folder", f"{place} must be writable, got {fact}", remedy) from None
+        problem = f"the folder {place} is not writable ({type(error).__name__}: {error.strerror})"
+        raise InputValueError("write_run", "folder", problem, "Nothing was changed; name another folder.") from None
     return place
 
 
 def check_place(folder: str | os.PathLike[str]) -> Path:
-    """The path of a folder in which a run can be written: new, empty or a run; refused before anything is computed."""
+    """Absolute path of a folder for a run; raises before any computation unless it is new, empty or a run."""
     place = Path(folder).expanduser().absolute()
     if place.exists() and not place.is_dir():
-        raise InputValueError("write_run", "folder", f"folder must be a folder, got the file {place}", "Name another.")
+        raise InputValueError("write_run", "folder", f"{place} is a file, not a folder", "Name another folder.")
     if place.is_dir() and any(place.iterdir()) and not _is_run(place):
-        fact, remedy = f"{place} with other files", "Name a folder that is new, empty or a run."
-        raise InputValueError("write_run", "folder", f"folder must hold a run or nothing, got {fact}", remedy)
+        problem = f"the folder {place} has other files and no run"
+        raise InputValueError("write_run", "folder", problem, "Name a folder that is new, empty or a run.")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_part(place), ignore_errors=True)
         _part(place).mkdir()
         _part(place).rmdir()
     except OSError as error:
-        fact, remedy = f"{type(error).__name__} in {place.parent}", "Name another folder."
-        raise InputValueError(
-            "write_run", "folder", f"folder must be in one that can be written to, got {fact}", remedy
-        ) from None
+        problem = f"a folder cannot be written in {place.parent} ({type(error).__name__})"
+        raise InputValueError("write_run", "folder", problem, "Name another folder.") from None
     return place
 
 
 def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str = "read_run") -> Run:
-    """Read a run back, after checking that it is complete and that every file is as it was written.
+    """Read a run, after a check that it is complete and that every file has its checksum.
 
-    strict: refuse a run that is not. Else read what can be read, with `notes` about what is missing or doubtful; only
-        a folder without readable findings is refused. call: the name of the caller in errors.
+    strict: raise for a damaged or incomplete run. Otherwise read the readable part, with `notes` on the rest, and raise
+        only without readable findings.
+    call: name of the caller in errors.
     """
     place = Path(folder).expanduser().absolute()
     with _alone(place):
@@ -113,7 +112,7 @@ def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str =
 
 
 def _write_files(folder: Path, run: Run) -> None:
-    """All files of a run; run.json comes last, with the checksums of the others."""
+    """Write all files of a run; run.json comes last, with the checksums of the others."""
     write_findings(folder / FINDINGS, run.findings)
     if find_spec("polars") is not None:
         run.findings.frame().write_parquet(folder / PARQUET)
@@ -124,7 +123,7 @@ def _write_files(folder: Path, run: Run) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Every file and every folder below this one is on the disk before anything is renamed."""
+    """Flush every file and folder below this one to the disk."""
     for path in (*folder.rglob("*"), folder, folder.parent):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -134,7 +133,7 @@ def _flush(folder: Path) -> None:
 
 
 def _part(place: Path) -> Path:
-    """Where this process writes; by its name others see whether it still runs."""
+    """Temporary folder of this process; its name shows other processes whether it still runs."""
     return place.with_name(f".{place.name}.part-{socket.gethostname()}-{os.getpid()}")
 
 
@@ -143,7 +142,7 @@ def _aside(place: Path, mark: str) -> Path:
 
 
 def _swap(part: Path, place: Path) -> None:
-    """Put a written folder in its place: new is complete before old goes, and old goes before new comes."""
+    """Move a written folder to its place: the new one is complete before the old one is removed."""
     new, old = _aside(place, "new"), _aside(place, "old")
     part.rename(new)
     if place.exists():
@@ -154,9 +153,9 @@ def _swap(part: Path, place: Path) -> None:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """No other process is between two renames at this place meanwhile; what a killed one left there is completed."""
+    """Exclusive lock on the renames at this place; interrupted renames of killed processes are completed."""
     handle = None
-    with suppress(ImportError, OSError):  # where folders cannot be locked, nothing but luck keeps two writers apart
+    with suppress(ImportError, OSError):  # file systems without locks do not protect concurrent writers
         import fcntl
 
         handle = os.open(place.parent, os.O_RDONLY)
@@ -170,7 +169,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _settle(place: Path) -> None:
-    """Between two renames the new folder is whole: it comes if the old one has gone, and goes if that is there."""
+    """Complete interrupted renames: the new folder takes the place if the old one is gone, else it is removed."""
     new, old = _aside(place, "new"), _aside(place, "old")
     if not place.exists():
         for folder in (new, old):
@@ -184,7 +183,7 @@ def _settle(place: Path) -> None:
 
 
 def _keep_others(place: Path, part: Path) -> None:
-    """Files that someone else put into the folder of the run stay there."""
+    """Copy the files of other origin in the run folder."""
     for other in place.iterdir() if place.exists() else ():
         if other.name not in (RUN, FINDINGS, PARQUET, STATISTICS):
             copy = shutil.copytree if other.is_dir() else shutil.copy2
@@ -196,7 +195,7 @@ def _runs(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it runs, and is another user's
+    except PermissionError:  # a process of another user
         return True
     return True
 
@@ -211,63 +210,62 @@ def _checksum(path: Path) -> str:
 
 def _read(place: Path, problems: Problems) -> Run:
     if not any((place / name).is_file() for name in (RUN, FINDINGS, PARQUET)):
-        fact = f"{place}, " + ("which holds neither" if place.is_dir() else "which is no folder")
-        remedy = "gradlogz probe MODEL --out FOLDER writes one."
-        problems.refuse(f"a run must be a folder with {RUN} and {FINDINGS}", fact, remedy)
+        problem = f"{place} has neither {RUN} nor {FINDINGS}" if place.is_dir() else f"there is no run folder {place}"
+        problems.refuse(
+            problem, f"Name a folder with {RUN} and {FINDINGS}; gradlogz probe MODEL --out FOLDER writes one."
+        )
     described = _description(place, problems)
     findings = _findings(place, described["model"], problems)
     return Run(**described, findings=findings, notes=tuple(problems.notes))
 
 
 def _description(place: Path, problems: Problems) -> dict[str, Any]:
-    """What run.json says, empty where it says nothing of the right type."""
+    """Contents of run.json; fields that are missing or of another type are empty."""
     content = object_in(place / RUN)
     if isinstance(content, str):
-        note = f"{RUN} cannot be read ({content}): seed, text and command line are not known."
-        problems.meet(note, f"{RUN} must be readable", content)
+        note = f"{RUN} cannot be read ({content}): seed, text and command line are unknown."
+        problems.meet(note, f"{RUN} is not readable ({content})")
         content = {}
     else:
         _check_description(content, place, problems)
     known = {name: content[name] for name, kind in DESCRIBED.items() if isinstance(content.get(name), kind)}
+    known |= {name: renamed(known[name]) for name in ("model", "times") if name in known}
     return {name: None if kind is int else kind() for name, kind in DESCRIBED.items()} | known
 
 
 def _check_description(content: Mapping[str, Any], place: Path, problems: Problems) -> None:
     number, version = content.get("format"), content.get("version")
     if not isinstance(number, int) or number > FORMAT:
-        note = (
-            f"The run is of format {number}, written by gradlogz {version}; this is what format {FORMAT} has in common "
-            "with it."
-        )
-        remedy = f"It was written by gradlogz {version}; install that or a later one."
-        problems.meet(note, f"the format must be {FORMAT} or less", f"{number!r} in {RUN}", remedy)
-    elif number < FORMAT and not problems.strict:
+        note = f"The run is of format {number}, written by gradlogz {version}; shown are the fields of format {FORMAT}."
+        problem = f"the format in {RUN} must be at most {FORMAT}, got {number!r}"
+        problems.meet(note, problem, f"Install gradlogz {version} or later, which wrote it.")
+    elif number < 2 and not problems.strict:
         problems.notes.append(
-            f"The run is of format {number}, written by gradlogz {version}, without declarations: names stand in place "
-            "of titles, and units, formulas and methods are not known."
+            f"The run is of format {number}, written by gradlogz {version}, without declarations: names replace "
+            "titles, and units, formulas and methods are unknown."
         )
     lacking = [name for name, kind in DESCRIBED.items() if not isinstance(content.get(name), kind)]
     if lacking and problems.strict:
-        problems.refuse(f"{RUN} must be whole", f"one without {', '.join(lacking)}")
+        problems.refuse(f"{RUN} is incomplete: {', '.join(lacking)} missing or invalid")
     if not content.get("complete", False):
         counts = content.get("counts")
         tokens = counts.get("tokens", "some") if isinstance(counts, dict) else "some"
-        note = f"The run stopped before its end, after {tokens} tokens; the numbers are of that part."
-        fact = f"one that stopped after {tokens} tokens in {place.name}"
-        problems.meet(note, "a run must be complete", fact, "Run the command again, or pass strict=False.")
+        note = f"The run stopped before its end, after {tokens} tokens; the results are of that part."
+        problem = f"the run {place.name} is not complete: it stopped after {tokens} tokens"
+        problems.meet(note, problem, "Run the command again, or pass strict=False.")
     files = content.get("files")
     for name, written in files.items() if isinstance(files, dict) else ():
         _check_file(place / str(name), written, problems)
 
 
 def _check_file(path: Path, written: Any, problems: Problems) -> None:
-    """The file is as it was written; a lenient reader says elsewhere what it lacks without one that is gone."""
+    """Check size and checksum of a file; a lenient reader notes missing files elsewhere."""
     fact = _difference(path, written) if isinstance(written, dict) else ""
     if fact and (problems.strict or path.is_file()):
-        whatever = "its numbers may have been changed" if path.name == FINDINGS else "nothing that is shown needs it"
-        remedy = "The run was damaged; copy it again, or make it again."
-        note = f"{path.name} is not as it was written; {whatever}."
-        problems.meet(note, f"{path.name} must be as it was written", fact, remedy)
+        effect = "its numbers may be wrong" if path.name == FINDINGS else "the page does not need it"
+        note = f"{path.name} differs from the file that was written; {effect}."
+        problem = f"{path.name} differs from the file that was written ({fact})"
+        problems.meet(note, problem, "Copy the run again, or run the probe again.")
 
 
 def _difference(path: Path, written: Mapping[str, Any]) -> str:
@@ -281,17 +279,17 @@ def _findings(place: Path, model: Mapping[str, Any], problems: Problems) -> Find
     content = object_in(place / FINDINGS)
     if isinstance(content, str) and not problems.strict and (rows := _rows(place / PARQUET)):
         problems.notes.append(
-            f"{FINDINGS} cannot be read ({content}): rows are those of {PARQUET}. The verdicts on whole claims are "
-            "lost; here a claim is undecided where its heads or layers differ."
+            f"{FINDINGS} cannot be read ({content}): rows are those of {PARQUET}. The verdicts on claims are "
+            "lost; a claim is shown as inconclusive if the verdicts of its heads or layers differ."
         )
         content = {"facts": {model.get("name"): model}, "rows": rows, "claims": [], "tokens": []}
     if isinstance(content, str):
-        problems.refuse(f"{FINDINGS} must be readable", content)
+        problems.refuse(f"{FINDINGS} is not readable ({content})")
     return findings_in(content, problems, str(model.get("name", place.name)))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table, which findings.json has too; none where it is gone, damaged or cannot be read here."""
+    """Rows of findings.parquet; none if it is missing or damaged, or polars is not installed."""
     if not path.is_file() or find_spec("polars") is None:
         return []
     import polars
@@ -303,7 +301,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder holds a run, of any format, whole or damaged."""
+    """True if the folder holds a run of any format, intact or damaged."""
     description, findings = object_in(folder / RUN), object_in(folder / FINDINGS)
     if not isinstance(description, str):
         return "format" in description

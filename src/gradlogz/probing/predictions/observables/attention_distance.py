@@ -1,11 +1,10 @@
-"""How far heads look: the weight that they give to keys at each distance.
+"""Attention distances: the attention weight of heads at each distance between query and key.
 
-    w(d) = mean over queries i of the weight on key i - d         d < 0: keys behind the query
-    sum_d w(d) (cos, sin)(d t)                                     what a turn by d t becomes on the average
+    w(d) = mean over queries i of the weight on key i - d         d < 0: keys after the query
+    sum_d w(d) (cos, sin)(d t)                                     average rotation by angles d t
 
-Of the rows with small hashes. Distances are counted one by one up to FINE, then by bins of which an octave has EIGHTH:
-within one, all distances are taken to have the same weight. Several predictions want this of one event: it is computed
-once.
+From a random sample of rows. Distances up to FINE have one bin each, larger ones EIGHTH bins per octave, within which
+the weight is taken to be constant. The result is cached, because several predictions need it for the same event.
 
 Read next: ../../inside/rotary.py, ../tie.py.
 """
@@ -18,33 +17,35 @@ import torch
 
 from ...._typing import Float, Tensor
 from ...batch_pass import BatchPass
-from ...hypothesis_tests import middle
+from ...hypothesis_tests import median
 from ...inside.events import Attended
 from ...inside.head_weights import HeadWeights, Turning
-from ...runs.records import Finding
+from ...runs.records import Detail, Finding, Label, Remark
 from ...statistics import GROUPS, Sums
 from .attention_rows import applies, rows_of
 
 FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
-OVER = ", over distances"  # behind the names of quantities of the average form
-STILL = "share that does not turn"
-NAMED = 3  # layers of which nothing is known
+OVER = ", over distances"  # suffix of quantities with averaged rotations
+STILL = "share without rotation"
+OVER_KEY = "over_distances"  # of the detail and of the remark
+OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over the attended distances", null="null")}
+OVER_REMARKS = {OVER_KEY: "No average over distances in {layers}: queries and keys do not rotate by fixed angles."}
 
 
 def distances(event: Attended, batch_pass: BatchPass) -> dict[int, Sums] | None:
-    """The weights of every head [h, 1 + 2 * bins] summed over rows: how many, then on keys up to the query and behind.
+    """Row count and weights of every head in bins before and after the query, summed over rows, [h, 1 + 2 * bins].
 
-    By the group of the batch, so that the jackknife can leave one out. None of a layer without queries and keys, whose
-    keys are other tokens, or of whose rows none is chosen.
+    By the group of the batch, for the jackknife. None for cross-attention, for a layer without queries and keys, and
+    without sampled rows.
     """
     if event.crosses or not applies(event, batch_pass) or event.key.shape[2] != event.query.shape[2]:
         return None
-    found = batch_pass.once(event.attention.log_normalizer, "distances", lambda: _weights(event, batch_pass))
-    return None if found is None else {batch_pass.batch.group: found}
+    sums = batch_pass.once(event.attention.log_normalizer, "distances", lambda: _weights(event, batch_pass))
+    return None if sums is None else {batch_pass.batch.group: sums}
 
 
 def by_group(counted: Mapping[int, Sums] | None) -> Float[Tensor, "g h k"] | None:
-    """The merged distances of a layer, group by group; None if nothing was counted."""
+    """Merged distances of a layer for each group, [g, h, k]; None if nothing was counted."""
     if counted is None:
         return None
     sums = {group: each.totals[0].cpu() for group, each in counted.items()}
@@ -55,33 +56,28 @@ def by_group(counted: Mapping[int, Sums] | None) -> Float[Tensor, "g h k"] | Non
 def mean_rotations(
     counted: Mapping[int, Sums] | None, weights: HeadWeights, groups: Sequence[int] = ()
 ) -> Float[Tensor, "v h d d"] | None:
-    """R̄ of every head, over all rows, [0], and without each of these groups, as the jackknife wants them.
+    """Mean rotation of every head: over all rows, then without each of these groups, for the jackknife.
 
-    None where the layer turns by no known angles, or nothing was counted.
+    None if the layer has no fixed rotation angles, or nothing was counted.
     """
-    found = by_group(counted)
-    if found is None or not isinstance(weights.turning, Turning):
+    weight_sums = by_group(counted)
+    if weight_sums is None or not isinstance(weights.turning, Turning):
         return None
-    whole = found.sum(0)
+    total = weight_sums.sum(0)
     left = list(groups) if len(groups) > 1 else []
-    return averaged(weights.turning, torch.cat((whole.unsqueeze(0), whole - found[left]))[..., 1:])
+    return averaged(weights.turning, torch.cat((total.unsqueeze(0), total - weight_sums[left]))[..., 1:])
 
 
-def over_distances(findings: Sequence[Finding], quantity: str, named: str) -> str:
-    """A sentence on what a quantity is over distances, and in which layers it is not known; empty of other models."""
-    of = [f for f in findings if f.quantity == quantity]
-    known, missed = middle(f.value for f in of), sorted({f.layer for f in of if math.isnan(f.value)})
-    told = "" if math.isnan(known) else f" Averaged over the distances that heads attend to, {named} is {known:z.2f}."
-    if missed:
-        told += (
-            f" Not applicable over distances: {', '.join(missed[:NAMED])}{' and more' if len(missed) > NAMED else ''}"
-        )
-        told += ", where queries and keys turn by no fixed angles."
-    return told
+def over_distances(findings: Sequence[Finding], quantity: str) -> tuple[tuple[Detail, ...], tuple[Remark, ...]]:
+    """Median of a quantity over distances, and the layers without fixed angles; both empty for other models."""
+    rows = [f for f in findings if f.quantity == quantity]
+    value, missing = median(f.value for f in rows), tuple(sorted({f.layer for f in rows if math.isnan(f.value)}))
+    details = () if math.isnan(value) else (Detail(OVER_KEY, value, null=median(f.null for f in rows)),)
+    return details, (Remark(OVER_KEY, layers=missing),) if missing else ()
 
 
 def averaged(turning: Turning, weights: Float[Tensor, "*b h bins"]) -> Float[Tensor, "*b h d d"]:
-    """R̄ of every head: its rotations, averaged over the distances that it attends to."""
+    """Rotations of every head, averaged over its attended distances, [*b, h, d, d]."""
     w = weights / weights.sum(-1, keepdim=True)
     start, end = _bins()
     size, centre = end - start, (start + end - 1) / 2
@@ -99,7 +95,7 @@ def _weights(event: Attended, batch_pass: BatchPass) -> Sums | None:
         return None
     s = rows.logits
     h, n = s.shape[1], s.shape[-1]
-    p = (s - rows.of(event.attention.log_normalizer).unsqueeze(-1)).exp()  # a sink takes its part
+    p = (s - rows.of(event.attention.log_normalizer).unsqueeze(-1)).exp()  # includes the weight of a sink
     p = p.masked_fill(~rows.valid[:, None, :, None], 0.0)
     apart = rows.places.unsqueeze(-1) - torch.arange(n, device=s.device)
     start, _ = _bins()
@@ -113,6 +109,6 @@ def _weights(event: Attended, batch_pass: BatchPass) -> Sums | None:
 
 @lru_cache
 def _bins() -> tuple[Tensor, Tensor]:
-    """The least distance of each bin, and the first that is beyond it."""
+    """First distance of each bin, and the first distance after it."""
     ends = [*range(FINE + 1), *(round(FINE * 2 ** (k / EIGHTH)) for k in range(1, EIGHTH * OCTAVES + 1))]
     return torch.tensor(ends[:-1]), torch.tensor(ends[1:])

@@ -1,12 +1,12 @@
-"""The rows of one call of attention: how many keys each sees, and some of them key by key.
+"""Attention rows of one call: numbers of visible keys, and logits of a random sample of rows.
 
-    s_mn = u_mn + w_mn              u: scale <q_m, k_n>, soft-capped;  w: the log weight, bias or -inf where n is hidden
+    s_mn = u_mn + w_mn              u: scale <q_m, k_n>, soft-capped;  w: log weight, bias, or -inf if key n is masked
 
-Statistics of every row come with the call. What needs all logits of a row is computed for one token of each 1 / SHARE
-that follow each other in a sequence, and moments of queries and keys for one of each 1 / OF_MOMENTS. Which one of them
-is said by a hash, so that a token is chosen with the same probability wherever it is, and is the same in every layer
-and however the corpus is cut; sequences of one length have as many. What layers share is looked at once for a batch,
-and predictions that want the same rows get the same ones.
+Summary statistics of all rows come with the call. Statistics that need all logits of a row use one token in each window
+of 1 / SHARE consecutive tokens, moments of queries and keys one in each window of 1 / OF_MOMENTS. A hash of the token
+chooses it, so that every token has the same probability, and the choice is the same in every layer and does not depend
+on batches; sequences of equal length have equally many. Masks that layers share are evaluated once for a batch, and all
+predictions use the same rows.
 
 Read next: ../identity.py, ../gaussian_measure.py and ../hopfield.py, which use them.
 """
@@ -28,26 +28,26 @@ SHARE, OF_MOMENTS = 1 / 32, 1 / 4
 
 
 class _Counted(NamedTuple):
-    """How many keys the queries of a call see, and the masks and sizes that say so."""
+    """Numbers of visible keys of a call, with the masks and sizes that determine them."""
 
     sight: Sight
     sizes: tuple[int | None, int | None, int, int]
-    seen: Float[Tensor, "#b #h #m"]
+    visible: Float[Tensor, "#b #h #m"]
 
 
 @dataclass
 class _Shared:
-    """What the layers of a model share in one batch."""
+    """Cache of samples and masks that layers share within a batch."""
 
     chosen: dict[tuple[int, int, int], tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]] = field(default_factory=dict)
     counted: list[_Counted] = field(default_factory=list)
 
 
 class Rows(NamedTuple):
-    """The chosen rows of a call, in float32 at least; `valid` is false where a sequence has fewer of them than others.
+    """Sampled rows of a call, in float32 or float64; `valid` is false for padding of shorter sequences.
 
-    query: scaled, so that products are <query, key> before the soft cap.
-    products, log_weights: their sum are the logits.
+    query: scaled queries, so that products are <query, key> before the soft cap.
+    products, log_weights: the logits are their sum.
     """
 
     places: Int[Tensor, "b r"]
@@ -59,22 +59,22 @@ class Rows(NamedTuple):
 
     @property
     def logits(self) -> Float[Tensor, "b h r n"]:
-        """Those that enter the softmax; a sink is one more."""
+        """Logits of the softmax, without the sink."""
         return self.products + self.log_weights
 
     @property
-    def seen(self) -> Float[Tensor, "b #h r"]:
-        """How many keys each row sees."""
+    def visible(self) -> Float[Tensor, "b #h r"]:
+        """Number of visible keys of each row."""
         return (self.log_weights > -torch.inf).sum(-1).to(self.query.dtype)
 
     def of(self, statistic: Float[Tensor, "b h m"]) -> Float[Tensor, "b h r"]:
-        """A statistic of all rows, of these."""
+        """Values of a statistic of all rows at the sampled rows."""
         return statistic.gather(2, self.places.unsqueeze(1).expand(-1, statistic.shape[1], -1))
 
     def products_with(
         self, key: Float[Tensor, "b hk n d"], query: Float[Tensor, "b h r d"] | None = None
     ) -> Float[Tensor, "b h r n"]:
-        """<query, key> with other keys, or other queries, without a soft cap."""
+        """<query, key> with other keys or other queries, without a soft cap."""
         return logits(self.query if query is None else query, key, None, None, Scoring(1.0))
 
     def averaged(self, weights: Float[Tensor, "b h r n"], vectors: Float[Tensor, "b hk n v"]) -> Tensor:
@@ -84,13 +84,13 @@ class Rows(NamedTuple):
 
 
 def applies(event: Attended, batch_pass: BatchPass) -> bool:
-    """Whether a call has queries and keys, and rows that are those of the batch."""
+    """True if a call has queries and keys, and its rows are those of the batch."""
     has = isinstance(event.call, AttentionArguments)
     return has and event.query.ndim == 4 and len(event.query) == len(batch_pass.batch.keys)
 
 
 def rows_of(event: Attended, batch_pass: BatchPass, *, part: float = 1.0) -> Rows | None:
-    """The chosen rows of a call to which this `applies`, or a part of them; None of a call without queries."""
+    """Sampled rows of a call that satisfies `applies`, or a share `part` of them; None without rows."""
     call, share = event.arguments, part * SHARE
 
     def compute() -> Rows:
@@ -109,9 +109,9 @@ def rows_of(event: Attended, batch_pass: BatchPass, *, part: float = 1.0) -> Row
 def chosen(
     event: Attended | Passed | Normed, batch_pass: BatchPass, share: float
 ) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
-    """One token of each 1 / share that follow each other, and whether it is one: padding and the end are not.
+    """Position of one token in each window of 1 / share consecutive tokens, and its validity (no padding).
 
-    Computed where the batch is; nothing waits for a GPU, since as many are chosen whatever the hashes are.
+    Computed on the device of the batch without synchronisation: the number of positions does not depend on hashes.
     """
     known, batch = batch_pass.real(event), batch_pass.batch
     (b, m), every = known.shape, max(round(1 / share), 1)
@@ -121,17 +121,17 @@ def chosen(
         starts = batch.starts.to(known.device, non_blocking=True).unsqueeze(-1)
         place = first + token_hashes(batch.keys.to(known.device), starts + first) % every
         valid = (place < m) & known.gather(1, place.clamp(max=m - 1))
-        # What stands in for tokens that are none is one, so that it sees keys.
+        # Invalid positions are replaced by a real token, so that its row has visible keys.
         held[b, m, every] = torch.where(valid, place, known.int().argmax(-1, keepdim=True)), valid
     return held[b, m, every]
 
 
 def at(t: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"]) -> Float[Tensor, "b h r d"]:
-    """Of every head the rows at these places of each sequence; rows that lie together in memory are read together."""
+    """Rows of every head at these positions, [b, h, r, d]; contiguous rows are read together."""
     b, h, m, d = t.shape
     first = torch.arange(b, device=t.device).unsqueeze(-1)
     beside = t.transpose(1, 2)
-    if beside.is_contiguous():  # as models have it: all heads of a token side by side
+    if beside.is_contiguous():  # the layout of most models: all heads of a token together
         places = (first * m + index).flatten()
         return beside.reshape(b * m, h * d).index_select(0, places).reshape(b, -1, h, d).transpose(1, 2)
     head = torch.arange(h, device=t.device).reshape(1, h, 1)
@@ -142,24 +142,24 @@ def at(t: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"]) -> Float[Tensor, 
 def some(
     event: Attended, batch_pass: BatchPass, *tensors: Float[Tensor, "b _ n _"]
 ) -> tuple[Bool[Tensor, " t"], list[Float[Tensor, "_ t _"]]]:
-    """Queries, or what else there is for each token of a call, of the tokens chosen for moments; and which count."""
+    """Validity and values, [h, t, d], of tensors of a call at the tokens that are sampled for moments."""
     index, valid = chosen(event, batch_pass, OF_MOMENTS)
     return valid.flatten(), [at(t, index).transpose(0, 1).flatten(1, 2) for t in tensors]
 
 
 def some_keys(event: Attended, batch_pass: BatchPass) -> tuple[Tensor, Tensor]:
-    """Keys [hk, t, d] of the chosen tokens, all keys where they are of other tokens than the queries; which count."""
+    """Validity and keys, [hk, t, d], of the sampled tokens; of all keys in cross-attention."""
     call = event.arguments
-    seen = event.visible_keys()
-    seen = torch.ones_like(call.key[:, 0, :, 0], dtype=torch.bool) if seen is None else seen
+    visible = event.visible_keys()
+    visible = torch.ones_like(call.key[:, 0, :, 0], dtype=torch.bool) if visible is None else visible
     if event.crosses or call.key.shape[2] != call.query.shape[2]:
-        return seen.flatten(), call.key.transpose(0, 1).flatten(1, 2)
-    valid, (keys, shown) = some(event, batch_pass, call.key, seen[:, None, :, None].to(call.key.dtype))
+        return visible.flatten(), call.key.transpose(0, 1).flatten(1, 2)
+    valid, (keys, shown) = some(event, batch_pass, call.key, visible[:, None, :, None].to(call.key.dtype))
     return valid & (shown.flatten() > 0), keys
 
 
 def moments_of_queries(event: Attended, batch_pass: BatchPass) -> Comoments:
-    """Of scaled queries, beside the attended means of keys where they are known, [h, d]: once for all predictions."""
+    """Moments of scaled queries, with attended means of keys if known; cached for all predictions."""
     call, mean = event.arguments, event.attention.key_mean
 
     def compute() -> Comoments:
@@ -171,17 +171,17 @@ def moments_of_queries(event: Attended, batch_pass: BatchPass) -> Comoments:
 
 
 def moments_of_keys(event: Attended, batch_pass: BatchPass) -> Comoments:
-    """Of keys, [hk, d]: once for all predictions."""
+    """Moments of keys, [hk, d]; cached for all predictions."""
 
     def compute() -> Comoments:
-        seen, k = some_keys(event, batch_pass)
-        return comoments_of(k, group=batch_pass.batch.group, weights=seen)
+        visible, k = some_keys(event, batch_pass)
+        return comoments_of(k, group=batch_pass.batch.group, weights=visible)
 
     return batch_pass.once(event.query, "moments of keys", compute)
 
 
 def log_weights_of(event: Attended, index: Int[Tensor, "b r"]) -> Tensor | None:
-    """Bias and mask of some rows of a call [b, #h, r, n], bool if there is no bias; None if they see all keys alike."""
+    """Bias and mask at some rows of a call, [b, #h, r, n], boolean without a bias; None without bias and mask."""
     call = event.arguments
     sight, scoring = _sight(call)
     if all(each is None for each in (*sight, scoring.left, scoring.right)):
@@ -191,7 +191,7 @@ def log_weights_of(event: Attended, index: Int[Tensor, "b r"]) -> Tensor | None:
 
 
 def keys_seen(event: Attended, batch_pass: BatchPass) -> Float[Tensor, "#b #h #m"]:
-    """How many keys every query sees."""
+    """Number of visible keys of every query."""
     call = event.call
     if not isinstance(call, AttentionArguments):
         return (call > HIDDEN).sum(-1).to(event.attention.log_normalizer.dtype)
@@ -199,9 +199,9 @@ def keys_seen(event: Attended, batch_pass: BatchPass) -> Float[Tensor, "#b #h #m
     sizes = (scoring.left, scoring.right, call.query.shape[2], call.key.shape[2])
     held = batch_pass.memory(_Shared).counted
     for known in held:
-        # Layers share masks, each its own view of the same numbers.
+        # Layers share masks, each through its own view of the same memory.
         if known.sizes == sizes and all(_same(a, b) for a, b in zip(known.sight, sight, strict=True)):
-            return known.seen
+            return known.visible
     w = _log_weights(call, sight, scoring, None)
     count = (w > -torch.inf).sum(-1).to(event.attention.log_normalizer.dtype)
     held.append(_Counted(sight, sizes, count))
@@ -209,11 +209,11 @@ def keys_seen(event: Attended, batch_pass: BatchPass) -> Float[Tensor, "#b #h #m
 
 
 def weight_of_first(event: Attended) -> Float[Tensor, "b h m"]:
-    """The weight of every row on the first key of its sequence that is no padding: what a sink takes."""
+    """Attention weight of every row on the first key that is no padding, the usual attention sink."""
     call, G = event.call, event.attention.log_normalizer
-    seen = event.visible_keys()
+    visible = event.visible_keys()
     b = len(G)
-    first = torch.zeros(b, dtype=torch.int64, device=G.device) if seen is None else seen.int().argmax(-1)
+    first = torch.zeros(b, dtype=torch.int64, device=G.device) if visible is None else visible.int().argmax(-1)
     at = first[:, None, None, None]
     if isinstance(call, AttentionArguments):
         sight, scoring = _sight(call)
@@ -232,7 +232,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _sight(call: AttentionArguments) -> tuple[Sight, Scoring]:
-    """Masks and numbers of a call as the kernels take them."""
+    """Masks and scoring parameters of a call, in the form of the kernels."""
     b, h, m, _ = call.query.shape
     size = (h, m, call.key.shape[2])
     sight = masks.sight(call.attn_mask, call.bias, call.segments, lead=torch.Size((b,)), size=size, like=call.query)
@@ -243,7 +243,7 @@ def _sight(call: AttentionArguments) -> tuple[Sight, Scoring]:
 def _log_weights(
     call: AttentionArguments, sight: Sight, scoring: Scoring, rows: Tensor | None, key: Tensor | None = None
 ) -> Tensor:
-    """[#b, #h, m, n], bias or 0, and -inf for hidden keys; of some rows [b, r]; of one key [b] of each sequence."""
+    """Bias or 0, and -inf for masked keys, [#b, #h, m, n]; at some rows [b, r], or at one key [b] per sequence."""
     m, n, device = call.query.shape[2], call.key.shape[2], call.query.device
     row = (torch.arange(m, device=device).unsqueeze(0) if rows is None else rows)[:, None, :, None]
     col = torch.arange(n, device=device).reshape(1, 1, 1, n) if key is None else key[:, None, None, None]
@@ -264,7 +264,7 @@ def _log_weights(
     if sight.segments is not None:
         b, r = max(len(sight.segments), len(row)), row.shape[2]
         segments = sight.segments.expand(b, -1)
-        own = segments.gather(1, at.reshape(len(row), r).expand(b, -1))[:, None, :, None]
-        other = segments.gather(1, col.reshape(len(col), -1).expand(b, -1))[:, None, None]
-        hidden = hidden | (own != other)
+        query_segment = segments.gather(1, at.reshape(len(row), r).expand(b, -1))[:, None, :, None]
+        key_segment = segments.gather(1, col.reshape(len(col), -1).expand(b, -1))[:, None, None]
+        hidden = hidden | (query_segment != key_segment)
     return torch.where(hidden, -torch.inf, 0.0 if sight.bias is None else cut(sight.bias))

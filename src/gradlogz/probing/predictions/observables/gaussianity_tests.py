@@ -1,9 +1,9 @@
-"""The shape of a cloud: how far it is from a Gaussian, and how far a Gaussian sample of the same documents would be.
+"""Gaussianity statistics of tokens, and Gaussian samples over the same documents as their null.
 
     z         tokens on their leading principal axes, whitened by C^-1/2
-    W²        = (1/n) sum_i (y_(i) - q_i)²      y: z along a direction, in order;  q_i = Phi^-1((i - 1/2) / n)
+    W²        = (1/n) sum_i (y_(i) - q_i)²      y: z along a direction, sorted;  q_i = Phi^-1((i - 1/2) / n)
     A²/n      = -1 - sum_i (2i-1)/n² [log Phi(y_(i)) + log Phi(-y_(n+1-i))]                                [anderson54]
-    logistic  = (1/n) [log likelihood of the best logistic law - that of the best normal law]
+    logistic  = (1/n) [log likelihood of the best logistic - that of the best normal distribution]
     null      x_i = u_document(i) + e_i,   u ~ N(0, B),  e ~ N(0, W)     B, W: covariances between and within documents
 
 B and W are those of the analysis of variance: with document means m_d of n_d tokens, k documents and n tokens,
@@ -22,10 +22,10 @@ import torch
 from ...._typing import Float, Int, Tensor
 from ....dynamics.observables import OBSERVABLES
 
-COMPONENTS = 8  # leading axes: along many at once every cloud looks Gaussian
-DIRECTIONS = 16  # on these axes
-RANDOM = 8  # of all coordinates
-SHARED = 8  # tokens that have a mean of their position, or of neighbouring ones
+COMPONENTS = 8  # leading axes; projections from many dimensions look Gaussian
+DIRECTIONS = 16  # random directions in the span of these axes
+RANDOM = 8  # random directions of all coordinates
+SHARED = 8  # smallest number of tokens that share a position mean
 
 LARGEST, SLICED = "largest Wasserstein", "sliced Wasserstein"
 AXES, PROJECTIONS = "Wasserstein of principal axes", "Wasserstein of random projections"
@@ -33,8 +33,9 @@ DARLING, LOGISTIC = "Anderson-Darling", "logistic against normal"
 
 
 class ProjectedTokens(NamedTuple):
-    """Tokens as they are compared with a Gaussian: on `axes` leading axes, whitened, then on random directions of all
-    coordinates, standardised; the document and the group of each token, and the places whose mean is removed.
+    """Tokens on `axes` whitened leading axes, then on standardised random directions of all coordinates.
+
+    documents, groups: of each token. places: groups of positions whose mean is removed.
     """
 
     features: Float[Tensor, "n k"]
@@ -50,14 +51,14 @@ def project(
     groups: Int[Tensor, " n"],
     positions: Int[Tensor, " n"] | None = None,
 ) -> ProjectedTokens:
-    """Tokens as they are compared with a Gaussian, without the means of their positions if these are given."""
+    """Project tokens for the comparison with a Gaussian, without position means if positions are given."""
     x = x.double()
     places = None if positions is None else places_of(positions)
     x = x - x.mean(0) if places is None else without_means(x, places)
     generator = torch.Generator().manual_seed(0)
     axes, spread = leading_axes(x, min(COMPONENTS, *x.shape), generator)
     directions = torch.randn(x.shape[1], RANDOM, generator=generator, dtype=x.dtype).to(x.device)
-    # Directions in which the cloud does not extend have no shape.
+    # Directions of zero variance are left out.
     extends = spread > 1e-12 * spread[:1].clamp(min=torch.finfo(x.dtype).tiny)
     z = x @ axes[:, extends] / spread[extends].sqrt()
     p = x @ directions
@@ -66,7 +67,7 @@ def project(
 
 
 def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tensor, "*b"]]:
-    """The numbers of a cloud, of its features: of W² the largest and means, over directions of each kind."""
+    """Shape statistics from features: the largest W² and means of W² over directions of each kind."""
     z = _whitened(features[..., :axes])
     p = features[..., axes:] - features[..., axes:].mean(-2, keepdim=True)
     p = p / p.square().mean(-2, keepdim=True).sqrt().clamp(min=torch.finfo(p.dtype).tiny)
@@ -86,13 +87,13 @@ def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tenso
 
 
 def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor, "*b"]:
-    """Of these numbers the first alone."""
+    """Largest W² over the axes and their random directions; the first statistic of `shape`."""
     z = _whitened(features[..., :axes])
     return _wasserstein(torch.cat((z @ _directions(z), z), -1).mT.contiguous().sort(-1).values).amax(-1)
 
 
 def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
-    """Gaussian clouds of the same documents, with the covariances between and within them, in float32."""
+    """Gaussian samples over the same documents, with the covariances between and within documents, in float32."""
     f = cloud.features
     kinds, index = cloud.documents.unique(return_inverse=True)
     B, W = (_root(C).float().cpu() for C in variances(f, index))
@@ -103,7 +104,7 @@ def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generat
 
 
 def variances(f: Float[Tensor, "n k"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]:
-    """The covariances between and within documents; all is within where every document has one token."""
+    """Covariances between and within documents; all is within if every document has one token."""
     n, count = len(f), torch.bincount(index).to(f.dtype)
     k = len(count)
     d = f - f.mean(0)
@@ -118,7 +119,7 @@ def variances(f: Float[Tensor, "n k"], index: Int[Tensor, " n"]) -> tuple[Float[
 
 
 def places_of(positions: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Numbers of positions, the same for neighbouring ones until SHARED tokens have it."""
+    """Group numbers of positions; neighbours are merged until SHARED tokens are in a group."""
     _, inverse, counts = positions.unique(return_inverse=True, return_counts=True)
     numbers, place, held = [], 0, 0
     for count in counts.tolist():
@@ -127,12 +128,12 @@ def places_of(positions: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         if held >= SHARED:
             place, held = place + 1, 0
     if held and place:
-        numbers = [min(number, place - 1) for number in numbers]  # the last ones join those before them
+        numbers = [min(number, place - 1) for number in numbers]  # the last group joins the one before it
     return torch.tensor(numbers, device=positions.device)[inverse]
 
 
 def without_means(x: Float[Tensor, "*b n k"], places: Int[Tensor, " n"]) -> Float[Tensor, "*b n k"]:
-    """(x - mean of the k tokens of its place) / sqrt(1 - 1/k): tokens of one law and no mean keep their covariance."""
+    """(x - mean of the k tokens of its place) / sqrt(1 - 1/k), which keeps the covariance of i.i.d. tokens."""
     count = torch.bincount(places).to(x.dtype)
     sums = torch.zeros(*x.shape[:-2], len(count), x.shape[-1], dtype=x.dtype, device=x.device)
     means = sums.index_add(-2, places, x) / count.unsqueeze(-1)
@@ -143,9 +144,9 @@ def without_means(x: Float[Tensor, "*b n k"], places: Int[Tensor, " n"]) -> Floa
 def leading_axes(
     x: Float[Tensor, "n D"], k: int, generator: torch.Generator, *, rounds: int = 8
 ) -> tuple[Float[Tensor, "D k"], Float[Tensor, " k"]]:
-    """The principal axes of centred tokens with the largest variances, and these, by iteration of a wider subspace.
+    """Leading principal axes of centred tokens and their variances, by subspace iteration.
 
-    Axes whose variances are nearly those of the ones left out may be mixed with them; every choice is a projection.
+    Axes with nearly equal variances may be mixed with omitted ones; every choice is a valid projection.
     """
     wide = min(k + 8, *x.shape)
     single = (x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)).float()
@@ -159,18 +160,18 @@ def leading_axes(
 
 
 def anderson_darling(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """A² / n of standardised numbers in order, to the normal law."""
+    """Anderson-Darling A² / n of sorted standardised numbers."""
     n = y.shape[-1]
     weight = (2 * torch.arange(1, n + 1, dtype=y.dtype, device=y.device) - 1) / n**2
     return -1 - (weight * (torch.special.log_ndtr(y) + torch.special.log_ndtr(-y.flip(-1)))).sum(-1)
 
 
 def logistic_against_normal(y: Float[Tensor, "*b n"], *, rounds: int = 6) -> Float[Tensor, "*b"]:
-    """The gain in log likelihood per token of the best logistic law over the best normal law.
+    """Log likelihood ratio per token of the best logistic to the best normal distribution.
 
         -log f = log 4s + 2 log cosh u,   u = (y - m) / 2s
 
-    The maximum by scoring with the information of the logistic law, 1 / 3s² and (3 + π²) / 9 of m and log s.
+    Maximum by Fisher scoring; the information of m and log s is 1 / 3s² and (3 + π²) / 9.
     """
     m = y.mean(-1, keepdim=True)
     spread = (y - m).square().mean(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).tiny)
@@ -188,21 +189,21 @@ def logistic_against_normal(y: Float[Tensor, "*b n"], *, rounds: int = 6) -> Flo
 
 
 def _directions(z: Tensor) -> Tensor:
-    """Random directions, the same for all clouds on so many axes."""
+    """Random unit directions, the same for all samples with this number of axes."""
     generator = torch.Generator().manual_seed(1)
-    found = torch.randn(z.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64)
-    return (found / found.norm(dim=0)).to(z)
+    directions = torch.randn(z.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64)
+    return (directions / directions.norm(dim=0)).to(z)
 
 
 def _wasserstein(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """W² of numbers in order to the normal law."""
+    """W² of sorted numbers to N(0, 1)."""
     n = y.shape[-1]
     quantiles = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n).to(y)
     return (y - quantiles).square().mean(-1)
 
 
 def _whitened(z: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
-    """z C^-1/2, the whitening that moves tokens least, so that parts of a cloud keep its axes."""
+    """z C^-1/2, the whitening closest to the identity, so that subsamples keep the axes."""
     d = z - z.mean(-2, keepdim=True)
     values, vectors = torch.linalg.eigh(d.mT @ d / z.shape[-2])
     scale = values.clamp(min=1e-6 * values[..., -1:]).clamp(min=torch.finfo(z.dtype).tiny).rsqrt()
@@ -210,6 +211,6 @@ def _whitened(z: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
 
 
 def _root(C: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
-    """The symmetric root of the part of a matrix that is positive."""
+    """Symmetric root of the positive part of a matrix."""
     values, vectors = torch.linalg.eigh(C)
     return (vectors * values.clamp(min=0.0).sqrt()) @ vectors.mT

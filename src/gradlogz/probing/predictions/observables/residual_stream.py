@@ -1,9 +1,9 @@
-"""The stream of a model depth by depth: before every sublayer, and at the end.
+"""The residual stream at every depth: before every sublayer, and at the end.
 
-    x_0 -> sublayer -> x_1 -> sublayer -> ... -> x_end        of post-norm models behind their norms
+    x_0 -> sublayer -> x_1 -> sublayer -> ... -> x_end        post-norm models: after their norms
 
-A stack is a run of sublayers whose streams have the same tokens: a decoder is another one than its encoder. The end is
-that of the last stack, and of a pre-norm model before its last norm.
+A stack is a sequence of sublayers over the same tokens: encoder and decoder are two stacks. The end is that of the last
+stack; in a pre-norm model it is before the final norm.
 
 Read next: ../../inside/events.py, ../gaussianity.py and ../pair_energy.py.
 """
@@ -23,9 +23,9 @@ END = "end"
 
 
 class Depth(NamedTuple):
-    """The stream at one place, and which of its tokens are no padding.
+    """The residual stream at one depth, with the mask of its real tokens.
 
-    layer: the sublayer that comes next, or "end"; attention: whether that is one of attention.
+    layer: name of the next sublayer, or "end". attention: true if that is an attention sublayer.
     """
 
     layer: str
@@ -37,7 +37,7 @@ class Depth(NamedTuple):
 
 @dataclass
 class _Progress:
-    """How far the model has come with a batch: the last stream, what follows it, and the stack that it belongs to."""
+    """Progress of a batch through the model: the last stream, the norm after it, and its stack."""
 
     before: Tensor | None = None
     follows: Norm | None = None
@@ -48,9 +48,9 @@ class _Progress:
 
 
 def depth_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
-    """The depth at which the model has arrived with this event, if it is one.
+    """The depth that an event reaches, or None.
 
-    A feed-forward map beside an attention sublayer reads the same stream and is no depth of its own.
+    A feed-forward map parallel to an attention sublayer reads the same stream and is no separate depth.
     """
     return batch_pass.once(event, "depth", lambda: _depth(event, batch_pass))
 
@@ -78,7 +78,7 @@ def _depth(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
 
 
 def _arrived(layer: str, attention: bool, stream: Tensor, here: _Progress) -> Depth | None:
-    """The stream as [b, n, D], which some models flatten to [b n, D]; None if it is of other tokens."""
+    """The depth with its stream as [b, n, D], which some models flatten to [b n, D]; None for other tokens."""
     shape = here.shape
     if here.stack is None or here.mask is None or shape is None:
         return None
@@ -88,5 +88,5 @@ def _arrived(layer: str, attention: bool, stream: Tensor, here: _Progress) -> De
 
 
 def stack_of(layer: str) -> str:
-    """What the names of the sublayers of one stack have in common: all before the first number."""
+    """Common prefix of the names of the sublayers of a stack: the part before the first number."""
     return re.split(r"[.]?[0-9]", layer)[0]

@@ -1,0 +1,79 @@
+"""Several runs on a terminal: one line for each claim, and for each run its verdict as a symbol with the value.
+
+    claim                         minilm   smollm2    change
+    verdicts differ (1)
+      Ascent of log normaliser  ~  0.010  ✓  0.210    +0.200
+
+Runs that do not fit into the width follow in further tables. The change is shown for two runs.
+
+Read next: comparison_page.py (the page), findings_terminal.py (one run).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..probing.runs.records import Summary
+from .findings_terminal import SYMBOLS, TITLE, Line, cut
+from .findings_wording import Declarations, title_of
+from .formatting import decimals
+
+CELL = 10  # columns of a run
+GAP = "  "
+
+
+def comparison_lines(
+    names: Sequence[str], claims: Sequence[Mapping[str, Summary]], declarations: Declarations, width: int
+) -> Iterator[Line]:
+    """Tables of the claims of runs, by their names, each line at most `width` columns wide."""
+    title = min(TITLE, max(width - (CELL + len(GAP)), 8))
+    fitting = max((width - title) // (CELL + len(GAP)), 1)
+    for start in range(0, len(names), fitting):
+        part = slice(start, start + fitting)
+        changes = len(names) == 2 and fitting >= 3
+        yield from _table(names[part], claims[part], _groups(claims), declarations, title, changes=changes)
+
+
+def _groups(claims: Sequence[Mapping[str, Summary]]) -> dict[str, list[str]]:
+    """Predictions whose verdicts differ between runs, whose verdicts agree, and those that some run lacks."""
+    predictions = list(dict.fromkeys(name for each in claims for name in each))
+    common = [name for name in predictions if all(name in each for each in claims)]
+    same = [name for name in common if len({each[name].verdict for each in claims}) == 1]
+    groups = {
+        "verdicts differ": [name for name in common if name not in same],
+        "same verdict": same,
+        "not measured in every run": [name for name in predictions if name not in common],
+    }
+    return {heading: names for heading, names in groups.items() if names}
+
+
+def _table(
+    names: Sequence[str],
+    claims: Sequence[Mapping[str, Summary]],
+    groups: Mapping[str, Sequence[str]],
+    declarations: Declarations,
+    title: int,
+    *,
+    changes: bool,
+) -> Iterator[Line]:
+    headings = [*names, *(["change"] if changes else [])]
+    yield Line(cut("claim", title) + "".join(GAP + cut(name, CELL).strip().rjust(CELL) for name in headings), "dim")
+    for heading, predictions in groups.items():
+        yield Line(f"{heading} ({len(predictions)})", "bold")
+        for prediction in predictions:
+            summaries = [each.get(prediction) for each in claims]
+            cells = [_cell(summary) for summary in summaries]
+            if changes:
+                cells.append(_change(summaries))
+            text = cut(f"  {title_of(declarations, prediction)}", title)
+            yield Line((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip())
+
+
+def _cell(summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    return f"{SYMBOLS[summary.verdict]} {decimals(summary.value).rjust(CELL - 2)}"
+
+
+def _change(summaries: Sequence[Summary | None]) -> str:
+    first, last = summaries
+    text = "" if first is None or last is None else decimals(last.value - first.value)
+    return f"+{text}" if text and not text.startswith("-") else text
