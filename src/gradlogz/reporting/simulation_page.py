@@ -30,6 +30,7 @@ from ..page import (
     Text,
     VerdictBanner,
 )
+from ..page.parts import Status
 from ..simulation import theory_curves as curves
 from ..simulation.final_quantities import final_quantities, gaussian_band
 from ..simulation.records import Curve, Simulation
@@ -91,8 +92,8 @@ def page_of(simulation: Simulation) -> Page:
     clouds = f"{s.seeds} seeds × " if s.seeds > 1 else ""
     subtitle = (
         f"{description}{clouds}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, "
-        f"{INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse temperature β\u00a0=\u00a0{s.beta:g}, step size τ\u00a0=\u00a0{s.tau:g}, contraction "
-        f"{s.contraction}, {s.steps} steps."
+        f"{INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse temperature β\u00a0=\u00a0{s.beta:g}, step "
+        f"size τ\u00a0=\u00a0{s.tau:g}, contraction {s.contraction}, {s.steps} steps."
     )
     return Page(
         name=f"gradlogz-{name}" if preset else "gradlogz-simulation",
@@ -134,7 +135,11 @@ LABELS = {
     "undecided": "inconclusive",  # plain-words: ok
     "silent": "no prediction",
 }
-STATUS_OF = {"supported": "agrees", "refuted": "departs", "inconclusive": "undecided"}  # plain-words: ok
+STATUS_OF: dict[str, Status] = {
+    "supported": "agrees",
+    "refuted": "departs",
+    "inconclusive": "undecided",  # plain-words: ok
+}
 
 
 # Sections ------------------------------------------------------------------------------------------------------------

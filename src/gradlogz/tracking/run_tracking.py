@@ -187,8 +187,9 @@ def _run(
     for batch in batches(detections, ROWS):
         discrete, rows = _discretized(model, batch.dt), batch.rows[batch.inside]
         if smoothed is not None:
-            method = "imm" if settings.filter == "imm" else "gpb2"
-            smoothing = smooth(discrete, batch.observations, prior, method=method)
+            smoothing = smooth(
+                discrete, batch.observations, prior, method="imm" if settings.filter == "imm" else "gpb2"
+            )
             filtering = smoothing.filtered
             _put(smoothed, rows, _estimate(smoothing, batch, batch.counts[:, -1:]))
         else:
