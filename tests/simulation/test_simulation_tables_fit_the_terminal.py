@@ -39,7 +39,7 @@ def test_a_quantity_is_one_line_of_80_columns(simulation, circle):
 
 
 def test_a_narrow_table_has_every_number_of_the_wide_one(simulation):
-    wide, narrow = (" ".join(line.plain for line in simulation_table(simulation, w)) for w in (80, 40))
+    wide, narrow = (" ".join(line.plain for line in simulation_table(simulation, w)) for w in (120, 40))
     numbers = {word for word in re.split(r"[ ,–]+", wide) if any(c.isdigit() for c in word)}
     assert len(numbers) > 10
     assert numbers <= {*re.split(r"[ ,–]+", narrow)}

@@ -77,7 +77,7 @@ def command(
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="Path of the page (default: PRESET.html).", show_default=False)
+        str | None, typer.Option(help="Path of the page (default: PRESET.html or phases.html).", show_default=False)
     ] = None,
     json: Annotated[
         str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)

@@ -1,7 +1,7 @@
 """Result tables on a terminal, the same for every command: one line per quantity, then three closing lines.
 
-    quantity         value   95 % CI    theory   verdict
-    cluster count    4.25    3.45–5.05  4–5      ✓ supported
+    quantity       value    95 % CI  expected  verdict
+    cluster count   4.25  3.45–5.05       4–5  ✓ supported
 
     run      ...     what was computed
     results  ...     where the result files are
@@ -9,7 +9,7 @@
 
 A table that is wider than the terminal becomes a list, two or more lines per quantity; no cell is ever cut.
 
-Read next: simulation_terminal.py and tracks_terminal.py (the rows).
+Read next: simulation_terminal.py, tracks_terminal.py and verification_terminal.py (the rows).
 """
 
 import os

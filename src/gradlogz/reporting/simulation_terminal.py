@@ -52,13 +52,11 @@ def simulation_table(simulation: Simulation, width: int) -> list[Text]:
     """One line per quantity: value, 95 % confidence interval, expected value and verdict."""
     rows = final_quantities(simulation)
     verdicts = [row.verdict or ("null band" if row.reference == "null" else "") for row in rows]
-    for digits in (3, 2):  # shorter intervals where the table would be too wide
-        lines = result_table(
-            HEADS, [(quantity_name(row), *quantity_cells(row, digits)) for row in rows], verdicts, width
-        )
-        if lines[0].plain.startswith(HEADS[0]):
-            break
-    return lines
+    tables = [
+        result_table(HEADS, [(quantity_name(row), *quantity_cells(row, digits)) for row in rows], verdicts, width)
+        for digits in (3, 2)  # shorter intervals if the table would be too wide
+    ]
+    return next((lines for lines in tables if lines[0].plain.startswith(HEADS[0])), tables[0])
 
 
 def simulation_details(simulation: Simulation, width: int) -> list[Text]:

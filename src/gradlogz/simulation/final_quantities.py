@@ -5,9 +5,9 @@
     theorems           number of violations among the recorded intervals     theory: 0
     Gaussianity        mean over seeds, Student's interval                   null: a Gaussian cloud of equal size
 
-    supported      prediction of a preset: by every seed; of a curve: within the interval, or within 5 %
-    refuted        by no seed; outside of both
-    inconclusive   by some seeds; a curve outside 5 % where one seed gives no interval
+    supported      every seed meets the prediction; for a curve, its last value lies in the interval or within 5 %
+    refuted        no seed meets it; for a curve, the value lies outside both
+    inconclusive   some seeds meet it; for a curve, the value lies outside 5 % and one seed gives no interval
 
 Curves for Gaussian clouds are compared only if every cloud is Gaussian at the end.
 

@@ -127,7 +127,8 @@ def _presets() -> list[Preset]:
     rows = []
     for initial, expected in TABLE_10_2.items():
         for d, expects in zip((1, 2, 8), expected, strict=True):
-            description = f"descent and whitening, {initial} initial cloud in {_dimensions(d)}"
+            name = initial.capitalize() if initial in ("gaussian", "laplace") else initial
+            description = f"descent and whitening, {name} initial cloud in {_dimensions(d)}"
             beta = 0.2 if d == 8 else 0.3 if initial in ("laplace", "exponential") else 0.5
             settings = SimulationSettings(tokens=768 if d == 8 else 500, dim=d, beta=beta, tau=-0.2, initial=initial)
             rows.append(Preset(f"descent-{initial}-{d}", description, settings, expects, "theory 10.2"))
