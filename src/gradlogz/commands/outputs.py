@@ -5,6 +5,7 @@ terminal                    a console on standard output, or on standard error i
 print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
 write_page, write_json      the files
+finish                      all files, then the table of results and where the files are
 """
 
 import os
@@ -21,6 +22,8 @@ from rich.markup import escape
 from .._input_errors import InputValueError, MissingPackageError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from ..reporting.findings_terminal import Line
 
 STANDARD_OUTPUT = "-"
@@ -121,3 +124,37 @@ def write_json(path: str | None, text: str) -> None:
         print(text)
     elif path is not None:
         write(path, f"{text}\n")
+
+
+def finish(
+    console: Console,
+    lines: "Iterable[Text]",
+    *,
+    run: str,
+    page: Path,
+    html: str,
+    json: str | None,
+    data: str,
+    tables: Iterable[str] = (),
+    show: bool,
+) -> None:
+    """Write the page and the JSON, then print the table and three closing lines; open the page in a browser if `show`.
+
+    Files come first, so that a closed pipe costs no result.
+    """
+    import webbrowser
+
+    from ..page import write
+    from ..reporting import result_table as table
+
+    write(page, html)
+    if json != STANDARD_OUTPUT:
+        write_json(json, data)
+    files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
+    results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
+    size = f"{page} ({len(html) / 1e6:.1f} MB)"
+    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, table.terminal_width(console))])
+    if json == STANDARD_OUTPUT:
+        print(data)
+    if show:
+        webbrowser.open(page.resolve().as_uri())

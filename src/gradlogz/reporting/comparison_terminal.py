@@ -12,9 +12,9 @@ Read next: comparison_page.py (the page), findings_terminal.py (one run).
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..probing.runs.records import Summary
-from .findings_terminal import SYMBOLS, TITLE, Line, cut, sentence_lines
+from .findings_terminal import TITLE, Line, cut, sentence_lines
 from .findings_wording import Declarations, title_of
-from .formatting import decimals
+from .formatting import SYMBOLS, decimals
 
 CELL = 10  # columns of a run
 GAP = "  "

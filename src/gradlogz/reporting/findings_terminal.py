@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Summary
 from .findings_wording import Declarations, sentences_of, title_of
-from .formatting import STYLES, counts_of, decimals, interval, measured_line
+from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
 
 PLAIN_WIDTH = 80  # columns of plain text
 WIDEST = 100  # columns of a sentence on a wide terminal
 NO_BREAK = "\N{NO-BREAK SPACE}"
 TITLE = 28  # columns of a title with its symbol
-SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
-ASCII = {"✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "≤": "<="}
 
 
 class Column(NamedTuple):
@@ -99,17 +97,6 @@ def rich_lines(lines: Iterable[Line], encoding: str) -> Iterator[Any]:
 def plain_lines(findings: Findings) -> str:
     """The table of claims as plain text of 80 columns."""
     return "\n".join(line.text for line in table_lines(findings, PLAIN_WIDTH))
-
-
-def encodable(text: str, encoding: str) -> str:
-    """The text if it can be encoded, else with ASCII in place of symbols."""
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        for symbol, ascii_text in ASCII.items():
-            text = text.replace(symbol, ascii_text)
-        return text.encode("ascii", "replace").decode()
-    return text
 
 
 def cut(text: str, width: int) -> str:

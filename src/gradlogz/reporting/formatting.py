@@ -40,6 +40,24 @@ STYLES = {
 }
 
 
+SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
+ASCII = {
+    "✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "³": "3", "₂": "2", "≤": "<=", "≥": ">=",
+    "×": "x", "°": "deg", "β": "beta", "τ": "tau", "σ": "sigma",
+}  # fmt: skip
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text if it can be encoded, else with ASCII in place of symbols."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        for symbol, ascii_text in ASCII.items():
+            text = text.replace(symbol, ascii_text)
+        return text.encode("ascii", "replace").decode()
+    return text
+
+
 def decimals(value: float) -> str:
     """Three decimals, or two significant digits for very small and large numbers; empty for NaN."""
     if math.isnan(value):
