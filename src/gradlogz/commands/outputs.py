@@ -153,7 +153,7 @@ def finish(
     files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
     results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
     size = f"{page} ({len(html) / 1e6:.1f} MB)"
-    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, table.terminal_width(console))])
+    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, console.width)])
     if json == STANDARD_OUTPUT:
         print(data)
     if show:
