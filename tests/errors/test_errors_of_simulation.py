@@ -7,7 +7,7 @@ from gradlogz.simulation.grid import parse_grid
 from support.error_form import each_of, refused
 
 ERRORS = [
-    (ValueError, "simulate: preset", "known", lambda: simulate("nope")),
+    (ValueError, "simulate: preset", "nope", lambda: simulate("nope")),
     (ValueError, "simulate: seeds", "integer", lambda: simulate(seeds=0)),
     (
         ValueError,
@@ -22,7 +22,7 @@ ERRORS = [
         lambda: simulate(torch.zeros(3)),
     ),
     (ValueError, "simulate: beta", "finite", lambda: simulate(beta="x")),
-    (TypeError, "sweep: grid", "values", lambda: sweep("beta=1:2:3")),
+    (TypeError, "sweep: grid", "str", lambda: sweep("beta=1:2:3")),
     (
         ValueError,
         "sweep: grid",
@@ -50,14 +50,14 @@ ERRORS = [
     ),
     (
         ValueError,
-        "sweep: values",
-        "contraction",
+        "sweep: grid",
+        "from:to:count",
         lambda: parse_grid("beta=1:2"),
     ),
     (
         ValueError,
-        "sweep: there",
-        "different",
+        "sweep: grid",
+        "twice",
         lambda: parse_grid("beta=1|2,beta=3|4"),
     ),
 ]

@@ -37,19 +37,19 @@ def without(name, call):
 SMALL = {"time": [0, 1, 2], "x": [0.0, 1.0, 2.0], "y": [0.0, 0.0, 0.1]}
 PATH = f"{FOLDER}/d.csv"
 ERRORS = [
-    (ValueError, "track: filter", "known", lambda: track(filter="kalman")),
-    (ValueError, "track: model", "known", lambda: track(SMALL, model="spin")),
+    (ValueError, "track: filter", "kalman", lambda: track(filter="kalman")),
+    (ValueError, "track: model", "spin", lambda: track(SMALL, model="spin")),
     (ValueError, "track: sigma", "positive", lambda: track(SMALL, sigma=-1)),
     (
         ValueError,
         "track: model",
-        "levels",
+        "fitted",
         lambda: track(SMALL, model="cv-ca", fit=True),
     ),
     (
         ValueError,
         "track: filter",
-        "smoothed",
+        "smoother",
         lambda: track(SMALL, filter="gpb1", smooth=True),
     ),
     (
@@ -58,36 +58,36 @@ ERRORS = [
         "model",
         lambda: track(SMALL, turn_rate=3.0),
     ),
-    (ValueError, "track: detections", "rows", of("")),
-    (ValueError, "track: detections", "rows", of(b"a\0b\n")),
-    (ValueError, "track: detections", "file", of(b"\x93\xff\n")),
+    (ValueError, "track: detections", "empty", of("")),
+    (ValueError, "track: detections", "binary", of(b"a\0b\n")),
+    (ValueError, "track: detections", "UTF-8", of(b"\x93\xff\n")),
     (
         ValueError,
         "track: detections",
-        "file",
+        "No such file",
         lambda: track(FOLDER / "none.csv"),
     ),
-    (ValueError, "track: detections", "a detection", of(HEAD)),
-    (ValueError, "track: detections", "a detection", of(HEAD + "0,a,,\n")),
+    (ValueError, "track: detections", "0 rows", of(HEAD)),
+    (ValueError, "track: detections", "1 rows", of(HEAD + "0,a,,\n")),
     (
         ValueError,
         "track: detections",
-        "a detection",
+        "1 skipped",
         of(HEAD + "0,a,b,c\n", skip_bad=True),
     ),
     (
         ValueError,
         "track: columns",
-        "perhaps",
+        "missing",
         of("time,target,x\n0,a,1\n"),
     ),
     (
         ValueError,
         "track: columns",
-        "perhaps",
+        "speed",
         of("time,target,x,y,speed\n0,a,1,1,1\n"),
     ),
-    (ValueError, "track: columns", "different names", of("time,x,y,x\n0,1,1,1\n")),
+    (ValueError, "track: columns", "twice", of("time,x,y,x\n0,1,1,1\n")),
     (
         ValueError,
         "track: columns",
@@ -97,10 +97,10 @@ ERRORS = [
     (
         ValueError,
         "track: detections",
-        "nothing",
+        "empty",
         of(HEAD + "0,a,0,0\n1,a,far,0\n"),
     ),
-    (ValueError, "track: detections", "nothing", of(HEAD + "0,a,0,-inf\n")),
+    (ValueError, "track: detections", "empty", of(HEAD + "0,a,0,-inf\n")),
     (
         ValueError,
         "track: detections",

@@ -34,7 +34,7 @@ def column(findings, quantity, field="value", layer=None):
 
 @pytest.mark.parametrize(("step", "verdict"), [(0.3, "supported"), (-0.3, "refuted")])
 def test_planted_growth_is_judged(step, verdict):
-    found = judged(expansion, planted(step), BATCHES, twin=matrices.gpt2(1, matrices.free))
+    found = judged(expansion, planted(step), BATCHES, baseline=matrices.gpt2(1, matrices.free))
     assert found.verdict == verdict
     for f in found.findings:
         flat = f.quantity == expansion.VOLUME and ".ln_" in f.layer  # centred tokens have no volume in the whole stream
@@ -43,7 +43,7 @@ def test_planted_growth_is_judged(step, verdict):
 
 
 def test_growth_that_random_weights_show_is_no_finding():
-    found = judged(expansion, planted(0.1), BATCHES, twin=planted(0.3, seed=1))
+    found = judged(expansion, planted(0.1), BATCHES, baseline=planted(0.3, seed=1))
     assert found.verdict == "inconclusive"
     value, null, high = (column(found.findings, JUDGED, field) for field in ("value", "null", "null_high"))
     assert bool((value > expansion.BOUND).all())
@@ -74,7 +74,7 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
     """200 sublayers whose updates have nothing to do with their tokens."""
     one = probed(planted(0.1), BATCHES[0])
     names = [f"layer {i}" for i in range(200)]
-    sublayer = one.architecture.of(one.architecture.attention[0])
+    sublayer = one.architecture.branch_of(one.architecture.attention[0])
     alone = replace(
         one, architecture=one.architecture._replace(sublayers=tuple(sublayer._replace(name=n) for n in names))
     )
@@ -140,6 +140,6 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
         m[:, 0] = False
     x, u = (joined([getattr(f.sublayers[name], part) for f in found], later) for part in ("stream", "update"))
     assert abs(float(column(rows, JUDGED, layer=name)) - trace(x + u) + np.log(x.var(0).sum() + u.var(0).sum())) < 1e-4
-    given, result = (joined([getattr(f.norms[norm], part) for f in found]) for part in ("given", "result"))
+    given, result = (joined([getattr(f.norms[norm], part) for f in found]) for part in ("input", "result"))
     assert abs(float(column(rows, expansion.GROWTH, layer=norm)) - trace(result) + trace(given)) < 1e-4
     assert abs(float(column(rows, expansion.VOLUME, layer=norm)) - volume(result) + volume(given)) < 1e-4

@@ -30,7 +30,7 @@ def test_the_scenario_is_drawn(opened, tmp_path, width, scheme):
 def test_coordinates_far_from_zero_keep_their_digits():
     t = torch.arange(20.0, dtype=torch.float64)
     found = track({"time": 1.7e9 + t, "x": 5_000_000 + 3 * t + 0.125, "y": 450_000 - t}, sigma=1.0)
-    section = next(s for s in page_of(found).sections if s.title == "Target by target")
+    section = next(s for s in page_of(found).sections if s.title == "Individual targets")
     path = section.parts[0].views[0].parts[0]
     assert (path.x.formula, path.y.formula) == ("x − 5000000", "y − 450000")
     seen = next(mark for mark in path.marks if mark.name == "detections")

@@ -22,7 +22,7 @@ def test_it_prints_a_verdict_and_writes_a_page_and_its_data(tmp_path):
     page, data = tmp_path / "page.html", tmp_path / "data.json"
     result = run(*SMALL, "--out", page, "--json", data)
     assert result.exit_code == 0, result.output
-    assert "After 5 steps" in result.output
+    assert "5 steps" in result.output
     assert str(page) in result.output.replace("\n", "")
     found = json.loads(data.read_text())
     assert found["settings"]["tokens"] == 40
@@ -55,26 +55,27 @@ def test_no_number_is_cut_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     result = run("--tokens", "40", "--steps", "0", "--seeds", "2", "--out", tmp_path / "p.html")
     assert result.exit_code == 0, result.output
-    assert "sliced wasserstein null" in result.output
+    assert "sliced W₂ to Gaussian" in result.output
     assert "…" not in result.output
+    assert all(len(line) <= 60 for line in result.output.splitlines() if not line.startswith("page"))
 
 
 def test_a_sweep_makes_a_phase_diagram(tmp_path):
     result = run(*SMALL, "--sweep", "beta=0.2:0.8:2", "--out", tmp_path / "p.html", "--json", tmp_path / "p.json")
     assert result.exit_code == 0, result.output
-    assert "2 places of the grid" in result.output
+    assert "2 of 2 points" in result.output
     assert [p["beta"] for p in json.loads((tmp_path / "p.json").read_text())["places"]] == [0.2, 0.8]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nope"], "simulate: preset"),
-        (["whitenin"], "Near to it: whitening"),
+        (["nope"], "simulate: there is no preset"),
+        (["whitenin"], "whitening"),
         (["--dim", "0"], "simulate: dim"),
         (["--heads", "3"], "simulate: heads"),
-        (["--contraction", "batchnorm"], "simulate: contraction"),
-        (["--initial", "cauchy"], "simulate: initial"),
+        (["--contraction", "batchnorm"], "no contraction"),
+        (["--initial", "cauchy"], "no initial distribution"),
         (["--tokens", "5"], "simulate: tokens"),
         (["--beta", "nan"], "simulate: beta"),
         (["--sweep", "gamma=1:2:3"], "sweep: "),

@@ -8,10 +8,10 @@ import torch
 
 from gradlogz import Prior, imm, report, track
 from gradlogz.filters import SwitchingModel, constant_velocity, smooth
+from gradlogz.special.proportions import share_of
 from gradlogz.tracking import table_of, write_table
-from gradlogz.tracking.noise_levels import LASTS, WIDER
-from gradlogz.tracking.records import share_of
-from gradlogz.tracking.run_tracking import _of_steps, batches
+from gradlogz.tracking.noise_levels import DIFFUSE, LASTS
+from gradlogz.tracking.run_tracking import _discretized, batches
 from support.scales import close
 
 RNG = 7
@@ -49,7 +49,7 @@ def by_hand(found, who, method):
     first = first.nan_to_num()
     dt = t.diff(prepend=t[:1])
     mean, covariance = torch.zeros(2 * d, dtype=torch.float64), torch.zeros(2 * d, dtype=torch.float64)
-    covariance[0::2] = max(WIDER * levels.sigma, levels.extent) ** 2
+    covariance[0::2] = max(DIFFUSE * levels.sigma, levels.extent) ** 2
     covariance[1::2] = (2 * levels.speed) ** 2
     models = []
     for h in dt.tolist():
@@ -119,7 +119,7 @@ def test_innovations_are_compared_with_what_was_expected():
 def test_steps_that_occur_often_are_made_once_and_are_the_same():
     model = track(columns([5]), sigma=1.0, noise=0.1).model
     dt = torch.tensor([[0.0, 0.5, 0.5, 2.0], [0.0, 2.0, 0.5, 0.5]], dtype=torch.float64)
-    few = _of_steps(model, dt)
+    few = _discretized(model, dt)
     for h, place in ((0.5, (0, 1)), (2.0, (1, 1)), (0.0, (0, 0))):
         F = torch.linalg.matrix_exp(h * model.F)
         close(few.F[place], F, scale=10.0)
@@ -158,7 +158,7 @@ def test_one_detection_of_a_target_has_a_position_and_no_speed():
     assert bool(found.filtered.mean[:, 2:].isnan().all())
     assert bool(found.nis.isnan().all())
     assert found.consistency.total == 0
-    assert "nothing can be compared" in report(found)
+    assert "no innovations" in report(found)
 
 
 def test_levels_are_found_within_a_factor():

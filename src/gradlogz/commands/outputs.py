@@ -2,26 +2,28 @@
 
 check_file, check_drawing   raise before the computation if an output cannot be written after it
 terminal                    a console on standard output, or on standard error if JSON takes standard output
-print_lines, print_closing  lines of a table on a console; what was measured, and the run folder
+print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
-write_page, write_json      the files
+write_json, open_page       the files
+finish                      all files, then the table of results and where the files are
 """
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from .._input_errors import InputValueError, MissingPackageError
 
 if TYPE_CHECKING:
-    from ..reporting.findings_terminal import Line
+    from rich.text import Text
+
+    from ..reporting.findings_terminal import StyledLine
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
@@ -64,7 +66,7 @@ def terminal(json: str | None) -> Console:
     return Console(stderr=stderr, width=fixed)
 
 
-def print_lines(console: Console, lines: "Iterable[Line]") -> None:
+def print_lines(console: Console, lines: "Iterable[StyledLine]") -> None:
     """Print lines of a table, in ASCII if the console has no other characters."""
     from ..reporting.findings_terminal import rich_lines
 
@@ -72,13 +74,19 @@ def print_lines(console: Console, lines: "Iterable[Line]") -> None:
         console.print(text, highlight=False, soft_wrap=False)
 
 
-def print_closing(console: Console, model: str, facts: "Mapping[str, Any]", run: str | os.PathLike[str]) -> None:
-    """Print what was measured, wrapped to the console, and the path of the run on one line."""
-    from ..reporting.formatting import measured_line
+def print_closing(console: Console, run: str, results: str | os.PathLike[str], page: str) -> None:
+    """Print the three closing lines of every command: what was run, where the results are, where the page is."""
+    from ..reporting.result_table import closing_lines
 
-    text = f"Measured: {model}, {measured_line(facts)}".rstrip(", ")
-    console.print(text, highlight=False, markup=False)
-    console.print(f"Run: {os.fspath(run)}", highlight=False, soft_wrap=True, markup=False)
+    for line in closing_lines(run, os.fspath(results), page, console.width):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def open_page(path: Path) -> None:
+    """Open a page in a browser."""
+    import webbrowser
+
+    webbrowser.open(path.resolve().as_uri())
 
 
 @contextmanager
@@ -95,18 +103,6 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
         yield tell
 
 
-def write_page(console: Console, path: Path, html: str, *, show: bool) -> None:
-    """Write a page, print its path, and open it in a browser if `show`."""
-    import webbrowser
-
-    from ..page import write
-
-    write(path, html)
-    console.print(f"Page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
-    if show:
-        webbrowser.open(path.resolve().as_uri())
-
-
 def write_json(path: str | None, text: str) -> None:
     """Write JSON to a file or to standard output; nothing if the path is None."""
     from ..page import write
@@ -115,3 +111,35 @@ def write_json(path: str | None, text: str) -> None:
         print(text)
     elif path is not None:
         write(path, f"{text}\n")
+
+
+def finish(
+    console: Console,
+    lines: "Iterable[Text]",
+    *,
+    run: str,
+    page: Path,
+    html: str,
+    json: str | None,
+    data: str,
+    tables: Iterable[str] = (),
+    show: bool,
+) -> None:
+    """Write the page and the JSON, then print the table and three closing lines; open the page in a browser if `show`.
+
+    Files come first, so that a closed pipe costs no result.
+    """
+    from ..page import write
+    from ..reporting import result_table as table
+
+    write(page, html)
+    if json != STANDARD_OUTPUT:
+        write_json(json, data)
+    files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
+    results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
+    size = f"{page} ({len(html) / 1e6:.1f} MB)"
+    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, console.width)])
+    if json == STANDARD_OUTPUT:
+        print(data)
+    if show:
+        open_page(page)

@@ -1,83 +1,98 @@
-"""gradlogz simulate: run a preset or a sweep, show the verdicts, write the page.
+"""gradlogz simulate: run a preset or a parameter grid, print the results, write the page.
 
 Read next: ../simulation/run_simulation.py (one simulation), ../simulation/parameter_sweep.py (a grid of them).
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 
-from .outputs import Open, check_drawing, check_file, progress, terminal, write_json, write_page
+from .outputs import Open, check_drawing, check_file, finish, progress, terminal
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def command(
     preset: Annotated[
         str | None,
-        typer.Argument(help="A run with a name; --list shows all. Options override its numbers.", show_default=False),
+        typer.Argument(help="Preset; options replace its parameters (default: whitening).", show_default=False),
     ] = None,
-    beta: Annotated[float | None, typer.Option(help="Inverse temperature of attention.", show_default=False)] = None,
-    tau: Annotated[float | None, typer.Option(help="Size of a step; negative descends.", show_default=False)] = None,
-    dim: Annotated[int | None, typer.Option(help="Dimensions of a token.", show_default=False)] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a cloud.", show_default=False)] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of attention.", show_default=False)] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Inverse temperature of attention (default: 0.354).", show_default=False)
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="Step size; negative values descend (default: 0.5).", show_default=False)
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help="Dimension of a token (default: 8).", show_default=False)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Number of tokens (default: 500).", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps (default: 600).", show_default=False)] = None,
     contraction: Annotated[
         str | None,
         typer.Option(
-            help="What holds the cloud together: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
-            "sphere, rms_norm, layer_norm, resolvent; several joined by +.",
+            help="Normalisation after each step: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
+            "sphere, rms_norm, layer_norm, resolvent; join several with + (default: zca).",
             show_default=False,
         ),
     ] = None,
     placement: Annotated[
-        str | None, typer.Option(help="Where it stands: post, pre or peri.", show_default=False)
+        str | None,
+        typer.Option(help="Position of the contraction: post, pre, peri (default: post).", show_default=False),
     ] = None,
     initial: Annotated[
         str | None,
         typer.Option(
-            help="Law of the start: gaussian, uniform, laplace, exponential, sphere, circle.", show_default=False
+            help="Initial distribution: gaussian, uniform, laplace, exponential, sphere, circle (default: gaussian).",
+            show_default=False,
         ),
     ] = None,
     causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="A token sees those before it.", show_default=False)
+        bool | None, typer.Option("--causal/--no-causal", help="Causal mask (default: no).", show_default=False)
     ] = None,
     residual: Annotated[
         bool | None,
-        typer.Option("--residual/--no-residual", help="A token is added to what it sees.", show_default=False),
+        typer.Option("--residual/--no-residual", help="Residual connection (default: yes).", show_default=False),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads that share the coordinates.", show_default=False)] = None,
-    keys: Annotated[int | None, typer.Option(help="Frozen keys; 0: the tokens themselves.", show_default=False)] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many clouds.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the first.", show_default=False)] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of heads of dim / heads coordinates (default: 1).", show_default=False)
+    ] = None,
+    keys: Annotated[
+        int | None,
+        typer.Option(help="Number of frozen keys; 0: tokens are the keys (default: 0).", show_default=False),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds (default: 4).", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="First seed (default: 0).", show_default=False)] = None,
     every: Annotated[
-        int | None, typer.Option(help="Steps between two looks; 0: fewer and fewer.", show_default=False)
+        int | None,
+        typer.Option(help="Recording interval in steps; 0: logarithmic schedule (default: 0).", show_default=False),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
-            help="A phase diagram over one or two of beta, tau, dim, tokens, heads, contraction, as "
-            '"beta=0.1:4:12,tau=-0.5:1:8" (from, to, how many) or "contraction=zca|rms_norm".',
+            help='Phase diagram over one or two parameters: "beta=0.1:4:12,tau=-0.5:1:8" (from:to:count) or '
+            '"contraction=zca|rms_norm".',
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="The page; by default the name of the preset with .html.", show_default=False)
+        str | None, typer.Option(help="Path of the page (default: PRESET.html or phases.html).", show_default=False)
     ] = None,
     json: Annotated[
-        str | None,
-        typer.Option(help="Write everything seen as JSON to this file; - is standard output.", show_default=False),
+        str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Sentences and the evidence of each seed.")] = False,
     open_: Open = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the presets, one line each, and exit.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List of presets with their predictions.")] = False,
 ) -> int:
-    """Run clouds of tokens under repeated attention and normalisation, and make a page of what they do.
+    """Simulate token clouds under repeated attention and normalisation, and compare them with theory.
 
-    Without a preset: 500 Gaussian tokens in 8 dimensions, beta 0.354, tau 0.5, whitening, 600 steps, 4 seeds.
+    Prints a table of results and writes a page. Defaults are those of the preset `whitening`.
     """
     if list_:
         return _list_presets()
-    numbers = {
+    parameters = {
         "beta": beta, "tau": tau, "dim": dim, "tokens": tokens, "steps": steps, "contraction": contraction,
         "placement": placement, "initial": initial, "causal": causal, "residual": residual, "heads": heads,
         "keys": keys, "seeds": seeds, "seed": seed, "every": every,
@@ -88,12 +103,20 @@ def command(
     check_file("simulate", "--json", json)
     check_drawing("simulate")
     if sweep is None:
-        html, data = _simulation(console, preset, numbers)
+        output = _simulation(console, preset, parameters, details=details)
     else:
-        html, data = _phases(console, sweep, preset, numbers)
-    write_page(console, path, html, show=open_)
-    write_json(json, data)
+        output = _phases(console, sweep, preset, parameters, details=details)
+    finish(console, output.lines, run=output.run, page=path, html=output.html, json=json, data=output.data, show=open_)
     return 0
+
+
+class Output(NamedTuple):
+    """The page, the JSON, the table and the line about the run."""
+
+    html: str
+    data: str
+    lines: "list[Text]"
+    run: str
 
 
 def _list_presets() -> int:
@@ -105,35 +128,36 @@ def _list_presets() -> int:
     return 0
 
 
-def _simulation(console: Console, preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
-    """The page and the JSON of one simulation, printed in short."""
+def _simulation(console: Console, preset: str | None, parameters: dict[str, Any], *, details: bool) -> Output:
     from ..page import as_json
     from ..reporting import report
     from ..reporting.simulation_page import data_of
-    from ..reporting.simulation_terminal import evidence_table, simulation_summary
+    from ..reporting.simulation_terminal import simulation_details, simulation_table
+    from ..reporting.simulation_wording import run_text
     from ..simulation.presets import DEFAULT
     from ..simulation.run_simulation import simulate
 
-    with progress(console, "Steps") as tell:
-        simulation = simulate(preset or DEFAULT, progress=tell, **numbers)
-        tell(what="Page")
+    width = console.width
+    with progress(console, "Simulating") as tell:
+        simulation = simulate(preset or DEFAULT, progress=tell, **parameters)
+        tell(what="Writing the page")
         html, data = report(simulation), as_json(data_of(simulation))
-    for line in simulation_summary(simulation):
-        console.print(line, soft_wrap=True)
-    console.print(evidence_table(simulation, console.width))
-    return html, data
+        lines = simulation_table(simulation, width)
+        lines += simulation_details(simulation, width) if details else []
+    return Output(html, data, lines, run_text(simulation))
 
 
-def _phases(console: Console, sweep_text: str, preset: str | None, numbers: dict[str, Any]) -> tuple[str, str]:
-    """The page and the JSON of a phase diagram, printed in short."""
+def _phases(console: Console, grid: str, preset: str | None, parameters: dict[str, Any], *, details: bool) -> Output:
     from ..page import as_json
     from ..reporting import report
     from ..reporting.phases_page import data_of
-    from ..reporting.simulation_terminal import phases_summary
+    from ..reporting.simulation_terminal import phases_details, phases_table
+    from ..reporting.simulation_wording import grid_run_text
     from ..simulation.grid import parse_grid
     from ..simulation.parameter_sweep import sweep
 
-    with progress(console, "Places of the grid") as tell:
-        phases = sweep(parse_grid(sweep_text), preset=preset, progress=tell, **numbers)
-    console.print(phases_summary(phases), soft_wrap=True)
-    return report(phases), as_json(data_of(phases))
+    width = console.width
+    with progress(console, "Simulating grid points") as tell:
+        phases = sweep(parse_grid(grid), preset=preset, progress=tell, **parameters)
+    lines = phases_table(phases, width) + (phases_details(phases, width) if details else [])
+    return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases))

@@ -1,4 +1,4 @@
-"""gradlogz track: read, filter, say whether the filter is what it claims, write the page and the table.
+"""gradlogz track: filter detections, print the results, write the page and the table.
 
 Read next: ../tracking/run_tracking.py.
 """
@@ -8,64 +8,60 @@ from typing import Annotated
 
 import typer
 
-from .outputs import Open, check_drawing, check_file, progress, terminal, write_json, write_page
+from .outputs import Open, check_drawing, check_file, finish, progress, terminal
 
 
 def command(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="CSV or parquet with columns time, target, x, y and perhaps z; any of x, y, z may be empty. "
-            "Without a file: aircraft that turn, with the truth beside them.",
+            help="CSV or parquet file with columns time, target, x, y and optionally z (default: built-in scenario).",
             show_default=False,
         ),
     ] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="imm (the default), gpb2 or gpb1.", show_default=False)
+        str | None, typer.Option("--filter", help="Filter: imm, gpb2 or gpb1 (default: imm).", show_default=False)
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="cv: constant velocity, quiet and manoeuvring (the default of a file); cv-ca: velocity and "
-            "acceleration; turn: straight, left and right.",
-            show_default=False,
-        ),
+        typer.Option(help="Motion model: cv, cv-ca or turn (default: cv; turn for the scenario).", show_default=False),
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Standard deviation of a detection; found if not given.", show_default=False)
+        float | None,
+        typer.Option(help="Standard deviation of a detection, length (default: estimated).", show_default=False),
     ] = None,
     noise: Annotated[
         float | None,
-        typer.Option(help="Spectral density of quiet motion, length²/time³; found if not given.", show_default=False),
+        typer.Option(help="Process noise density, length²/time³ (default: estimated).", show_default=False),
     ] = None,
     turn_rate: Annotated[
         float | None,
-        typer.Option(help="Of --model turn, degrees a unit of time; found if not given.", show_default=False),
+        typer.Option(help="Turn rate of --model turn, degrees/time (default: estimated).", show_default=False),
     ] = None,
-    smooth: Annotated[bool, typer.Option("--smooth", help="Let later detections speak of earlier states.")] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Learn the levels of noise.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and say how many.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the built-in scenario.")] = 0,
-    out: Annotated[
-        str | None, typer.Option(help="The page; by default the name of the file with .html.", show_default=False)
-    ] = None,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Smoothed estimates too, given all detections.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Noise levels fitted by EM.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Invalid rows skipped and counted.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the built-in scenario.")] = 0,
+    out: Annotated[str | None, typer.Option(help="Path of the page (default: FILE.html).", show_default=False)] = None,
     out_table: Annotated[
-        str | None, typer.Option(help="Write a row for each detection, as .csv or .parquet.", show_default=False)
+        str | None,
+        typer.Option(help="Path of a .csv or .parquet table, one row per detection.", show_default=False),
     ] = None,
     json: Annotated[
-        str | None,
-        typer.Option(help="Write what was found as JSON to this file; - is standard output.", show_default=False),
+        str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Sentences on consistency and errors.")] = False,
     open_: Open = False,
 ) -> int:
-    """Filter detections of moving targets: tracks, modes, and whether the filter is what it claims.
+    """Filter detections of moving targets: tracks, mode probabilities, and consistency of the filter (NIS).
 
-    Makes a page, and a table if asked for. Levels of noise that are not given are found from the detections.
+    Prints a table of results and writes a page. Noise levels are estimated from the detections unless given.
     """
     from ..page import as_json
     from ..reporting import report
     from ..reporting.tracks_page import data_of
-    from ..reporting.tracks_terminal import tracks_summary
+    from ..reporting.tracks_terminal import tracks_details, tracks_table
+    from ..reporting.tracks_wording import run_text
     from ..tracking.run_tracking import track
     from ..tracking.table import check_table, write_table
 
@@ -77,20 +73,20 @@ def command(
         check_table(out_table)
     check_file("track", "--json", json)
     check_drawing("track")
-    with progress(console, "Rows") as tell:
+    with progress(console, "Filtering") as tell:
         tracks = track(
             file, filter=filter_, model=model, sigma=sigma, noise=noise, turn_rate=turn_rate, smooth=smooth, fit=fit,
             skip_bad=skip_bad, seed=seed, progress=tell,
         )  # fmt: skip
-        tell(what="Page")
+        tell(what="Writing the page")
         html, data = report(tracks), "" if json is None else as_json(data_of(tracks))
         if out_table is not None:
-            tell(what="Table")
+            tell(what="Writing the table")
             write_table(tracks, out_table)
-    for line in tracks_summary(tracks):
-        console.print(line, soft_wrap=True)
-    if out_table is not None:
-        console.print(f"table: {out_table}", highlight=False, soft_wrap=True, markup=False)
-    write_page(console, path, html, show=open_)
-    write_json(json, data)
+    width = console.width
+    lines = tracks_table(tracks, width) + (tracks_details(tracks, width) if details else [])
+    tables = [out_table] if out_table is not None else []
+    finish(
+        console, lines, run=run_text(tracks), page=path, html=html, json=json, data=data, tables=tables, show=open_
+    )  # fmt: skip
     return 0

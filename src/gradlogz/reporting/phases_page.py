@@ -1,6 +1,6 @@
-"""A phase diagram as a page: verdicts, clusters and ranks over the grid, theory's lines among them.
+"""The page of a phase diagram: final states, cluster counts and effective ranks over the grid, with boundaries.
 
-Read next: ../simulation/parameter_sweep.py (how it was made), ../simulation/theory_boundaries.py (the lines).
+Read next: ../simulation/parameter_sweep.py (the simulations), ../simulation/theory_boundaries.py (the boundaries).
 """
 
 from dataclasses import asdict
@@ -9,48 +9,55 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..page import Axis, Cell, Chip, Column, Figure, Heat, Line, Page, Section, Table, VerdictBanner
+from ..page import Axis, Cell, Chip, Column, Figure, Heat, Line, Page, Section, Table, Text, VerdictBanner
 from ..simulation.grid import Range
 from ..simulation.records import GridPoint, Phases
 from ..simulation.theory_boundaries import boundaries
 from .citations import cited
-from .simulation_wording import KINDS
+from .simulation_wording import INITIAL_NAMES, KINDS, NAMED
 
 ALL = {**KINDS, "undefined": "rule"}
 LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
-NAMES = {"beta": "inverse temperature", "tau": "step", "dim": "dimension"}
+NAMES = {"beta": "inverse temperature", "tau": "step size", "dim": "dimension"}
+HOVER = "Hover over a cell for its numbers."
+GATHERED = ("clusters", "collapsed")  # final states with a cluster count
 UNITS = {"beta": "1", "tau": "1", "dim": "dimensions", "tokens": "tokens", "heads": "heads", "contraction": "kind"}
 
 
 def page_of(phases: Phases) -> Page:
-    """The page of a phase diagram."""
-    s, done = phases.settings, len(phases.points)
-    kinds = [kind for kind in ALL if any(p.kind == kind for p in phases.points.values())]
+    """Page of a phase diagram."""
+    s, completed = phases.settings, len(phases.points)
+    kinds = kinds_of(phases)
     counts = {kind: sum(p.kind == kind for p in phases.points.values()) for kind in kinds}
-    words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "nothing yet"
-    partly = "" if phases.complete else " It was interrupted: empty places were not reached."
+    states = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "none completed"
+    interrupted = "" if phases.complete else " Interrupted: empty cells were not computed."
     others = (
-        f"{s.tokens} tokens in {s.dim} dimensions, {s.initial} start, β = {s.beta:g}, τ = {s.tau:g}, {s.contraction}"
+        f"{s.tokens} tokens in {s.dim} dimensions, {INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse "
+        f"temperature β = {s.beta:g}, step size τ = {s.tau:g}, contraction {s.contraction}"
     )
     lines = _lines(phases)
-    theory = f"Dashed: {', '.join(line.name for line in lines)}. " if lines else ""
+    theory = f"Dashed lines: boundaries of the theory ({', '.join(line.name for line in lines)}). " if lines else ""
+    seeds = f"{s.seeds} seed{'s' * (s.seeds > 1)}"
     figures = [
-        Figure("verdicts", "Verdicts", *_axes(phases), (_verdicts(phases, kinds), *lines),
-               f"{theory}Point at a place for its evidence.", wide=True),
-        Figure("clusters", "Number of clusters", *_axes(phases), (_numbers(phases, "clusters", "clusters"),),
-               "Where tokens have gathered; empty elsewhere."),
-        Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"),)),
+        Figure("verdicts", "Final states", *_axes(phases), (_verdicts(phases, kinds), *lines),
+               f"Most frequent final state of {seeds} per grid point. {theory}{HOVER}",
+               wide=True),
+        Figure("clusters", "Cluster count", *_axes(phases), (_numbers(phases, "clusters", "clusters"),),
+               f"Median over {seeds} per grid point, where clusters have formed; empty elsewhere."),
+        Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"),),
+               f"Median over {seeds} per grid point: exponential of the entropy of the covariance eigenvalues."),
     ]  # fmt: skip
     return Page(
         name="gradlogz-phases",
-        title=f"Phases over {' and '.join(r.name for r in phases.ranges)}",
-        subtitle=f"{others}, {s.steps} steps, {s.seeds} seed{'s' * (s.seeds > 1)}, unless the grid says otherwise.",
+        title=f"Phase diagram over {' and '.join(r.name for r in phases.ranges)}",
+        subtitle=f"{others}, {s.steps} steps, {seeds}, except for the parameters of the grid.",
         verdict=VerdictBanner(
-            f"{done} places of the grid: {words}.{partly}", tuple(Chip(kind, colour=ALL[kind]) for kind in kinds)
+            f"Final states of {completed} grid points: {states}.{interrupted}",
+            tuple(Chip(kind, colour=ALL[kind]) for kind in kinds),
         ),
         sections=(
-            Section("The diagram", tuple(figures)),
-            Section("Places, one by one", (_table(phases),), folded=True),
+            Section("Phase diagram", (Text((_HOW_TO_READ,), title="How to read this page"), *figures)),
+            Section("Grid points", (_table(phases),), folded=True),
         ),
         methods=(_HOW,),
         reproduce={
@@ -65,15 +72,25 @@ def page_of(phases: Phases) -> Page:
     )
 
 
+_HOW_TO_READ = (
+    "Each cell is one grid point: a simulation with its parameters. Colours give the final state of most of its seeds; "
+    "dashed lines are the boundaries that the theory predicts. The table lists every grid point with its numbers."
+)
 _HOW = (
-    "Every place is a run of its own from the same start; its verdict is that of most of its seeds, its numbers their "
-    "medians. Theory's lines are for Gaussian clouds of variance 1 and many tokens; they are drawn, not fitted. What a "
-    "verdict means stands under Methods of a single simulation and in the documentation of evolve."
+    "Every grid point is simulated from the same initial clouds; its final state is the most frequent one over seeds, "
+    "its numbers are medians over the seeds with that state. Boundaries are those of Gaussian clouds of variance 1 "
+    "with many tokens; none is fitted. Final states are defined under Methods on the page of a single simulation and "
+    "in the documentation of evolve."
 )
 
 
+def kinds_of(phases: Phases) -> list[str]:
+    """Final states that occur, in the order of the legend."""
+    return [kind for kind in ALL if any(p.kind == kind for p in phases.points.values())]
+
+
 def data_of(phases: Phases) -> dict[str, Any]:
-    """The diagram as plain data."""
+    """Settings, axes and grid points as plain data."""
     return {
         "version": __version__,
         "sweep": phases.grid,
@@ -81,9 +98,9 @@ def data_of(phases: Phases) -> dict[str, Any]:
         "complete": phases.complete,
         "axes": {r.name: list(r.values) for r in phases.ranges},
         "places": [
-            {**{r.name: r.values[i] for r, i in zip(phases.ranges, place, strict=True)}, "kind": found.kind,
-             "share": found.share, "evidence": found.evidence}
-            for place, found in sorted(phases.points.items())
+            {**{r.name: r.values[i] for r, i in zip(phases.ranges, index, strict=True)}, "kind": point.kind,
+             "share": point.share, "evidence": point.evidence}
+            for index, point in sorted(phases.points.items())
         ],
     }  # fmt: skip
 
@@ -99,51 +116,55 @@ def _axis(r: Range) -> Axis:
 
 
 def _lines(phases: Phases) -> tuple[Line, ...]:
-    """The lines of theory that cross the diagram."""
+    """Phase boundaries of the theory that cross the diagram."""
     colours = zip(("ink", "vermilion", "green", "orange"), boundaries(phases), strict=False)
     return tuple(Line(name, x, y, colour, "dash") for colour, (name, x, y) in colours if len(x) > 1)
 
 
 def _grid(phases: Phases) -> list[list[GridPoint | None]]:
-    """Rows along the second axis."""
+    """Grid points in rows along the second axis; None where not completed."""
     rows = range(len(phases.ranges[1].values)) if len(phases.ranges) > 1 else [None]
     columns = range(len(phases.ranges[0].values))
     return [[phases.points.get((i,) if j is None else (i, j)) for i in columns] for j in rows]
 
 
 def _coordinates(phases: Phases) -> tuple[list[float], list[float]]:
-    def of(r: Range) -> list[float]:
+    def positions(r: Range) -> list[float]:
         return [float(i) for i in range(len(r.values))] if r.name == "contraction" else [float(v) for v in r.values]
 
-    return of(phases.ranges[0]), of(phases.ranges[1]) if len(phases.ranges) > 1 else [0.0]
+    return positions(phases.ranges[0]), positions(phases.ranges[1]) if len(phases.ranges) > 1 else [0.0]
 
 
 def _verdicts(phases: Phases, kinds: list[str]) -> Heat:
     values = [[None if p is None else kinds.index(p.kind) for p in row] for row in _grid(phases)]
     categories = tuple((kind, ALL[kind]) for kind in kinds)
-    return Heat("verdict", *_coordinates(phases), values, _hover(phases), categories)
+    return Heat("final state", *_coordinates(phases), values, _hover(phases), categories)
 
 
 def _numbers(phases: Phases, name: str, unit: str) -> Heat:
-    gathered = ("clusters", "collapsed")
     values = [
-        [None if p is None or (name == "clusters" and p.kind not in gathered) else p.evidence.get(name) for p in row]
+        [None if p is None or (name == "clusters" and p.kind not in GATHERED) else p.evidence.get(name) for p in row]
         for row in _grid(phases)
     ]
     return Heat(unit, *_coordinates(phases), values, _hover(phases))
 
 
 def _hover(phases: Phases) -> list[list[str]]:
-    found = []
+    """Text of each cell: parameters, final state and numbers."""
+    texts = []
     for j, row in enumerate(_grid(phases)):
-        words = []
-        for i, place in enumerate(row):
+        cells = []
+        for i, point in enumerate(row):
             at = [f"{r.name} {r.values[k]}" for r, k in zip(phases.ranges, (i, j), strict=False)]
-            said = ["not reached"] if place is None else [f"{place.kind}, {place.share:.0%} of seeds"]
-            numbers = [] if place is None else [f"{k.replace('_', ' ')} {_short(v)}" for k, v in place.evidence.items()]
-            words.append("\n".join([", ".join(at), *said, *numbers]))
-        found.append(words)
-    return found
+            state = ["not computed"] if point is None else [f"{point.kind}, {100 * point.share:.0f} % of seeds"]
+            numbers = [] if point is None else [f"{_label(k)} {_short(v)}" for k, v in point.evidence.items()]
+            cells.append("\n".join([", ".join(at), *state, *numbers]))
+        texts.append(cells)
+    return texts
+
+
+def _label(name: str) -> str:
+    return NAMED[name][0] if name in NAMED else name.replace("_", " ")
 
 
 def _short(value: Any) -> str:
@@ -152,11 +173,16 @@ def _short(value: Any) -> str:
 
 def _table(phases: Phases) -> Table:
     names = list(dict.fromkeys(name for p in phases.points.values() for name in p.evidence))
-    heads = (*(Column(r.name) for r in phases.ranges), Column("verdict"), Column("share", "1"))
+    heads = (
+        *(Column(r.name, UNITS[r.name]) for r in phases.ranges),
+        Column("final state"),
+        Column("share", "of seeds"),
+    )
     rows: list[tuple[Cell, ...]] = []
-    for place, found in sorted(phases.points.items()):
-        at: list[Cell] = [r.values[i] for r, i in zip(phases.ranges, place, strict=True)]
-        numbers: list[Cell] = [found.evidence.get(name) for name in names]
-        rows.append((*at, Chip(found.kind, colour=ALL[found.kind]), found.share, *numbers))
-    columns = (*heads, *(Column(name.replace("_", " ")) for name in names))
-    return Table("places", "Every place of the grid", columns, tuple(rows))
+    for index, point in sorted(phases.points.items()):
+        at: list[Cell] = [r.values[i] for r, i in zip(phases.ranges, index, strict=True)]
+        numbers: list[Cell] = [point.evidence.get(name) for name in names]
+        rows.append((*at, Chip(point.kind, colour=ALL[point.kind]), point.share, *numbers))
+    columns = (*heads, *(Column(*NAMED.get(name, (_label(name), "", ""))) for name in names))
+    caption = "Most frequent final state over seeds, its share, and medians over the seeds with that state."
+    return Table("places", "Grid points", columns, tuple(rows), caption)

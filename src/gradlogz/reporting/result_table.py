@@ -1,7 +1,7 @@
 """Result tables on a terminal, the same for every command: one line per quantity, then three closing lines.
 
-    quantity         value   95 % CI    theory   verdict
-    cluster count    4.25    3.45–5.05  4–5      ✓ supported
+    quantity       value    95 % CI  expected  verdict
+    cluster count   4.25  3.45–5.05       4–5  ✓ supported
 
     run      ...     what was computed
     results  ...     where the result files are
@@ -9,52 +9,54 @@
 
 A table that is wider than the terminal becomes a list, two or more lines per quantity; no cell is ever cut.
 
-Read next: simulation_terminal.py and tracks_terminal.py (the rows).
+Read next: simulation_terminal.py, tracks_terminal.py and verification_terminal.py (the rows).
 """
 
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-PLAIN_WIDTH = 80  # columns where standard output is no terminal
+from .formatting import STYLES, encodable
+from .formatting import SYMBOLS as VERDICT_SYMBOLS
+
 GAP = "  "
 NO_VALUE = "–"
-SYMBOLS = {
-    "supported": ("✓", "green"),
-    "consistent": ("✓", "green"),
-    "holds": ("✓", "green"),
-    "refuted": ("✗", "red"),
-    "inconsistent": ("✗", "red"),
-    "fails": ("✗", "red"),
-    "inconclusive": ("~", "yellow"),
+LOOKS = {  # verdict of a command: verdict with the same symbol and colour
+    **dict.fromkeys(("supported", "consistent", "holds"), "supported"),
+    **dict.fromkeys(("refuted", "inconsistent", "fails"), "refuted"),
+    "inconclusive": "inconclusive",
 }
+SYMBOLS = {verdict: (VERDICT_SYMBOLS[look], STYLES[look].terminal) for verdict, look in LOOKS.items()}
 Row = Sequence[str]
 
 
 def marked(verdict: str) -> Text:
-    """The verdict with its symbol and colour; a dash for a quantity that is not judged."""
+    """The verdict with its symbol and colour; a dash, and the reason if any, for a quantity that is not judged."""
     if verdict not in SYMBOLS:
-        return Text(NO_VALUE, "bright_black")
+        return Text(f"{NO_VALUE} {verdict}".strip(), "bright_black")
     symbol, colour = SYMBOLS[verdict]
     return Text(f"{symbol} {verdict}", colour)
 
 
-def result_table(heads: Row, rows: Sequence[Row], verdicts: Sequence[str], width: int) -> list[Text]:
-    """Lines of a table of `width` columns at most: the cells of each row, then its verdict.
+def result_table(heads: Row, rows: Sequence[Row], verdicts: Sequence[str] | None, width: int) -> list[Text]:
+    """Lines of a table of `width` columns at most: the cells of each row, then its verdict, if there are verdicts.
 
     The first cell names the quantity; empty cells are shown as a dash.
     """
     cells = [[cell or NO_VALUE for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    marks = [marked(verdict) for verdict in verdicts]
-    last = max(len(mark) for mark in [Text("verdict"), *marks])
+    marks = [Text() for _ in rows] if verdicts is None else [marked(verdict) for verdict in verdicts]
+    head = "" if verdicts is None else "verdict"
+    last = max(len(mark) for mark in [Text(head), *marks])
     if sum(widths) + len(GAP) * len(widths) + last > width:
         return [line for row, mark in zip(cells, marks, strict=True) for line in _listed(heads, row, mark, width)]
-    lines = [Text(_aligned([*heads], widths) + "verdict", "bold")]
-    return lines + [Text(_aligned(row, widths)).append_text(mark) for row, mark in zip(cells, marks, strict=True)]
+    lines = [Text(_aligned([*heads], widths) + head, "bold")]
+    lines = lines + [Text(_aligned(row, widths)).append_text(mark) for row, mark in zip(cells, marks, strict=True)]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def _aligned(row: Row, widths: Sequence[int]) -> str:
@@ -71,9 +73,12 @@ def _listed(heads: Row, row: Row, mark: Text, width: int) -> list[Text]:
     pairs = [f"{head} {cell}".replace(" ", "\0") for head, cell in zip(heads[1:], others, strict=True) if cell != "–"]
     # Lines break between pairs only.
     body = textwrap.wrap(", ".join(pairs), width - len(GAP), break_on_hyphens=False) if pairs else []
-    gap = max(len(GAP), width - len(name) - len(mark))
-    together = len(name) + len(GAP) + len(mark) <= width
-    first = [Text(name + " " * gap).append_text(mark)] if together else [Text(name), Text(GAP).append_text(mark)]
+    if mark.plain in ("", NO_VALUE):
+        first = [Text(name, "bold")]
+    elif len(name) + len(GAP) + len(mark) <= width:
+        first = [Text(name, "bold").append(GAP).append_text(mark)]
+    else:
+        first = [Text(name, "bold"), Text(GAP).append_text(mark)]
     return [*first, *(Text(GAP + line.replace("\0", " ")) for line in body)]
 
 
@@ -85,12 +90,8 @@ def closing_lines(run: str, results: str, page: str, width: int) -> list[Text]:
     return [Text.assemble((f"{name:<9}", "bold"), value) for name, value in parts]
 
 
-def terminal_width(console: Console) -> int:
-    """Columns of the terminal; 80 for a file or a pipe, unless COLUMNS is set."""
-    return console.width if console.is_terminal or "COLUMNS" in os.environ else PLAIN_WIDTH
-
-
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines as they are: a terminal wraps long ones, a file or a pipe keeps them whole."""
+    """Print lines without cutting them, in ASCII if the console has no other characters."""
     for line in lines:
+        line.plain = encodable(line.plain, console.encoding)
         console.print(line, soft_wrap=True, highlight=False)

@@ -1,26 +1,45 @@
-"""Simulations, phase diagrams and presets, for a terminal.
+"""Simulations, phase diagrams and presets on a terminal.
 
-Read next: ../simulation/run_simulation.py (how they are made), ../commands/simulate.py (where they are printed).
+Read next: result_table.py (the layout), ../commands/simulate.py (which prints them).
 """
 
+import textwrap
 from collections.abc import Iterable
 
-from rich.table import Table
 from rich.text import Text
 
+from ..page import Figure
+from ..simulation.final_quantities import final_quantities
 from ..simulation.presets import Preset
 from ..simulation.records import Phases, Simulation
 from . import phases_page
-from .simulation_wording import agreement, verdict_sentence
+from .result_table import result_table
+from .simulation_wording import (
+    NAMED,
+    agreement,
+    bounds,
+    number,
+    plateau_sentence,
+    prediction_text,
+    quantity_cells,
+    quantity_name,
+    verdict_sentence,
+)
 
-COLOURS = {"agrees": "green", "departs": "red", "undecided": "yellow"}
+HEADS = ("quantity", "value", "95 % CI", "expected")
+METHODS = (
+    "Values are means over seeds with Student's 95 % confidence interval; final states are shares of seeds with "
+    "Wilson's. ✓ supported: by every seed, or predicted value within the interval or 5 % of the mean. ✗ refuted: by no "
+    "seed, or outside both. ~ inconclusive: by some seeds, or no interval. – no prediction; null band: 95 % band of a "
+    "Gaussian cloud of the same size (sliced W₂: its 99 % quantile)."
+)
 
 
 def preset_lines(presets: Iterable[Preset]) -> list[str]:
-    """The presets, one line each: a table of rich would fold them, and piped into grep half of a line is lost."""
+    """The presets, one line each whatever the width of the terminal, so that they can be piped into grep."""
     rows = [
-        ("preset", "theory expects", "where", "what"),
-        *((p.name, p.expects or "nothing", p.source, p.says) for p in presets),
+        ("preset", "prediction", "source", "description"),
+        *((p.name, prediction_text(p) or "none", p.source, p.description) for p in presets),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return [
@@ -29,36 +48,50 @@ def preset_lines(presets: Iterable[Preset]) -> list[str]:
     ]
 
 
-def simulation_summary(simulation: Simulation) -> list[Text]:
-    """What has become of the clouds, and whether theory expected it."""
-    status, words = agreement(simulation)
-    return [
-        Text(verdict_sentence(simulation), "bold"),
-        Text(f"{words[0].upper()}{words[1:]}.", COLOURS.get(status, "dim")),
+def simulation_table(simulation: Simulation, width: int) -> list[Text]:
+    """One line per quantity: value, 95 % confidence interval, expected value and verdict."""
+    rows = final_quantities(simulation)
+    verdicts = [row.verdict or ("null band" if row.reference == "null" else "") for row in rows]
+    tables = [
+        result_table(HEADS, [(quantity_name(row), *quantity_cells(row, digits)) for row in rows], verdicts, width)
+        for digits in (3, 2)  # shorter intervals if the table would be too wide
     ]
+    return next((lines for lines in tables if lines[0].plain.startswith(HEADS[0])), tables[0])
 
 
-def phases_summary(phases: Phases) -> Text:
-    """How many places of the grid ended in which way."""
-    return Text(phases_page.page_of(phases).verdict.sentence, "bold")
+def simulation_details(simulation: Simulation, width: int) -> list[Text]:
+    """Sentences on final states, prediction and plateaus, the rules of the verdicts, and the evidence of each seed."""
+    sentences = [verdict_sentence(simulation), agreement(simulation)[1], plateau_sentence(simulation), METHODS]
+    folded = [line for text in sentences if text for line in textwrap.wrap(text, width)]
+    return [Text(line) for line in folded] + evidence_lines(simulation)
 
 
-def evidence_table(simulation: Simulation, width: int) -> Table:
-    """Verdicts and their numbers, a row for each seed; where so many columns have no room, a column for each."""
-    verdicts = simulation.verdicts
-    names = list(dict.fromkeys(name for v in verdicts for name in v.evidence))
-    columns = [["seed", *(str(simulation.settings.seed + i) for i in range(len(verdicts)))]]
-    columns.append(["verdict", *(v.kind for v in verdicts)])
-    for name in names:
-        numbers = [f"{v.evidence[name]:.3g}" if name in v.evidence else "" for v in verdicts]
-        columns.append([name.replace("_", " "), *numbers])
-    rows = list(zip(*columns, strict=True))
-    if sum(max(map(len, column)) + 2 for column in columns) > width:
-        rows = [tuple(column) for column in columns]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    words = "verdict" if rows[0][1] == "verdict" else "seed"  # the head of the column that holds no numbers
-    for head in rows[0]:
-        table.add_column(head, justify="left" if head == words else "right")
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table
+def evidence_lines(simulation: Simulation) -> list[Text]:
+    """Final state of each seed with its evidence, one line per number."""
+    lines = []
+    for i, verdict in enumerate(simulation.verdicts):
+        lines.append(Text(f"seed {simulation.settings.seed + i}: {verdict.kind}", "bold"))
+        lines += [Text(f"  {NAMED[name][0]:<26}{number(value)}") for name, value in verdict.evidence.items()]
+    return lines
+
+
+def phases_table(phases: Phases, width: int) -> list[Text]:
+    """One line per final state: number and share of grid points, ranges of cluster count and effective rank."""
+    points, rows = phases.points.values(), []
+    for kind in phases_page.kinds_of(phases):
+        evidence = [p.evidence for p in points if p.kind == kind]
+        ranges = []
+        for name in ("clusters", "effective_rank"):
+            values = [e[name] for e in evidence if name in e]
+            clear = name != "clusters" or kind in phases_page.GATHERED
+            ranges.append(bounds(min(values), max(values)) if values and clear else "")
+        rows.append((kind, str(len(evidence)), f"{100 * len(evidence) / len(points):.0f} %", *ranges))
+    return result_table(("final state", "points", "share", "cluster count", "effective rank"), rows, None, width)
+
+
+def phases_details(phases: Phases, width: int) -> list[Text]:
+    """Sentences on the final states and the phase boundaries of the theory."""
+    page = phases_page.page_of(phases)
+    figure = next(part for part in page.sections[0].parts if isinstance(part, Figure))
+    sentences = [page.verdict.sentence, figure.caption.removesuffix(phases_page.HOVER), *page.methods]
+    return [Text(line) for text in sentences for line in textwrap.wrap(text, width)]

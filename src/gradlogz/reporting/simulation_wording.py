@@ -1,14 +1,18 @@
-"""What was seen, in sentences.
+"""Texts of simulations: names and units of quantities, cells of tables, sentences.
 
-Read next: simulation_page.py, which puts them on a page; simulation_terminal.py, which prints them.
+Read next: simulation_page.py and simulation_terminal.py, which show them; ../simulation/final_quantities.py (records).
 """
 
+import math
 from collections import Counter
 
+from ..dynamics.metastability import plateaus
+from ..dynamics.observables import SAMPLE
 from ..page.parts import Status
-from ..simulation.records import Simulation
+from ..simulation.presets import Preset, outcomes
+from ..simulation.records import Curve, Phases, Quantity, Simulation
 
-KINDS = {  # how a cloud ends, and the colour that says so
+KINDS = {  # final states and their colours
     "gaussian": "blue",
     "clusters": "sky",
     "collapsed": "purple",
@@ -16,64 +20,205 @@ KINDS = {  # how a cloud ends, and the colour that says so
     "blow-up": "ink",
     "other": "soft",
 }
-PHRASES = {
-    "gaussian": "cannot be told from a Gaussian cloud of the same size",
-    "collapsed": "has collapsed to one cluster",
-    "clusters": "is made of clusters",
-    "frozen": "is frozen: tokens attend to themselves",
-    "blow-up": "has left the finite numbers",
-    "other": "is none of these: not Gaussian, not clustered, not frozen",
+STATES = {
+    "gaussian": ("is indistinguishable from a Gaussian", "are indistinguishable from Gaussians"),
+    "collapsed": ("has collapsed to one cluster", "have collapsed to one cluster each"),
+    "clusters": ("has formed clusters", "have formed clusters"),
+    "frozen": ("is frozen: tokens attend mostly to themselves", "are frozen: tokens attend mostly to themselves"),
+    "blow-up": ("has diverged", "have diverged"),
+    "other": ("is neither Gaussian nor clustered nor frozen", "are neither Gaussian nor clustered nor frozen"),
 }
-PLURAL = {
-    "gaussian": "cannot be told from Gaussian clouds of the same size",
-    "collapsed": "have collapsed to one cluster each",
-    "clusters": "are made of clusters",
-    "frozen": "are frozen: tokens attend to themselves",
-    "blow-up": "have left the finite numbers",
-    "other": "are neither Gaussian nor clustered nor frozen",
+STATE_NAMES = {"gaussian": "Gaussian"}  # the others are words
+INITIAL_NAMES = {
+    "gaussian": "Gaussian",
+    "laplace": "Laplace",
+    "sphere": "spherical",
+    "circle": "circular",
+    "given": "custom",
 }
+NAMED = {  # name, unit, formula
+    "radius": ("radius", "1", "√E|x|²"),
+    "mean_fraction": ("mean fraction", "1", "|E x|² / E|x|²"),
+    "effective_rank": ("effective rank", "dimensions", "exp H(λ)"),
+    "log_pair_energy": ("log pair energy", "nats", "log Σᵢⱼ exp β⟨xᵢ, xⱼ⟩"),
+    "entropy": ("attention entropy", "nats", "−Σⱼ aᵢⱼ log aᵢⱼ"),
+    "self_weight": ("self-weight", "1", "aᵢᵢ"),
+    "displacement": ("displacement", "radii per step", "|x′ − x| / √E|x|²"),
+    "expansion": ("change by attention", "nats", "log tr C(x + τA) − log tr C(x)"),
+    "contraction": ("change by contraction", "nats", "log tr C(x′) − log tr C(x + τA)"),
+    "skewness": ("skewness", "1", "E (zᵢ·zⱼ)³"),
+    "kurtosis": ("excess kurtosis", "1", "E|z|⁴ − d(d + 2)"),
+    "sliced_wasserstein": ("sliced W₂ to Gaussian", "standard deviations", "E_u W₂(u·z, N(0,1))"),
+    "clusters": ("cluster count", "clusters", "linked at 5 % of √E|x|²"),
+    "within": ("spread within clusters", "radii", "√E|x − centre|²"),
+    "slope": ("slope of attention", "1", "⟨A(x), x⟩ / |x|²"),
+    "harmonic": ("fastest harmonic", "1", "|E exp(ilθ)|"),
+    "diameter": ("diameter", "1", "max |xᵢ − xⱼ|"),
+    "step": ("step of divergence", "steps", "t"),
+    "sliced_wasserstein_null": ("sliced W₂, Gaussian limit", "standard deviations", "99 % quantile"),
+}
+THEOREMS = {"log_pair_energy": "pair energy decreases", "diameter": "diameter above bound"}
+FORMULAS = {
+    "closed form": "Gaussian cloud with the initial moments, in closed form; valid while the cloud is Gaussian",
+    "moment closure": "Gaussian cloud with the initial moments, by moment closure; valid while the cloud is Gaussian",
+    "harmonic": "harmonic of degree {degree}, the fastest, multiplied by {factor:.4g} per step; valid while small",
+    "sphere mean": "mean (mode 1 of the uniform sphere) multiplied by {factor:.4g} per step; valid while small",
+    "hermite": "Hermite mode {degree}, the first that whitening leaves free, multiplied by {factor:.4g} per step; "
+    "valid while small",
+    "self-weight": "sigmoid(β r² − β² r² c / 2 − log n), the limit of many Gaussian tokens with the radius r and "
+    "variance c at each time",
+    "slope": "s + (1 − s)(β c + mean fraction) with self-weight s, the limit of many Gaussian tokens with the radius "
+    "and variance c at each time",
+    "dobrushin": "(1 − Σⱼ minᵢ aᵢⱼ) times the previous diameter over one step, the previous diameter over several",
+}  # fmt: skip
+NO_PREDICTION = "No theoretical prediction for these settings; theory curves are shown where available."
+
+
+# Cells of tables -----------------------------------------------------------------------------------------------------
+
+
+def quantity_name(row: Quantity) -> str:
+    """Name of a quantity: "final state: clusters", "self-weight, start", "pair energy decreases"."""
+    if row.kind == "state":
+        return f"final state: {STATE_NAMES.get(row.name, row.name)}"
+    if row.kind == "theorem":
+        return THEOREMS[row.name]
+    name = row.name.removeprefix("start ")
+    return NAMED[name][0] + (", start" if name != row.name else "")
+
+
+def quantity_unit(row: Quantity) -> str:
+    """Unit of a quantity."""
+    if row.kind == "observable":
+        return NAMED[row.name.removeprefix("start ")][1]
+    return "% of seeds" if row.kind == "state" else "intervals"
+
+
+def quantity_cells(row: Quantity, digits: int = 3) -> tuple[str, str, str]:
+    """Value, 95 % confidence interval (with so many digits) and expected value; empty where there is none."""
+    if row.kind == "state":
+        expected = "" if row.expected is None else f"{row.expected[0]:.0%}".replace("%", " %")
+        return f"{100 * row.value:.0f} %", f"{100 * row.low:.0f}–{100 * row.high:.0f} %", expected
+    if row.kind == "theorem":
+        return f"{row.value:.0f}/{row.total}", "", "0"
+    null = row.reference == "null"
+    expected = "" if row.expected is None else bounds(*row.expected, digits=2 if null else 3)
+    interval = (
+        "" if math.isnan(row.low) or math.isnan(row.high) else bounds(row.low, row.high, both=True, digits=digits)
+    )
+    return number(row.value), interval, expected
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits; one below 1e-12 is rounding, and written as 0."""
+    return "" if math.isnan(value) else "0" if abs(value) < 1e-12 else f"{value:.{digits}g}".replace("-", "−")
+
+
+def bounds(low: float, high: float, *, both: bool = False, digits: int = 3) -> str:
+    """A range: "4–5", "−0.7 to 0.6", one number if the ends are equal, "≤ 0.01" if it begins at 0 (unless `both`)."""
+    first, last = number(low, digits), number(high, digits)
+    if not both and low == high:
+        return first
+    if not both and low == 0:
+        return "≥ 0" if math.isinf(high) else f"≤ {last}"
+    return f"{first} to {last}" if first.startswith("−") else f"{first}–{last}"
+
+
+# Sentences -----------------------------------------------------------------------------------------------------------
 
 
 def verdict_sentence(simulation: Simulation) -> str:
-    """What has become of the clouds, with the numbers that say so."""
+    """Final states of the clouds, with their numbers."""
     kinds = Counter(v.kind for v in simulation.verdicts)
-    total = len(simulation.verdicts)
-    made = simulation.trajectory.step
-    steps = f"After {made} step{'' if made == 1 else 's'}"
+    total, steps = len(simulation.verdicts), simulation.trajectory.step
+    after = f"After {steps} step{'' if steps == 1 else 's'}"
     if total == 1:
-        return f"{steps} the cloud {PHRASES[simulation.verdict.kind]}{_numbers(simulation, simulation.verdict.kind)}."
+        kind = simulation.verdict.kind
+        return f"{after} the cloud {STATES[kind][0]}{_evidence(simulation, kind)}."
     parts = []
     for kind, count in kinds.most_common():
-        who = f"all {total} clouds" if count == total else f"{count} of {total} clouds"
-        parts.append(f"{who} {(PLURAL if count > 1 else PHRASES)[kind]}{_numbers(simulation, kind)}")
-    return f"{steps} {', and '.join(parts)}."
+        clouds = f"all {total} clouds" if count == total else f"{count} of {total} clouds"
+        parts.append(f"{clouds} {STATES[kind][count > 1]}{_evidence(simulation, kind)}")
+    return f"{after} {', and '.join(parts)}."
 
 
-def _numbers(simulation: Simulation, kind: str) -> str:
-    found = [v.evidence for v in simulation.verdicts if v.kind == kind]
+def _evidence(simulation: Simulation, kind: str) -> str:
+    evidence = [v.evidence for v in simulation.verdicts if v.kind == kind]
     if kind == "clusters":
-        return f" ({_range([e['clusters'] for e in found], '.0f')} of them)"
+        return f" (cluster count {_range([e['clusters'] for e in evidence], '.0f')})"
     if kind == "frozen":
-        return f" (with weight {_range([e['self_weight'] for e in found], '.2f')})"
+        return f" (self-weight {_range([e['self_weight'] for e in evidence], '.2f')})"
     if kind == "blow-up":
-        return f" (in step {_range([e['step'] for e in found], '.0f')})"
+        return f" (at step {_range([e['step'] for e in evidence], '.0f')})"
     if kind in ("gaussian", "other"):
-        usual = max(e["sliced_wasserstein_null"] for e in found)
-        distance = _range([e["sliced_wasserstein"] for e in found], ".3f")
-        return f" (sliced Wasserstein distance {distance}; a Gaussian stays below {usual:.3f}, 99 times in 100)"
+        limit = max(e["sliced_wasserstein_null"] for e in evidence)
+        distance = _range([e["sliced_wasserstein"] for e in evidence], ".3f")
+        return f" (sliced W₂ distance to a Gaussian {distance}; 99 % quantile for Gaussian clouds {limit:.3f})"
     return ""
 
 
 def _range(values: list[float], form: str) -> str:
     low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}–{high}"
+
+
+def prediction_text(preset: Preset) -> str:
+    """The prediction of a preset in words: "4–5 clusters", "self-weight 0.6–0.66 at the start"."""
+    parts = []
+    for name, low, high in outcomes(preset.expects):
+        observable = name.removeprefix("start ")
+        if name == "clusters" and math.isfinite(high):
+            parts.append(f"{bounds(low, high)} clusters")
+        elif observable in NAMED and name != "clusters":
+            at = " at the start" if observable != name else ""
+            parts.append(f"{NAMED[observable][0]} {bounds(low, high)}{at}")
+        else:
+            parts.append(f"final state {STATE_NAMES.get(name, name)}")
+    return " or ".join(parts)
 
 
 def agreement(simulation: Simulation) -> tuple[Status, str]:
-    """Whether theory expected what was seen, as a status and in words."""
-    if simulation.preset is None or not simulation.preset.expects:
-        return "silent", "theory expects nothing of just these numbers; its curves are drawn where it has any"
+    """Comparison with the prediction of the preset: a status and a sentence."""
+    preset = simulation.preset
+    if preset is None or not preset.expects:
+        return "silent", NO_PREDICTION
     met, total = sum(simulation.met), len(simulation.met)
-    words = f"{simulation.preset.source} expects: {simulation.preset.expects}"
-    status: Status = "agrees" if met == total else "departs" if met == 0 else "undecided"
-    return status, f"{words}; seen in {met} of {total} clouds"
+    status: Status = "agrees" if met == total else "departs" if met == 0 else "undecided"  # plain-words: ok
+    return status, f"Prediction ({preset.source}): {prediction_text(preset)}. Met by {met} of {total} seeds."
+
+
+def plateau_sentence(simulation: Simulation) -> str:
+    """Metastable plateaus of the cluster count of the first cloud; empty if there are none."""
+    counts, times = simulation.trajectory.observed["clusters"][:, 0].long(), simulation.trajectory.times
+    least = simulation.trajectory.step / 20
+    most = min(simulation.settings.tokens, SAMPLE) / 5  # more components are no clusters, as in the final state
+    lasting = [p for p in plateaus(counts, times, flicker=least / 2, least=least) if 0 < p.clusters <= most]
+    if not lasting:
+        return ""
+    parts = [f"{p.clusters} from step {p.start:.0f} to {'the end' if p.censored else f'{p.end:.0f}'}" for p in lasting]
+    return f"Metastable plateaus of the cluster count (seed {simulation.settings.seed}): {'; '.join(parts)}."
+
+
+def curve_text(curve: Curve) -> str:
+    """The formula of a predicted curve."""
+    return FORMULAS[curve.formula].format(factor=curve.factor, degree=curve.degree)
+
+
+def run_text(simulation: Simulation) -> str:
+    """Parameters of the run: seeds, tokens, dimension, attention, contraction, steps."""
+    s, preset = simulation.settings, simulation.preset
+    name = "" if preset is None else f"{preset.name}, "
+    return (
+        f"{name}{s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} tokens in {s.dim} dimension{'s' * (s.dim > 1)}, "
+        f"β = {s.beta:g}, τ = {s.tau:g}, contraction {s.contraction}, {simulation.trajectory.step} steps"
+    )
+
+
+def grid_run_text(phases: Phases) -> str:
+    """Parameters of a sweep: the grid, tokens, steps, seeds."""
+    s = phases.settings
+    total = math.prod(len(r.values) for r in phases.ranges)
+    return (
+        f"grid {phases.grid}, {len(phases.points)} of {total} points, {s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} "
+        f"tokens each, {s.steps} steps"
+    )

@@ -1,6 +1,6 @@
-"""Tracks as a page: the paths with their ellipses, modes and innovations over time, targets in a table.
+"""The page of tracks: results, paths with ellipses, mode probabilities and NIS over time, targets, noise levels.
 
-Read next: tracks_wording.py (the sentences), ../page (how it looks).
+Read next: tracks_wording.py (the texts), ../page (the layout).
 """
 
 import math
@@ -13,6 +13,7 @@ from .. import __version__
 from .._typing import Tensor
 from ..page import (
     Axis,
+    Cell,
     Chip,
     Column,
     Facts,
@@ -31,42 +32,54 @@ from ..page import (
     View,
     Views,
 )
+from ..special.proportions import share_of
 from ..tracking.detections import grouped
-from ..tracking.records import Tracks, share_of
+from ..tracking.records import Tracks, consistency_verdict
+from ..tracking.track_quantities import track_quantities
 from .citations import cited
-from .tracks_wording import beside_truth, consistent, headline, skipped
+from .tracks_wording import (
+    LABELS,
+    STATUS_OF,
+    headline,
+    length_unit,
+    method,
+    quantity_cells,
+    quantity_name,
+    skipped,
+    time_unit,
+    truth_errors,
+)
 
-SHOWN = 12  # targets that have figures of their own
-DRAWN = 20_000  # rows of the map of all tracks
-LISTED = 2000  # targets of the table
-STEPS = 1500  # rows of a target that are drawn
-ELLIPSES = 40  # of a track
-CLOSE = 7  # rows on either side of where modes change most
-FAR = 100.0  # times the width of a picture from 0, from which it has an origin of its own
-CORNERS = 24  # of an ellipse
-TWO_SIGMA = math.sqrt(-2 * math.log(0.05))  # standard deviations of the ellipse that holds 95 % of a plane
+SHOWN = 12  # targets with figures
+DRAWN = 20_000  # rows on the map of all tracks
+LISTED = 2000  # targets in the table
+STEPS = 1500  # rows of a target in its figures
+ELLIPSES = 40  # on a path
+CLOSE = 7  # rows on either side of the largest change of the mode probabilities
+FAR = 100.0  # distance from 0, in widths of a figure, beyond which axes are shifted
+CORNERS = 24  # of the polygon of an ellipse
+ELLIPSE_95 = math.sqrt(-2 * math.log(0.05))  # standard deviations of the 95 % ellipse in the plane
 COLOURS = ("blue", "vermilion", "green")
 Axes = tuple[Axis, Axis]
 
 
 def page_of(tracks: Tracks) -> Page:
-    """The page of tracks."""
-    s, found = tracks.settings, tracks.detections
-    status = consistent(tracks.consistency)
-    chips = (Chip({"agrees": "consistent", "departs": "not consistent"}.get(status, "nothing to compare"), status),)
-    notes = tuple(words for words in (beside_truth(tracks), skipped(tracks)) if words)
-    named = "the built-in scenario" if found.truth is not None else tracks.source.rsplit("/", 1)[-1]
-    how = f"{s.filter} of the modes {', '.join(s.modes)}" + (", smoothed" if s.smooth else "")
+    """Page of tracks."""
+    s, simulated = tracks.settings, tracks.detections.truth is not None
+    verdict = consistency_verdict(tracks.consistency)
+    chips = (Chip(LABELS[verdict], STATUS_OF[verdict]),)
+    notes = tuple(text for text in (truth_errors(tracks), skipped(tracks)) if text)
+    name = "the built-in scenario" if simulated else tracks.source.rsplit("/", 1)[-1]
     return Page(
         name="gradlogz-track",
-        title=f"Tracks of {named}",
-        subtitle=f"{how}; noise levels {_levels_are(tracks)}.",
+        title=f"Tracks of {name}",
+        subtitle=f"{method(tracks)}.",
         verdict=VerdictBanner(headline(tracks), chips, notes),
         sections=_sections(tracks),
         methods=_methods(),
         reproduce={
             "version": f"gradlogz {__version__}, torch {torch.__version__}",
-            **({"seed": f"{s.seed}"} if found.truth is not None else {}),
+            **({"seed": f"{s.seed}"} if simulated else {}),
             "command": tracks.command,
         },
         references=cited(("blom88", "barshalom01")),
@@ -76,7 +89,7 @@ def page_of(tracks: Tracks) -> Page:
 
 
 def data_of(tracks: Tracks) -> dict[str, Any]:
-    """What was found of the whole and of each target, as plain data; rows are in the table that is written."""
+    """Settings, noise levels, consistency and a summary of each target as plain data."""
     share = tracks.consistency
     return {
         "version": __version__,
@@ -93,71 +106,94 @@ def data_of(tracks: Tracks) -> dict[str, Any]:
     }
 
 
-def _levels_are(tracks: Tracks) -> str:
-    s = tracks.settings
-    if s.fit:
-        return f"learned in {tracks.rounds} rounds"
-    return "as given" if s.sigma and s.noise else "found from the detections"
-
-
 def _sections(tracks: Tracks) -> tuple[Section, ...]:
     many = len(tracks.detections.names) > 1
     shown, axes = _shifted(tracks)
     overview: list[Part] = [_map(shown, axes)] if many else []
     chosen = _interesting(tracks)
-    views = tuple(View(f"{tracks.detections.names[who]}", _target(shown, axes, who)) for who in chosen)
-    said = f"The {len(views)} targets whose modes change most." if len(views) < len(tracks.detections.names) else ""
-    text = [Text((said,))] if said else []
-    return (
-        *([Section("All tracks", tuple(overview))] if many else []),
-        Section("Target by target", (*text, Views("targets", "Target", views))),
-        Section("Is the filter what it claims?", (_calibration(tracks), _over_time(tracks))),
-        Section("Targets", (_table(tracks),)),
-        Section("Levels", (_facts(tracks),)),
+    views = tuple(View(f"{tracks.detections.names[i]}", _target(shown, axes, i)) for i in chosen)
+    total = len(tracks.detections.names)
+    selection = (
+        f"The {len(views)} of {total} targets whose mode probabilities change most." if len(views) < total else ""
     )
+    text = [Text((selection,))] if selection else []
+    return (
+        Section("Results", (Text((_HOW_TO_READ,), title="How to read this page"), _results(tracks))),
+        *([Section("All tracks", tuple(overview))] if many else []),
+        Section("Individual targets", (*text, Views("targets", "Target", views))),
+        Section("Consistency of the filter (NIS)", (_calibration(tracks), _over_time(tracks))),
+        Section("Targets", (_table(tracks),)),
+        Section("Noise levels", (_facts(tracks),)),
+    )
+
+
+_HOW_TO_READ = (
+    "A filter is consistent if its innovations (detection minus prediction) are as large as their predicted "
+    "covariances: then 95 % of the normalised innovations squared (NIS) lie inside the 95 % chi-square band. The "
+    "banner and the first table give this share with its 95 % confidence interval (CI). In the figures of a target, "
+    "the line is the estimated path, ellipses contain the position with probability 95 %, and circles mark detections "
+    "whose NIS is above the band."
+)
+
+
+def _results(tracks: Tracks) -> Table:
+    """The table of quantities, as on the terminal."""
+    columns = (Column("quantity"), Column("value"), Column("95 % CI"), Column("n"), Column("expected"),
+               Column("verdict"))  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for row in track_quantities(tracks):
+        value, interval, expected = quantity_cells(row, tracks)
+        verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else "–"
+        cells = (value, interval or "–", row.total or "–", expected or "–", verdict)
+        rows.append((quantity_name(row), *cells))
+    caption = (
+        "n: number of innovations, or of rows. 95 % CI: Wilson's interval, as if innovations were independent. "
+        "Consistent: 95 % lies in the CI or within 2 points of the share."
+    )
+    return Table("results", "Quantities of all tracks", columns, tuple(rows), caption)
 
 
 # Rows of targets ----------------------------------------------------------------------------------------------------
 
 
 def _means(tracks: Tracks, values: Tensor) -> Tensor:
-    """The mean of each target over the rows that have a value."""
-    seen = ~values.isnan()
+    """Mean over the rows of each target, without NaN."""
+    present = ~values.isnan()
     count = len(tracks.detections.names)
     total = torch.zeros(count, dtype=torch.float64).index_add_(0, tracks.detections.target, values.nan_to_num())
-    number = torch.zeros(count, dtype=torch.float64).index_add_(0, tracks.detections.target, seen.double())
+    number = torch.zeros(count, dtype=torch.float64).index_add_(0, tracks.detections.target, present.double())
     return total / number
 
 
 def _interesting(tracks: Tracks) -> list[int]:
-    """Targets with the most rows in which another mode than the first is likely but not always."""
+    """Targets with the largest total change of the mode probabilities."""
     order, _, lengths = grouped(tracks.detections.target)
     other = 1 - tracks.best.probability[:, 0]
     same = (tracks.detections.target[order].diff() == 0).double()
     change = torch.zeros(len(lengths), dtype=torch.float64)
     change.index_add_(0, tracks.detections.target[order][1:], other[order].diff().abs() * same)
-    # Names come in the order of the file where targets are few.
+    # A few targets are listed in the order of the file.
     best = (change + 1e-6 * lengths).argsort(descending=True, stable=True)[:SHOWN]
     return sorted(best.tolist()) if len(lengths) <= SHOWN else best.tolist()
 
 
 _COLUMNS = (
     Column("target"), Column("rows"), Column("detections"), Column("from"), Column("to"),
-    Column("mean NIS", "1 / degree", "vᵀS⁻¹v / o"), Column("inside", "%", "95 % band"),
+    Column("mean NIS", "per degree", "vᵀS⁻¹v / o"), Column("inside", "%", "95 % band"),
     Column("not in the first mode", "%", "1 − π₁"), Column("speed", "length / time", "|v|"),
 )  # fmt: skip
 
 
 def _rows(tracks: Tracks) -> list[tuple[Any, ...]]:
-    found, d = tracks.detections, len(tracks.detections.axes)
-    order, starts, lengths = grouped(found.target)
+    detections, d = tracks.detections, len(tracks.detections.axes)
+    order, starts, lengths = grouped(detections.target)
     ends = starts + lengths - 1
-    seen = (~found.position.isnan()).any(-1).double()
+    detected = (~detections.position.isnan()).any(-1).double()
     columns = [
         lengths.tolist(),
-        (_means(tracks, seen) * lengths).round().long().tolist(),
-        [found.label[i] for i in order[starts].tolist()],
-        [found.label[i] for i in order[ends].tolist()],
+        (_means(tracks, detected) * lengths).round().long().tolist(),
+        [detections.label[i] for i in order[starts].tolist()],
+        [detections.label[i] for i in order[ends].tolist()],
         (
             _means(tracks, tracks.nis) / _means(tracks, tracks.degrees.masked_fill(tracks.nis.isnan(), math.nan))
         ).tolist(),
@@ -165,12 +201,12 @@ def _rows(tracks: Tracks) -> list[tuple[Any, ...]]:
         (100 * _means(tracks, 1 - tracks.best.probability[:, 0])).tolist(),
         _means(tracks, tracks.best.mean[:, d:].square().sum(-1).sqrt()).tolist(),
     ]
-    return list(zip(found.names, *columns, strict=True))
+    return list(zip(detections.names, *columns, strict=True))
 
 
 def _table(tracks: Tracks) -> Table:
     rows = _rows(tracks)
-    caption = "Means over the rows of each target."
+    caption = "Means over the rows of each target; inside: share of the NIS inside the 95 % band (expected 95 %)."
     if len(rows) > LISTED:
         chosen = set(_interesting(tracks))
         rows = [row for i, row in enumerate(rows) if i in chosen or i < LISTED]
@@ -181,68 +217,68 @@ def _table(tracks: Tracks) -> Table:
 # Figures ------------------------------------------------------------------------------------------------------------
 
 
-def _length(tracks: Tracks) -> str:
-    return "m" if tracks.detections.truth is not None else "length"
-
-
 def _shifted(tracks: Tracks) -> tuple[Tracks, Axes]:
-    """Positions from a round number on where all are far from 0: a page keeps six digits."""
-    p, unit = tracks.detections.position[:, :2], _length(tracks)
+    """Positions relative to a round number if all are far from 0, since a page has six digits."""
+    p, unit = tracks.detections.position[:, :2], length_unit(tracks)
     high, low = p.nan_to_num(nan=-math.inf).amax(0), p.nan_to_num(nan=math.inf).amin(0)
     width = float((high - low).clamp(min=0).max())
     digit = 10.0 ** math.ceil(math.log10(width)) if width > 0 else 1.0
-    middle = ((high + low) / 2).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    origin = torch.where(middle.abs() > FAR * width, (middle / digit).round() * digit, 0.0)
+    centre = ((high + low) / 2).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    origin = torch.where(centre.abs() > FAR * width, (centre / digit).round() * digit, 0.0)
     axes = [Axis(n, unit, f"{n} − {o:.12g}" if o else "") for n, o in zip("xy", origin.tolist(), strict=True)]
     rest = torch.nn.functional.pad(origin, (0, tracks.filtered.mean.shape[-1] - 2))
     d = tracks.detections.position.shape[-1]
-    found = tracks.detections
-    truth = None if found.truth is None else found.truth - rest
+    detections = tracks.detections
+    truth = None if detections.truth is None else detections.truth - rest
     filtered, smoothed = (
         None if e is None else e._replace(mean=e.mean - rest) for e in (tracks.filtered, tracks.smoothed)
     )
-    assert filtered is not None  # smoothed alone may be
-    moved = found._replace(position=found.position - rest[:d], truth=truth)
+    assert filtered is not None  # only smoothed may be None
+    moved = detections._replace(position=detections.position - rest[:d], truth=truth)
     return replace(tracks, detections=moved, filtered=filtered, smoothed=smoothed), (axes[0], axes[1])
 
 
 def _time_axis(tracks: Tracks) -> Axis:
-    return Axis("time", tracks.detections.unit or "time", "t − t₁")
+    return Axis("time", time_unit(tracks), "t − t₁")
 
 
-def _kept(rows: Tensor, most: int) -> Tensor:
+def _thinned(rows: Tensor, most: int) -> Tensor:
+    """At most so many rows, evenly spaced."""
     return rows[:: math.ceil(len(rows) / most)] if len(rows) > most else rows
 
 
 def _plain(values: Tensor) -> list[float | None]:
-    """NaN as nothing, so that lines have gaps."""
+    """Values with None for NaN, so that lines have gaps."""
     return [None if math.isnan(v) else v for v in values.tolist()]
 
 
 def _map(tracks: Tracks, axes: Axes) -> Figure:
-    """Paths of all targets, or of some that stand for all."""
-    found = tracks.detections
-    order, _, lengths = grouped(found.target)
+    """Paths of all targets, or of an evenly spaced sample."""
+    detections = tracks.detections
+    order, _, lengths = grouped(detections.target)
     count = len(lengths)
     every = math.ceil(len(order) / DRAWN)
-    rows = order[found.target[order] % every == 0]
+    rows = order[detections.target[order] % every == 0]
     rows = rows[:DRAWN]
-    who = found.target[rows]
-    gap = torch.nn.functional.pad(who.diff() != 0, (0, 1)).tolist()
+    target = detections.target[rows]
+    gap = torch.nn.functional.pad(target.diff() != 0, (0, 1)).tolist()
     points = zip(_plain(tracks.best.mean[rows, 0]), _plain(tracks.best.mean[rows, 1]), gap, strict=True)
     x: list[float | None] = []
     y: list[float | None] = []
     for a, b, ends in points:
         x += [a, None] if ends else [a]
         y += [b, None] if ends else [b]
-    dots = Points("detections", _plain(found.position[rows, 0]), _plain(found.position[rows, 1]), "grey", size=3)
-    marks: list[Mark] = [dots, *_truth(tracks, rows), Line(_known(tracks), x, y)]
-    shown = len(who.unique())
-    caption = "" if shown == count else f"{shown} of {count} targets, one in {every}."
+    dots = Points(
+        "detections", _plain(detections.position[rows, 0]), _plain(detections.position[rows, 1]), "grey", size=3
+    )
+    marks: list[Mark] = [dots, *_truth(tracks, rows), Line(_estimate_name(tracks), x, y)]
+    shown = len(target.unique())
+    which = f"all {count} targets" if shown == count else f"{shown} of {count} targets, every {every}th"
+    caption = f"Estimated paths and detections of {which}."
     return Figure("tracks", "All tracks", *axes, tuple(marks), caption, wide=True, equal=True)
 
 
-def _known(tracks: Tracks) -> str:
+def _estimate_name(tracks: Tracks) -> str:
     return "filtered" if tracks.smoothed is None else "smoothed"
 
 
@@ -252,29 +288,31 @@ def _truth(tracks: Tracks, rows: Tensor) -> list[Mark]:
         return []
     x: list[float | None] = []
     y: list[float | None] = []
-    for who in tracks.detections.target[rows].unique().tolist():
-        own = truth[rows[tracks.detections.target[rows] == who]]
-        x += [*own[:, 0].tolist(), None]
-        y += [*own[:, 1].tolist(), None]
+    for target in tracks.detections.target[rows].unique().tolist():
+        path = truth[rows[tracks.detections.target[rows] == target]]
+        x += [*path[:, 0].tolist(), None]
+        y += [*path[:, 1].tolist(), None]
     return [Line("truth", x, y, "ink", "dash")]
 
 
-def _target(tracks: Tracks, axes: Axes, who: int) -> tuple[Text | Table | Figure, ...]:
-    rows = (tracks.detections.target == who).nonzero().flatten()
-    name = tracks.detections.names[who]
+def _target(tracks: Tracks, axes: Axes, target: int) -> tuple[Text | Table | Figure, ...]:
+    rows = (tracks.detections.target == target).nonzero().flatten()
+    name = tracks.detections.names[target]
     change = tracks.best.probability[rows].diff(dim=0).abs().sum(-1)
-    middle = int(change.argmax()) + 1 if len(change) else 0
-    near = rows[max(0, middle - CLOSE) : middle + CLOSE]
-    caption = f"One row in {math.ceil(len(rows) / STEPS)}." if len(rows) > STEPS else ""
-    path = _path(tracks, axes, f"path-{who}", f"{name}: track", _kept(rows, STEPS), caption)
+    centre = int(change.argmax()) + 1 if len(change) else 0
+    near = rows[max(0, centre - CLOSE) : centre + CLOSE]
+    part = f"every {math.ceil(len(rows) / STEPS)}th of {len(rows)} rows" if len(rows) > STEPS else f"{len(rows)} rows"
+    caption = f"{_estimate_name(tracks).capitalize()} path of {name}, {part}, with 95 % ellipses of the position."
+    path = _path(tracks, axes, f"path-{target}", f"{name}: path", _thinned(rows, STEPS), caption)
     closer = _around(tracks, axes, near)
-    close = _path(tracks, closer, f"close-{who}", f"{name}: where modes change most", near, "")
+    caption = f"The {len(near)} rows of {name} around the largest change of its mode probabilities."
+    close = _path(tracks, closer, f"close-{target}", f"{name}: largest change of modes", near, caption)
     figures = [path, close] if len(rows) > 2 * CLOSE else [path]
-    return (*figures, _modes(tracks, who, name, rows), _innovations(tracks, who, name, rows))
+    return (*figures, _modes(tracks, target, name, rows), _innovations(tracks, target, name, rows))
 
 
 def _around(tracks: Tracks, axes: Axes, rows: Tensor) -> Axes:
-    """Axes with ends about some rows, which a narrow picture then need not look for."""
+    """Axes with ranges that fit some rows."""
     p = tracks.best.mean[rows, :2]
     p = p[p.isfinite().all(-1)]
     if len(p) == 0:
@@ -286,129 +324,143 @@ def _around(tracks: Tracks, axes: Axes, rows: Tensor) -> Axes:
 
 
 def _path(tracks: Tracks, axes: Axes, name: str, title: str, part: Tensor, caption: str) -> Figure:
-    found, best = tracks.detections, tracks.best
-    seen = found.position[part]
-    texts = [f"{found.label[i]}" for i in part.tolist()]
-    known = part[~best.mean[part, :2].isnan().any(-1)]
+    detections, best = tracks.detections, tracks.best
+    position = detections.position[part]
+    texts = [f"{detections.label[i]}" for i in part.tolist()]
+    estimated = part[~best.mean[part, :2].isnan().any(-1)]
     marks: list[Mark] = [
-        Outlines("95 % ellipses", _ellipses(tracks, _kept(known, ELLIPSES)), "blue"),
-        Points("detections", _plain(seen[:, 0]), _plain(seen[:, 1]), "grey", "cross-thin-open", texts, size=6),
+        Outlines("95 % ellipses", _ellipses(tracks, _thinned(estimated, ELLIPSES)), "blue"),
+        Points("detections", _plain(position[:, 0]), _plain(position[:, 1]), "grey", "cross-thin-open", texts, size=6),
         *_truth(tracks, part),
-        Line(_known(tracks), _plain(best.mean[part, 0]), _plain(best.mean[part, 1]), text=texts),
+        Line(_estimate_name(tracks), _plain(best.mean[part, 0]), _plain(best.mean[part, 1]), text=texts),
     ]
-    beyond = part[(tracks.nis > tracks.nis_high)[part]]
-    if len(beyond):
-        at = found.position[beyond]
-        marks.append(Points("above its band", _plain(at[:, 0]), _plain(at[:, 1]), "vermilion", "circle-open"))
+    above = part[(tracks.nis > tracks.nis_high)[part]]
+    if len(above):
+        at = detections.position[above]
+        marks.append(Points("NIS above band", _plain(at[:, 0]), _plain(at[:, 1]), "vermilion", "circle-open"))
     return Figure(name, title, *axes, tuple(marks), caption, equal=True)
 
 
 def _ellipses(tracks: Tracks, rows: Tensor) -> list[tuple[list[float], list[float]]]:
-    """Of positions in the plane of x and y."""
+    """95 % ellipses of positions in the plane of x and y, as polygons."""
     best = tracks.best
     L = torch.linalg.cholesky_ex(best.covariance[rows][:, :2, :2]).L
     angle = torch.linspace(0, 2 * math.pi, CORNERS + 1, dtype=torch.float64)[:-1]
-    circle = TWO_SIGMA * torch.stack((angle.cos(), angle.sin()))
+    circle = ELLIPSE_95 * torch.stack((angle.cos(), angle.sin()))
     curves = best.mean[rows, :2].unsqueeze(-1) + L @ circle
     return [(x.tolist(), y.tolist()) for x, y in curves]
 
 
-def _modes(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
-    part = _kept(rows, STEPS)
+def _modes(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure:
+    part = _thinned(rows, STEPS)
     times = (tracks.detections.time[part] - tracks.detections.time[rows[0]]).tolist()
     pi = tracks.best.probability[part]
     marks = tuple(
         Line(mode, times, column.tolist(), colour)
         for mode, column, colour in zip(tracks.settings.modes, pi.unbind(-1), COLOURS, strict=False)
     )
-    axis = Axis("probability of a mode", "1", "πⱼ", range=(-0.02, 1.02))
-    return Figure(f"modes-{who}", f"{name}: modes", _time_axis(tracks), axis, marks)
+    axis = Axis("mode probability", "1", "πⱼ", range=(-0.02, 1.02))
+    caption = f"{_estimate_name(tracks).capitalize()} mode probabilities of {name}; they sum to 1."
+    return Figure(f"modes-{target}", f"{name}: mode probabilities", _time_axis(tracks), axis, marks, caption)
 
 
-def _innovations(tracks: Tracks, who: int, name: str, rows: Tensor) -> Figure:
-    part = _kept(rows, STEPS)
+def _innovations(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure:
+    part = _thinned(rows, STEPS)
     part = part[~tracks.nis[part].isnan()]
     times = (tracks.detections.time[part] - tracks.detections.time[rows[0]]).tolist()
     inside = tracks.inside[part]
     low, high = tracks.nis_low[part].tolist(), tracks.nis_high[part].tolist()
     marks: list[Mark] = [Ribbon("95 % band", times, low, high, "grey")]
-    for word, chosen, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
+    for label, chosen, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
         if bool(chosen.any()):
             at = [t for t, yes in zip(times, chosen.tolist(), strict=True) if yes]
-            marks.append(Points(word, at, tracks.nis[part][chosen].tolist(), colour, size=6))
+            marks.append(Points(label, at, tracks.nis[part][chosen].tolist(), colour, size=6))
     axis = Axis("NIS", "1", "vᵀS⁻¹v", scale="log")
     share = share_of(int(inside.sum()), len(part))
-    caption = f"{share.number} of {share.total} inside; of a filter that knows its noise 95 in 100 are."
-    return Figure(f"nis-{who}", f"{name}: innovations", _time_axis(tracks), axis, tuple(marks), caption)
+    caption = f"NIS of {name}: {share.number} of {share.total} inside the 95 % chi-square band"
+    caption += f" (95 % CI {100 * share.low:.0f}–{100 * share.high:.0f} %; expected 95 %)." if share.total else "."
+    return Figure(
+        f"nis-{target}", f"{name}: normalised innovations squared", _time_axis(tracks), axis, tuple(marks), caption
+    )
 
 
 def _calibration(tracks: Tracks) -> Figure:
-    """How many innovations lie below each quantile: on the diagonal if the filter is what it claims."""
-    seen = ~tracks.nis.isnan()
-    level = torch.special.gammainc(tracks.degrees[seen] / 2, tracks.nis[seen] / 2).sort().values
+    """Share of the NIS below each chi-square quantile: on the diagonal if the filter is consistent."""
+    measured = ~tracks.nis.isnan()
+    level = torch.special.gammainc(tracks.degrees[measured] / 2, tracks.nis[measured] / 2).sort().values
     at = torch.linspace(0, 1, 41, dtype=torch.float64)
     total = max(len(level), 1)
     share = torch.searchsorted(level, at, right=True).double() / total
-    arm = 1.96 * (at * (1 - at) / total).sqrt()
+    half = 1.96 * (at * (1 - at) / total).sqrt()
     places = at.tolist()
     marks = (
-        Ribbon("95 % of chance", places, (at - arm).clamp(min=0).tolist(), (at + arm).clamp(max=1).tolist(), "grey"),
-        Line("as it should be", places, places, "ink", "dash"),
-        Line("seen", places, share.tolist()),
+        Ribbon(
+            "95 % sampling band", places, (at - half).clamp(min=0).tolist(), (at + half).clamp(max=1).tolist(), "grey"
+        ),
+        Line("consistent filter", places, places, "ink", "dash"),
+        Line("innovations", places, share.tolist()),
     )
-    x, y = Axis("quantile of chi-square", "1", "p"), Axis("innovations below it", "1", "share")
-    caption = "Above the diagonal detections lie nearer to what was expected than the filter claims, below it further."
-    return Figure("calibration", "Innovations beside chi-square", x, y, marks, caption)
+    x, y = Axis("chi-square level", "1", "p"), Axis("share of the NIS below the quantile", "1", "share")
+    caption = (
+        f"Share of {len(level)} NIS values below each chi-square quantile. Above the diagonal the predicted "
+        "covariances are too large, below it too small."
+    )
+    return Figure("calibration", "Calibration of the NIS", x, y, marks, caption)
 
 
 def _over_time(tracks: Tracks) -> Figure:
-    """The share inside the band, by time of all targets together."""
-    seen = (~tracks.nis.isnan()).nonzero().flatten()
-    order = seen[tracks.detections.time[seen].argsort()]
+    """Share of the NIS inside the band over time, all targets together."""
+    measured = (~tracks.nis.isnan()).nonzero().flatten()
+    order = measured[tracks.detections.time[measured].argsort()]
     parts = [p for p in order.chunk(min(24, max(1, len(order) // 20))) if len(p)]
     shares = [share_of(int(tracks.inside[p].sum()), len(p)) for p in parts]
     times = [float(tracks.detections.time[p].mean()) for p in parts]
     values = [100 * s.value for s in shares]
     marks: list[Mark] = [
-        Line("as it should be", [times[0], times[-1]], [95.0, 95.0], "ink", "dash") if times else Line("none", [], []),
+        Line("consistent filter", [times[0], times[-1]], [95.0, 95.0], "ink", "dash")
+        if times
+        else Line("none", [], []),
         Points("inside", times, values, low=[100 * s.low for s in shares], high=[100 * s.high for s in shares]),
     ]
-    axis = Axis("innovations inside", "%", "95 % band")
-    caption = "Each point is as many innovations, in the order of time, with the interval of its share."
+    axis = Axis("NIS inside the band", "%", "95 % band")
+    size = len(parts[0]) if parts else 0
+    caption = f"Each point: share of about {size} consecutive innovations inside the 95 % band, with its 95 % CI."
     return Figure("inside", "Consistency over time", _time_axis(tracks), axis, tuple(marks), caption)
 
 
 def _facts(tracks: Tracks) -> Facts:
     levels, s = tracks.levels, tracks.settings
     d = len(tracks.detections.axes)
-    unit, time = _length(tracks), tracks.detections.unit or "time"
+    unit, time = length_unit(tracks), time_unit(tracks)
+    density = f"{unit}²/{time}³"
     rows = {
-        "observation": f"standard deviation {levels.sigma:.4g} {unit} in each of {d} coordinates",
-        f"mode {s.modes[0]}": f"velocities diffuse with density {levels.noise:.4g} {unit}²/{time}³",
+        "detections": f"standard deviation {levels.sigma:.4g} {unit} in each of {d} coordinates",
+        f"mode {s.modes[0]}": f"velocity noise with spectral density {levels.noise:.4g} {density}",
     }
     if s.model == "turn":
         rate = math.degrees(levels.turn_rate)
-        rows["modes left and right"] = f"the same, turning {rate:.4g} degrees a {'second' if time == 's' else 'time'}"
+        rows["modes left and right"] = f"velocity noise as above, turn rate {rate:.4g} degrees per {time}"
     elif s.model == "cv":
-        rows[f"mode {s.modes[1]}"] = f"the same with density {levels.manoeuvre:.4g} {unit}²/{time}³"
+        rows[f"mode {s.modes[1]}"] = f"velocity noise with spectral density {levels.manoeuvre:.4g} {density}"
     else:
-        rows[f"mode {s.modes[1]}"] = (
-            f"accelerations diffuse with density {levels.manoeuvre / levels.step**2:.4g} {unit}²/{time}⁵"
-        )
-    rows["a step"] = f"{levels.step:.4g} {time} at the median; the first mode lasts 20, the others 10 on average"
+        jerk = levels.manoeuvre / levels.step**2
+        rows[f"mode {s.modes[1]}"] = f"acceleration noise with spectral density {jerk:.4g} {unit}²/{time}⁵"
+    rows["step"] = f"median {levels.step:.4g} {time}; the first mode lasts 20 steps on average, the others 10"
     rows["log likelihood"] = f"{tracks.log_likelihood:.6g} nats"
     return Facts(rows)
 
 
 def _methods() -> tuple[str, ...]:
     return (
-        "Each mode is a linear Gaussian system in continuous time, and a Markov chain switches them; between two "
-        "detections the exact transition of the time that has passed is used. The filter is the interacting multiple "
-        "model [blom88] or a generalised pseudo-Bayesian one.",
-        "A target begins at its first detection, with all but no knowledge of its position and a velocity of zero give "
-        "or take twice a speed that few exceed. A coordinate that was not seen is left out, not filled in.",
-        "NIS is the squared distance of a detection from what was expected, in units of what was expected of it; with "
-        "the right model it is chi-square [barshalom01]. The first detection of a coordinate is compared with nothing.",
-        "Levels that are not given are found from triples of detections: how far one lies from the line between its "
-        "neighbours says how large the noise is, near and far triples tell observation and motion apart.",
+        "Each mode is a linear Gaussian system in continuous time; modes switch by a Markov chain. Between two "
+        "detections the exact transition for the elapsed time is used. The filter is the interacting multiple model "
+        "filter [blom88] or a generalised pseudo-Bayesian filter.",
+        "Tracks are initialised at the first detection with a diffuse position prior and velocity N(0, (2 v₉₅)²), v₉₅ "
+        "the 95 % quantile of the speed between detections. Missing coordinates are left out of the update.",
+        "NIS, the normalised innovation squared, is vᵀS⁻¹v for an innovation v with predicted covariance S; for the "
+        "right model it has a chi-square distribution [barshalom01]. The first detection of a coordinate has no "
+        "innovation.",
+        "Noise levels that are not given are estimated from triples of detections: the deviation of a detection from "
+        "the line between its neighbours has a variance that is linear in observation and process noise, and near and "
+        "wide triples give two equations.",
     )  # fmt: skip

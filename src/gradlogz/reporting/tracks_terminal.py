@@ -1,18 +1,33 @@
-"""Tracks, for a terminal: how many, whether the filter is what it claims, errors beside the truth.
+"""Tracks on a terminal: one line per quantity, with the verdict on consistency.
 
-Read next: ../tracking/run_tracking.py (how they are made), ../commands/track.py (where they are printed).
+Read next: result_table.py (the layout), ../commands/track.py (which prints them).
 """
+
+import textwrap
 
 from rich.text import Text
 
 from ..tracking.records import Tracks
-from .tracks_wording import beside_truth, consistent, headline, skipped
+from ..tracking.track_quantities import track_quantities
+from .result_table import result_table
+from .tracks_wording import headline, quantity_cells, quantity_name, skipped, truth_errors
 
-COLOURS = {"agrees": "green", "departs": "red"}
+HEADS = ("quantity", "value", "95 % CI", "expected")
+METHODS = (
+    "95 % CI: Wilson's interval of a share, as if innovations were independent. ✓ consistent: 95 % lies in the "
+    "interval or within 2 points of the share. ✗ inconsistent: otherwise. – no verdict."
+)
 
 
-def tracks_summary(tracks: Tracks) -> list[Text]:
-    """The headline in the colour of its verdict, errors where the truth is known, and rows that were left out."""
-    colour = COLOURS.get(consistent(tracks.consistency), "dim")
-    others = [Text(words) for words in (beside_truth(tracks), skipped(tracks)) if words]
-    return [Text(headline(tracks), f"bold {colour}"), *others]
+def tracks_table(tracks: Tracks, width: int) -> list[Text]:
+    """One line per quantity: value, 95 % confidence interval, expected value and verdict; then skipped rows, if any."""
+    rows = track_quantities(tracks)
+    cells = [(quantity_name(row), *quantity_cells(row, tracks)) for row in rows]
+    table = result_table(HEADS, cells, [row.verdict for row in rows], width)
+    return [*table, *(Text(line, "yellow") for line in textwrap.wrap(skipped(tracks), width))]
+
+
+def tracks_details(tracks: Tracks, width: int) -> list[Text]:
+    """Sentences on consistency and errors, and the rules of the verdicts."""
+    sentences = (headline(tracks), truth_errors(tracks), METHODS)
+    return [Text(line) for text in sentences for line in textwrap.wrap(text, width)]

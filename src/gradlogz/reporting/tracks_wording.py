@@ -1,69 +1,134 @@
-"""What was found, in sentences.
+"""Texts of tracks: names and units of quantities, cells of tables, sentences.
 
-Read next: tracks_page.py, which puts them on a page; tracks_terminal.py, which prints them.
+Read next: tracks_page.py and tracks_terminal.py, which show them; ../tracking/track_quantities.py (records).
 """
 
+import math
+
 from ..page.parts import Status
-from ..tracking.records import Share, Tracks
+from ..tracking.records import LEVEL, TrackQuantity, Tracks, consistency_verdict
 
-LEVEL = 0.95  # of the band
-APART = 0.02  # that a share may be off and the filter still be what it claims, for practical purposes
+STATUS_OF: dict[str, Status] = {"consistent": "agrees", "inconsistent": "departs", "": "silent"}
+LABELS = {"consistent": "consistent (NIS)", "inconsistent": "inconsistent (NIS)", "": "no innovations"}
+NAMES = {
+    "nis": "NIS in 95 % band",
+    "innovation": "innovation in 95 % band",
+    "innovation_rms": "innovation RMS",
+    "mode": "mode",
+    "sigma": "detection noise σ",
+    "noise": "process noise",
+    "manoeuvre": "manoeuvre noise",
+    "turn_rate": "turn rate",
+    "position_error": "position RMS error",
+    "nees": "NEES per degree",
+}
 
 
-def counted(number: int, word: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A number with its noun."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}".replace(",", "\u202f")
+    return f"{number:,} {noun}{'' if number == 1 else 's'}".replace(",", "\u202f")
 
 
-def consistent(share: Share) -> Status:
-    """Whether as many detections lie in the band as should: 95 % is in the interval, or near the share."""
-    if share.total == 0:
-        return "silent"
-    return "agrees" if share.low <= LEVEL <= share.high or abs(share.value - LEVEL) <= APART else "departs"
+def length_unit(tracks: Tracks) -> str:
+    """Unit of positions: m in the scenario, else unknown."""
+    return "m" if tracks.detections.truth is not None else "length"
+
+
+def time_unit(tracks: Tracks) -> str:
+    """Unit of time: s for timestamps and the scenario, else unknown."""
+    return tracks.detections.unit or "time"
+
+
+# Cells of tables -----------------------------------------------------------------------------------------------------
+
+
+def quantity_name(row: TrackQuantity) -> str:
+    """Name of a quantity: "innovation in 95 % band, x", "mode straight"."""
+    if row.name == "mode":
+        return f"mode {row.part}"
+    return NAMES[row.name] + (f", {row.part}" if row.part else "")
+
+
+def quantity_unit(row: TrackQuantity, tracks: Tracks) -> str:
+    """Unit of a quantity."""
+    length, time = length_unit(tracks), time_unit(tracks)
+    if row.name in ("nis", "innovation", "mode"):
+        return "%"
+    units = {"noise": f"{length}²/{time}³", "manoeuvre": f"{length}²/{time}³", "turn_rate": f"°/{time}", "nees": "1"}
+    return units.get(row.name, length)
+
+
+def quantity_cells(row: TrackQuantity, tracks: Tracks) -> tuple[str, str, str]:
+    """Value with its unit, 95 % confidence interval and expected value; empty where there is none."""
+    if row.name in ("nis", "innovation", "mode"):
+        interval = "" if math.isnan(row.low) else f"{100 * row.low:.1f}–{100 * row.high:.1f} %"
+        expected = "" if math.isnan(row.expected) else f"{100 * row.expected:.0f} %"
+        return f"{100 * row.value:.1f} %", interval, expected
+    unit = "" if row.name == "nees" else f" {quantity_unit(row, tracks)}"
+    return f"{row.value:.3g}{unit}", "", "" if math.isnan(row.expected) else f"{row.expected:.3g}{unit}"
+
+
+# Sentences -----------------------------------------------------------------------------------------------------------
+
+
+def run_text(tracks: Tracks) -> str:
+    """The run: targets, detections, filter, modes, noise levels."""
+    return f"{sample(tracks)}; {method(tracks)}"
+
+
+def sample(tracks: Tracks) -> str:
+    """Numbers of targets and detections."""
+    rows = tracks.detections
+    detected = int((~rows.position.isnan()).any(-1).sum())
+    return f"{counted(len(rows.names), 'target')}, {counted(detected, 'detection')}"
+
+
+def method(tracks: Tracks) -> str:
+    """Filter, modes, smoothing and origin of the noise levels."""
+    s = tracks.settings
+    if s.fit:
+        levels = f"fitted by EM ({counted(tracks.rounds, 'iteration')})"
+    else:
+        levels = "given" if s.sigma and s.noise else "estimated from the detections"
+    smoothed = ", smoothed" if s.smooth else ""
+    return f"{s.filter.upper()} filter with modes {', '.join(s.modes)}{smoothed}; noise levels {levels}"
 
 
 def headline(tracks: Tracks) -> str:
-    """How many targets and detections, and whether the filter is what it claims."""
-    found, share = tracks.detections, tracks.consistency
-    seen = int((~found.position.isnan()).any(-1).sum())
-    who = f"{counted(len(found.names), 'target')}, {counted(seen, 'detection')}"
+    """Numbers of targets and detections, and the consistency of the filter."""
+    share = tracks.consistency
     if share.total == 0:
-        return f"{who}: no detection follows another of its target, so that nothing can be compared."
-    inside = f"{share.value:.1%} of the innovations lie in their 95\u00a0% band"
-    interval = f"{share.low:.1%} to {share.high:.1%}"
-    return f"{who}: {inside} ({interval}), {_meaning(tracks)}."
+        return f"{sample(tracks)}: no target has a second detection, so there are no innovations to test."
+    inside = f"{100 * share.value:.1f}\u00a0% of {counted(share.total, 'innovation')} inside the 95\u00a0% band"
+    interval = f"95\u00a0% CI {100 * share.low:.1f}–{100 * share.high:.1f}\u00a0%"
+    return f"{sample(tracks)}. NIS: {inside} ({interval}): {_meaning(tracks)}."
 
 
 def _meaning(tracks: Tracks) -> str:
     share = tracks.consistency
-    if consistent(share) == "agrees":
-        return "as those of a filter that knows its noise do"
+    if consistency_verdict(share) == "consistent":
+        return "consistent"
     above = int((tracks.nis > tracks.nis_high).sum()) / share.total
     below = int((tracks.nis < tracks.nis_low).sum()) / share.total
     if share.value > LEVEL:
-        return "more than should: the filter is less sure than it could be"
-    return "too few: the filter is too sure of itself" if above > below else "too few: the filter is too unsure"
+        return "inconsistent, the predicted covariances are too large"
+    return f"inconsistent, the predicted covariances are too {'small' if above > below else 'large'}"
 
 
 def skipped(tracks: Tracks) -> str:
-    """How many rows were left out, and what was wrong with the first of them."""
+    """Number of skipped rows, and the problem of the first; empty if there are none."""
     bad = tracks.detections.bad
-    if not bad:
-        return ""
-    first = bad[0]
-    return f"{counted(len(bad), 'bad row')} left out; the first: {first.condition}; got {first.fact}."
+    return f"{counted(len(bad), 'invalid row')} skipped; the first: {bad[0].problem}." if bad else ""
 
 
-def beside_truth(tracks: Tracks) -> str:
-    """Errors of the scenario."""
+def truth_errors(tracks: Tracks) -> str:
+    """Errors relative to the truth of a scenario; empty without a truth."""
     e = tracks.errors
     if not e:
         return ""
-    words = [f"detections {e['error of detections']:.0f}\u00a0m"]
+    parts = [f"detections {e['error of detections']:.0f}\u00a0m"]
     for name in ("filtered", "smoothed"):
         if f"{name} position" in e:
-            words.append(f"{name} {e[f'{name} position']:.0f}\u00a0m and {e[f'{name} velocity']:.1f}\u00a0m/s")
-    nees = ", ".join(f"{e[f'{n} NEES']:.2f} {n}" for n in ("filtered", "smoothed") if f"{n} NEES" in e)
-    return (
-        f"Root mean square errors beside the truth: {', '.join(words)}. NEES a degree of freedom (1 is right): {nees}."
-    )
+            parts.append(f"{name} {e[f'{name} position']:.0f}\u00a0m and {e[f'{name} velocity']:.1f}\u00a0m/s")
+    nees = ", ".join(f"{name} {e[f'{name} NEES']:.2f}" for name in ("filtered", "smoothed") if f"{name} NEES" in e)
+    return f"RMS errors relative to the truth: {', '.join(parts)}. NEES per degree of freedom (expected 1): {nees}."

@@ -1,7 +1,7 @@
-"""Simulations with names, and theory beside them.
+"""Simulations of token clouds under repeated attention, compared with theory.
 
-simulate        a preset or a cloud, run and looked at; Simulation
-sweep           a grid of parameters, each point with its verdict; Phases
+simulate        run a preset or a custom cloud and record observables; returns a Simulation
+sweep           run every point of a parameter grid; returns Phases, a phase diagram
 """
 
 from .run_simulation import simulate as simulate

@@ -1,13 +1,13 @@
-"""The clouds at the start of a simulation, drawn from the initial distribution, and the step of attention.
+"""Initial clouds of a simulation, and its attention step.
 
-    gaussian     N(0, 1)                    in each coordinate
-    uniform      on [-sqrt 3, sqrt 3]       likewise: mean 0, variance 1
-    laplace      of variance 1              likewise: heavy tails
-    exponential  of variance 1, less 1      likewise: skewed
-    sphere       uniform directions         of length 1 under the contraction `sphere`, else sqrt(d)
+    gaussian     N(0, 1)                          independent coordinates
+    uniform      on [-sqrt 3, sqrt 3]             independent coordinates of mean 0 and variance 1
+    laplace      variance 1                       independent coordinates, heavy tails
+    exponential  mean 0, variance 1               independent coordinates, skewed
+    sphere       uniform on a sphere              radius 1 with the contraction `sphere`, else sqrt(d)
     circle       uniform on the unit circle of the first two coordinates
 
-Read next: settings.py (the numbers), run_simulation.py (what becomes of the clouds).
+Read next: settings.py (the parameters), run_simulation.py (the evolution of the clouds).
 """
 
 import math
@@ -31,12 +31,12 @@ def _gaussian(n: int, d: int, generator: torch.Generator) -> Tensor:
     return torch.randn(n, d, generator=generator, dtype=torch.float64)
 
 
-def _waits(n: int, d: int, generator: torch.Generator) -> Tensor:
+def _exponential(n: int, d: int, generator: torch.Generator) -> Tensor:
     return -torch.log1p(-_uniform(n, d, generator))
 
 
 def _laplace(n: int, d: int, generator: torch.Generator) -> Tensor:
-    return _waits(n, d, generator) * (2 * torch.randint(0, 2, (n, d), generator=generator) - 1) / math.sqrt(2)
+    return _exponential(n, d, generator) * (2 * torch.randint(0, 2, (n, d), generator=generator) - 1) / math.sqrt(2)
 
 
 def _circle(n: int, d: int, generator: torch.Generator) -> Tensor:
@@ -48,31 +48,31 @@ SAMPLERS: dict[str, Sampler] = {
     "gaussian": _gaussian,
     "uniform": lambda n, d, generator: math.sqrt(3) * (2 * _uniform(n, d, generator) - 1),
     "laplace": _laplace,
-    "exponential": lambda n, d, generator: _waits(n, d, generator) - 1,
+    "exponential": lambda n, d, generator: _exponential(n, d, generator) - 1,
     "sphere": lambda n, d, generator: torch.nn.functional.normalize(_gaussian(n, d, generator), dim=-1),
     "circle": _circle,
 }
 
 
 def starts(settings: SimulationSettings) -> Float[Tensor, "b n d"]:
-    """The clouds at the start, one for each seed."""
-    return torch.stack([_drawn(settings, settings.tokens, settings.seed + i) for i in range(settings.seeds)])
+    """Initial clouds, one for each seed."""
+    return torch.stack([_draw(settings, settings.tokens, settings.seed + i) for i in range(settings.seeds)])
 
 
 def ascent_of(settings: SimulationSettings) -> Ascent:
-    """The step of attention of these settings; frozen keys are those of the seed before the first."""
+    """The attention step of these settings; frozen keys are drawn with the seed `seed - 1`."""
     s, B, W, keys = settings, None, None, None
     if s.heads > 1:
         blocks = torch.eye(s.heads, dtype=torch.float64).repeat_interleave(s.dim // s.heads, 1)
         B = torch.diag_embed(blocks)
-        W = s.heads * B  # heads are averaged; together they give back every coordinate
+        W = s.heads * B  # heads are averaged; the factor makes their sum the identity
     if s.keys:
         initial = s.initial if s.initial in ("sphere", "circle") else "gaussian"
-        keys = _drawn(replace(s, initial=initial), s.keys, s.seed - 1)
+        keys = _draw(replace(s, initial=initial), s.keys, s.seed - 1)
     return Ascent(tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual)
 
 
-def _drawn(settings: SimulationSettings, n: int, seed: int) -> Tensor:
+def _draw(settings: SimulationSettings, n: int, seed: int) -> Tensor:
     cloud = SAMPLERS[settings.initial](n, settings.dim, torch.Generator().manual_seed(seed % 2**63))
     unit = settings.initial != "sphere" or settings.contraction.split("+")[-1] == "sphere"
     return cloud if unit else math.sqrt(settings.dim) * cloud

@@ -1,11 +1,11 @@
-"""Many simulations on a grid of parameters: a phase diagram.
+"""Phase diagrams: one simulation for each point of a parameter grid.
 
-    sweep({"beta": [0.5, 1.0], "tau": [-0.2, 0.5]})     each point of the grid ends as one verdict     -> Phases
+    sweep({"beta": [0.5, 1.0], "tau": [-0.2, 0.5]})     one final state per grid point     -> Phases
 
-beta and tau are batched within one call of evolve; dimensions, numbers of tokens and contractions take turns; batches
-are spread over processes. What is done when it is interrupted is kept.
+Points that differ only in beta and tau are one batch of `evolve`; batches run in parallel processes. After an interrupt
+the completed points are returned.
 
-Read next: records.py (what comes out), theory_boundaries.py (what theory says of the grid).
+Read next: records.py (the results), theory_boundaries.py (the phase boundaries of the theory).
 """
 
 import itertools
@@ -29,7 +29,7 @@ from .records import GridPoint, Phases, base_of
 from .run_simulation import placement_of
 from .settings import SimulationSettings, check
 
-BATCH = 1 << 21  # numbers of clouds that are evolved in one call
+BATCH = 1 << 21  # attention weights of the clouds evolved in one call
 
 
 def sweep(
@@ -56,16 +56,17 @@ def sweep(
 ) -> Phases:
     """Simulate every point of a grid, on all cores.
 
-    Arguments that are not listed are fields of `SimulationSettings`, in place of those of the preset.
+    The other arguments are fields of `SimulationSettings` and replace those of the preset.
 
     Args:
         grid: one or two axes of beta, tau, dim, tokens, heads, contraction, with the values of each.
-        preset: whose settings are used where the grid says nothing; otherwise 200 Gaussian tokens, 300 steps, one seed.
-        processes: as many as there are cores by default; 1 stays in this process.
-        progress: True shows a bar on standard error; a function is called with the points done and all points.
+        preset: preset of the parameters outside the grid (default: 200 Gaussian tokens, 300 steps, one seed).
+        processes: number of processes (default: number of cores); 1 runs in this process.
+        progress: True shows a bar on standard error; a function is called with the completed and the total number of
+            grid points.
 
-    >>> found = sweep({"tau": [-0.2, 0.5]}, processes=1, dim=1, beta=0.5, tokens=150)
-    >>> [found.points[i,].kind for i in (0, 1)]
+    >>> phases = sweep({"tau": [-0.2, 0.5]}, processes=1, dim=1, beta=0.5, tokens=150)
+    >>> [phases.points[i,].kind for i in (0, 1)]
     ['gaussian', 'clusters']
     """
     settings = changed(
@@ -83,11 +84,11 @@ def sweep(
     workers = min(processes or os.cpu_count() or 1, len(work))
     show = reporter(progress, "points")
     try:
-        for found in _done(work, workers):
-            points |= found
+        for completed in _run_batches(work, workers):
+            points |= completed
             show(len(points), len(indices))
     except KeyboardInterrupt:
-        pass  # what is done is shown
+        pass  # return the completed points
     return Phases(settings, ranges, points, preset)
 
 
@@ -101,55 +102,55 @@ GridBatch = tuple[SimulationSettings, list[tuple[tuple[int, ...], float, float]]
 def _batches(
     settings: SimulationSettings, ranges: tuple[Range, ...], indices: list[tuple[int, ...]]
 ) -> Iterator[GridBatch]:
-    """Points that differ in beta and tau alone, as many as one call takes."""
-    alike: dict[SimulationSettings, list[tuple[tuple[int, ...], float, float]]] = {}
+    """Batches of grid points that differ in beta and tau only."""
+    groups: dict[SimulationSettings, list[tuple[tuple[int, ...], float, float]]] = {}
     for index in indices:
         at = _at(settings, ranges, index)
-        alike.setdefault(replace(at, beta=1.0, tau=1.0), []).append((index, at.beta, at.tau))
-    for common, points in alike.items():
+        groups.setdefault(replace(at, beta=1.0, tau=1.0), []).append((index, at.beta, at.tau))
+    for common, points in groups.items():
         pairs = common.seeds * common.tokens * max(common.keys, common.tokens)
         size = max(1, min(BATCH // pairs, math.ceil(len(points) / (os.cpu_count() or 1))))
         for first in range(0, len(points), size):
             yield common, points[first : first + size]
 
 
-def _done(work: list[GridBatch], workers: int) -> Iterator[dict[tuple[int, ...], GridPoint]]:
+def _run_batches(work: list[GridBatch], workers: int) -> Iterator[dict[tuple[int, ...], GridPoint]]:
     if workers <= 1:
         yield from map(run_batch, work)
         return
-    with multiprocessing.get_context("spawn").Pool(workers, _quiet) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, _initialise_worker) as pool:
         yield from pool.imap_unordered(run_batch, work)
 
 
-def _quiet() -> None:
-    """A worker leaves interrupts to the process that started it, and has one core."""
+def _initialise_worker() -> None:
+    """Ignore interrupts, which the parent process handles, and use one core."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 def run_batch(batch: GridBatch) -> dict[tuple[int, ...], GridPoint]:
-    """The points of one batch; one by one if a contraction refuses the clouds of some."""
+    """Grid points of one batch; points are run separately if a contraction fails for some of them."""
     settings, points = batch
     try:
-        verdicts = _evolved(settings, points)
-    except ValueError as refusal:
+        verdicts = _final_verdicts(settings, points)
+    except ValueError as error:
         if len(points) == 1:
-            return {points[0][0]: GridPoint("undefined", 1.0, {"reason": str(refusal)})}  # type: ignore[dict-item]
+            return {points[0][0]: GridPoint("undefined", 1.0, {"reason": str(error)})}  # type: ignore[dict-item]
         return {k: v for one in points for k, v in run_batch((settings, [one])).items()}
-    found = {}
+    completed = {}
     for i, (index, _, _) in enumerate(points):
-        mine = verdicts[i * settings.seeds : (i + 1) * settings.seeds]
-        kind, count = Counter(v.kind for v in mine).most_common(1)[0]
-        evidence = [v.evidence for v in mine if v.kind == kind]
-        middle = {name: float(torch.tensor([e[name] for e in evidence]).median()) for name in evidence[0]}
-        found[index] = GridPoint(kind, count / settings.seeds, middle)
-    return found
+        finals = verdicts[i * settings.seeds : (i + 1) * settings.seeds]
+        kind, count = Counter(v.kind for v in finals).most_common(1)[0]
+        evidence = [v.evidence for v in finals if v.kind == kind]
+        medians = {name: float(torch.tensor([e[name] for e in evidence]).median()) for name in evidence[0]}
+        completed[index] = GridPoint(kind, count / settings.seeds, medians)
+    return completed
 
 
-def _evolved(settings: SimulationSettings, points: list[tuple[tuple[int, ...], float, float]]) -> list[Any]:
+def _final_verdicts(settings: SimulationSettings, points: list[tuple[tuple[int, ...], float, float]]) -> list[Any]:
     shape = (len(points), settings.seeds)
     beta, tau = (torch.tensor([p[i] for p in points], dtype=torch.float64)[:, None].expand(shape) for i in (1, 2))
     ascent = replace(ascent_of(settings), beta=beta, tau=tau)
     cloud = starts(settings).expand(*shape, settings.tokens, settings.dim)
     where = placement_of(settings.placement)
-    return evolve(cloud, ascent, contraction=settings.given, steps=settings.steps, placement=where).verdicts
+    return evolve(cloud, ascent, contraction=settings.contraction_names, steps=settings.steps, placement=where).verdicts

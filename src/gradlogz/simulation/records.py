@@ -1,16 +1,18 @@
 """Results of simulations as plain records.
 
-    Simulation    clouds of all seeds over time, their verdicts, and whether theory expected them
-    Phases        a phase diagram: verdicts over a grid of parameters
+    Simulation    trajectories and final states of the clouds of all seeds, and the prediction of the theory
+    Curve         predicted values of an observable over time
+    Quantity      value, confidence interval, expected value and verdict
+    Phases        a phase diagram: final states over a grid of parameters
 
-Read next: run_simulation.py and parameter_sweep.py (how they are made), theory_curves.py (what theory says of them),
-../reporting/simulation_page.py and ../reporting/phases_page.py (how they are shown).
+Read next: run_simulation.py and parameter_sweep.py (which make them), final_quantities.py (values with confidence
+intervals), ../reporting/simulation_page.py and ../reporting/phases_page.py (the pages).
 """
 
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .._displays import shown
 from .._settings import flags
@@ -19,16 +21,21 @@ from ..dynamics.evolution import Trajectory
 from ..dynamics.verdict import CloudVerdict
 from .grid import Range, grid_text
 from .presets import Preset, meets, preset_of
-from .settings import OWN, SimulationSettings
+from .settings import CUSTOM, SimulationSettings
+
+Verdict = Literal["supported", "refuted", "inconclusive", ""]
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What was simulated and what was seen.
+    """Result of `simulate`.
 
-    start: the clouds at first.
-    frames: tokens of the first cloud at each look.
-    preset: where the settings come from, if they are those of a preset.
+    Attributes:
+        settings: parameters of the run.
+        start: initial clouds, one for each seed.
+        trajectory: final clouds and the recorded observables.
+        frames: tokens of the first cloud at each recorded step.
+        preset: the preset, if the settings are those of a preset.
     """
 
     settings: SimulationSettings
@@ -39,52 +46,97 @@ class Simulation:
 
     @cached_property
     def verdicts(self) -> list[CloudVerdict]:
-        """What has become of each cloud."""
+        """Final state of each cloud, with its evidence."""
         return self.trajectory.verdicts
 
     @property
     def verdict(self) -> CloudVerdict:
-        """What has become of the first cloud."""
+        """Final state of the first cloud."""
         return self.verdicts[0]
 
     @cached_property
     def met(self) -> list[bool]:
-        """Whether each cloud did what theory expects; none if it expects nothing."""
+        """For each cloud, whether it meets the prediction; empty without a prediction."""
         if self.preset is None or not self.preset.expects:
             return []
-        expects, seen = self.preset.expects, self.trajectory.observed
+        expects, observed = self.preset.expects, self.trajectory.observed
         return [
             meets(expects, v.kind, v.evidence.get("clusters", 0.0), {
-                **{name: float(x[-1, i]) for name, x in seen.items()},
-                **{f"start {name}": float(x[0, i]) for name, x in seen.items()},
+                **{name: float(x[-1, i]) for name, x in observed.items()},
+                **{f"start {name}": float(x[0, i]) for name, x in observed.items()},
             })
             for i, v in enumerate(self.verdicts)
         ]  # fmt: skip
 
     @property
     def command(self) -> str:
-        """The command line that makes the same page again; the call, of a cloud that no command knows."""
-        if self.settings.initial == OWN:
-            own = replace(
-                SimulationSettings(), initial=OWN, **{n: getattr(self.settings, n) for n in ("tokens", "dim", "seeds")}
+        """Command that reproduces the page; for a custom cloud, the Python call."""
+        if self.settings.initial == CUSTOM:
+            defaults = replace(
+                SimulationSettings(),
+                initial=CUSTOM,
+                **{n: getattr(self.settings, n) for n in ("tokens", "dim", "seeds")},
             )
-            options = {n: v for n, v in asdict(self.settings).items() if v != getattr(own, n)}
+            options = {n: v for n, v in asdict(self.settings).items() if v != getattr(defaults, n)}
             return f"gradlogz.simulate({', '.join(['cloud', *(f'{n}={v!r}' for n, v in options.items())])})"
         base = SimulationSettings() if self.preset is None else self.preset.settings
         name = [] if self.preset is None else [self.preset.name]
         return " ".join(["gradlogz simulate", *name, *flags(self.settings, base)])
 
     def _repr_html_(self) -> str:
-        """The page inside a notebook, apart from the styles of the notebook."""
+        """The page for a notebook, isolated from its styles."""
         html: str = shown(self, "html")
         return html
 
 
-class GridPoint(NamedTuple):
-    """How the clouds of one point of the grid ended.
+class Curve(NamedTuple):
+    """Predicted values at the recorded times.
 
-    share: of the clouds that ended as most did.
-    evidence: medians over these.
+    Attributes:
+        values: one for each recorded time; NaN, or a shorter list, where the prediction ends.
+        formula: key of the formula; its text is in reporting/simulation_wording.py.
+        factor: growth factor per step, for modes.
+        degree: degree of the mode, for harmonics.
+    """
+
+    values: list[float]
+    formula: str
+    factor: float = math.nan
+    degree: int = 0
+
+
+class Quantity(NamedTuple):
+    """A quantity of all seeds.
+
+    Attributes:
+        name: a final state, an observable ("start slope": at the start), or a theorem.
+        kind: "state" (values are shares), "observable" (means over seeds) or "theorem" (numbers of violations).
+        value: share, mean or number.
+        low, high: 95 % confidence interval; NaN if there is none.
+        total: number of seeds, or of intervals for a theorem.
+        expected: range of predicted values, or None.
+        reference: origin of `expected`: "theory", or "null" for a Gaussian cloud.
+        verdict: comparison with theory; empty without a prediction.
+    """
+
+    name: str
+    kind: Literal["state", "observable", "theorem"]
+    value: float
+    low: float
+    high: float
+    total: int
+    expected: tuple[float, float] | None = None
+    reference: Literal["theory", "null", ""] = ""
+    verdict: Verdict = ""
+
+
+class GridPoint(NamedTuple):
+    """Final state of the clouds of one grid point.
+
+    Attributes:
+        kind: the most frequent final state of its seeds.
+        share: fraction of the seeds with this final state.
+        evidence: medians of the evidence over these seeds.
     """
 
     kind: str
@@ -94,7 +146,14 @@ class GridPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Phases:
-    """A phase diagram: axes, and what was found at each point of the grid that was reached, by its indices."""
+    """Result of `sweep`: a phase diagram.
+
+    Attributes:
+        settings: parameters outside the grid.
+        ranges: the axes of the grid.
+        points: final states of the completed grid points, by the indices of their values.
+        preset: name of the preset, if one was used.
+    """
 
     settings: SimulationSettings
     ranges: tuple[Range, ...]
@@ -103,27 +162,27 @@ class Phases:
 
     @property
     def grid(self) -> str:
-        """The grid as the command line takes it."""
+        """Text form of the grid, as on the command line."""
         return grid_text(self.ranges)
 
     @property
     def command(self) -> str:
-        """The command line that makes the same page again."""
+        """Command that reproduces the page."""
         name = [] if self.preset is None else [self.preset]
         words = flags(self.settings, base_of(self.preset))
         return " ".join(["gradlogz simulate", *name, f'--sweep "{self.grid}"', *words])
 
     @property
     def complete(self) -> bool:
-        """Whether every point of the grid was reached."""
+        """True if every grid point was completed."""
         return len(self.points) == math.prod(len(r.values) for r in self.ranges)
 
     def _repr_html_(self) -> str:
-        """The page inside a notebook, apart from the styles of the notebook."""
+        """The page for a notebook, isolated from its styles."""
         html: str = shown(self, "html")
         return html
 
 
 def base_of(preset: str | None) -> SimulationSettings:
-    """The settings of a sweep where the grid says nothing: those of a preset, or 200 tokens, 300 steps, one seed."""
+    """Settings outside the grid: those of the preset, or 200 tokens, 300 steps and one seed."""
     return SimulationSettings(tokens=200, steps=300, seeds=1) if preset is None else preset_of(preset).settings

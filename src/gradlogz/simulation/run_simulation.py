@@ -1,8 +1,8 @@
-"""Clouds run with a preset or with numbers of one's own, looked at as they go.
+"""Simulation of a preset or a custom cloud, with its observables recorded over time.
 
-    simulate      runs the clouds of all seeds as one batch           -> Simulation
+    simulate      evolve the clouds of all seeds as one batch           -> Simulation
 
-Read next: records.py (what comes out), theory_curves.py (what theory says of each curve).
+Read next: records.py (the results), theory_curves.py (the predicted curves).
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from ..dynamics.mode_amplitudes import harmonic_mode
 from .initial_clouds import ascent_of, starts
 from .presets import DEFAULT, Preset, preset_of
 from .records import Simulation
-from .settings import OWN, SimulationSettings, check
+from .settings import CUSTOM, SimulationSettings, check
 
 OBSERVED = (
     "radius", "mean_fraction", "effective_rank", "log_pair_energy", "entropy", "self_weight", "displacement",
     "expansion", "contraction", "kurtosis", "sliced_wasserstein", "clusters", "within",
 )  # fmt: skip
-CUBES = 64  # dimensions up to which the third moment is looked at: it has d³ numbers
-SHOWN = 500  # tokens of the first cloud that are kept for the picture
+SKEWNESS_DIM = 64  # largest dimension for which skewness is recorded: the third moment has d³ entries
+FRAME_TOKENS = 500  # tokens of the first cloud that are stored for the animation
 
 
 def simulate(
@@ -50,19 +50,20 @@ def simulate(
     every: int | None = None,
     progress: Progress = False,
 ) -> Simulation:
-    """Run a preset, or a cloud of one's own, and look at it as it goes.
+    """Simulate a preset or a custom cloud under repeated attention, and record its observables.
 
-    Arguments that are not listed are fields of `SimulationSettings`, in place of those of the preset; a cloud brings
-    its own tokens, dim and seeds.
+    The other arguments are fields of `SimulationSettings` and replace those of the preset. A custom cloud determines
+    tokens, dim and seeds.
 
     Args:
-        what: the name of a preset (gradlogz simulate --list), or a cloud [n, d] or one for each seed [b, n, d].
-        progress: True shows a bar on standard error; a function is called with the steps made and all steps.
+        what: name of a preset (`gradlogz simulate --list`), or a cloud [n, d], or one cloud per seed [b, n, d].
+        progress: True shows a bar on standard error; a function is called with the completed and the total number of
+            steps.
 
     Law: tests/simulation/test_presets_end_as_theory_expects.py.
 
-    >>> found = simulate(dim=2, beta=1.0, tokens=100, seeds=1)
-    >>> found.verdict.kind, int(found.verdict.evidence["clusters"])
+    >>> simulation = simulate(dim=2, beta=1.0, tokens=100, seeds=1)
+    >>> simulation.verdict.kind, int(simulation.verdict.evidence["clusters"])
     ('clusters', 3)
     """
     preset: Preset | None = None
@@ -70,8 +71,8 @@ def simulate(
     base = SimulationSettings()
     if isinstance(what, Tensor):
         if what.ndim not in (2, 3) or not torch.isfinite(what).all():
-            condition, remedy = "a cloud must be [n, d] or [b, n, d] and finite", "Name a preset otherwise."
-            raise InputValueError("simulate", "cloud", f"{condition}, got shape {shape_of(what)}", remedy)
+            problem = f"cloud must be finite, of shape [n, d] or [b, n, d], got shape {shape_of(what)}"
+            raise InputValueError("simulate", "cloud", problem, "Pass such a tensor, or the name of a preset.")
         cloud = what.double().reshape(-1, *what.shape[-2:])
         seeds, tokens, dim = cloud.shape
     else:
@@ -85,53 +86,55 @@ def simulate(
     check(settings)
     if cloud is None:
         cloud = starts(settings)
-        preset = preset if preset is not None and _same(settings, preset.settings) else None
+        preset = preset if preset is not None and _same_prediction(settings, preset.settings) else None
     else:
-        settings = replace(settings, initial=OWN)
+        settings = replace(settings, initial=CUSTOM)
     return Simulation(settings, cloud, *_run(settings, cloud, reporter(progress, "steps")), preset)
 
 
-def _same(settings: SimulationSettings, other: SimulationSettings) -> bool:
-    """Whether theory expects the same of both: they differ in what is looked at alone."""
+def _same_prediction(settings: SimulationSettings, other: SimulationSettings) -> bool:
+    """True if two settings differ only in seeds and recording interval, so that one prediction holds for both."""
     return settings == replace(other, seeds=settings.seeds, seed=settings.seed, every=settings.every)
 
 
 def _run(settings: SimulationSettings, cloud: Tensor, show: Callable[[int, int], None]) -> tuple[Trajectory, Tensor]:
     s, ascent = settings, ascent_of(settings)
-    names = [*OBSERVED, *(["skewness"] if s.dim <= CUBES else [])]
-    kept = torch.linspace(0, s.tokens - 1, min(SHOWN, s.tokens)).round().long()
+    names = [*OBSERVED, *(["skewness"] if s.dim <= SKEWNESS_DIM else [])]
+    shown = torch.linspace(0, s.tokens - 1, min(FRAME_TOKENS, s.tokens)).round().long()
 
-    def went(state: Tensor | Trajectory, steps: int) -> Trajectory:
+    def advanced(state: Tensor | Trajectory, steps: int) -> Trajectory:
         every, where = max(steps, 1), placement_of(s.placement)
-        return evolve(state, ascent, contraction=s.given, steps=steps, placement=where, observe=names, every=every)
+        return evolve(
+            state, ascent, contraction=s.contraction_names, steps=steps, placement=where, observe=names, every=every
+        )
 
-    found = went(cloud, 0)
-    frames, slopes = [found.cloud[0, kept]], [_slope(found)]
+    trajectory = advanced(cloud, 0)
+    frames, slopes = [trajectory.cloud[0, shown]], [_slope(trajectory)]
     degree = fastest_degree(dim=2, beta=s.beta) if s.dim == 2 and s.contraction == "sphere" and s.beta > 0 else 0
     harmonics = [harmonic_mode(cloud, degree)] if degree else []
-    looks = s.looks
-    for time in looks[1:]:
-        found = went(found, time - found.step)
-        frames.append(found.cloud[0, kept])
-        slopes.append(_slope(found))
-        harmonics += [harmonic_mode(found.cloud, degree)] if degree else []
-        blown = bool((found.blown >= 0).all())
-        show(looks[-1] if blown else time, looks[-1])
-        if blown:
+    times = s.recorded_steps
+    for time in times[1:]:
+        trajectory = advanced(trajectory, time - trajectory.step)
+        frames.append(trajectory.cloud[0, shown])
+        slopes.append(_slope(trajectory))
+        harmonics += [harmonic_mode(trajectory.cloud, degree)] if degree else []
+        diverged = bool((trajectory.blown >= 0).all())
+        show(times[-1] if diverged else time, times[-1])
+        if diverged:
             break
-    observed = {**found.observed, "slope": torch.stack(slopes)}
+    observed = {**trajectory.observed, "slope": torch.stack(slopes)}
     if harmonics:
         observed["harmonic"] = torch.stack(harmonics)
     observed = {name: values for name, values in observed.items() if not bool(torch.isnan(values).all())}
-    return found._replace(observed=observed), torch.stack(frames)
+    return trajectory._replace(observed=observed), torch.stack(frames)
 
 
 def placement_of(name: str) -> Placement:
-    """The placement with this name, as evolve takes it."""
+    """The placement of this name, as a literal for `evolve`."""
     return "pre" if name == "pre" else "peri" if name == "peri" else "post"
 
 
 def _slope(trajectory: Trajectory) -> Tensor:
-    """<attention, x> / |x|² over all tokens: how much of a query attention gives back."""
+    """Slope of attention along the query, <attention, x> / |x|² over all tokens."""
     x = trajectory.cloud
     return (trajectory.ascent.attended(x)[0] * x).sum((-2, -1)) / x.square().sum((-2, -1))

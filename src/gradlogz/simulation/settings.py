@@ -1,6 +1,6 @@
-"""The settings of a simulation: sizes, temperature, step size, contraction, initial distribution.
+"""Settings of a simulation: sizes, temperature, step size, contraction, initial distribution.
 
-Read next: initial_clouds.py (the clouds that they describe), presets.py (settings with names), run_simulation.py.
+Read next: initial_clouds.py (the initial clouds), presets.py (named settings), run_simulation.py.
 """
 
 import math
@@ -13,21 +13,31 @@ from ..dynamics.contraction import NAMES, ContractionLike
 CONTRACTIONS = (*NAMES, "resolvent")
 INITIAL = ("gaussian", "uniform", "laplace", "exponential", "sphere", "circle")  # drawn by initial_clouds.py
 PLACEMENTS = ("post", "pre", "peri")
-OWN = "given"  # the start of a cloud of the user's own, whose law is not known
+CUSTOM = "given"  # initial distribution of a custom cloud
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """The numbers of a run.
+    """Parameters of a simulation.
 
     Args:
-        contraction: a name, or several joined by "+", first first: "center+rms_norm".
-        heads: the coordinates are split among them, as in a transformer whose weights are the identity.
-        keys: how many frozen keys the tokens attend to, of the law of a start on a sphere or circle, else Gaussian; 0:
-            tokens attend to each other.
-        residual: whether a token is added to what it attends to.
-        seeds: how many clouds are run, from `seed` on.
-        every: steps between two looks at the clouds; 0: each step at first, then ever fewer, sixteen for each doubling.
+        tokens: number of tokens of a cloud.
+        dim: dimension of a token.
+        beta: inverse temperature of attention.
+        tau: step size; negative values descend.
+        contraction: normalisation after each step; several are joined by "+" and applied in order: "center+rms_norm".
+        initial: distribution of the initial tokens.
+        steps: number of steps.
+        placement: position of the contraction: "post", "pre" or "peri".
+        causal: whether each token attends only to itself and earlier tokens.
+        residual: whether the residual connection is kept.
+        heads: number of heads; each has dim / heads coordinates, as in a transformer with identity weights.
+        keys: number of frozen keys, drawn from `initial` if that is a sphere or circle, else Gaussian; with 0, tokens
+            attend to each other.
+        seeds: number of clouds.
+        seed: seed of the first cloud; the others have the seeds that follow.
+        every: recording interval in steps; 0 records on a logarithmic schedule: every step at first, then sixteen
+            records per doubling of the time.
     """
 
     tokens: int = 500
@@ -47,14 +57,14 @@ class SimulationSettings:
     every: int = 0
 
     @property
-    def given(self) -> ContractionLike:
-        """The contraction, as evolve takes it."""
+    def contraction_names(self) -> ContractionLike:
+        """The contraction as a name or a tuple of names, as `evolve` takes it."""
         names = tuple(self.contraction.split("+"))
         return names[0] if len(names) == 1 else names
 
     @property
-    def looks(self) -> list[int]:
-        """The steps after which the clouds are looked at; each is a multiple of its distance to the one before."""
+    def recorded_steps(self) -> list[int]:
+        """Steps at which observables are recorded; each is a multiple of its distance to the previous one."""
         times = [0]
         while (t := times[-1]) < self.steps:
             step = self.every or 1 << max(0, t.bit_length() - 5)
@@ -65,37 +75,41 @@ class SimulationSettings:
 
 
 def check(settings: SimulationSettings) -> None:
-    """Refuse what cannot be run."""
-    for wrong, condition, fact, remedy in _refusals(settings):
+    """Raise an error for settings that cannot be simulated."""
+    for wrong, argument, problem, remedy in _problems(settings):
         if wrong:
-            raise InputValueError("simulate", condition.split()[0], f"{condition}, got {fact}", remedy)
+            raise InputValueError("simulate", argument, problem, remedy)
 
 
-def _refusals(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
-    """Whether something is wrong, what must hold, what was given and what to do; later ones rely on earlier ones."""
+def _problems(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
+    """Possible problems: whether it occurs, argument, problem, remedy; later ones assume that earlier ones do not."""
     counts = {"tokens": 2, "dim": 1, "steps": 0, "heads": 1, "keys": 0, "seeds": 1, "every": 0}
     for name, least in counts.items():
         value = getattr(s, name)
         wrong = not isinstance(value, int) or value < least
-        yield wrong, f"{name} must be an integer from {least} on", f"{value}", "Count in whole numbers."
+        yield wrong, name, f"{name} must be an integer of at least {least}, got {value}", f"Pass {least} or more."
     parts = s.contraction.split("+")
     unknown = [part for part in parts if part not in CONTRACTIONS]
     whitened = any(part in ("zca", "pca", "cholesky", "monge") for part in parts)
+    for name in ("beta", "tau"):
+        value = getattr(s, name)
+        yield not _is_finite(value), name, f"{name} must be a finite number, got {value}", "Pass a finite number."
     yield from (
-        (not (_is_finite(s.beta) and _is_finite(s.tau)), "beta and tau must be finite", f"{s.beta} and {s.tau}",
-         "A negative tau descends."),
-        (bool(unknown), "contraction must be known", f"{(unknown or parts)[0]!r}",
-         f"It is one of {', '.join(CONTRACTIONS)}, or several joined by +."),
-        (s.initial not in INITIAL, "initial must be known", f"{s.initial!r}", f"It is one of {', '.join(INITIAL)}."),
-        (s.placement not in PLACEMENTS, "placement must be known", f"{s.placement!r}",
-         f"It is one of {', '.join(PLACEMENTS)}."),
-        (s.dim % s.heads != 0, "heads must divide dim", f"{s.heads} and {s.dim}",
-         "Each head has dim / heads coordinates."),
-        (s.causal and s.keys > 0, "keys must be 0 under a causal mask", f"{s.keys}",
-         "Frozen keys have no order among the tokens: drop --causal or --keys."),
-        (s.initial == "circle" and s.dim < 2, "dim must be at least 2 for a circle", f"{s.dim}", "Add --dim 2."),
-        (whitened and s.tokens <= s.dim, "tokens must be more than dim under whitening", f"{s.tokens} and {s.dim}",
-         "Take more tokens, or another contraction."),
+        (bool(unknown), "contraction", f"there is no contraction {(unknown or parts)[0]!r}",
+         f"Choose one of {', '.join(CONTRACTIONS)}, or join several with +."),
+        (s.initial not in INITIAL, "initial", f"there is no initial distribution {s.initial!r}",
+         f"Choose one of {', '.join(INITIAL)}."),
+        (s.placement not in PLACEMENTS, "placement", f"there is no placement {s.placement!r}",
+         f"Choose one of {', '.join(PLACEMENTS)}."),
+        (s.dim % s.heads != 0, "heads", f"heads must divide dim, got {s.heads} heads and dim {s.dim}",
+         "Choose a number of heads that divides dim."),
+        (s.causal and s.keys > 0, "keys", f"keys must be 0 with a causal mask, got {s.keys}",
+         "Drop causal or keys: frozen keys have no order relative to the tokens."),
+        (s.initial == "circle" and s.dim < 2, "dim", f"dim must be at least 2 for initial 'circle', got {s.dim}",
+         "Pass dim=2 (--dim 2) or more."),
+        (whitened and s.tokens <= s.dim, "tokens",
+         f"tokens must be larger than dim for whitening, got {s.tokens} tokens and dim {s.dim}",
+         "Increase tokens, or choose another contraction."),
     )  # fmt: skip
 
 

@@ -1,73 +1,65 @@
-"""What theory says of each curve, from the start of the clouds alone.
+"""Predicted curves of observables.
 
-    radius, mean_fraction, effective_rank   GaussianCloud: the two moments in closed form         [theory 4.4]
-    mean_fraction, skewness, harmonic       size at the start · growth^t, squared for the first two [theory 4.4, 4.5]
+    radius, mean_fraction, effective_rank   GaussianCloud: mean and covariance in closed form     [theory 4.4]
+    mean_fraction, skewness, harmonic       initial value · growth^t, squared for the first two   [theory 4.4, 4.5]
     self_weight                             sigmoid(beta r² - beta² r² c / 2 - log n)             [theory 10.3]
     slope                                   self + (1 - self) (beta c + mean fraction)            [theory 10.3]
-    diameter without residual               at most (1 - sum_j min_i a_ij) of the one before      [theory 5.5]
-    sliced_wasserstein, kurtosis, skewness  the band of a Gaussian cloud of the same size
+    diameter without residual               at most (1 - sum_j min_i a_ij) of the previous one    [theory 5.5]
+    log_pair_energy                         non-decreasing under residual ascent                  [theory 5.3]
 
-Read next: ../reporting/simulation_page.py, which draws them beside what was seen.
+No curve is fitted: each follows from the initial clouds, or from the radius and variance at each time.
+
+Read next: final_quantities.py (the comparison at the end), ../reporting/simulation_page.py (which draws the curves).
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 
-from .._typing import Float, Tensor
+from .._typing import Bool, Float, Tensor
 from ..dynamics.contraction import moments_of
 from ..dynamics.gaussian_cloud import GaussianCloud
-from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
-from ..dynamics.intervals import ConfidenceBand
 from .initial_clouds import ascent_of
-from .records import Simulation
+from .records import Curve, Simulation
 from .settings import SimulationSettings
 
-ROUND = ("sphere", "circle")
-OF_TOKENS = ("sphere", "rms_norm", "layer_norm")
+ROUND_INITIAL = ("sphere", "circle")
+TOKEN_NORMS = ("sphere", "rms_norm", "layer_norm")
 WHITENINGS = ("zca", "pca", "cholesky", "monge")
-FEW = 3  # dimensions up to which tokens on a circle or sphere are nothing like Gaussian ones
-
-
-class Curve(NamedTuple):
-    """What theory says at each look, and what is to be known about it."""
-
-    values: list[float]
-    says: str
+FEW = 3  # largest dimension in which tokens on a sphere are far from Gaussian
 
 
 def moments(simulation: Simulation) -> dict[str, Curve]:
-    """Radius, mean fraction and effective rank of a Gaussian cloud with the moments of the start; the median of seeds.
+    """Radius, mean fraction and effective rank of a Gaussian cloud with the initial moments, as medians over seeds.
 
-    Nothing where theory has no closed form: under a mask, several heads, frozen keys, another placement, or where the
-    cloud starts on a circle or sphere, or is put on one of few dimensions.
+    Empty without a closed form: with a causal mask, several heads, frozen keys, another placement than "post", or
+    tokens on a circle or a low-dimensional sphere.
     """
     s = simulation.settings
-    if s.causal or s.heads > 1 or s.keys or s.placement != "post" or s.initial in ROUND or _round(s):
+    if s.causal or s.heads > 1 or s.keys or s.placement != "post" or s.initial in ROUND_INITIAL or _on_sphere(s):
         return {}
     ascent = ascent_of(s)
-    law = GaussianCloud(*moments_of(simulation.start))
+    gaussian = GaussianCloud(*moments_of(simulation.start))
     rows, times = [], simulation.trajectory.times.tolist()
     for now, then in zip(times, [*times[1:], times[-1]], strict=True):
-        m, C = law
+        m, C = gaussian
         if not bool(torch.isfinite(C).all()):
             break
         size = m.square().sum(-1) + C.diagonal(dim1=-2, dim2=-1).sum(-1)
         rows.append((size.sqrt().median(), (m.square().sum(-1) / size).median(), _rank(C).median()))
         try:
-            law = law.evolve(ascent, contraction=s.given, steps=then - now)
-        except ValueError:  # a covariance that is no longer one, in this precision: the curve ends here
+            gaussian = gaussian.evolve(ascent, contraction=s.contraction_names, steps=then - now)
+        except ValueError:  # the covariance is no longer positive definite in this precision: the curve ends
             break
-    found = zip(*((float(a), float(b), float(c)) for a, b, c in rows), strict=True)
-    closed = "by the moment closure" if s.contraction.split("+")[-1] in OF_TOKENS else "in closed form"
-    says = f"of a Gaussian cloud with the moments of the start, {closed}; holds while the cloud is Gaussian"
-    return dict(zip(("radius", "mean_fraction", "effective_rank"), (Curve(list(v), says) for v in found), strict=True))
+    columns = zip(*((float(a), float(b), float(c)) for a, b, c in rows), strict=True)
+    formula = "moment closure" if s.contraction.split("+")[-1] in TOKEN_NORMS else "closed form"
+    names = ("radius", "mean_fraction", "effective_rank")
+    return {name: Curve(list(values), formula) for name, values in zip(names, columns, strict=True)}
 
 
 def growth(simulation: Simulation) -> tuple[str, Curve] | None:
-    """The observable in which the first unstable mode shows, and how theory lets it grow from its size at the start."""
+    """The observable of the first unstable mode, and its predicted exponential growth from the initial value."""
     s = simulation.settings
     last = s.contraction.split("+")[-1]
     if s.causal or s.heads > 1 or s.keys or s.placement != "post" or not s.residual or s.beta <= 0:
@@ -75,57 +67,53 @@ def growth(simulation: Simulation) -> tuple[str, Curve] | None:
     dim = s.dim - 1 if last == "layer_norm" else s.dim
     if "harmonic" in simulation.trajectory.observed:
         degree = fastest_degree(dim=2, beta=s.beta)
-        name, factor = "harmonic", sphere_growth(degree, dim=2, beta=s.beta, tau=s.tau)
-        says = f"harmonic of degree {degree}, the fastest, times {factor:.4g} in each step"
-    elif s.contraction in OF_TOKENS and dim >= 2:
+        name, formula, factor = "harmonic", "harmonic", sphere_growth(degree, dim=2, beta=s.beta, tau=s.tau)
+    elif s.contraction in TOKEN_NORMS and dim >= 2:
         r = 1.0 if last == "sphere" else math.sqrt(s.dim)
-        name, factor = "mean_fraction", sphere_growth(1, dim=dim, beta=s.beta, tau=s.tau, radius=r)
-        says = f"the mean, mode 1 of the uniform sphere, times {factor:.4g} in each step"
+        name, formula, degree = "mean_fraction", "sphere mean", 1
+        factor = sphere_growth(1, dim=dim, beta=s.beta, tau=s.tau, radius=r)
     elif s.contraction in WHITENINGS and "skewness" in simulation.trajectory.observed:
-        name, factor = "skewness", hermite_growth(3, variance=1.0, beta=s.beta, tau=s.tau)
-        says = f"Hermite mode 3, the first that whitening leaves, times {factor:.4g} in each step"
+        name, formula, degree = "skewness", "hermite", 3
+        factor = hermite_growth(3, variance=1.0, beta=s.beta, tau=s.tau)
     else:
         return None
     first = float(simulation.trajectory.observed[name][0].median())
     most = float(simulation.trajectory.observed[name].nan_to_num(0.0).max())
-    power = 1 if name == "harmonic" else 2  # the others are squares
+    power = 1 if name == "harmonic" else 2  # the other two observables are quadratic in the mode
     rate = power * math.log(abs(factor)) if factor else -math.inf
-    ends = math.log(2 * most / first) if first > 0 else 0.0  # past this the curve says nothing
+    ends = math.log(2 * most / first) if first > 0 else 0.0  # beyond twice the largest value the curve is not drawn
     values = [
         first * math.exp(rate * t) if rate * t <= ends else math.nan for t in simulation.trajectory.times.tolist()
     ]
-    return name, Curve(values, f"{says}; holds while it is small")
+    return name, Curve(values, formula, factor, degree)
 
 
 def weights(simulation: Simulation) -> dict[str, Curve]:
-    """Self weight and slope that the law of many tokens gives for the radius and the variance seen at each time.
+    """Self-weight and slope of attention in the limit of many tokens, for the radius and variance at each time.
 
-    Logits are taken to be Gaussian, as they are of Gaussian tokens, and on spheres of many dimensions.
+    Logits are assumed Gaussian, which holds for Gaussian tokens and on high-dimensional spheres.
     """
-    s, seen = simulation.settings, simulation.trajectory.observed
-    if s.causal or s.heads > 1 or _round(s):
+    s, observed = simulation.settings, simulation.trajectory.observed
+    if s.causal or s.heads > 1 or _on_sphere(s):
         return {}
-    squared = seen["radius"].square().median(-1).values.tolist()
-    means = seen["mean_fraction"].median(-1).values.tolist()
-    own, slope = [], []
+    squared = observed["radius"].square().median(-1).values.tolist()
+    means = observed["mean_fraction"].median(-1).values.tolist()
+    self_weights, slopes = [], []
     for r2, mean in zip(squared, means, strict=True):
         c = 1.0 if s.keys else r2 * (1 - mean) / s.dim
-        # The logits about the mean: a token's own is beta r² (1 - mean), the others' have variance beta² r² c.
+        # Centred logits: that of a token with itself is beta r² (1 - mean), the others have variance beta² r² c.
         part = max(1 - mean, 1e-9)
         a = 0.0 if s.keys else self_weight(beta=s.beta, squared_radius=r2 * part, variance=c / part, n=s.tokens)
-        own.append(a)
-        slope.append(a + (1 - a) * (s.beta * c + (0.0 if s.keys else mean)))
-    says = "of many Gaussian tokens with the radius and variance seen at that time"
-    found = {"slope": Curve(slope, f"self + (1 - self)(beta c + mean fraction) {says}")}
-    return (
-        found if s.keys else {**found, "self_weight": Curve(own, f"sigmoid(beta r² - beta² r² c / 2 - log n) {says}")}
-    )
+        self_weights.append(a)
+        slopes.append(a + (1 - a) * (s.beta * c + (0.0 if s.keys else mean)))
+    curves = {"slope": Curve(slopes, "slope")}
+    return curves if s.keys else {**curves, "self_weight": Curve(self_weights, "self-weight")}
 
 
 def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
-    """The diameter of the first cloud under attention alone, and the bound of Dobrushin on it.   [theory 5.5]
+    """Diameter of the first cloud under attention without residual, and Dobrushin's bound on it.   [theory 5.5]
 
-    diam(x') <= (1 - sum_j min_i a_ij) diam(x) in one step; over several, no more than before.
+    diam(x') <= (1 - sum_j min_i a_ij) diam(x) for one step; over several steps, the previous diameter.
     """
     s = simulation.settings
     alone = not (s.residual or s.causal or s.keys) and s.heads == 1 and s.tau == 1.0 and s.contraction == "none"
@@ -137,35 +125,30 @@ def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
         diameters.append(float(torch.pdist(x).max()))
         least = float((s.beta * x @ x.mT).softmax(-1).amin(0).sum())
         bounds.append(diameters[-1] * (1 - least if then == now + 1 else 1.0))
-    says = "no more than (1 - sum_j min_i a_ij) times the diameter of the step before, or that at the look before"
-    return diameters, Curve(bounds[:-1], says)
-
-
-def null(simulation: Simulation, name: str) -> ConfidenceBand | None:
-    """Where an observable of a Gaussian cloud of the same size lies, 95 times in 100."""
-    s = simulation.settings
-    if name in ("skewness", "kurtosis") and s.tokens > s.dim + 1:
-        return mardia_band(name, s.tokens, s.dim)
-    if name == "sliced_wasserstein" and s.tokens > s.dim + 1:
-        return null_band(name, simulation.start[0], generator=torch.Generator().manual_seed(s.seed))
-    return None
+    return diameters, Curve(bounds[:-1], "dobrushin")
 
 
 def rising(simulation: Simulation) -> bool:
-    """Whether the pair energy must not decrease: residual ascent, unmasked, alone or on a sphere.   [theory 5.3]"""
+    """True if the pair energy cannot decrease: unmasked residual ascent, free or on a sphere.   [theory 5.3]"""
     s = simulation.settings
     plain = not (s.causal or s.keys or s.heads > 1) and s.residual and s.placement == "post"
     return plain and s.tau > 0 and s.beta > 0 and s.contraction in ("none", "sphere", "rms_norm")
 
 
-def _round(settings: SimulationSettings) -> bool:
-    """Whether tokens lie on a circle, or on a sphere of few dimensions."""
-    on = settings.initial in ROUND or settings.contraction.split("+")[-1] in OF_TOKENS
+def energy_decreases(simulation: Simulation) -> Bool[Tensor, "t b"]:
+    """Recording intervals in which the log pair energy of a cloud decreased by more than rounding."""
+    values = simulation.trajectory.observed["log_pair_energy"].double()
+    return values.diff(dim=0) < -1e-9 * values[:-1].abs().clamp(min=1.0)
+
+
+def _on_sphere(settings: SimulationSettings) -> bool:
+    """True if tokens lie on a circle or a low-dimensional sphere."""
+    on = settings.initial in ROUND_INITIAL or settings.contraction.split("+")[-1] in TOKEN_NORMS
     return settings.initial == "circle" or (on and settings.dim <= FEW)
 
 
 def _rank(covariance: Float[Tensor, "*b d d"]) -> Tensor:
-    """exp of the entropy of the eigenvalues, made to sum to 1."""
+    """Effective rank: exp of the entropy of the normalised eigenvalues."""
     values = torch.linalg.eigvalsh(covariance).clamp(min=0.0)
     p = values / values.sum(-1, keepdim=True)
     return (-torch.special.xlogy(p, p).sum(-1)).exp()

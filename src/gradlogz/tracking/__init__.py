@@ -1,7 +1,7 @@
-"""Detections of moving targets, filtered.
+"""Tracking: switching Kalman filters for detections of moving targets.
 
-track           a file, columns or a built-in scenario, filtered and perhaps smoothed; Tracks
-table_of        a row for each detection, by column; write_table writes it as CSV or parquet
+track           filter (and smooth) a file, columns or the built-in scenario; returns Tracks
+table_of        columns with one row per detection; write_table writes them as CSV or parquet
 """
 
 from .run_tracking import track as track

@@ -1,13 +1,13 @@
-"""Detections from a file or from columns: who was seen where and when, each bad cell named.
+"""Detections from a CSV or parquet file, or from columns.
 
-    time      a number, or an ISO timestamp, in which case times are seconds
-    target    any name; there is one target where there is no such column
-    x, y, z   numbers; empty or NaN where nothing was seen of a coordinate, and z may be left out altogether
+    time      number, or ISO timestamp (converted to seconds)
+    target    name of the target; optional if there is one target
+    x, y, z   coordinates; empty or NaN if not detected; the column z is optional
 
-Rows of a target stand in the order of time; targets may be interleaved. Columns are converted one at a time, rows are
-grouped by sorting: nothing here looks at rows one by one but what is wrong with them.
+The rows of each target are in order of time; targets may be interleaved. An invalid cell is reported with its row and
+column. Conversion is by column and grouping by sorting, so that only invalid rows cost a Python loop.
 
-Read next: run_tracking.py (what is done with them).
+Read next: run_tracking.py (the filter).
 """
 
 import csv
@@ -25,31 +25,37 @@ from .._errors import InputValueError, MissingPackageError
 from .._typing import Float, Int, Tensor
 
 COLUMNS = ("time", "target", "x", "y", "z")
-MISSING = ("", "na", "n/a", "null", "none", "-")  # float reads nan itself
+MISSING = ("", "na", "n/a", "null", "none", "-")  # "nan" is parsed by float
 DELIMITERS = ",;\t"
-LONGEST = 40  # letters of a cell that a message shows
+LONGEST = 40  # characters of a cell in a message
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class Bad(NamedTuple):
-    """A row that cannot be used: where, what must hold, and what it holds."""
+    """An invalid row: its number, the condition that it violates, and the cell."""
 
     row: int
     condition: str
     fact: str
 
+    @property
+    def problem(self) -> str:
+        """The problem as a clause."""
+        return f"{self.condition}, got {self.fact}"
+
 
 class Detections(NamedTuple):
-    """What was read; rows in their order.
+    """Detections in the order of the input.
 
     Attributes:
-        label: times as they were given.
-        time: in numbers, from the earliest on.
-        target: of each row, the place of its name in `names`.
-        position: NaN where nothing was seen.
-        unit: "s" where times were timestamps.
-        bad: rows that were left out.
-        truth: the states behind them, of a scenario: positions, then velocities.
+        label: times as in the input.
+        time: times since the earliest.
+        target: index of the target in `names`.
+        names: names of the targets.
+        position: coordinates; NaN if not detected.
+        unit: unit of time: "s" for timestamps, else empty.
+        bad: rows that were skipped.
+        truth: true states of a scenario: positions, then velocities.
     """
 
     label: list[Any]
@@ -63,12 +69,12 @@ class Detections(NamedTuple):
 
     @property
     def axes(self) -> str:
-        """The names of the coordinates."""
+        """Names of the coordinates: "xy" or "xyz"."""
         return "xyz"[: self.position.shape[-1]]
 
 
 class Columns(NamedTuple):
-    """Cells by column, and the number of the row of each; rows without the right number of cells are bad."""
+    """Cells by column, the number of each row, and the rows with a wrong number of cells."""
 
     cells: dict[str, Sequence[Any]]
     rows: Sequence[int]
@@ -76,64 +82,59 @@ class Columns(NamedTuple):
 
 
 def read(source: Source, *, skip_bad: bool = False) -> Detections:
-    """Detections from a CSV or parquet file, or from columns; a sentence for the first row that is wrong.
+    """Read detections from a CSV or parquet file, or from columns; raise an error for the first invalid row.
 
-    With skip_bad rows that are wrong are left out and counted; of times that go back, as few as can be.
+    With skip_bad, invalid rows are skipped and counted; of rows out of order, as few as possible.
     """
-    given = columns_of(source) if isinstance(source, Mapping) else _file(Path(source))
-    _check_columns(list(given.cells))
-    found, wrong_cells = _converted(given)
-    bad = list({b.row: b for b in reversed([*given.bad, *wrong_cells])}.values())  # one of each row
+    columns = columns_of(source) if isinstance(source, Mapping) else _file(Path(source))
+    _check_columns(list(columns.cells))
+    detections, bad_cells = _converted(columns)
+    bad = list({b.row: b for b in reversed([*columns.bad, *bad_cells])}.values())  # one for each row
     if bad and not skip_bad:
         _refuse(min(bad))
-    wrong = {b.row for b in bad}
-    rows = list(given.rows)
-    if wrong:
-        kept = [i for i, row in enumerate(rows) if row not in wrong]
-        rows, found = [rows[i] for i in kept], _taken(found, kept)
-    late = _out_of_order(found, rows)
+    skipped = {b.row for b in bad}
+    rows = list(columns.rows)
+    if skipped:
+        valid = [i for i, row in enumerate(rows) if row not in skipped]
+        rows, detections = [rows[i] for i in valid], _subset(detections, valid)
+    late = _out_of_order(detections, rows)
     if late and not skip_bad:
-        _refuse(_first_back(found, rows))
+        _refuse(_first_out_of_order(detections, rows))
     if late:
-        wrong = {b.row for b in late}
-        found = _taken(found, [i for i, row in enumerate(rows) if row not in wrong])
-    if not bool(found.position.isfinite().any()):
-        fact = f"{len(found.time)} rows, {len(bad) + len(late)} bad ones left out"
-        remedy = "A row has a time, and numbers in x and y."
-        raise InputValueError("track", "detections", f"there must be a detection, got {fact}", remedy)
-    return found._replace(time=found.time - found.time.min(), bad=sorted([*bad, *late]))
+        skipped = {b.row for b in late}
+        detections = _subset(detections, [i for i, row in enumerate(rows) if row not in skipped])
+    if not bool(detections.position.isfinite().any()):
+        problem = f"detections has no coordinate in {len(detections.time)} rows ({len(bad) + len(late)} skipped)"
+        raise InputValueError("track", "detections", problem, "Pass rows with a time and with numbers in x or y.")
+    return detections._replace(time=detections.time - detections.time.min(), bad=sorted([*bad, *late]))
 
 
 def _refuse(bad: Bad) -> None:
-    remedy = "Mend it, or leave bad rows out with --skip-bad."
-    raise InputValueError("track", "detections", f"{bad.condition}, got {bad.fact}", remedy)
+    remedy = "Correct the row, or skip invalid rows with skip_bad=True (--skip-bad)."
+    raise InputValueError("track", "detections", bad.problem, remedy)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
 
 
 def columns_of(source: Mapping[str, Any]) -> Columns:
-    """Columns of a dictionary, of arrays, tensors or lists of one length; rows count from 1."""
+    """Columns of a dictionary of arrays, tensors or lists of equal length; rows are numbered from 1."""
     cells = {_name(n): v.tolist() if hasattr(v, "tolist") else list(v) for n, v in source.items()}
     lengths = {len(v) for v in cells.values()}
     if len(lengths) > 1:
-        fact = f"lengths {', '.join(map(str, sorted(lengths)))}"
-        raise InputValueError(
-            "track", "columns", f"columns must be of one length, got {fact}", "A row has a cell in each."
-        )
+        problem = f"columns must have equal lengths, got {', '.join(map(str, sorted(lengths)))}"
+        raise InputValueError("track", "columns", problem, "Pass one cell per row in each column.")
     return Columns(cells, range(1, max(lengths, default=0) + 1), [])
 
 
 def _file(path: Path) -> Columns:
-    """The columns of a file; rows of CSV count from its head, which is row 1."""
+    """Columns of a file; the header of a CSV file is row 1."""
     try:
         return _parquet(path) if path.suffix == ".parquet" else _csv(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        fact = error.strerror if isinstance(error, OSError) else "what is no text in UTF-8"
-        remedy = "Pass a file of columns time, target, x, y, as CSV or with the suffix .parquet."
-        raise InputValueError(
-            "track", "detections", f"{path} must be a file that can be read, got {fact}", remedy
-        ) from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        remedy = "Pass a CSV or .parquet file with the columns time, target, x, y."
+        raise InputValueError("track", "detections", f"{path} cannot be read: {reason}", remedy) from None
 
 
 def _csv(path: Path) -> Columns:
@@ -144,16 +145,14 @@ def _csv(path: Path) -> Columns:
         reader = csv.reader(file, delimiter=delimiter)
         rows = list(reader)
     if not rows or "\0" in head:
-        fact, remedy = "none" if not rows else "zeros, as in a binary file", "Its head says time,target,x,y."
-        raise InputValueError("track", "detections", f"{path} must have rows of text, got {fact}", remedy)
+        problem = f"{path} is {'a binary file' if rows else 'empty'}"
+        raise InputValueError("track", "detections", problem, "Pass a CSV file with the header time,target,x,y.")
     names = [_name(cell) for cell in rows[0]]
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise InputValueError(
-            "track", "columns", f"columns must have different names, got {twice[0]!r} twice", "Rename one."
-        )
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    if repeated:
+        raise InputValueError("track", "columns", f"the column {repeated[0]!r} occurs twice", "Rename or drop one.")
     width = len(names)
-    numbers = [i for i, cells in enumerate(rows[1:], 2) if cells]  # empty lines are no rows
+    numbers = [i for i, cells in enumerate(rows[1:], 2) if cells]  # empty lines are ignored
     body = [cells for cells in rows[1:] if cells]
     bad: list[Bad] = []
     if any(len(cells) != width for cells in body):
@@ -170,18 +169,15 @@ def _parquet(path: Path) -> Columns:
     try:
         import polars
     except ImportError:
-        remedy = "Install it with: pip install 'gradlogz[tables]', or pass CSV."
-        raise MissingPackageError(
-            "track", "polars", "polars must be installed to read parquet, got no polars", remedy
-        ) from None
+        remedy = "Install it with pip install 'gradlogz[tables]', or pass a CSV file."
+        problem = "polars, which reads parquet files, is not installed"
+        raise MissingPackageError("track", "polars", problem, remedy) from None
     with path.open("rb") as file:
         try:
             frame = polars.read_parquet(file)
         except polars.exceptions.PolarsError:
-            remedy = "Write it again, or pass CSV."
-            raise InputValueError(
-                "track", "detections", f"{path} must be parquet, got another format", remedy
-            ) from None
+            problem, remedy = f"{path} is not a valid parquet file", "Write the file again, or pass a CSV file."
+            raise InputValueError("track", "detections", problem, remedy) from None
     return columns_of({name: frame[name].to_list() for name in frame.columns})
 
 
@@ -193,37 +189,35 @@ def _check_columns(names: list[str]) -> None:
     missing = [name for name in ("time", "x", "y") if name not in names]
     unknown = [name for name in names if name not in COLUMNS]
     if missing or unknown:
-        condition = f"columns must be {', '.join(COLUMNS[:-1])} and perhaps z"
-        fact = f"no {missing[0]!r}" if missing else f"{_shown(unknown[0])} too"
-        remedy = "Its first row names them; target may be left out." if missing else "Leave it out."
-        raise InputValueError("track", "columns", f"{condition}, got {fact}", remedy)
+        problem = f"the column {missing[0]!r} is missing" if missing else f"unknown column {_shown(unknown[0])}"
+        remedy = "Pass the columns time, x, y, and optionally target and z."
+        raise InputValueError("track", "columns", problem, remedy)
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def _converted(given: Columns) -> tuple[Detections, list[Bad]]:
-    """Numbers of cells; NaN is nothing, and infinity what is no number."""
-    cells, rows, bad = given.cells, given.rows, []
+def _converted(columns: Columns) -> tuple[Detections, list[Bad]]:
+    """Cells as numbers, NaN if missing, and the invalid rows; infinity marks a cell that is not a number."""
+    cells, rows, bad = columns.cells, columns.rows, []
 
-    def refuse(name: str, wrong: Tensor, condition: str) -> None:
-        for i in wrong.nonzero().flatten().tolist():
-            bad.append(Bad(rows[i], f"row {rows[i]}, column {name}, must {condition}", _shown(cells[name][i])))
+    def reject(name: str, invalid: Tensor, condition: str) -> None:
+        for i in invalid.nonzero().flatten().tolist():
+            bad.append(Bad(rows[i], f"row {rows[i]}, column {name} must {condition}", _shown(cells[name][i])))
 
     position = []
     for axis in "xyz":
         if axis in cells:
             numbers = _numbers(cells[axis])
-            refuse(axis, numbers.isinf(), "hold a number or nothing")
+            reject(axis, numbers.isinf(), "be a number or empty")
             position.append(numbers)
     time, unit = _times(cells["time"])
-    refuse("time", ~time.isfinite(), "hold a number or an ISO timestamp")
-    named = ["" if cell is None else str(cell).strip() for cell in cells.get("target", ["1"] * len(rows))]
-    places: dict[str, int] = {}
-    target = torch.tensor([places.setdefault(name, len(places)) for name in named], dtype=torch.long)
-    refuse("target", target == places.get("", -1), "name a target")
-    found = Detections(list(cells["time"]), time, target, list(places), torch.stack(position, -1), unit, [])
-    return found, bad
+    reject("time", ~time.isfinite(), "be a number or an ISO timestamp")
+    names = ["" if cell is None else str(cell).strip() for cell in cells.get("target", ["1"] * len(rows))]
+    index: dict[str, int] = {}
+    target = torch.tensor([index.setdefault(name, len(index)) for name in names], dtype=torch.long)
+    reject("target", target == index.get("", -1), "be the name of a target")
+    return Detections(list(cells["time"]), time, target, list(index), torch.stack(position, -1), unit, []), bad
 
 
 def _numbers(cells: Sequence[Any]) -> Tensor:
@@ -244,7 +238,7 @@ def _number(cell: Any) -> float:
 
 
 def _times(cells: Sequence[Any]) -> tuple[Tensor, str]:
-    """Times in numbers, and their unit: what the first of them is, all are."""
+    """Times as numbers, and their unit; the first cell decides between numbers and timestamps."""
     first = next((cell for cell in cells if not math.isnan(_number(cell))), None)
     if first is None or math.isfinite(_number(first)) or math.isinf(_moment(first)):
         return _numbers(cells), ""
@@ -252,7 +246,7 @@ def _times(cells: Sequence[Any]) -> tuple[Tensor, str]:
 
 
 def _moment(cell: Any) -> float:
-    """Seconds of a timestamp; without a zone it is universal time."""
+    """Seconds of a timestamp, UTC without a time zone; infinity if it cannot be parsed."""
     try:
         at = cell if isinstance(cell, datetime) else datetime.fromisoformat(str(cell).strip())
     except ValueError:
@@ -269,55 +263,55 @@ def _shown(cell: Any) -> str:
 
 
 def grouped(target: Int[Tensor, "n"]) -> tuple[Int[Tensor, "n"], Int[Tensor, "b"], Int[Tensor, "b"]]:
-    """Rows target by target, in their order; where each target begins among them, and how many rows it has."""
+    """Rows grouped by target in their order, the first position of each target, and its number of rows."""
     order = target.sort(stable=True).indices
     lengths = target.bincount()
     return order, lengths.cumsum(0) - lengths, lengths
 
 
-def _taken(found: Detections, kept: list[int]) -> Detections:
-    """Some rows, and of the targets those that have any."""
-    at = torch.tensor(kept, dtype=torch.long)
-    left, target = found.target[at].unique(return_inverse=True)
-    return found._replace(
-        label=[found.label[i] for i in kept],
-        time=found.time[at],
+def _subset(detections: Detections, rows: list[int]) -> Detections:
+    """Some rows, with the targets that they contain."""
+    at = torch.tensor(rows, dtype=torch.long)
+    remaining, target = detections.target[at].unique(return_inverse=True)
+    return detections._replace(
+        label=[detections.label[i] for i in rows],
+        time=detections.time[at],
         target=target,
-        names=[found.names[i] for i in left.tolist()],
-        position=found.position[at],
+        names=[detections.names[i] for i in remaining.tolist()],
+        position=detections.position[at],
     )
 
 
-def _first_back(found: Detections, rows: list[int]) -> Bad:
-    """The first row that is not later than the one before of its target."""
-    order = grouped(found.target)[0]
-    after = order[1:][_back(found, order)]
+def _first_out_of_order(detections: Detections, rows: list[int]) -> Bad:
+    """The first row that is not later than the previous row of its target."""
+    order = grouped(detections.target)[0]
+    after = order[1:][_steps_back(detections, order)]
     at = int(after.min())
     before = int(order[int((order == at).nonzero()) - 1])
-    condition = f"row {rows[at]}, column time, must be later than row {rows[before]} of its target"
-    return Bad(rows[at], condition, f"{_shown(found.label[at])} after {_shown(found.label[before])}")
+    condition = f"row {rows[at]}, column time must be later than row {rows[before]} of the same target"
+    return Bad(rows[at], condition, f"{_shown(detections.label[at])} after {_shown(detections.label[before])}")
 
 
-def _out_of_order(found: Detections, rows: list[int]) -> list[Bad]:
-    """As few rows as can be, without which times rise in every target."""
-    order, starts, lengths = grouped(found.target)
+def _out_of_order(detections: Detections, rows: list[int]) -> list[Bad]:
+    """The smallest set of rows without which times increase in every target."""
+    order, starts, lengths = grouped(detections.target)
     bad = []
-    for who in found.target[order][1:][_back(found, order)].unique().tolist():
-        own = order[int(starts[who]) : int(starts[who] + lengths[who])]
-        kept = set(_longest_rise(found.time[own].tolist()))
-        for at in (int(own[i]) for i in range(len(own)) if i not in kept):
-            condition = f"row {rows[at]}, column time, must be in the order of the times of its target"
-            bad.append(Bad(rows[at], condition, _shown(found.label[at])))
+    for target in detections.target[order][1:][_steps_back(detections, order)].unique().tolist():
+        members = order[int(starts[target]) : int(starts[target] + lengths[target])]
+        increasing = set(_longest_increasing(detections.time[members].tolist()))
+        for at in (int(members[i]) for i in range(len(members)) if i not in increasing):
+            condition = f"row {rows[at]}, column time must be in order with the other times of the target"
+            bad.append(Bad(rows[at], condition, _shown(detections.label[at])))
     return bad
 
 
-def _back(found: Detections, order: Tensor) -> Tensor:
-    """Which steps from one row to the next of the same target are not forward."""
-    return (found.time[order].diff() <= 0) & (found.target[order].diff() == 0)
+def _steps_back(detections: Detections, order: Tensor) -> Tensor:
+    """Steps between consecutive rows of a target in which time does not increase."""
+    return (detections.time[order].diff() <= 0) & (detections.target[order].diff() == 0)
 
 
-def _longest_rise(values: list[float]) -> list[int]:
-    """The places of a longest sequence of values that rises, from the last on; of equal values the first stays."""
+def _longest_increasing(values: list[float]) -> list[int]:
+    """Indices of a longest increasing subsequence; of equal values the first is taken."""
     ends: list[float] = []
     places: list[int] = []
     after: dict[int, int] = {}
@@ -327,7 +321,7 @@ def _longest_rise(values: list[float]) -> list[int]:
             after[i] = places[at - 1]
         ends[at : at + 1] = [-values[i]]
         places[at : at + 1] = [i]
-    found = [places[-1]]
-    while found[-1] in after:
-        found.append(after[found[-1]])
-    return found
+    indices = [places[-1]]
+    while indices[-1] in after:
+        indices.append(after[indices[-1]])
+    return indices

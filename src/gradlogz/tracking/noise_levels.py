@@ -1,11 +1,11 @@
-"""Levels of noise that nobody has given, from the detections themselves; and the model that they make.
+"""Noise levels estimated from detections, and the switching model with these levels.
 
-    e = p_1 - (h_2 p_0 + h_0 p_2) / (h_0 + h_2)       how far a detection lies from the line between two others,
-    Var e = sigma² a + noise c                        h_0 after the first and h_2 before the last of them
-    a = 1 + (h_2² + h_0²) / (h_0 + h_2)²,   c = (h_0 h_2)² / (3 (h_0 + h_2))          of velocities that diffuse
+    e = p_1 - (h_2 p_0 + h_0 p_2) / (h_0 + h_2)       deviation of a detection from linear interpolation between two
+    Var e = sigma² a + noise c                        others, h_0 after the first and h_2 before the last
+    a = 1 + (h_2² + h_0²) / (h_0 + h_2)²,   c = (h_0 h_2)² / (3 (h_0 + h_2))          for diffusing velocities
 
-Neighbours (c small) and detections that lie further apart (c large) are two equations for sigma² and noise. Medians of
-e² / a stand for its mean, so that a few manoeuvres do not count; they are what the largest e² of the wide triples say.
+Near triples (small c) and wide triples (large c) give two equations for sigma² and noise. The median of e² / a, scaled
+to a mean, makes them robust to manoeuvres; the 95 % quantile of e² over wide triples gives the manoeuvre level.
 
 Read next: run_tracking.py.
 """
@@ -22,27 +22,27 @@ from ..filters.prior_and_series import Prior
 from .detections import Detections, grouped
 from .settings import TrackingSettings
 
-WIDE = 4  # rows from the middle of a wide triple to its ends
-MEDIAN, HIGH = 0.4549364, 3.8414588  # of a chi-square of one degree: its median and its 95 % point
-LASTS = 20.0  # steps that the first mode lasts, and half as many each other
-LEAST = 1e-3  # of sigma² that noise adds in a step at least: a model without noise would learn nothing any more
-FLOOR = 1e-6  # of a step that sigma is at least
-RISE = 10.0  # times the quiet noise that a manoeuvre has at least
-SAMPLE = 1 << 20  # triples that are looked at
-WIDER = 1e3  # sigmas of the first belief about a position, or all positions
+WIDE = 4  # rows from the centre of a wide triple to its ends
+MEDIAN, HIGH = 0.4549364, 3.8414588  # chi-square with one degree of freedom: median and 95 % quantile
+LASTS = 20.0  # mean duration of the first mode in steps; the others last half as long
+LEAST = 1e-3  # least process noise per step, relative to sigma²: without it the gain would go to 0
+FLOOR = 1e-6  # least sigma, relative to the length of a step
+RISE = 10.0  # least ratio of manoeuvre noise to quiet noise
+SAMPLE = 1 << 20  # largest number of triples
+DIFFUSE = 1e3  # standard deviation of the diffuse position prior in sigmas
 
 
 class Levels(NamedTuple):
-    """The numbers of a model.
+    """Noise levels and scales of a model.
 
     Attributes:
-        sigma: standard deviation of what is observed of a coordinate.
-        noise: spectral density of the first mode.
-        manoeuvre: of the others.
-        turn_rate: radians a unit of time.
-        step: the usual time between two rows of a target.
-        speed: that few are above.
-        extent: of all positions of a target.
+        sigma: standard deviation of a detected coordinate.
+        noise: spectral density of the process noise in the first mode, length² / time³.
+        manoeuvre: spectral density in the other modes.
+        turn_rate: turn rate in radians per unit of time.
+        step: median time between two rows of a target.
+        speed: 95 % quantile of the speed between rows.
+        extent: largest distance of a coordinate from its first detection.
     """
 
     sigma: float
@@ -55,7 +55,7 @@ class Levels(NamedTuple):
 
 
 def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
-    """The levels given, and for the others what the detections say."""
+    """Levels of the settings; those that are None are estimated from the detections."""
     order, _, _ = grouped(detections.target)
     t, who, p = detections.time[order], detections.target[order], detections.position[order]
     dt = t.diff()[who.diff() == 0]
@@ -74,7 +74,7 @@ def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
 
 
 def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> SwitchingModel:
-    """The modes of the settings, in continuous time."""
+    """Switching model in continuous time, with the modes of the settings."""
     r = levels.sigma**2
     numbers: dict[str, Any] = {"observation_variance": r, "dtype": torch.float64}
     straight = constant_velocity(dimensions, spectral_density=levels.noise, **numbers)
@@ -85,7 +85,7 @@ def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> Swi
         noise = {"spectral_density": levels.noise, **numbers}
         others = [coordinated_turn(dimensions, rate=w * levels.turn_rate, **noise) for w in (1, -1)]
     else:
-        jerk = levels.manoeuvre / levels.step**2  # what moves a velocity as much as the manoeuvre does in a step
+        jerk = levels.manoeuvre / levels.step**2  # moves a velocity as much in one step as the manoeuvre noise does
         others = [constant_acceleration(dimensions, spectral_density=jerk, **numbers)]
         components = [[i for i in range(3 * dimensions) if i % 3 < 2], range(3 * dimensions)]
     k = 1 + len(others)
@@ -96,25 +96,25 @@ def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> Swi
     return SwitchingModel.of([straight, *others], transition=Generator(rate), components=components)
 
 
-def belief_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
-    """Mean, covariance and modes before the first detection, positions counted from it: all but nothing is known.
+def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
+    """Diffuse prior before the first detection, relative to its position: velocity N(0, (2 v₉₅)²).
 
-    The chain is as it is after a long time: two thirds in the first mode.
+    Modes have their stationary probabilities, 2/3 for the first.
     """
     s = model.state_size // dimensions
-    wide = max(WIDER * levels.sigma, levels.extent)
+    position = max(DIFFUSE * levels.sigma, levels.extent)
     acceleration = levels.speed / levels.step / 10
-    deviations = torch.tensor([wide, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
+    deviations = torch.tensor([position, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
     share = torch.tensor([2.0, *[1 / (model.modes - 1)] * (model.modes - 1)], dtype=torch.float64) / 3
     mean = torch.zeros(model.state_size, dtype=torch.float64)
     return Prior(mean, deviations.square().diag(), share.log())
 
 
-# What detections say of them ----------------------------------------------------------------------------------------
+# Estimation ---------------------------------------------------------------------------------------------------------
 
 
 class Triples(NamedTuple):
-    """e² / a and c / a of triples of detections, coordinate by coordinate."""
+    """e² / a and c / a of triples of detections, one entry per coordinate."""
 
     squared: Float[Tensor, "n"]
     drift: Float[Tensor, "n"]
@@ -130,14 +130,14 @@ def _triples(t: Tensor, who: Tensor, p: Tensor, apart: int) -> Triples:
     e = p[middle][same] - w * p[first][same] - (1 - w) * p[last][same]
     a = 1 + w**2 + (1 - w) ** 2
     c = ((h_0 * h_2) ** 2 / (3 * (h_0 + h_2))).unsqueeze(-1)
-    seen = e.isfinite()
-    squared, drift = (e**2 / a)[seen], (c / a).expand_as(e)[seen]
+    detected = e.isfinite()
+    squared, drift = (e**2 / a)[detected], (c / a).expand_as(e)[detected]
     every = max(1, len(squared) // SAMPLE)
     return Triples(squared[::every], drift[::every])
 
 
 def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:
-    """sigma², noise and that of manoeuvres; not a number where there are no triples."""
+    """sigma², noise and manoeuvre noise; sigma² is NaN without triples."""
     if len(near.squared) == 0:
         return math.nan, 0.0, 0.0
     m, c = float(near.squared.median()) / MEDIAN, float(near.drift.median())
@@ -151,19 +151,19 @@ def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:
 
 
 def _steps(t: Tensor, who: Tensor, p: Tensor) -> tuple[float, float]:
-    """The usual length of a step, and a speed that few are above."""
+    """Median length of a step, and the 95 % quantile of the speed."""
     same = who.diff() == 0
     moved = p.diff(dim=0)[same].square().sum(-1).sqrt()
-    seen = moved.isfinite()
-    if not bool(seen.any()):
+    detected = moved.isfinite()
+    if not bool(detected.any()):
         return 0.0, 0.0
-    speeds = (moved / t.diff()[same])[seen]
+    speeds = (moved / t.diff()[same])[detected]
     every = max(1, len(speeds) // SAMPLE)
-    return float(moved[seen].median()), float(speeds[::every].quantile(0.95))
+    return float(moved[detected].median()), float(speeds[::every].quantile(0.95))
 
 
 def _turning(t: Tensor, who: Tensor, p: Tensor, sigma: float, step: float) -> float:
-    """The rate at which paths turn where they turn most, a tenth of them; of paths that do not, one in fifty steps."""
+    """90 % quantile of the turn rate along wide triples, at least one radian in fifty steps."""
     least = 1 / (50 * step)
     if len(t) <= 2 * WIDE:
         return least
@@ -180,7 +180,7 @@ def _turning(t: Tensor, who: Tensor, p: Tensor, sigma: float, step: float) -> fl
 
 
 def _first(p: Tensor, who: Tensor) -> Tensor:
-    """What was first seen of each coordinate of its target, for every row; rows are grouped by target."""
+    """First detection of each coordinate of the target, for every row; rows are grouped by target."""
     rows = torch.arange(len(p)).unsqueeze(-1).expand(p.shape)
     count = int(who.max()) + 1
     at = torch.full((count, p.shape[-1]), len(p)).scatter_reduce(

@@ -1,18 +1,18 @@
 """Results of tracking as plain records.
 
-    Tracks            what is known of every detection, whether it was expected, and the errors beside a known truth
+    Tracks            estimates and innovations of every detection, and the errors relative to a known truth
     StateEstimate     means, covariances and mode probabilities
-    Share             a proportion with its 95 % confidence interval
+    TrackQuantity     value, confidence interval, expected value and verdict on consistency
 
-Read next: run_tracking.py (how they are made), table.py (rows for CSV and parquet), ../reporting/tracks_page.py (how
-they are shown).
+Read next: run_tracking.py (which makes them), track_quantities.py (values with confidence intervals), table.py (rows
+for CSV and parquet), ../reporting/tracks_page.py (the page).
 """
 
 import math
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -20,16 +20,21 @@ from .._displays import shown
 from .._settings import flags
 from .._typing import Bool, Float, Tensor
 from ..filters.models.switching_model import SwitchingModel
+from ..special.proportions import Share, share_of
 from . import scenario
 from .detections import Detections
 from .noise_levels import Levels
 from .settings import TrackingSettings
 
+Verdict = Literal["consistent", "inconsistent", ""]
+LEVEL = 0.95  # of the band
+TOLERANCE = 0.02  # difference of a share from LEVEL that is irrelevant in practice
+
 
 class StateEstimate(NamedTuple):
-    """What is known of each row: positions, then velocities; NaN where nothing is.
+    """Estimated states of all rows: positions, then velocities; NaN before there is an estimate.
 
-    A position is known once its coordinate has been seen, a velocity once it has been seen twice.
+    A position is estimated from the first detection of its coordinate on, a velocity from the second.
     """
 
     mean: Float[Tensor, "n e"]
@@ -38,32 +43,30 @@ class StateEstimate(NamedTuple):
 
     @property
     def deviation(self) -> Float[Tensor, "n e"]:
-        """Standard deviations."""
+        """Standard deviations, [n, e]."""
         variance = self.covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
         return variance.sqrt().masked_fill(self.mean.isnan(), math.nan)
 
 
-class Share(NamedTuple):
-    """How many of some lie where they should, and the interval of 95 % of their share.   [wilson27]"""
-
-    number: int
-    total: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        """The share; not a number of none."""
-        return self.number / self.total if self.total else math.nan
-
-
 @dataclass(frozen=True)
 class Tracks:
-    """What was found of every detection, in the order in which they were given.
+    """Result of `track`: one row per detection, in the order of the input.
 
-    nis: squared distances of detections from what was expected, NaN where nothing was; beside the band of 95 %.
-    smoothed: the same estimates given all detections, if asked for.
-    source: what was read.
+    Attributes:
+        settings: filter, motion model and noise levels of the call.
+        detections: the input.
+        levels: the noise levels that were used.
+        model: the switching model.
+        filtered: estimates given the detections so far.
+        smoothed: estimates given all detections, if requested.
+        nis: normalised innovations squared; NaN without an innovation.
+        nis_low, nis_high: their 95 % band.
+        degrees: their degrees of freedom.
+        log_likelihood: log likelihood of all detections.
+        rounds: iterations of the fit.
+        source: path of the input.
+        innovation: innovations by coordinate; NaN without one.
+        innovation_deviation: their predicted standard deviations.
     """
 
     settings: TrackingSettings
@@ -79,42 +82,44 @@ class Tracks:
     log_likelihood: float
     rounds: int
     source: str
+    innovation: Float[Tensor, "n d"]
+    innovation_deviation: Float[Tensor, "n d"]
 
     @property
     def best(self) -> StateEstimate:
-        """The smoothed estimates where there are any."""
+        """The smoothed estimates if available, else the filtered ones."""
         return self.filtered if self.smoothed is None else self.smoothed
 
     @property
     def inside(self) -> Bool[Tensor, "n"]:
-        """Which detections lie in the band."""
+        """Rows whose NIS lies inside its 95 % band."""
         return (self.nis_low <= self.nis) & (self.nis <= self.nis_high)
 
     @cached_property
     def consistency(self) -> Share:
-        """How many of the detections that can be compared lie in the band."""
+        """Share of the innovations whose NIS lies inside its 95 % band."""
         return share_of(int(self.inside.sum()), int((~self.nis.isnan()).sum()))
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """Beside the truth of a scenario: root mean square errors, and NEES a degree; of nothing else."""
+        """RMS errors and NEES per degree of freedom relative to the truth of a scenario; empty without a truth."""
         truth = self.detections.truth
         if truth is None:
             return {}
         d = self.detections.position.shape[-1]
-        found = {"error of detections": _rms(self.detections.position - truth[:, :d])}
+        errors = {"error of detections": _rms(self.detections.position - truth[:, :d])}
         for name, estimate in (("filtered", self.filtered), ("smoothed", self.smoothed)):
             if estimate is not None:
                 e = estimate.mean - truth
-                found |= {f"{name} position": _rms(e[:, :d]), f"{name} velocity": _rms(e[:, d:])}
-                whole = ~e.isnan().any(-1)
-                squared = torch.linalg.solve(estimate.covariance[whole], e[whole]) * e[whole]
-                found[f"{name} NEES"] = float(squared.sum(-1).mean() / e.shape[-1])
-        return found
+                errors |= {f"{name} position": _rms(e[:, :d]), f"{name} velocity": _rms(e[:, d:])}
+                complete = ~e.isnan().any(-1)
+                squared = torch.linalg.solve(estimate.covariance[complete], e[complete]) * e[complete]
+                errors[f"{name} NEES"] = float(squared.sum(-1).mean() / e.shape[-1])
+        return errors
 
     @property
     def command(self) -> str:
-        """The command line that makes the same page again."""
+        """Command that reproduces the page."""
         if self.detections.truth is None:
             return " ".join(["gradlogz track", shlex.quote(self.source), *flags(self.settings, TrackingSettings())])
         model = self.settings.model
@@ -122,21 +127,42 @@ class Tracks:
         return " ".join(["gradlogz track", *flags(self.settings, base)])
 
     def _repr_html_(self) -> str:
-        """The page inside a notebook, apart from the styles of the notebook."""
+        """The page for a notebook, isolated from its styles."""
         html: str = shown(self, "html")
         return html
 
 
-def share_of(number: int, total: int) -> Share:
-    """A share with its interval, also of few."""
-    if total == 0:
-        return Share(0, 0, 0.0, 1.0)
-    z, p = 1.959963984540054, number / total
-    middle = (p + z * z / (2 * total)) / (1 + z * z / total)
-    arm = z / (1 + z * z / total) * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    return Share(number, total, middle - arm, middle + arm)
+class TrackQuantity(NamedTuple):
+    """A quantity of all tracks.
+
+    Attributes:
+        name: "nis", "innovation", "innovation_rms", "mode", a noise level, or an error.
+        part: coordinate, mode, or kind of estimate; empty if there is none.
+        value: share, length or noise level.
+        low, high: 95 % confidence interval; NaN if there is none.
+        total: number of innovations or rows.
+        expected: value for a consistent filter; NaN if there is none.
+        verdict: verdict on consistency; empty if there is none.
+    """
+
+    name: str
+    part: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    total: int = 0
+    expected: float = math.nan
+    verdict: Verdict = ""
+
+
+def consistency_verdict(share: Share) -> Verdict:
+    """Verdict on a share of innovations inside their 95 % band; empty without innovations."""
+    if share.total == 0:
+        return ""
+    near = abs(share.value - LEVEL) <= TOLERANCE
+    return "consistent" if near or share.low <= LEVEL <= share.high else "inconsistent"
 
 
 def _rms(error: Tensor) -> float:
-    """Of all coordinates together, where there is something to compare."""
+    """Root mean square length of an error vector; missing coordinates are left out."""
     return math.sqrt(float(error.square().nanmean()) * error.shape[-1])

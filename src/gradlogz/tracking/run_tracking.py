@@ -1,12 +1,12 @@
-"""Detections filtered target by target, many targets at once.
+"""Batched filtering of many targets.
 
-    track     reads, finds the levels of noise, filters, perhaps smooths        -> Tracks
+    track     read detections, estimate noise levels, filter, smooth        -> Tracks
 
-Targets of about one length are one batch. What moves a state depends on the time that has passed alone, and is made
-once for each time that occurs. Positions count from where a target was first seen, and the first belief about them is
-so wide that the detection replaces it; what it is compared with is therefore nothing, and it has no innovation.
+Targets of similar length form one batch. Transition matrices depend only on the time between detections and are
+computed once for each time that occurs. Positions are relative to the first detection of a target, with a diffuse
+prior; the first detection of a coordinate therefore has no innovation.
 
-Read next: noise_levels.py (the model), records.py (what comes out).
+Read next: noise_levels.py (the model), records.py (the results).
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from ..filters.prior_and_series import Series
 from ..filters.results import Filtered
 from . import scenario
 from .detections import Detections, Source, grouped, read
-from .noise_levels import Levels, belief_of, levels_of, model_of
+from .noise_levels import Levels, levels_of, model_of, prior_of
 from .records import StateEstimate, Tracks
 from .settings import TrackingSettings, check
 
 Show = Callable[[int, int], None]
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
-ROWS = 1 << 16  # of a batch, padding included: what a smoother keeps of them is a few hundred MB
-FITTED_ROWS, FITTED_STEPS = 4096, 256  # from which levels are learned
-ITERATIONS = 60  # of learning, at most
+ROWS = 1 << 16  # of a batch with padding; a smoother stores a few hundred MB for them
+FITTED_ROWS, FITTED_STEPS = 4096, 256  # rows of a fit, and the longest series of a target
+ITERATIONS = 60  # largest number of EM iterations
 
 
 def track(
@@ -54,20 +54,20 @@ def track(
     seed: int | None = None,
     progress: Progress = False,
 ) -> Tracks:
-    """Filter detections of moving targets, and say what is known of each.
+    """Filter detections of moving targets with a switching Kalman filter.
 
-    Arguments that are not listed are fields of `TrackingSettings`.
+    The other arguments are fields of `TrackingSettings`.
 
     Args:
-        detections: a CSV or parquet file with columns time, target, x, y and perhaps z, or a dictionary of such
-            columns; None is the built-in scenario.
-        progress: True shows a bar on standard error; a function is called with the rows done and all rows, among them
-            those from which levels are learned, once for each round.
+        detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or a dictionary of
+            such columns; None selects the built-in scenario.
+        progress: True shows a bar on standard error; a function is called with the completed and the total number of
+            rows, where each EM iteration of a fit counts its rows.
 
     Law: tests/tracking/test_tracks_are_what_the_filters_say.py.
 
-    >>> found = track({"time": [0, 1, 2, 3], "x": [0.0, 1.1, 1.9, 3.0], "y": [0.0, 0.0, None, 0.1]}, sigma=0.1)
-    >>> found.filtered.mean[-1].round(decimals=0)  # x, y and how fast they change
+    >>> tracks = track({"time": [0, 1, 2, 3], "x": [0.0, 1.1, 1.9, 3.0], "y": [0.0, 0.0, None, 0.1]}, sigma=0.1)
+    >>> tracks.filtered.mean[-1].round(decimals=0)  # x, y, vx, vy
     tensor([3., 0., 1., 0.], dtype=torch.float64)
     """
     base = TrackingSettings() if detections is not None else scenario.settings_of(model or "turn")
@@ -77,20 +77,20 @@ def track(
     )  # fmt: skip
     check(settings)
     if detections is None:
-        found, source = scenario.flights(settings.seed), ""
+        rows, source = scenario.flights(settings.seed), ""
     else:
-        found = read(detections, skip_bad=settings.skip_bad)
+        rows = read(detections, skip_bad=settings.skip_bad)
         source = "FILE.csv" if isinstance(detections, dict) else str(detections)
-    return _tracked(found, settings, source, reporter(progress, "rows"))
+    return _tracked(rows, settings, source, reporter(progress, "rows"))
 
 
 def _tracked(detections: Detections, settings: TrackingSettings, source: str, show: Show) -> Tracks:
-    """Levels, the model that they make, and what it finds."""
+    """Estimate or fit the noise levels, and filter with the resulting model."""
     levels, dimensions, rounds = levels_of(detections, settings), detections.position.shape[-1], 0
     model = model_of(levels, settings, dimensions)
-    learning = 0  # rows that are read while levels are learned, if every round is needed
+    learning = 0  # rows processed by the fit, if it needs every iteration
     if settings.fit:
-        batch = _learned_from(detections)
+        batch = _fit_sample(detections)
         rows = int(batch.inside.sum())
         learning = rows * ITERATIONS
         total = learning + len(detections.time)
@@ -103,7 +103,15 @@ def _tracked(detections: Detections, settings: TrackingSettings, source: str, sh
 
 
 class TargetBatch(NamedTuple):
-    """Targets side by side, padded to the longest."""
+    """Targets side by side, padded to the longest.
+
+    Attributes:
+        rows: indices of the detections.
+        inside: False for padding.
+        dt: time since the previous row of the target.
+        origin: first detection of each coordinate.
+        observations: positions relative to the origin; NaN if not detected.
+    """
 
     rows: Int[Tensor, "b t"]
     inside: Bool[Tensor, "b t"]
@@ -113,19 +121,19 @@ class TargetBatch(NamedTuple):
 
     @property
     def counts(self) -> Int[Tensor, "b t d"]:
-        """How often each coordinate has been seen."""
+        """Number of detections of each coordinate so far."""
         return (~self.observations.isnan()).cumsum(1)
 
 
 def batches(detections: Detections, most: int) -> Iterator[TargetBatch]:
-    """All targets, those of about one length together; none is padded to more than twice its length."""
+    """Batches of targets of similar length; none is padded to more than twice its length."""
     order, starts, lengths = grouped(detections.target)
     by_length = lengths.argsort(descending=True, stable=True)
     sizes = lengths[by_length]
     first = 0
     while first < len(sizes):
         longest = int(sizes[first])
-        half = int((2 * sizes >= longest).sum())  # how many are long enough, as they descend
+        half = int((2 * sizes >= longest).sum())  # number of targets of at least half the length; sizes descend
         end = min(half, first + max(1, most // longest))
         yield _batch(detections, order, starts[by_length[first:end]], sizes[first:end])
         first = end
@@ -139,19 +147,21 @@ def _batch(detections: Detections, order: Tensor, starts: Tensor, lengths: Tenso
     y = detections.position[rows].masked_fill(~inside.unsqueeze(-1), math.nan)
     time = detections.time[rows]
     dt = time.diff(dim=-1, prepend=time[:, :1]).masked_fill(~inside, 0.0)
-    seen = ~y.isnan()
-    origin = y.gather(1, seen.long().argmax(1, keepdim=True)).squeeze(1).nan_to_num()
+    detected = ~y.isnan()
+    origin = y.gather(1, detected.long().argmax(1, keepdim=True)).squeeze(1).nan_to_num()
     return TargetBatch(rows, inside, dt, origin, y - origin.unsqueeze(1))
 
 
-def _of_steps(model: SwitchingModel, dt: Tensor) -> SwitchingModel:
-    """The model of steps of these lengths, each length made once if lengths are few."""
-    occurring, place = dt.unique(return_inverse=True)
-    if 2 * len(occurring) > dt.numel():
+def _discretized(model: SwitchingModel, dt: Tensor) -> SwitchingModel:
+    """The model for steps of these lengths; each distinct length is computed once if there are few."""
+    distinct, index = dt.unique(return_inverse=True)
+    if 2 * len(distinct) > dt.numel():
         return model.at(dt)
-    of = model.at(occurring)
-    assert isinstance(of.transition, Tensor)  # it is no longer continuous
-    return dataclasses.replace(of, transition=of.transition[place], F=of.F[place], Q=of.Q[place])
+    discrete = model.at(distinct)
+    assert isinstance(discrete.transition, Tensor)  # no longer a Generator
+    return dataclasses.replace(
+        discrete, transition=discrete.transition[index], F=discrete.F[index], Q=discrete.Q[index]
+    )
 
 
 def _run(
@@ -164,68 +174,73 @@ def _run(
     done: int,
     show: Show,
 ) -> Tracks:
-    """Filter one batch after the other, and put the rows back into their order; `done` counts the work before."""
+    """Filter batch by batch and restore the order of the rows; `done` counts the rows of the fit."""
     n, d = detections.position.shape
-    belief = belief_of(levels, model, d)
+    prior = prior_of(levels, model, d)
     model = dataclasses.replace(model, validate=False)
     shapes = ((2 * d,), (2 * d, 2 * d), (model.modes,))
     filtered = StateEstimate(*(torch.empty(n, *shape, dtype=torch.float64) for shape in shapes))
     smoothed = StateEstimate(*map(torch.empty_like, filtered)) if settings.smooth else None
     nis = torch.empty(4, n, dtype=torch.float64)
+    innovations = torch.empty(2, n, d, dtype=torch.float64)  # values and predicted standard deviations
     log_likelihood, total = 0.0, done + n
     for batch in batches(detections, ROWS):
-        of, rows = _of_steps(model, batch.dt), batch.rows[batch.inside]
+        discrete, rows = _discretized(model, batch.dt), batch.rows[batch.inside]
         if smoothed is not None:
-            later = smooth(of, batch.observations, belief, method="imm" if settings.filter == "imm" else "gpb2")
-            found = later.filtered
-            _put(smoothed, rows, _estimate(later, batch, batch.counts[:, -1:]))
+            smoothing = smooth(
+                discrete, batch.observations, prior, method="imm" if settings.filter == "imm" else "gpb2"
+            )
+            filtering = smoothing.filtered
+            _put(smoothed, rows, _estimate(smoothing, batch, batch.counts[:, -1:]))
         else:
-            found = FILTERS[settings.filter](of, batch.observations, belief)
-        _put(filtered, rows, _estimate(found, batch, batch.counts))
-        begins = (batch.counts == 1) & ~batch.observations.isnan()  # compared with nothing
-        compared = normalized_innovation(found._replace(innovation=found.innovation.masked_fill(begins, math.nan)))
-        nis[:, rows] = torch.stack([part[batch.inside] for part in compared[:4]])
-        log_likelihood += float(found.log_likelihood.sum())
+            filtering = FILTERS[settings.filter](discrete, batch.observations, prior)
+        _put(filtered, rows, _estimate(filtering, batch, batch.counts))
+        first = (batch.counts == 1) & ~batch.observations.isnan()  # relative to a diffuse prior: no innovation
+        innovation = filtering.innovation.masked_fill(first, math.nan)
+        nis[:, rows] = torch.stack(
+            [part[batch.inside] for part in normalized_innovation(filtering._replace(innovation=innovation))[:4]]
+        )
+        deviation = filtering.innovation_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        innovations[:, rows] = torch.stack((innovation[batch.inside], deviation[batch.inside]))
+        log_likelihood += float(filtering.log_likelihood.sum())
         done += len(rows)
         show(done, total)
     value, low, high, degrees = nis
     return Tracks(
         settings, detections, levels, model, filtered, smoothed, value, low, high, degrees, log_likelihood, rounds,
-        source,
+        source, *innovations,
     )  # fmt: skip
 
 
-def _estimate(found: Filtered | Smoothed, batch: TargetBatch, counts: Tensor) -> StateEstimate:
-    """Positions and velocities of the rows that count, where they are known."""
+def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor) -> StateEstimate:
+    """Positions and velocities of the rows of a batch, NaN before there is an estimate."""
     d = batch.observations.shape[-1]
-    per = found.mean.shape[-1] // d
+    per = result.mean.shape[-1] // d
     places = [*range(0, per * d, per), *range(1, per * d, per)]
-    mean = found.mean[..., places]
+    mean = result.mean[..., places]
     mean[..., :d] += batch.origin.unsqueeze(1)
     known = torch.cat((counts >= 1, counts >= 2), -1).expand(mean.shape)
     mean = mean.masked_fill(~known, math.nan)
-    covariance = found.covariance[..., places, :][..., places]
+    covariance = result.covariance[..., places, :][..., places]
     inside = batch.inside
-    return StateEstimate(mean[inside], covariance[inside], found.log_mode_probability[inside].exp())
+    return StateEstimate(mean[inside], covariance[inside], result.log_mode_probability[inside].exp())
 
 
-def _put(whole: StateEstimate, rows: Tensor, part: StateEstimate) -> None:
-    for all_, some in zip(whole, part, strict=True):
-        all_[rows] = some
+def _put(estimates: StateEstimate, rows: Tensor, batch: StateEstimate) -> None:
+    for target, values in zip(estimates, batch, strict=True):
+        target[rows] = values
 
 
-# Learning -----------------------------------------------------------------------------------------------------------
+# Fitting ------------------------------------------------------------------------------------------------------------
 
 
-def _learned_from(detections: Detections) -> TargetBatch:
-    """Some targets spread over all, and of each as many rows as levels are learned from."""
+def _fit_sample(detections: Detections) -> TargetBatch:
+    """A sample of the targets, evenly spread, each with at most FITTED_STEPS rows."""
     lengths = detections.target.bincount()
     who = (lengths >= 3).nonzero().flatten()
     if len(who) == 0:
-        remedy = "Give --sigma and --noise in place of --fit."
-        raise InputValueError(
-            "track", "detections", "a target must have three rows to fit levels, got fewer in each", remedy
-        )
+        problem = "detections has no target with three rows, which a fit of the noise levels needs"
+        raise InputValueError("track", "detections", problem, "Pass sigma and noise in place of fit (--fit).")
     wanted = max(1, FITTED_ROWS // int(lengths[who].double().mean().clamp(max=FITTED_STEPS)))
     who = who[:: math.ceil(len(who) / wanted)]
     chosen = torch.isin(detections.target, who)
@@ -245,12 +260,12 @@ def _fitted(
     model: SwitchingModel,
     show: Callable[[int], None],
 ) -> tuple[Levels, int]:
-    """Levels that make what was seen likeliest; and in how many rounds."""
+    """Noise levels fitted by EM, and the number of iterations."""
     shared = ["R"] if settings.model == "cv" else ["Q", "R"]
-    found = fit(
+    fitted = fit(
         model,
         Series(batch.observations, times=batch.dt.cumsum(-1), lengths=batch.inside.sum(-1)),
-        belief_of(levels, model, batch.observations.shape[-1]),
+        prior_of(levels, model, batch.observations.shape[-1]),
         learn=["Q", "R"],
         structure={"Q": "scale", "R": "scale"},
         max_iterations=ITERATIONS,
@@ -259,7 +274,8 @@ def _fitted(
         smoother="imm",
         progress=lambda done, _: show(done),
     )
-    learned = found.model
-    sigma = math.sqrt(float(learned.R[0, 0, 0]))
-    levels = levels._replace(sigma=sigma, noise=float(learned.Q[0, 1, 1]), manoeuvre=float(learned.Q[1, 1, 1]))
-    return levels, len(found.history) - 1
+    sigma = math.sqrt(float(fitted.model.R[0, 0, 0]))
+    levels = levels._replace(
+        sigma=sigma, noise=float(fitted.model.Q[0, 1, 1]), manoeuvre=float(fitted.model.Q[1, 1, 1])
+    )
+    return levels, len(fitted.history) - 1

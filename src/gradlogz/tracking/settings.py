@@ -1,10 +1,10 @@
-"""How detections are filtered: which filter, which models of motion, and which numbers are given rather than found.
+"""Settings of tracking: filter, motion model, noise levels.
 
     cv       constant velocity, quiet and manoeuvring
     cv-ca    constant velocity, and constant acceleration
-    turn     constant velocity, and turns to the left and to the right
+    turn     constant velocity, and coordinated turns to the left and to the right
 
-Read next: noise_levels.py (the numbers that are not given), run_tracking.py.
+Read next: noise_levels.py (estimation of the noise levels), run_tracking.py.
 """
 
 import math
@@ -18,18 +18,18 @@ MODELS = {"cv": ("quiet", "manoeuvring"), "cv-ca": ("velocity", "acceleration"),
 
 @dataclass(frozen=True)
 class TrackingSettings:
-    """The choices of a run.
+    """Settings of `track`.
 
     Args:
-        filter: imm, gpb2 or gpb1.
-        model: cv, cv-ca or turn.
-        sigma: standard deviation of what is observed of a coordinate; None finds it.
-        noise: spectral density of the quiet mode, length² / time³; None finds it.
-        turn_rate: of the model turn, degrees a unit of time; None finds it.
-        smooth: whether later detections speak of earlier states too.
-        fit: whether the levels of noise are learned, from those given or found on.
-        skip_bad: whether rows that cannot be read are left out rather than refused.
-        seed: of the built-in scenario.
+        filter: "imm", "gpb2" or "gpb1".
+        model: "cv", "cv-ca" or "turn".
+        sigma: standard deviation of a detected coordinate; None estimates it.
+        noise: spectral density of the process noise in the first mode, length² / time³; None estimates it.
+        turn_rate: turn rate of the model "turn" in degrees per unit of time; None estimates it.
+        smooth: whether states are also smoothed, given all detections.
+        fit: whether the noise levels are fitted by EM, starting from the given or estimated ones.
+        skip_bad: whether invalid rows are skipped; otherwise they raise an error.
+        seed: seed of the built-in scenario.
     """
 
     filter: str = "imm"
@@ -44,32 +44,32 @@ class TrackingSettings:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What the modes of the model are called."""
+        """Names of the modes of the model."""
         return MODELS[self.model]
 
 
 def check(settings: TrackingSettings) -> None:
-    """Refuse what cannot be run."""
+    """Raise an error for settings that cannot be run."""
     s = settings
     levels = {"sigma": s.sigma, "noise": s.noise, "turn_rate": s.turn_rate}
-    refusals = [
-        (s.filter not in FILTERS, "filter must be known", f"{s.filter!r}", f"It is one of {', '.join(FILTERS)}."),
-        (s.model not in MODELS, "model must be known", f"{s.model!r}", f"It is one of {', '.join(MODELS)}."),
-        (s.fit and s.model == "cv-ca", "model must be cv or turn where levels are fitted", "cv-ca",
-         "Its modes have states of two sizes, which fit does not learn: drop --fit, or take --model cv."),
-        (s.smooth and s.filter == "gpb1", "filter must be imm or gpb2 where tracks are smoothed", "gpb1",
-         "A smoother needs a Gaussian for each mode: take --filter imm."),
-        (s.turn_rate is not None and s.model != "turn", "turn_rate must be given with the model turn alone",
-         f"model {s.model!r}", "Add --model turn."),
+    problems = [
+        (s.filter not in FILTERS, "filter", f"there is no filter {s.filter!r}", f"Choose one of {', '.join(FILTERS)}."),
+        (s.model not in MODELS, "model", f"there is no model {s.model!r}", f"Choose one of {', '.join(MODELS)}."),
+        (s.fit and s.model == "cv-ca", "model", "model cv-ca cannot be fitted: its modes have states of unequal size",
+         "Drop fit (--fit), or choose the model cv or turn."),
+        (s.smooth and s.filter == "gpb1", "filter", "filter gpb1 has no smoother: it keeps one Gaussian for all modes",
+         "Choose the filter imm or gpb2, or drop smooth (--smooth)."),
+        (s.turn_rate is not None and s.model != "turn", "turn_rate",
+         f"turn_rate needs the model turn, but the model is {s.model}", "Choose the model turn, or drop turn_rate."),
     ]  # fmt: skip
-    refusals += [
-        (value is not None and not _is_positive(value), f"{name} must be positive and finite",
-         f"{value}", "Leave it out, and it is found from the detections.")
+    problems += [
+        (value is not None and not _is_positive(value), name, f"{name} must be positive and finite, got {value}",
+         "Pass a positive number, or drop it to estimate it from the detections.")
         for name, value in levels.items()
     ]  # fmt: skip
-    for wrong, condition, fact, remedy in refusals:
+    for wrong, argument, problem, remedy in problems:
         if wrong:
-            raise InputValueError("track", condition.split()[0], f"{condition}, got {fact}", remedy)
+            raise InputValueError("track", argument, problem, remedy)
 
 
 def _is_positive(value: float) -> bool:

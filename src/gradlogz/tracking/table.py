@@ -1,12 +1,12 @@
-"""A row for each detection: what was seen, what is known of it, and whether it was to be expected.
+"""The table of tracks: one row per detection, in the order of the input.
 
-    time, target, x, y[, z]                        as they were given
-    x_filtered, vx_filtered, x_deviation, ...      position and velocity given what was seen up to then
-    x_smoothed, ..., x_smoothed_deviation, ...     the same given everything, where it was asked for
-    probability_NAME                               of each mode, smoothed where there is that
-    nis, nis_low, nis_high, inside                 squared distance from what was expected, and the band of 95 %
+    time, target, x, y[, z]                        as in the input
+    x_filtered, vx_filtered, x_deviation, ...      filtered position and velocity, with standard deviations
+    x_smoothed, ..., x_smoothed_deviation, ...     smoothed position and velocity, if requested
+    probability_NAME                               mode probabilities, smoothed if available
+    nis, nis_low, nis_high, inside                 normalised innovation squared, its 95 % band, 1 if inside
 
-Velocities are empty until a coordinate has been seen twice, nis where nothing can be compared.
+Velocities are empty before the second detection of a coordinate, nis before there is an innovation.
 
 Read next: records.py.
 """
@@ -23,15 +23,15 @@ from .records import Tracks
 
 
 def table_of(tracks: Tracks) -> dict[str, Any]:
-    """Columns by name: lists of what was given, and tensors."""
-    found, axes = tracks.detections, tracks.detections.axes
-    columns: dict[str, Any] = {"time": found.label, "target": [found.names[i] for i in found.target.tolist()]}
-    columns |= dict(zip(axes, found.position.unbind(-1), strict=True))
+    """Columns by name: lists for time and target, tensors for the others."""
+    rows, axes = tracks.detections, tracks.detections.axes
+    columns: dict[str, Any] = {"time": rows.label, "target": [rows.names[i] for i in rows.target.tolist()]}
+    columns |= dict(zip(axes, rows.position.unbind(-1), strict=True))
     names = [*axes, *(f"v{axis}" for axis in axes)]
-    for word, estimate in (("filtered", tracks.filtered), ("smoothed", tracks.smoothed)):
+    for kind, estimate in (("filtered", tracks.filtered), ("smoothed", tracks.smoothed)):
         if estimate is not None:
-            deviation = "deviation" if word == "filtered" else "smoothed_deviation"
-            columns |= {f"{n}_{word}": c for n, c in zip(names, estimate.mean.unbind(-1), strict=True)}
+            deviation = "deviation" if kind == "filtered" else "smoothed_deviation"
+            columns |= {f"{n}_{kind}": c for n, c in zip(names, estimate.mean.unbind(-1), strict=True)}
             columns |= {f"{n}_{deviation}": c for n, c in zip(names, estimate.deviation.unbind(-1), strict=True)}
     modes = zip(tracks.settings.modes, tracks.best.probability.unbind(-1), strict=True)
     columns |= {f"probability_{name}": column for name, column in modes}
@@ -44,14 +44,16 @@ def table_of(tracks: Tracks) -> dict[str, Any]:
 
 
 def check_table(path: str | Path) -> None:
-    """Refuse, before anything is computed, a table that could not be written after it."""
+    """Raise an error before the computation if the table could not be written after it."""
     if Path(path).suffix == ".parquet" and _polars() is None:
-        remedy = "Install it with: pip install 'gradlogz[tables]', or write CSV."
-        raise MissingPackageError("track", "polars", "polars must be installed to write parquet, got no polars", remedy)
+        problem = "polars, which writes parquet files, is not installed"
+        raise MissingPackageError(
+            "track", "polars", problem, "Install it with pip install 'gradlogz[tables]', or write CSV."
+        )
 
 
 def write_table(tracks: Tracks, path: str | Path) -> Path:
-    """Write the rows of tracks as parquet if the suffix says so, else as CSV; whole or not at all."""
+    """Write the table as parquet for the suffix .parquet, else as CSV; the file is replaced atomically."""
     check_table(path)
     columns = table_of(tracks)
     polars = _polars()
@@ -79,7 +81,7 @@ def _polars() -> Any:
 
 
 def _cells(column: Any) -> list[Any]:
-    """NaN as nothing."""
+    """Cells of a column, None for NaN."""
     return [None if cell != cell else cell for cell in column.tolist()] if isinstance(column, Tensor) else column
 
 

@@ -1,0 +1,75 @@
+"""Quantities of tracks with their confidence intervals, and verdicts on consistency: records without words.
+
+    nis               share of the NIS inside the 95 % chi-square band, Wilson's interval       expected: 95 %
+    innovation        by coordinate: share inside 1.96 predicted standard deviations            expected: 95 %
+    innovation_rms    by coordinate: root mean square
+    mode              mean probability of each mode
+    levels            noise levels that the filter used
+    errors            root mean square errors and NEES, if the truth is known                   expected of NEES: 1
+
+    consistent        95 % lies in the interval of the share, or within 2 points of the share
+    inconsistent      otherwise
+
+Read next: records.py (Tracks), ../reporting/tracks_terminal.py (the table).
+"""
+
+import math
+
+from ..special.proportions import NORMAL_QUANTILE, share_of
+from .records import LEVEL, TrackQuantity, Tracks, consistency_verdict
+
+
+def track_quantities(tracks: Tracks) -> list[TrackQuantity]:
+    """The quantities of tracks, those with verdicts first."""
+    return [*_shares(tracks), *_errors(tracks), *_rms(tracks), *_modes(tracks), *_levels(tracks)]
+
+
+def _shares(tracks: Tracks) -> list[TrackQuantity]:
+    shares = [("nis", "", tracks.consistency)]
+    ratio = (tracks.innovation / tracks.innovation_deviation).abs()
+    for axis, column in zip(tracks.detections.axes, ratio.unbind(-1), strict=True):
+        inside, total = int((column <= NORMAL_QUANTILE).sum()), int((~column.isnan()).sum())
+        shares.append(("innovation", axis, share_of(inside, total)))
+    return [
+        TrackQuantity(name, part, share.value, share.low, share.high, share.total, LEVEL, consistency_verdict(share))
+        for name, part, share in shares
+        if share.total
+    ]
+
+
+def _rms(tracks: Tracks) -> list[TrackQuantity]:
+    rows = []
+    for i, axis in enumerate(tracks.detections.axes):
+        innovation = tracks.innovation[:, i]
+        total = int((~innovation.isnan()).sum())
+        if total:
+            value = math.sqrt(float(innovation.square().nanmean()))
+            rows.append(TrackQuantity("innovation_rms", axis, value, total=total))
+    return rows
+
+
+def _modes(tracks: Tracks) -> list[TrackQuantity]:
+    means = tracks.best.probability.mean(0).tolist()
+    total = len(tracks.detections.time)
+    return [TrackQuantity("mode", name, p, total=total) for name, p in zip(tracks.settings.modes, means, strict=True)]
+
+
+def _levels(tracks: Tracks) -> list[TrackQuantity]:
+    levels, model = tracks.levels, tracks.settings.model
+    rows = [TrackQuantity("sigma", "", levels.sigma), TrackQuantity("noise", "", levels.noise)]
+    if model == "turn":
+        return [*rows, TrackQuantity("turn_rate", "", math.degrees(levels.turn_rate))]
+    return [*rows, TrackQuantity("manoeuvre", "", levels.manoeuvre)]
+
+
+def _errors(tracks: Tracks) -> list[TrackQuantity]:
+    errors, rows = tracks.errors, []
+    total = len(tracks.detections.time)
+    for kind in ("filtered", "smoothed"):
+        if f"{kind} position" in errors:
+            baseline = errors["error of detections"]
+            rows.append(TrackQuantity("position_error", kind, errors[f"{kind} position"], total=total))
+            rows.append(TrackQuantity("nees", kind, errors[f"{kind} NEES"], total=total, expected=1.0))
+    if rows:
+        rows.append(TrackQuantity("position_error", "detections", baseline, total=total))
+    return rows
