@@ -5,7 +5,7 @@
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
-#   make lint        format, lint, types, import contracts, import graph
+#   make lint        format, lint, types, import contracts, import graph, plain words
 #   make docs        the documentation, in site/
 #
 # TORCH_INDEX names an index of CPU wheels of torch, for machines on which the default build would bring CUDA along:
@@ -45,6 +45,7 @@ lint: .venv/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/import_graph.py
+	$(BIN)/python tools/plain_words.py
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict

@@ -1,7 +1,8 @@
-"""`attend` on the CPU against torch's scaled_dot_product_attention, float32, two threads, ratios of one run.
+"""`attend` on the CPU relative to torch's scaled_dot_product_attention, float32, two threads, ratios of one run.
 
-Each row names a problem, what was asked of `attend`, and its time over that of SDPA (which gives the output alone) on
-the same operands; "torch path" is the same without numba. "A/A" is SDPA over SDPA: how much of a ratio is noise.
+Each row has a problem, the statistics requested of `attend`, and its time divided by that of SDPA (which computes the
+output only) on the same operands. "torch path" is `attend` without numba. "A/A" is the ratio of SDPA to itself, a
+measure of noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from gradlogz import attend
 from gradlogz.kernels.attention import blocked
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
+from gradlogz.kernels.optional import kernel_module
 from timing import compare
 
 THREADS = 2
@@ -101,12 +103,12 @@ def backward() -> Iterator[dict]:
             return torch.autograd.grad(out, (q, k, v), go)
 
         def with_z_loss(q=q, k=k, v=v, go=go, gz=gz, causal=causal) -> Any:
-            found = attend(q, k, v, is_causal=causal)
-            return torch.autograd.grad((found.output, found.log_normalizer), (q, k, v), (go, gz))
+            result = attend(q, k, v, is_causal=causal)
+            return torch.autograd.grad((result.output, result.log_normalizer), (q, k, v), (go, gz))
 
         def with_entropy(q=q, k=k, v=v, go=go, gz=gz, causal=causal) -> Any:
-            found = attend(q, k, v, is_causal=causal)
-            return torch.autograd.grad((found.output, found.entropy), (q, k, v), (go, gz))
+            result = attend(q, k, v, is_causal=causal)
+            return torch.autograd.grad((result.output, result.entropy), (q, k, v), (go, gz))
 
         name = f"{heads} x {tokens} x {d}{', causal' if causal else ''}, forward and backward"
         yield from row(name, plain, {"output and log normaliser": with_z_loss, "output and entropy": with_entropy}, 7)
@@ -144,7 +146,7 @@ def small() -> Iterator[dict]:
 
 
 def memory() -> Iterator[dict]:
-    """Bytes that are made and held beyond the operands, by torch's profiler and by the size of the scratch space."""
+    """Yield the memory allocated in addition to the operands, by torch's profiler."""
     q, k, v = operands(8, 16384, 64)
     with torch.profiler.profile(profile_memory=True) as profile:
         attend(q, k, v)

@@ -1,18 +1,19 @@
-"""Attention with its statistics on a GPU beside those without: milliseconds, ratios, and the floor of the hardware.
+"""Attention with statistics on a GPU, compared with attention without: milliseconds, ratios, and hardware limits.
 
-python benchmarks/attention_gpu.py [section ...]        all of them without names; benchmarks/results/attention_gpu.json
+python benchmarks/attention_gpu.py [section ...]        all sections by default; writes results/attention_gpu.json
 
-    rows        as many queries as keys, forward and backward, beside cuDNN, flash attention 2 and flex attention
-    masks       the same forward with masks, beside scaled_dot_product_attention with the mask written out
-    decoding    few queries and many keys, beside scaled_dot_product_attention
+    rows        as many queries as keys, forward and backward, against cuDNN, flash attention 2 and flex attention
+    masks       forward with masks, against scaled_dot_product_attention with a dense mask
+    decoding    few queries and many keys, against scaled_dot_product_attention
 
     floor = max(operations / rate of a large product, bytes / rate of a large copy, exponentials / 16 per clock and SM)
 
-Bytes are those of inputs and outputs, each moved once; operations and exponentials those that any method needs: two
-products and one exponential per visible pair forward, five and one more backward. Ours needs seven products backward.
+Bytes count inputs and outputs once each. Operations and exponentials are those that every method needs: two products
+and one exponential per visible pair forward, five products and one exponential backward. gradlogz needs seven products
+backward.
 
-A section that is not named keeps its numbers; the hashes say of which kernels they are. Decoding is timed twice: as it
-is called, Python included, and as a replayed graph, which is the device alone.
+Sections that are not selected retain their numbers; the hashes identify the kernels that were measured. Decoding is
+timed twice: as a Python call, and as a replayed CUDA graph, which measures the device only.
 """
 
 import hashlib
@@ -53,7 +54,7 @@ Call = Callable[[], object]
 
 
 def milliseconds(call: Call) -> float | None:
-    """The median; None for a rival that is not to be had here."""
+    """Return the median time; None for an alternative that is not available here."""
     try:
         return do_bench(call, warmup=25, rep=100, return_mode="median")
     except Exception as error:
@@ -78,7 +79,7 @@ def rivals(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) 
 
     n = inputs[0].shape[2]
     block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n) if causal else None
-    torch.compiler.reset()  # it gives up after some shapes
+    torch.compiler.reset()  # the compiler has a limit on the number of shapes
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def flex(q, k, v):
@@ -109,14 +110,14 @@ def ours(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) ->
     times["output with backward"] = milliseconds(lambda: both_ways(False))
     times["statistics with backward through them"] = milliseconds(lambda: both_ways(True))
 
-    # What a user calls: a training step with a report, with a z-loss, and the Fisher-vector product.
+    # The calls of a user: a training step with statistics, with a z-loss, and the Fisher-vector product.
     leaves = [x.detach().requires_grad_() for x in inputs]
     grad_log_normalizer = torch.randn_like(inputs[0][..., 0], dtype=torch.float32)
 
     def with_z_loss() -> object:
-        found = attend(*leaves, is_causal=causal)
+        result = attend(*leaves, is_causal=causal)
         gradients = (grad_output, grad_log_normalizer)
-        return torch.autograd.grad((found.output, found.log_normalizer), leaves, gradients)
+        return torch.autograd.grad((result.output, result.log_normalizer), leaves, gradients)
 
     query, key, _ = inputs
     times["attend"] = milliseconds(lambda: attend(*inputs, is_causal=causal))
@@ -222,7 +223,7 @@ def masks(_top: dict[str, float]) -> list[dict[str, object]]:
 
 
 def in_turns(calls: dict[str, Call], repeats: int, rounds: int = 25) -> dict[str, list[float]]:
-    """Milliseconds of one of many calls in a row, the longer of what Python and the device take, round by round."""
+    """Return the milliseconds per call in many consecutive calls, bounded by Python or the device, for each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -236,7 +237,7 @@ def in_turns(calls: dict[str, Call], repeats: int, rounds: int = 25) -> dict[str
 
 
 def as_called(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
-    """Median and best: Python is as fast as the processor beside the device, which others may use too."""
+    """Return median and minimum: the time of Python depends on the host processor, which may be shared."""
     times = in_turns(calls, 200)
     return {
         "as called, ms": {name: round(numbers.median(t), 4) for name, t in times.items()},
@@ -245,7 +246,7 @@ def as_called(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
 
 
 def as_graphs(calls: dict[str, Call], repeats: int = 20) -> dict[str, float]:
-    """Milliseconds on the device alone."""
+    """Return milliseconds on the device, without Python."""
     replays = {}
     for name, call in calls.items():
         call()

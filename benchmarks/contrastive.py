@@ -1,4 +1,4 @@
-"""Contrastive losses, forward and backward, relative to the same loss from one matrix of logits: time and memory."""
+"""Time and memory of contrastive losses, forward and backward, relative to the loss from a dense matrix of logits."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from timing import compare
 T = 0.1
 # name, vectors in a batch, dimension, rounds
 PROBLEMS = (("info_nce", 8192, 128, 3), ("clip", 8192, 128, 2), ("nt_xent", 4096, 128, 2), ("info_nce", 1024, 128, 9))
-PAIRS = (64, 128)  # of pytorch-metric-learning, which needs n³ numbers
+PAIRS = (64, 128)  # batch sizes for pytorch-metric-learning, whose memory grows as n³
 
 
 def dense_info_nce(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -50,11 +50,11 @@ def both_ways(loss: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tenso
 
 
 def mebibytes(kind: str, name: str, n: int, d: int) -> int:
-    """The most memory that one forward and backward pass held beyond what was there, in a process of its own."""
+    """Return the peak memory added by one forward and backward pass, measured in a separate process."""
     here = Path(__file__)
     call = [sys.executable, str(here), kind, name, str(n), str(d)]
-    found = subprocess.run(call, capture_output=True, text=True, check=True)
-    return json.loads(found.stdout)
+    process = subprocess.run(call, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 def held(kind: str, name: str, n: int, d: int) -> int:
@@ -64,9 +64,9 @@ def held(kind: str, name: str, n: int, d: int) -> int:
 
     torch.set_num_threads(2)
     loss = (OURS if kind == "ours" else DENSE)[name]
-    both_ways(loss, *batch(256, d))()  # what is loaded and compiled once
+    both_ways(loss, *batch(256, d))()  # loads and compiles everything that is needed once
     call = both_ways(loss, *batch(n, d))
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present value
     before = now("VmRSS")
     call()
     return round((now("VmHWM") - before) / 1024)
@@ -74,7 +74,7 @@ def held(kind: str, name: str, n: int, d: int) -> int:
 
 def rows() -> list[dict[str, object]]:
     torch.set_num_threads(2)
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for name, n, d, rounds in PROBLEMS:
         a, b = batch(n, d)
         alternatives = {"dense": both_ways(DENSE[name], a, b), "gradlogz": both_ways(OURS[name], a, b)}
@@ -88,16 +88,16 @@ def rows() -> list[dict[str, object]]:
             row["gradlogz / compiled"] = round(seconds["gradlogz"] / seconds["compiled"], 3)
         row["A/A"] = round(seconds["A/A"] / seconds["dense"], 3)
         row["MiB dense"], row["MiB gradlogz"] = (mebibytes(kind, name, n, d) for kind in ("dense", "ours"))
-        found.append(row)
-    found += others()
-    return found
+        table.append(row)
+    table += others()
+    return table
 
 
 def others() -> list[dict[str, object]]:
-    """pytorch-metric-learning's NTXentLoss."""
+    """Return rows for pytorch-metric-learning's NTXentLoss."""
     from pytorch_metric_learning.losses import NTXentLoss
 
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for pairs in PAIRS:
         a, b = batch(pairs, 128)
         labels, theirs = torch.arange(pairs).repeat(2), NTXentLoss(temperature=T)
@@ -118,8 +118,8 @@ def others() -> list[dict[str, object]]:
         for name in ("gradlogz", "pytorch-metric-learning"):
             row[f"{name} / dense"] = round(seconds[name] / seconds["dense"], 2)
         row["A/A"] = round(seconds["A/A"] / seconds["dense"], 3)
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 if __name__ == "__main__":

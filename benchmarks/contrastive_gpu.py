@@ -1,11 +1,11 @@
-"""InfoNCE on a GPU, forward and backward, beside one matrix of logits and beside losses that cut it into chunks.
+"""InfoNCE on a GPU, forward and backward, compared with a dense matrix of logits and with chunked losses.
 
 python3 benchmarks/contrastive_gpu.py [folder]     on a machine with a GPU; writes contrastive_gpu.json
 
-"dense" is the cross-entropy of one matrix, "compiled" the same by torch.compile, "chunked" the same compiled for blocks
-of rows that are computed again backward, "linear_cross_entropy" torch's own, where it is there. In bfloat16 the vectors
-meet rounded to it, by `precision` here and by a cast there, and gradients are float32. Memory is what is held beyond
-the vectors; a rival that does not fit has none.
+"dense" is the cross-entropy of one matrix, "compiled" the same with torch.compile, "chunked" the compiled loss for
+blocks of rows, recomputed in the backward pass, and "linear_cross_entropy" torch's function, where it exists. In
+bfloat16 the vectors are rounded before the product, by `precision` in gradlogz and by a cast in the alternatives;
+gradients are float32. Memory excludes the vectors; an alternative that does not fit has no entry.
 """
 
 import itertools
@@ -65,7 +65,7 @@ def rivals(n: int, precision: torch.dtype) -> dict[str, Call]:
 
 
 def milliseconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """The median of each by the clock of the GPU, all of them once in a round."""
+    """Return the median time of each call by the GPU's clock; every round runs each call once."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
@@ -89,20 +89,20 @@ def mebibytes(call: Call) -> float:
 
 
 def row(n: int, rounds: int, precision: torch.dtype) -> dict[str, object]:
-    torch._dynamo.reset()  # each size is compiled for itself
+    torch._dynamo.reset()  # each size is compiled separately
     calls, memory, failed = rivals(n, precision), {}, {}
     for name, call in list(calls.items()):
         try:
-            call()  # what is compiled once
+            call()  # compiles
             memory[name] = mebibytes(call)
-        except Exception as error:  # a rival that does not fit or does not take it
+        except Exception as error:  # the alternative does not fit into memory or does not support the input
             failed[name] = type(error).__name__
             del calls[name]
             torch.cuda.empty_cache()
     ms = milliseconds(calls, rounds)
-    operations = 8 * n * n * D  # two products forward, two backward: what is done here
-    found = {"vectors": n, "dimension": D, "precision": str(precision).removeprefix("torch."), "ms": ms, "MiB": memory}
-    return {**found, "failed": failed, "TFLOP/s": round(operations / ms["gradlogz"] / 1e9, 1)}
+    operations = 8 * n * n * D  # two products forward and two backward, as computed by gradlogz
+    result = {"vectors": n, "dimension": D, "precision": str(precision).removeprefix("torch."), "ms": ms, "MiB": memory}
+    return {**result, "failed": failed, "TFLOP/s": round(operations / ms["gradlogz"] / 1e9, 1)}
 
 
 def main(folder: Path) -> None:

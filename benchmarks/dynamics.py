@@ -1,4 +1,4 @@
-"""A step of a cloud under attention, relative to one call of torch's attention on the same cloud."""
+"""Time of one step of a cloud under attention, relative to one call of torch's attention on the same cloud."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -13,7 +13,7 @@ OBSERVED = ("log_pair_energy", "self_weight", "entropy")
 
 def rows() -> list[dict[str, object]]:
     torch.set_num_threads(2)
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for n, d in CLOUDS:
         x = torch.randn(n, d)
         y = x[None, None]
@@ -25,7 +25,7 @@ def rows() -> list[dict[str, object]]:
             x, a, contraction="rms_norm", steps=4, observe=OBSERVED, every=4
         )
         seconds = compare(alternatives, rounds=3 if n > 10_000 else 9)
-        seconds["rms_norm, observed"] /= 5  # four steps, and one look at the end
+        seconds["rms_norm, observed"] /= 5  # four steps, and one recording at the end
         ratios = {name: round(t / seconds["sdpa"], 3) for name, t in seconds.items() if name != "sdpa"}
-        found.append({"tokens": n, "dimension": d, "sdpa ms": round(1e3 * seconds["sdpa"], 2), **ratios})
-    return found
+        table.append({"tokens": n, "dimension": d, "sdpa ms": round(1e3 * seconds["sdpa"], 2), **ratios})
+    return table

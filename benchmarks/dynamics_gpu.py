@@ -1,11 +1,11 @@
-"""A step of a large cloud on a GPU beside one plain attention call on the same cloud.
+"""One step of a large cloud on a GPU, compared with one plain attention call on the same cloud.
 
 python3 benchmarks/dynamics_gpu.py [folder]     on a machine with a GPU; writes dynamics_gpu.json
 
-The cloud is float32 and every token attends to all. "bfloat16" lets tokens meet keys in it (`Ascent.precision`) and is
-compared with torch's attention on the rounded cloud, "float32" with torch's in float32. Plain attention is the fastest
-of torch's own kernels; "rate" is 4 n^2 d operations over the time of a step, in TFLOP/s; "bytes" is the memory of
-a step beyond the cloud, for each token.
+The cloud is float32 and every token attends to all. With "bfloat16" logits are computed from rounded tokens
+(`Ascent.precision`), and the reference is torch's attention on the rounded cloud; with "float32" it is torch's
+attention in float32. Plain attention is the fastest of torch's kernels. "rate" is 4 n^2 d operations divided by the
+time of a step, in TFLOP/s; "bytes" is the memory of a step in addition to the cloud, per token.
 """
 
 import itertools
@@ -40,7 +40,7 @@ Call = Callable[[], object]
 
 
 def seconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """The median of each by the clock of the GPU, all of them once in a round."""
+    """Return the median time of each call by the GPU's clock; every round runs each call once."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
@@ -55,7 +55,7 @@ def seconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
 
 
 def plain_attention(y: torch.Tensor) -> dict[str, Call]:
-    """Those of torch's kernels that take this cloud."""
+    """Return a call for each of torch's kernels that supports this cloud."""
 
     def by(backend: SDPBackend) -> Call:
         def call() -> object:
@@ -87,21 +87,21 @@ def row(n: int, precision: str) -> dict[str, object]:
     plain = plain_attention(x[None, None].to(dtype))
     times = {**plain, **{name: step(name) for name in CONTRACTIONS}}
     times["sphere, observed"] = step("sphere", observe=OBSERVED, every=steps)
-    memory = {name: memory_of(call) for name, call in times.items()}  # and warm
+    memory = {name: memory_of(call) for name, call in times.items()}  # this also warms up
     fastest = min(plain, key=lambda name, t=seconds(plain, 1): t[name])
-    found = seconds({**times, "plain again": plain[fastest]}, 3 if n > 1 << 16 else 15)
+    measured = seconds({**times, "plain again": plain[fastest]}, 3 if n > 1 << 16 else 15)
     for name in CONTRACTIONS:
-        found[name] /= steps
-    found["sphere, observed"] /= steps + 1  # and one look at the end
+        measured[name] /= steps
+    measured["sphere, observed"] /= steps + 1  # and one recording at the end
     asked = (*CONTRACTIONS, "sphere, observed", "plain again")
     return {
         "tokens": n,
         "dimension": D,
         "precision": precision,
         "plain": fastest,
-        "ms": {name: round(1e3 * t, 3) for name, t in found.items()},
-        "rate": {name: round(4 * n**2 * D / t / 1e12, 1) for name, t in found.items()},
-        "ratios": {name: round(found[name] / found[fastest], 3) for name in asked},
+        "ms": {name: round(1e3 * t, 3) for name, t in measured.items()},
+        "rate": {name: round(4 * n**2 * D / t / 1e12, 1) for name, t in measured.items()},
+        "ratios": {name: round(measured[name] / measured[fastest], 3) for name in asked},
         "bytes": {name: round(memory[name] / n) for name in times},
     }
 

@@ -1,19 +1,20 @@
-"""How good the switching filters and smoothers are, on two manoeuvres, beside filterpy's IMM and nearly exact ones.
+"""Accuracy of the switching filters and smoothers on two manoeuvres, against filterpy's IMM and near-exact filters.
 
-python benchmarks/filter_quality.py             100 runs of each, some ten minutes; results/filter_quality.json
+python benchmarks/filter_quality.py             100 runs of each, about ten minutes; results/filter_quality.json
 python benchmarks/filter_quality.py picture     one run of the turns, drawn to docs/pictures/smoothing.svg
 
-The exact filter has k^t Gaussians. What stands for it is `gpb` of a depth at which nothing changes any more: rows of
-fewer Gaussians, and of particles, which come to the same filter in another way, say how far that has been reached.
+The exact filter has k^t Gaussians. It is approximated by `gpb` at a depth from which on the results no longer change.
+Rows with fewer Gaussians, and with particles, which converge to the same filter, show how close the approximation is.
 
-Errors are of position and velocity. NEES is of both together, divided by their number: 1 is what a filter should have,
-more is too sure. A mode is right where the likeliest one is the true one. The delay of a switch is how many steps pass
-until the new mode is the likeliest for the first time, the length of its stay if it never is. Runs are independent:
-intervals are 1.96 standard errors of their averages.
+Errors are those of position and velocity. NEES is that of both, divided by their number: a consistent filter has 1, an
+overconfident one more. Mode accuracy is the share of steps at which the most probable mode is the true one. The delay
+of a switch is the number of steps until the new mode is the most probable for the first time, or the length of its stay
+if it never is. Runs are independent: confidence intervals are 1.96 standard errors of their means.
 
-Manoeuvres happen when they are told to, which no filter expects. As many runs have modes drawn from the chain, so that
-the model is right. There the NEES of the exact filter is 1 on average, mixture or not, E (x - m)^T P^-1 (x - m) being
-the trace of P^-1 P; and log likelihood that is lost to it is a divergence, 0 for the exact filter alone.
+Manoeuvres happen at fixed times, which the models do not describe. As many runs have modes drawn from the transition
+matrix, so that the model is correct. There the NEES of the exact filter is 1 on average, also for a mixture, since
+E (x - m)^T P^-1 (x - m) is the trace of P^-1 P. The log likelihood lost relative to it is a divergence, 0 for the exact
+filter only.
 """
 
 import json
@@ -45,7 +46,7 @@ F64 = torch.float64
 
 
 class Scenario(NamedTuple):
-    """A model, how it begins, and the true mode of every step."""
+    """A model, its prior, and the true mode of every step."""
 
     name: str
     model: SwitchingModel
@@ -59,11 +60,11 @@ class Estimate(NamedTuple):
     mean: torch.Tensor  # [runs, t, s]
     covariance: torch.Tensor
     probability: torch.Tensor  # [runs, t, k]
-    log_likelihood: torch.Tensor | None  # [runs], of filters that say it
+    log_likelihood: torch.Tensor | None  # [runs], None if the filter does not return it
 
 
 def accelerating() -> Scenario:
-    """The demonstration of ekfukf: constant velocity, and acceleration at steps 51-70 and 121-150.   [hartikainen11]"""
+    """Demonstration of ekfukf: constant velocity, with acceleration at steps 51-70 and 121-150.   [hartikainen11]"""
     options: dict[str, Any] = {"dt": 0.1, "observation_variance": 0.1, "dtype": F64}
     slow = constant_velocity(2, spectral_density=0.01, derivatives=3, **options)
     fast = constant_acceleration(2, spectral_density=1.0, **options)
@@ -80,7 +81,7 @@ def accelerating() -> Scenario:
 
 
 def turning() -> Scenario:
-    """Straight, a left turn, straight, a right turn, straight: 120 s at about 15 m/s, seen within 5 m every second."""
+    """Straight flight with a left and a right turn: 120 s at about 15 m/s, observed every second with 5 m noise."""
     options: dict[str, Any] = {"dt": 1.0, "spectral_density": 0.1, "observation_variance": 25.0, "dtype": F64}
     left, right = (coordinated_turn(2, rate=rate, **options) for rate in (0.15, -0.15))
     chain = torch.tensor([[0.94, 0.03, 0.03], [0.05, 0.95, 0.0], [0.05, 0.0, 0.95]], dtype=F64)
@@ -96,7 +97,7 @@ def turning() -> Scenario:
 
 
 def chained(scenario: Scenario, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """Modes as the chain of the model goes, [runs, t]."""
+    """Draw modes [runs, t] from the transition matrix of the model."""
     now, modes = scenario.start.log_mode_probability.exp().expand(runs, -1), []
     for _ in scenario.modes:
         before = torch.multinomial(now, 1, generator=generator).squeeze(-1) if not modes else modes[-1]
@@ -105,7 +106,7 @@ def chained(scenario: Scenario, runs: int, generator: torch.Generator) -> torch.
 
 
 def drawn(scenario: Scenario, modes: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """States and observations of modes [runs, t]: noise of the model, and a beginning as it is believed."""
+    """Draw states and observations for modes [runs, t], with the noise and the prior of the model."""
     model, runs = scenario.model, len(modes)
 
     def noise(covariance: torch.Tensor) -> torch.Tensor:
@@ -114,16 +115,16 @@ def drawn(scenario: Scenario, modes: torch.Tensor, generator: torch.Generator) -
         z = torch.randn(runs, root.shape[-1], dtype=F64, generator=generator)
         return (root @ z.unsqueeze(-1)).squeeze(-1)
 
-    x, states, seen = scenario.start.mean + noise(scenario.start.covariance), [], []
+    x, states, observations = scenario.start.mean + noise(scenario.start.covariance), [], []
     for j in modes.unbind(-1):
         x = (model.F[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.Q[j])
         states.append(x)
-        seen.append((model.H[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.R[j]))
-    return torch.stack(states, 1), torch.stack(seen, 1)
+        observations.append((model.H[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.R[j]))
+    return torch.stack(states, 1), torch.stack(observations, 1)
 
 
 def of_filterpy(scenario: Scenario, y: torch.Tensor) -> Estimate:
-    """filterpy's IMMEstimator, run after run."""
+    """Run filterpy's IMMEstimator on every series."""
     model, parts = scenario.model, ([], [], [])
     for series in y.numpy():
         bank = []
@@ -146,16 +147,16 @@ def of_filterpy(scenario: Scenario, y: torch.Tensor) -> Estimate:
 
 def ours(filter: Callable[..., Any], **options: Any) -> Callable[[Scenario, torch.Tensor], Estimate]:
     def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
-        found = filter(scenario.model, y, scenario.start, **options)
-        found = getattr(found, "filtered", found) if filter is not smooth else found
-        told = None if filter is smooth else found.log_likelihood
-        return Estimate(found.mean, found.covariance, found.log_mode_probability.exp(), told)
+        result = filter(scenario.model, y, scenario.start, **options)
+        result = getattr(result, "filtered", result) if filter is not smooth else result
+        log_likelihood = None if filter is smooth else result.log_likelihood
+        return Estimate(result.mean, result.covariance, result.log_mode_probability.exp(), log_likelihood)
 
     return run
 
 
 def deep(two: int, three: int) -> Callable[[Scenario, torch.Tensor], Estimate]:
-    """As many modes back for a model of two modes, and for one of three."""
+    """Return `gpb` of a depth for models of two modes, and of another depth for models of three."""
 
     def run(scenario: Scenario, y: torch.Tensor) -> Estimate:
         return ours(gpb, depth=two if scenario.model.modes == 2 else three)(scenario, y)
@@ -192,21 +193,21 @@ SMOOTHERS = {
 
 
 def interval(values: torch.Tensor) -> list[float]:
-    """Average over runs and half of its interval."""
+    """Return the mean over runs and the half-width of its 95 % confidence interval."""
     return [round(float(values.mean()), 4), round(1.96 * float(values.std()) / math.sqrt(len(values)), 4)]
 
 
-def distance(scenario: Scenario, x: torch.Tensor, found: Estimate) -> torch.Tensor:
-    """NEES of position and velocity, divided by their number: the average of each run."""
+def distance(scenario: Scenario, x: torch.Tensor, estimate: Estimate) -> torch.Tensor:
+    """Return the mean NEES of position and velocity in each run, divided by their number, [runs]."""
     both = [*scenario.position, *scenario.velocity]
-    error, P = (found.mean - x)[..., both], found.covariance[..., both, :][..., both]
+    error, P = (estimate.mean - x)[..., both], estimate.covariance[..., both, :][..., both]
     return (error * torch.linalg.solve(P, error.unsqueeze(-1)).squeeze(-1)).sum(-1).mean(-1) / len(both)
 
 
-def judged(scenario: Scenario, x: torch.Tensor, found: Estimate) -> dict[str, list[float]]:
-    """What is asked of every filter, each with its interval."""
-    error = found.mean - x
-    likeliest, true = found.probability.argmax(-1), scenario.modes
+def judged(scenario: Scenario, x: torch.Tensor, estimate: Estimate) -> dict[str, list[float]]:
+    """Return the errors, NEES, mode accuracy and delay of a filter, each with its confidence interval."""
+    error = estimate.mean - x
+    likeliest, true = estimate.probability.argmax(-1), scenario.modes
     switches = [t for t in range(1, len(true)) if true[t] != true[t - 1]]
     ends = [*switches[1:], len(true)]
     waits = []
@@ -216,37 +217,37 @@ def judged(scenario: Scenario, x: torch.Tensor, found: Estimate) -> dict[str, li
     return {
         "position": interval(error[..., scenario.position].square().sum(-1).mean(-1).sqrt()),
         "velocity": interval(error[..., scenario.velocity].square().sum(-1).mean(-1).sqrt()),
-        "nees": interval(distance(scenario, x, found)),
+        "nees": interval(distance(scenario, x, estimate)),
         "mode": interval((likeliest == true).to(F64).mean(-1)),
         "delay": interval(torch.stack(waits).mean(0)),
     }
 
 
 def rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for scenario in (accelerating(), turning()):
-        told, right = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
-        x, y = drawn(scenario, scenario.modes.expand(RUNS, -1), told)
-        x_right, y_right = drawn(scenario, chained(scenario, RUNS, right), right)
-        begin, likelihoods = len(found), {}
+        fixed, random = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+        x, y = drawn(scenario, scenario.modes.expand(RUNS, -1), fixed)
+        x_random, y_random = drawn(scenario, chained(scenario, RUNS, random), random)
+        begin, likelihoods = len(table), {}
         for kind, alternatives in (("filter", FILTERS), ("smoother", SMOOTHERS)):
             for name, run in alternatives.items():
                 start = time.perf_counter()
                 with torch.no_grad():
                     row = judged(scenario, x, run(scenario, y))
-                    of_chain = run(scenario, y_right)
-                row["nees drawn"] = interval(distance(scenario, x_right, of_chain))
-                likelihoods[name] = of_chain.log_likelihood
-                found.append({"scenario": scenario.name, "kind": kind, "name": name, "runs": RUNS, **row})
-                print(f"{time.perf_counter() - start:6.1f} s", found[-1], flush=True)
-        for row in found[begin:]:
-            if (of_row := likelihoods[row["name"]]) is not None and row["name"] != NEAREST:
-                row["lost"] = interval(likelihoods[NEAREST] - of_row)
-    return found
+                    estimate = run(scenario, y_random)
+                row["nees drawn"] = interval(distance(scenario, x_random, estimate))
+                likelihoods[name] = estimate.log_likelihood
+                table.append({"scenario": scenario.name, "kind": kind, "name": name, "runs": RUNS, **row})
+                print(f"{time.perf_counter() - start:6.1f} s", table[-1], flush=True)
+        for row in table[begin:]:
+            if (likelihood := likelihoods[row["name"]]) is not None and row["name"] != NEAREST:
+                row["lost"] = interval(likelihoods[NEAREST] - likelihood)
+    return table
 
 
 def picture(path: Path) -> None:
-    """One run of the turns: where it was and what was seen, and how sure of its turns one is, before and after."""
+    """Draw one run of the turns: true and estimated tracks, and mode probabilities of filter and smoother."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -273,8 +274,8 @@ def picture(path: Path) -> None:
     for mode, (offset, name) in enumerate(((2.5, "straight"), (1.25, "left"), (0.0, "right"))):
         true = (scenario.modes == mode).to(F64)
         steps.fill_between(time_of, offset, offset + true, step="mid", color="#222222", alpha=0.12, linewidth=0)
-        for label, found in (("filter", forward), ("smoother", back)):
-            p = found.log_mode_probability[0, :, mode].exp()
+        for label, estimate in (("filter", forward), ("smoother", back)):
+            p = estimate.log_mode_probability[0, :, mode].exp()
             steps.plot(time_of, offset + p, color=colours[label], linewidth=1.2)
         steps.annotate(name, (1, offset + 0.5), (-6, 0), textcoords="offset points", ha="right", va="center")
         steps.axhline(offset, color="#bbbbbb", linewidth=0.6)

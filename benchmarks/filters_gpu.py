@@ -2,12 +2,12 @@
 
 python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
 
-"torch" are the filters step by step, "fused" the kernel that takes all steps in one launch
-(../src/gradlogz/kernels/filters/gpu.py). "last step" keeps the last step alone, "all fields" every field of every
-step, "means and modes" the mean and the mode probabilities of every step, "one step" is `SwitchingFilter.step`, one
-call for each observation, and "gradients" is the log likelihood of the series with its gradient in the model and the
-observations. "bytes" is the memory at its highest for each target, "A/A" the fused filter again, divided by itself.
-"few" are milliseconds of 100 steps of few targets, by both.
+"torch" is the filter step by step, "fused" the kernel that computes all steps in one launch
+(../src/gradlogz/kernels/filters/gpu.py). "last step" returns the last step only, "all fields" every field of every
+step, "means and modes" the mean and the mode probabilities of every step. "one step" is `SwitchingFilter.step`, one
+call per observation, and "gradients" the log likelihood of the series with its gradient with respect to the model and
+the observations. "bytes" is the peak memory per target, "A/A" the ratio of the fused filter to itself. "few" is the
+time of 100 steps of few targets in milliseconds, by both paths.
 """
 
 import json
@@ -37,7 +37,7 @@ FIELDS = ("transition", "F", "Q", "H", "R")
 
 
 def assembled(dtype: torch.dtype, modes: int = 3) -> SwitchingModel:
-    """One mode that flies straight, and turns to both sides."""
+    """Return a model with one constant-velocity mode and coordinated turns to both sides."""
     noise = {"dt": 1.0, "spectral_density": 0.05, "observation_variance": 0.5, "dtype": dtype}
     turns = [sign * 0.2 * (n + 1) for n in range(modes // 2) for sign in (1, -1)][: modes - 1]
     parts = [constant_velocity(2, **noise), *(coordinated_turn(2, rate=rate, **noise) for rate in turns)]
@@ -51,7 +51,7 @@ def beginning(like: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def measured(call: Callable[[], object], targets: int, steps: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """Target-steps per second, the median of rounds, and bytes for each target."""
+    """Return target-steps per second (median over rounds) and bytes per target."""
     call()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -67,7 +67,7 @@ def measured(call: Callable[[], object], targets: int, steps: int, rounds: int =
 
 
 def by_torch(call: Callable[[], object], *sizes: int) -> dict[str, float]:
-    """The same step by step."""
+    """Return `measured` of the step-by-step path."""
     before, dispatch.WORTH_FILTERING_THERE = dispatch.WORTH_FILTERING_THERE, math.inf
     try:
         return measured(call, *sizes)
@@ -76,26 +76,26 @@ def by_torch(call: Callable[[], object], *sizes: int) -> dict[str, float]:
 
 
 def compared(dtype: torch.dtype, method: str, modes: int) -> list[dict[str, object]]:
-    """Both paths of one filter. Torch has fewer targets where there are many modes, to leave it the memory."""
+    """Return rows for both paths of one filter; with many modes torch filters fewer targets, to fit into memory."""
     chosen = SwitchingFilter(assembled(dtype, modes), "imm" if method == "imm" else "gpb")
     y = torch.randn(TARGETS, max(FUSED_STEPS.values()), 2, dtype=dtype, device="cuda").cumsum(1)
     start, few = beginning(y), TARGETS if modes <= 3 else TARGETS >> 3
-    found = []
+    table = []
     for asked, more in ASKED.items():
         z, short = y[:, : FUSED_STEPS[asked]].contiguous(), y[:few, :STEPS].contiguous()
         row = {"dtype": str(dtype).removeprefix("torch."), "filter": method, "modes": modes, "asked": asked}
         fused = [measured(lambda z=z, m=more: chosen.filter(z, start, **m), *z.shape[:2]) for _ in range(2)]
-        found.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
+        table.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
         torch.cuda.empty_cache()
-        if "fields" not in more:  # which torch computes in any case
+        if "fields" not in more:  # the torch path always computes all fields
             slow = by_torch(lambda z=short, m=more: chosen.filter(z, start, **m), *short.shape[:2], 3)
-            found.append({**row, "path": "torch", **slow})
+            table.append({**row, "path": "torch", **slow})
             torch.cuda.empty_cache()
-    return found
+    return table
 
 
 def others(dtype: torch.dtype) -> list[dict[str, object]]:
-    """Gradients, and single steps."""
+    """Return rows for gradients and for single steps."""
     model = assembled(dtype)
     chosen = SwitchingFilter(model)
     y = torch.randn(TARGETS, STEPS, 2, dtype=dtype, device="cuda").cumsum(1)
@@ -112,19 +112,19 @@ def others(dtype: torch.dtype) -> list[dict[str, object]]:
 
     state = chosen.init(start, batch_shape=(TARGETS,))
     row = {"dtype": str(dtype).removeprefix("torch."), "filter": "imm", "modes": 3}
-    found = [{**row, "asked": "gradients", "path": "torch", **measured(gradients, TARGETS, STEPS, 3)}]
+    table = [{**row, "asked": "gradients", "path": "torch", **measured(gradients, TARGETS, STEPS, 3)}]
     torch.cuda.empty_cache()
     row["asked"] = "one step"
     fused = [measured(step, TARGETS, 1) for _ in range(2)]
-    found.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
-    found.append({**row, "path": "torch", **by_torch(step, TARGETS, 1, 3)})
+    table.append({**row, "path": "fused", **fused[0], "A/A": round(fused[1]["rate"] / fused[0]["rate"], 3)})
+    table.append({**row, "path": "torch", **by_torch(step, TARGETS, 1, 3)})
     torch.cuda.empty_cache()
-    return found
+    return table
 
 
 def few() -> list[dict[str, object]]:
-    """Milliseconds of 100 steps of few targets by both paths."""
-    chosen, found = SwitchingFilter(assembled(torch.float64)), []
+    """Return milliseconds of 100 steps of few targets, by both paths."""
+    chosen, table = SwitchingFilter(assembled(torch.float64)), []
     y = torch.randn(4096, 100, 2, dtype=torch.float64, device="cuda").cumsum(1)
     worth = dispatch.WORTH_FILTERING_THERE
     for targets in (1, 64, 4096):
@@ -134,22 +134,22 @@ def few() -> list[dict[str, object]]:
             z = y[:targets]
             rate = measured(lambda z=z: chosen.filter(z, beginning(z)), targets, 100, 3)["rate"]
             row[path] = round(1e3 * targets * 100 / rate, 3)
-        found.append(row)
+        table.append(row)
     dispatch.WORTH_FILTERING_THERE = worth
-    return found
+    return table
 
 
 def rows() -> list[dict[str, object]]:
-    found = []
+    table = []
     for dtype in (torch.float64, torch.float32):
         for method in ("imm", "gpb2"):
             for modes in (3, 8):
-                found.extend(compared(dtype, method, modes))
-                print(*found[-5:], sep="\n", flush=True)
+                table.extend(compared(dtype, method, modes))
+                print(*table[-5:], sep="\n", flush=True)
     for dtype in (torch.float64, torch.float32):
-        found.extend(others(dtype))
-        print(*found[-3:], sep="\n", flush=True)
-    return found
+        table.extend(others(dtype))
+        print(*table[-3:], sep="\n", flush=True)
+    return table
 
 
 if __name__ == "__main__":

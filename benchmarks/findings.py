@@ -1,8 +1,8 @@
-"""Verdicts of four models on every prediction, from their run folders.
+"""Results of the probe for four models, collected from the folders of their runs.
 
 gradlogz probe minilm --out runs/minilm          and likewise rxnmapper, rxnfp, smollm2
 python benchmarks/findings.py runs/minilm runs/rxnmapper runs/rxnfp runs/smollm2     writes results/findings.json
-python benchmarks/findings.py --again runs/some      takes the predictions of this run in place of those written before
+python benchmarks/findings.py --again runs/some      replaces the predictions of one model by those of this run
 """
 
 import json
@@ -43,7 +43,7 @@ def model(folder: str) -> dict[str, Any]:
 
 
 def renewed(rows: list[dict[str, Any]], new: dict[str, Any]) -> None:
-    """Put the claims of a run in place of the older ones, with what it counted."""
+    """Replace the claims of a model by those of a new run, and record its number of tokens."""
     (old,) = (row for row in rows if row["name"] == new["name"])
     for part in ("claims", "by layer"):
         old[part] |= new[part]

@@ -1,4 +1,4 @@
-"""What `import gradlogz` costs beside `import torch`, and how soon `gradlogz --help` answers."""
+"""Time of `import gradlogz` compared with `import torch`, and of `gradlogz --help`."""
 
 import subprocess
 import sys

@@ -1,9 +1,10 @@
-"""The layers on the CPU against torch.nn.MultiheadAttention, float32, two threads, ratios of one run.
+"""The layers on the CPU relative to torch.nn.MultiheadAttention, float32, two threads, ratios of one run.
 
-Each row names a problem (batch x tokens x size, heads), what was asked (forward without gradients; or forward and
-backward, gradients of tokens and parameters) and a layer, with its time over that of torch.nn.MultiheadAttention, which
-makes no weights, on the same tokens. Forward, torch has two ways, a fused one in evaluation and SDPA in training: the
-faster one counts. "A/A" is torch's layer over itself: how much is noise.
+Each row has a problem (batch x tokens x size, heads), the computation (forward without gradients; or forward and
+backward, with gradients of tokens and parameters) and a layer, with its time divided by that of
+torch.nn.MultiheadAttention, without attention weights, on the same tokens. Torch's forward pass has a fused path in
+evaluation mode and SDPA in training mode; the faster one is the reference. "A/A" is the ratio of torch's layer to
+itself, a measure of noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ def of_problem(batch: int, tokens: int, size: int, heads: int) -> Iterator[dict[
     x = torch.randn(batch, tokens, size)
     name, rounds = f"{batch} x {tokens} x {size}, {heads} heads", 5 if tokens > 2000 else 25
     calls = [layers(size, heads)]
-    if size < 100:  # by itself, because whatever follows it finds nothing of its own in the caches
+    if size < 100:  # timed separately, since it evicts the data of the others from the caches
         calls.append({**torchs(size, heads), "MomentAttention, full": full(size, heads)})
     for asked, timed in (("forward", forward), ("forward and backward", backward)):
         for group in calls:
@@ -50,7 +51,7 @@ Call = Callable[[Any, Tensor], Tensor]
 
 
 def torchs(size: int, heads: int) -> dict[str, tuple[nn.Module, Call]]:
-    """The two ways of torch."""
+    """Return torch's layer in evaluation and in training mode."""
     return {
         "torch": (nn.MultiheadAttention(size, heads, batch_first=True).eval(), ordinary),
         "torch, in training": (nn.MultiheadAttention(size, heads, batch_first=True), ordinary),
@@ -62,7 +63,7 @@ def full(size: int, heads: int) -> tuple[nn.Module, Call]:
 
 
 def layers(size: int, heads: int) -> dict[str, tuple[nn.Module, Call]]:
-    """Every layer, and how it is called; torch first."""
+    """Return every layer with the function that calls it; torch first."""
     multihead = gz.MultiheadAttention(size, heads, batch_first=True)
     return {
         **torchs(size, heads),
@@ -91,8 +92,8 @@ def alone(layer: Any, x: Tensor) -> Tensor:
 
 def moments(layer: gz.MomentAttention, x: Tensor) -> Tensor:
     variance = torch.ones_like(x)
-    found = layer(x, variance if layer.covariance == "diagonal" else torch.diag_embed(variance))
-    return found.mean + (found.covariance if layer.covariance == "diagonal" else found.covariance.sum(-1))
+    output = layer(x, variance if layer.covariance == "diagonal" else torch.diag_embed(variance))
+    return output.mean + (output.covariance if layer.covariance == "diagonal" else output.covariance.sum(-1))
 
 
 def forward(layer: nn.Module, call: Call, x: Tensor) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Statistics of measures against what people use instead, on one thread."""
+"""Time of the statistics of measures relative to common alternatives, on one thread."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention

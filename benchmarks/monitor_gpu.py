@@ -1,4 +1,4 @@
-"""What the monitor costs a training step on a GPU: GPT-2 small, bfloat16, eager and compiled.
+"""Cost of the monitor in a training step on a GPU: GPT-2 small, bfloat16, eager and compiled.
 
 python3 benchmarks/monitor_gpu.py [folder]     on a machine with a GPU; writes monitor_gpu.json
 """
@@ -19,7 +19,7 @@ QUIET = gradlogz.attention.Thresholds(None, None, None)
 
 
 def milliseconds(step, steps: int = STEPS) -> list[float]:
-    """Of every step, by the GPU's own clock, from the end of one to the end of the next."""
+    """Return the milliseconds of every step by the GPU's clock, from the end of one step to the end of the next."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     marks[0].record()
     for mark in marks[1:]:

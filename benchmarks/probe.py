@@ -1,8 +1,8 @@
-"""What the probe costs: all predictions in one pass against a plain forward pass over the same tokens.
+"""Cost of the probe: all predictions in one pass, relative to a plain forward pass over the same tokens.
 
 python benchmarks/run.py probe            MiniLM and SmolLM2 on the CPU, ratios
-python3 benchmarks/probe.py [folder]      on a GPU: a model of the shape of SmolLM2 with random weights, and how long a
-                                          million tokens take; writes probe_gpu.json
+python3 benchmarks/probe.py [folder]      on a GPU: a model of SmolLM2's shape with random weights, and the time of a
+                                          million tokens; writes probe_gpu.json
 """
 
 import json
@@ -24,22 +24,22 @@ from timing import compare
 
 def random_batches(vocabulary: int, rows: int, length: int, count: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
-    found = []
+    batches = []
     for i in range(count):
         ids = torch.randint(3, vocabulary, (rows, length), generator=generator)
         keys = torch.randint(0, 2**62, (rows,), generator=generator)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         names = [f"{i} {row}" for row in range(rows)]
-        found.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
-    return found
+        batches.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
+    return batches
 
 
 def rows() -> list[dict[str, object]]:
-    """On the CPU: each prediction by itself, and all of them."""
+    """Return ratios on the CPU, for each prediction alone and for all."""
     from gradlogz.probing.inside.loading import load
 
     torch.set_num_threads(2)
-    found: list[dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for name, batch, length in (("minilm", 16, 256), ("smollm2", 2, 512)):
         model = load(name).model
         (tokens,) = random_batches(20000, batch, length, 1)
@@ -67,12 +67,12 @@ def rows() -> list[dict[str, object]]:
             begun = time.perf_counter()
             looked_at([prediction])
             each[prediction.name] = round((time.perf_counter() - begun) / seconds["plain"], 3)
-        found.append({"model": name, "batch": [batch, length], "ratios": ratios, "events and one prediction": each})
-    return found
+        table.append({"model": name, "batch": [batch, length], "ratios": ratios, "events and one prediction": each})
+    return table
 
 
 def on_a_gpu() -> list[dict[str, object]]:
-    """A model of SmolLM2-135M's shape with random weights: milliseconds of a batch, and seconds of a million tokens."""
+    """Time a model of SmolLM2-135M's shape with random weights: milliseconds per batch, seconds per million tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -81,11 +81,11 @@ def on_a_gpu() -> list[dict[str, object]]:
         num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").cuda().eval()
-    found: list[dict[str, object]] = []
-    for size in (8, 64):  # as many tokens as a batch has on a small GPU, and on a large one
+    table: list[dict[str, object]] = []
+    for size in (8, 64):  # batch sizes of a small and of a large GPU
         batches = [placed(batch, model) for batch in random_batches(49152, size, 1024, 3)]
-        found.append(_on_a_gpu(model, batches, alone=size == 64))
-        print(json.dumps(found[-1]), flush=True)
+        table.append(_on_a_gpu(model, batches, alone=size == 64))
+        print(json.dumps(table[-1]), flush=True)
     architecture, tokens, state = discover(model, batches[0].inputs), 0, {}
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
@@ -95,9 +95,9 @@ def on_a_gpu() -> list[dict[str, object]]:
         tokens += 65536
     torch.cuda.synchronize()
     seconds, peak = time.perf_counter() - begun, torch.cuda.max_memory_allocated()
-    found.append({"tokens with merging": tokens, "seconds": round(seconds, 1), "GiB at most": round(peak / 2**30, 2)})
-    print(json.dumps(found[-1]), flush=True)
-    return found
+    table.append({"tokens with merging": tokens, "seconds": round(seconds, 1), "GiB at most": round(peak / 2**30, 2)})
+    print(json.dumps(table[-1]), flush=True)
+    return table
 
 
 def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> dict[str, object]:
@@ -110,14 +110,14 @@ def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> d
     def looked_at(wanted):
         return lambda batch: statistics_of(model, architecture, batch, wanted)
 
-    def timed(run, given: list[Batch]) -> float:
-        run(given[0])
+    def timed(run, inputs: list[Batch]) -> float:
+        run(inputs[0])
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        for batch in given:
+        for batch in inputs:
             run(batch)
         torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / len(given)
+        return (time.perf_counter() - begun) / len(inputs)
 
     seconds = {"plain": timed(plain, batches), "events alone": timed(looked_at([]), batches)}
     torch.cuda.reset_peak_memory_stats()
@@ -137,7 +137,6 @@ def _on_a_gpu(model: torch.nn.Module, batches: list[Batch], *, alone: bool) -> d
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
-    found = on_a_gpu()
     device = torch.cuda.get_device_name()
-    table = {"benchmark": "probe_gpu", "device": device, "torch": torch.__version__, "rows": found}
+    table = {"benchmark": "probe_gpu", "device": device, "torch": torch.__version__, "rows": on_a_gpu()}
     (folder / "probe_gpu.json").write_text(json.dumps(table, indent=2) + "\n")

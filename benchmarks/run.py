@@ -1,6 +1,6 @@
-"""Run the benchmarks: ratios against the alternative, measured in turn in one run, and one JSON file each.
+"""Run the benchmarks: ratios to the alternative, timed alternately in one run, and one JSON file each.
 
-python benchmarks/run.py [name ...]     all of them without names; results in benchmarks/results/<name>.json
+python benchmarks/run.py [name ...]     all benchmarks if no name is passed; writes benchmarks/results/<name>.json
 """
 
 import json

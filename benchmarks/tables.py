@@ -1,6 +1,6 @@
-"""The tables of the documentation, made of the JSON in benchmarks/results.
+"""Tables of the documentation, made from the JSON files in benchmarks/results.
 
-python benchmarks/tables.py     writes them between their markers
+python benchmarks/tables.py     writes each table between its markers
 """
 
 import json
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def cpu() -> str:
-    """Ratios to SDPA, one row per problem and one column per thing asked for."""
+    """Ratios to SDPA, one row per problem and one column per set of statistics."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention_cpu.json").read_text())["rows"]
     rows = [row for row in rows if "ratio" in row]
     tables = []
@@ -33,8 +33,8 @@ def cpu() -> str:
         problems: dict[str, dict[str, float]] = {}
         for row in rows:
             if row["asked"] in columns:
-                problems.setdefault(row["problem"], {"SDPA again": row["A/A"]})[row["asked"]] = row["ratio"]
-        names = (*columns, "SDPA again")
+                problems.setdefault(row["problem"], {"SDPA / SDPA": row["A/A"]})[row["asked"]] = row["ratio"]
+        names = (*columns, "SDPA / SDPA")
         lines = ["| heads x tokens x head size | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
         for problem, ratios in problems.items():
             cells = (f"{ratios[name]:.2f}" if name in ratios else "" for name in names)
@@ -96,7 +96,7 @@ def gpu_masks() -> str:
 
 
 def gpu_decoding() -> str:
-    """Microseconds of decoding as called and as a graph, one row per problem."""
+    """Microseconds of decoding as a Python call and as a CUDA graph, one row per problem."""
     table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
     lines = [
         "| queries | keys | attend, SDPA as called | ratio | at best | ratio | on the device | ratio | reading |",
@@ -113,7 +113,7 @@ def gpu_decoding() -> str:
 
 
 def layers() -> str:
-    """Ratios to torch.nn.MultiheadAttention, a table for what was asked, one row per layer, one column per problem."""
+    """Ratios to torch.nn.MultiheadAttention, one table per computation, one row per layer, one column per problem."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "layers.json").read_text())["rows"]
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     tables = []
@@ -123,9 +123,9 @@ def layers() -> str:
         for row in rows:
             if row["asked"] == asked:
                 of_layers.setdefault(row["layer"], {})[row["problem"]] = row["ratio"]
-                of_layers.setdefault("torch again", {}).setdefault(row["problem"], row["A/A"])
-        again = of_layers.pop("torch again")
-        for layer, ratios in {**of_layers, "torch again": again}.items():
+                of_layers.setdefault("torch / torch", {}).setdefault(row["problem"], row["A/A"])
+        again = of_layers.pop("torch / torch")
+        for layer, ratios in {**of_layers, "torch / torch": again}.items():
             cells = (f"{ratios[p]:.2f}" if p in ratios else "" for p in problems)
             lines.append(f"| {layer} | " + " | ".join(cells) + " |")
         tables.append("\n".join(lines))
@@ -136,7 +136,7 @@ def models() -> str:
     """Ratios to the model with SDPA, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
     names = ("eager", "registered", "observed", "A/A")
-    lines = ["| sentences x tokens | eager | registered | observed | SDPA again |", "|---|---|---|---|---|"]
+    lines = ["| sentences x tokens | eager | registered | observed | SDPA / SDPA |", "|---|---|---|---|---|"]
     for row in rows:
         if "observed" in row:
             batch = " x ".join(map(str, row["shape"])) + (", padded" if row["padded"] else "")
@@ -149,7 +149,8 @@ def monitor() -> str:
     gpu = json.loads((ROOT / "benchmarks" / "results" / "monitor_gpu.json").read_text())["rows"]
     cpu = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
     lines = [
-        "| training step of | batch x tokens | plain | looked at | ratio | by default, mean | ratio | plain again |",
+        "| training step of | batch x tokens | plain, ms | monitored, ms | ratio | mean at default interval, ms | "
+        "ratio | plain / plain |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in gpu:
@@ -171,7 +172,7 @@ def dynamics() -> str:
     """Ratios of a step to one call of SDPA, one row per cloud."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics.json").read_text())["rows"]
     names = ("rms_norm", "zca", "rms_norm, observed", "A/A")
-    lines = ["| tokens x dimension | " + " | ".join(names[:-1]) + " | SDPA again |", "|---|" + "---|" * len(names)]
+    lines = ["| tokens x dimension | " + " | ".join(names[:-1]) + " | SDPA / SDPA |", "|---|" + "---|" * len(names)]
     for row in rows:
         cells = " | ".join(f"{row[name]:.2f}" for name in names)
         lines.append(f"| {row['tokens']} x {row['dimension']} | {cells} |")
@@ -197,7 +198,7 @@ def dynamics_gpu() -> str:
 
 
 def findings() -> str:
-    """The verdicts of the probe, one column for each model."""
+    """Verdicts of the probe, one column per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "findings.json").read_text())["rows"]
     lines = ["| prediction | " + " | ".join(row["name"] for row in rows) + " |", "|---|" + "---|" * len(rows)]
     for prediction in rows[0]["claims"]:
@@ -212,7 +213,7 @@ def findings() -> str:
 
 
 def probe() -> str:
-    """What the probe takes beside a plain pass on two cores, one column for each model."""
+    """Time of the probe relative to a plain pass on two cores, one column per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
     names = [f"{row['model']}, {' x '.join(map(str, row['batch']))} tokens" for row in rows]
     lines = ["| two cores, times a plain pass | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
@@ -225,10 +226,10 @@ def probe() -> str:
 
 
 def probe_gpu() -> str:
-    """The same on a GPU, one row for each batch."""
+    """Time of the probe relative to a plain pass on a GPU, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe_gpu.json").read_text())["rows"]
     lines = [
-        "| tokens of a batch | plain, ms | events alone | all predictions | plain again | GiB at most |",
+        "| tokens of a batch | plain, ms | events alone | all predictions | plain / plain | peak GiB |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -244,12 +245,13 @@ def probe_gpu() -> str:
 
 
 def filter_quality() -> str:
-    """Errors, NEES and modes of filters and smoothers, a table for each manoeuvre."""
+    """Errors, NEES and mode accuracy of filters and smoothers, one table per manoeuvre."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filter_quality.json").read_text())["rows"]
     tables = []
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
         lines = [
-            f"| {scenario} | position | velocity | NEES / 4 | mode right, % | delay, steps | drawn: NEES / 4 | lost |",
+            f"| {scenario} | position | velocity | NEES / 4 | mode accuracy, % | delay, steps | "
+            "NEES / 4, drawn modes | log likelihood lost |",
             "|---|" + "---|" * 7,
         ]
         for row in rows:
@@ -264,7 +266,7 @@ def filter_quality() -> str:
                     (row["nees drawn"], 2),
                     (row.get("lost"), 3),
                 )
-                cells = (f"{of[0]:.{digits}f} ± {of[1]:.{digits}f}" if of else "" for of, digits in measured)
+                cells = (f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if pair else "" for pair, digits in measured)
                 lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
@@ -301,7 +303,7 @@ def filters_online() -> str:
 
 
 def filters_gpu() -> str:
-    """Millions of target-steps per second, fused and by torch, one row per filter."""
+    """Millions of target-steps per second, fused and torch path, one row per filter."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
     asked = ("all fields", "means and modes", "last step", "one step", "gradients")
     filters: dict[tuple[str, int, str], dict[tuple[str, str], dict]] = {}
@@ -311,10 +313,12 @@ def filters_gpu() -> str:
         "| million target-steps a second, fused / torch | " + " | ".join(asked) + " | A/A |",
         "|---|" + "---|" * (len(asked) + 1),
     ]
-    for (method, modes, dtype), found in filters.items():
-        pairs = [[found[name, path]["rate"] for path in ("fused", "torch") if (name, path) in found] for name in asked]
+    for (method, modes, dtype), measured in filters.items():
+        pairs = [
+            [measured[name, path]["rate"] for path in ("fused", "torch") if (name, path) in measured] for name in asked
+        ]
         cells = (" / ".join(f"{rate / 1e6:.{0 if rate > 1e8 else 1}f}" for rate in pair) for pair in pairs)
-        again = max((row["A/A"] for row in found.values() if "A/A" in row), key=lambda ratio: abs(ratio - 1))
+        again = max((row["A/A"] for row in measured.values() if "A/A" in row), key=lambda ratio: abs(ratio - 1))
         lines.append(f"| {method}, {modes} modes, {dtype} | " + " | ".join(cells) + f" | {again:.2f} |")
     return "\n".join(lines)
 
@@ -323,7 +327,7 @@ def contrastive() -> str:
     """Ratios and memory of losses, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "contrastive.json").read_text())["rows"]
     ratios = ("gradlogz / dense", "gradlogz / compiled", "pytorch-metric-learning / dense")
-    names = (*(name.replace("gradlogz", "here") for name in ratios), "dense again", "MiB dense", "MiB here")
+    names = (*ratios, "dense / dense", "MiB dense", "MiB gradlogz")
     lines = ["| loss | batch x dimension | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
     for row in rows:
         cells = [f"{row[name]:.2f}" if name in row else "" for name in (*ratios, "A/A")]
@@ -336,11 +340,11 @@ def contrastive_gpu() -> str:
     """Milliseconds and memory of InfoNCE on a GPU, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "contrastive_gpu.json").read_text())["rows"]
     names = [n for n in ("gradlogz", "dense", "compiled", "chunked", "linear_cross_entropy") if n in rows[0]["ms"]]
-    heads = ["here" if name == "gradlogz" else name.replace("_", " ") for name in names]
+    heads = [name.replace("_", " ") for name in names]
     lines = [
         "| batch | precision | "
         + " | ".join(f"{head}, ms" for head in heads)
-        + " | MiB, in this order | TFLOP/s here |",
+        + " | MiB, in this order | TFLOP/s of gradlogz |",
         "|---|---|" + "---|" * (len(names) + 2),
     ]
     for row in rows:
@@ -374,7 +378,7 @@ TABLES = {
 
 
 def filled(page: str) -> str:
-    """The page with each of its tables between the markers."""
+    """Return the page with its tables written between their markers."""
     for name, table in TABLES.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if begin not in page:

@@ -1,4 +1,4 @@
-"""Timing side by side: every alternative once per round, medians over rounds, the first one twice as an A/A row."""
+"""Interleaved timing: every alternative once per round, medians over rounds, the first one twice as the A/A row."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ from collections.abc import Callable
 def compare(
     alternatives: dict[str, Callable[[], object]], rounds: int = 15, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Median seconds of each alternative by a clock; "A/A" is the first one measured again."""
+    """Return the median seconds of each alternative by a clock; "A/A" is the first alternative measured again."""
     first = next(iter(alternatives))
     calls = {**alternatives, "A/A": alternatives[first]}
     for call in calls.values():

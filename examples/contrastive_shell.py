@@ -1,17 +1,17 @@
-"""Do contrastive features become Gaussian on a thin shell? Encoders trained with InfoNCE, and with labels instead.
+"""Do contrastive features become Gaussian on a thin shell? Encoders trained with InfoNCE, and with labels.
 
     python examples/contrastive_shell.py [folder]      about two minutes on one core
 
-The claim [betser26]: InfoNCE makes the lengths of features concentrate (a thin shell) and their coordinates Gaussian,
-whatever the inputs are; training with labels does not. Inputs are Gaussian, Laplace and sparse, a positive is the same
-input with noise of its own, the encoder has one hidden layer, and similarities are cosines, so that the loss itself
-does not see lengths. Looked at are, on inputs it was not trained on,
+The claim [betser26]: with InfoNCE the lengths of features concentrate (a thin shell) and their coordinates become
+Gaussian for any distribution of the inputs; with labels they do not. Inputs are Gaussian, Laplace and sparse. A
+positive is the same input with independent noise, the encoder has one hidden layer, and similarities are cosines, so
+that the loss does not depend on lengths. Measured on new inputs:
 
     coefficient of variation     std |z| / mean |z|
-    Anderson-Darling             A² of each coordinate of z, standardised; 0.752 is passed by 1 Gaussian in 20
+    Anderson-Darling             A² of each coordinate of z, standardised; 0.752 is exceeded by 1 Gaussian in 20
 
-beside what a Gaussian of the same covariance would show, and the untrained encoder. In the folder it leaves
-contrastive_shell.json and, where matplotlib is installed, contrastive_shell.svg.
+They are compared with a Gaussian of the same covariance and with the untrained encoder. The script writes
+contrastive_shell.json and, if matplotlib is installed, contrastive_shell.svg to the folder.
 """
 
 import json
@@ -26,7 +26,7 @@ import gradlogz as gz
 
 HIDDEN, FEATURES, CLASSES = 256, 32, 10
 BATCH, STEPS, RATE, TEMPERATURE, NOISE, TESTED = 512, 800, 2e-3, 0.2, 0.5, 4096
-CRITICAL = 0.752  # of A² (1 + 0.75/n + 2.25/n²), mean and variance estimated, at 5 %   [dagostino86]
+CRITICAL = 0.752  # 5 % critical value of A² (1 + 0.75/n + 2.25/n²), mean and variance estimated   [dagostino86]
 
 
 def gaussian(count: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
@@ -34,13 +34,13 @@ def gaussian(count: int, inputs: int, generator: torch.Generator) -> torch.Tenso
 
 
 def laplace(count: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
-    """Differences of two exponentials, of variance 1."""
+    """Draw Laplace variables of variance 1, as differences of two exponentials."""
     one, other = (torch.empty(count, inputs).exponential_(generator=generator) for _ in range(2))
     return (one - other) / math.sqrt(2)
 
 
 def sparse(count: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
-    """Nine coordinates in ten are zero; of variance 1."""
+    """Draw Gaussian vectors with nine in ten coordinates set to zero, of variance 1."""
     some = torch.rand(count, inputs, generator=generator) < 0.1
     return gaussian(count, inputs, generator) * some * math.sqrt(10)
 
@@ -59,7 +59,7 @@ def encoder(inputs: int) -> nn.Module:
 
 
 def trained(source: str, objective: str) -> nn.Module:
-    """After STEPS steps with InfoNCE, or of a classifier of what a random teacher says, or untrained."""
+    """Return an encoder trained for STEPS steps with InfoNCE or with labels of a random teacher, or untrained."""
     draw_inputs, inputs = SOURCES[source]
     model = encoder(inputs)
     if objective == "untrained":
@@ -81,7 +81,7 @@ def trained(source: str, objective: str) -> nn.Module:
 
 
 def anderson_darling(z: torch.Tensor) -> torch.Tensor:
-    """A² of every column against a Gaussian of its own mean and variance, corrected for both being estimated."""
+    """Return A² of every column against a Gaussian with estimated mean and variance, corrected for the estimation."""
     n = z.shape[0]
     y = ((z - z.mean(0)) / z.std(0)).sort(0).values
     odd = 2 * torch.arange(1, n + 1, dtype=z.dtype).unsqueeze(-1) - 1
@@ -90,7 +90,7 @@ def anderson_darling(z: torch.Tensor) -> torch.Tensor:
 
 
 def variation(z: torch.Tensor) -> float:
-    """The coefficient of variation of the lengths."""
+    """Return the coefficient of variation of the lengths."""
     length = z.norm(dim=-1)
     return float(length.std() / length.mean())
 
@@ -115,8 +115,8 @@ def looked_at(source: str, objective: str) -> dict:
 OBJECTIVES = ("untrained", "info_nce", "labels")
 
 
-def draw(found: dict, path: Path) -> None:
-    """A row for each kind of input, a dot for each encoder, a bar where a Gaussian would be."""
+def draw(results: dict, path: Path) -> None:
+    """Draw a row for each kind of input, a dot for each encoder, and a bar for a Gaussian."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -127,14 +127,14 @@ def draw(found: dict, path: Path) -> None:
     colours = dict(zip(OBJECTIVES, ("#888888", "#1b6ca8", "#e07a1f"), strict=True))
     words = dict(zip(OBJECTIVES, ("untrained", "InfoNCE", "labels"), strict=True))
     for panel, name in zip(panels, ("variation", "passed"), strict=True):
-        for place, by in enumerate(found.values()):
+        for place, by in enumerate(results.values()):
             for shift, (objective, row) in zip((0.22, 0.0, -0.22), by.items(), strict=True):
                 if name == "variation":
                     panel.plot(row["variation of a Gaussian"], -place + shift, "|", color="#b0302f", markersize=11)
                 panel.plot(row[name], -place + shift, "o", color=colours[objective], markersize=6)
             panel.axhline(-place - 0.5, color="#dddddd", linewidth=0.8)
-        panel.set_yticks([-place for place in range(len(found))], list(found))
-        panel.set_ylim(-len(found) + 0.5, 0.5)
+        panel.set_yticks([-place for place in range(len(results))], list(results))
+        panel.set_ylim(-len(results) + 0.5, 0.5)
         panel.spines[["top", "right"]].set_visible(False)
     for place, objective in enumerate(OBJECTIVES):
         at, colour = (0.88, 0.95 - 0.075 * place), colours[objective]
@@ -156,14 +156,14 @@ def draw(found: dict, path: Path) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    found = {source: {objective: looked_at(source, objective) for objective in OBJECTIVES} for source in SOURCES}
+    results = {source: {objective: looked_at(source, objective) for objective in OBJECTIVES} for source in SOURCES}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "contrastive_shell.json").write_text(json.dumps(found, indent=1) + "\n")
-    for source, by in found.items():
+    (folder / "contrastive_shell.json").write_text(json.dumps(results, indent=1) + "\n")
+    for source, by in results.items():
         for objective, row in by.items():
             print(f"{source:12} {objective:10}", *(f"{name} {value:.3g}" for name, value in row.items()), sep="  ")
     try:
-        draw(found, folder / "contrastive_shell.svg")
+        draw(results, folder / "contrastive_shell.svg")
     except ImportError:
         print("no picture: matplotlib is not installed")
 

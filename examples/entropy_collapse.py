@@ -1,10 +1,10 @@
-"""A small GPT is trained with a learning rate that grows until it breaks; the monitor sees it before the loss does.
+"""Train a small GPT with a growing learning rate until it diverges; the monitor raises alerts before the loss rises.
 
     python examples/entropy_collapse.py [folder]      about a minute on one core
 
-It reads the source of Python's argparse letter by letter. Every 5 steps the monitor looks at its 4 layers; its alerts
-are printed beside the loss. In the folder it leaves entropy_collapse.json and, where matplotlib is installed,
-entropy_collapse.svg.
+The model reads the source of Python's argparse character by character. Every 5 steps the monitor evaluates its 4
+layers; alerts are printed with the loss. The script writes entropy_collapse.json and, if matplotlib is installed,
+entropy_collapse.svg to the folder.
 """
 
 import argparse
@@ -59,14 +59,14 @@ class GPT(nn.Module):
 
 
 def rate(step: int) -> float:
-    """A warm-up that nobody remembered to end."""
+    """Return the learning rate of a step: a warm-up that never ends."""
     return RATE * min(1.0, (step + 1) / WARMUP) * GROWTH**step
 
 
 def trained(
     steps: int = STEPS,
 ) -> tuple[list[float], list[gradlogz.attention.MonitorRow], list[gradlogz.attention.Alert]]:
-    """The losses of all steps, and the rows and alerts of the monitor."""
+    """Train the model; return the losses of all steps, and the rows and alerts of the monitor."""
     torch.manual_seed(0)
     text = inspect.getsource(argparse)
     letters = {letter: index for index, letter in enumerate(sorted(set(text)))}
@@ -95,7 +95,7 @@ def trained(
 
 
 def noticed(losses: list[float], span: int = 20, worse: float = 0.05) -> int | None:
-    """The step at which the mean loss of the last `span` steps is by that part above the best it has been."""
+    """Return the first step at which the mean loss over `span` steps exceeds its minimum by the share `worse`."""
     best = float("inf")
     for step in range(span, len(losses) + 1):
         mean = sum(losses[step - span : step]) / span
@@ -109,8 +109,8 @@ def first(alerts: list[gradlogz.attention.Alert], kind: str) -> int | None:
     return next((alert.step for alert in alerts if alert.kind == kind), None)
 
 
-def draw(found: dict, path: Path) -> None:
-    """Loss, entropy and highest logit, with the step at which each gives the alarm."""
+def draw(results: dict, path: Path) -> None:
+    """Draw loss, entropy and largest logit, with the step of the first alarm of each."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -119,20 +119,20 @@ def draw(found: dict, path: Path) -> None:
 
     figure, panels = pyplot.subplots(3, 1, figsize=(7, 6.2), sharex=True, constrained_layout=True)
     colours = ["#1b6ca8", "#e07a1f", "#3f8f4f", "#8e4a9e"]
-    panels[0].plot(found["losses"], color="#444444", linewidth=0.9)
+    panels[0].plot(results["losses"], color="#444444", linewidth=0.9)
     panels[0].set_ylabel("loss")
-    for colour, (layer, values) in zip(colours, found["layers"].items(), strict=True):
-        panels[1].plot(found["steps"], values["entropy"], color=colour, label=layer)
-        panels[2].plot(found["steps"], values["max_logit"], color=colour)
+    for colour, (layer, values) in zip(colours, results["layers"].items(), strict=True):
+        panels[1].plot(results["steps"], values["entropy"], color=colour, label=layer)
+        panels[2].plot(results["steps"], values["max_logit"], color=colour)
     panels[1].set_ylabel("mean entropy (nats)")
     panels[1].legend(frameon=False, fontsize=8, ncols=2, loc="lower left")
     panels[2].set_yscale("log")
     panels[2].set_ylabel("highest logit")
     panels[2].set_xlabel("step")
     marks = (
-        ("loss up 5 %", found["loss"], "#444444", "-"),
-        ("entropy collapse", found["entropy collapse"], "#b0302f", "--"),
-        ("logit explosion", found["logit explosion"], "#b0302f", ":"),
+        ("loss up 5 %", results["loss"], "#444444", "-"),
+        ("entropy collapse", results["entropy collapse"], "#b0302f", "--"),
+        ("logit explosion", results["logit explosion"], "#b0302f", ":"),
     )
     for panel, (name, step, colour, _) in zip(panels, marks, strict=True):
         panel.spines[["top", "right"]].set_visible(False)
@@ -149,7 +149,7 @@ def draw(found: dict, path: Path) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)  # the same numbers everywhere
     losses, rows, alerts = trained()
-    found = {
+    results = {
         "losses": [round(loss, 4) for loss in losses],
         "steps": [row.step for row in rows],
         "layers": {
@@ -164,13 +164,13 @@ def main(folder: Path) -> None:
         "loss": noticed(losses),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "entropy_collapse.json").write_text(json.dumps(found) + "\n")
-    alarms, late = {name: found[name] for name in ("logit explosion", "entropy collapse")}, found["loss"]
+    (folder / "entropy_collapse.json").write_text(json.dumps(results) + "\n")
+    alarms, late = {name: results[name] for name in ("logit explosion", "entropy collapse")}, results["loss"]
     print(", ".join(f"{name} at step {step}" for name, step in {**alarms, "loss": late}.items()))
     if not all(step is not None and late is not None and step < late for step in alarms.values()):
         sys.exit("the loss was first")
     try:
-        draw(found, folder / "entropy_collapse.svg")
+        draw(results, folder / "entropy_collapse.svg")
     except ImportError:
         print("no picture: matplotlib is not installed")
 

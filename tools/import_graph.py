@@ -1,12 +1,12 @@
-"""The import graph of the package: no cycle, no chain longer than LONGEST, nothing that computes imports a renderer.
+"""Check the import graph of the package: no cycles, no chain longer than LONGEST, no import of `reporting` from below.
 
-    python tools/import_graph.py          the graph of src/gradlogz; exit status 1 if it breaks a rule
+    python tools/import_graph.py          checks src/gradlogz; exit status 1 if a rule is broken
 
-Every import statement counts: at the top of a module, inside a function, under TYPE_CHECKING. Two edges do not: those
-of the root package, which lists names of all chapters for type checkers, and those of a module to a package that
-contains it, which Python imports first in any case.
+Every import statement counts: at the top of a module, inside a function, under TYPE_CHECKING. Two kinds of edges are
+excluded: those of the root package, which lists names of all subpackages for type checkers, and those from a module to
+a package that contains it, which Python always imports first.
 
-Held by: tests/package/test_imports_point_downward.py. Layers of chapters: [tool.importlinter] in pyproject.toml.
+Test: tests/package/test_imports_point_downward.py. Layers of subpackages: [tool.importlinter] in pyproject.toml.
 """
 
 import ast
@@ -16,16 +16,16 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST = 16  # modules of a chain of imports
+LONGEST = 16  # maximum number of modules in a chain of imports
 ROOT = Path(__file__).parent.parent / "src" / "gradlogz"
 RENDERER = "reporting"
-MAY_RENDER = {"reporting", "cli", "commands", "__main__"}  # what stands above the renderer
+MAY_RENDER = {"reporting", "cli", "commands", "__main__"}  # packages above the renderer
 
 Graph = dict[str, set[str]]
 
 
 class Rules(NamedTuple):
-    """What a graph breaks, one sentence each; all are empty if it breaks nothing."""
+    """Violations of each rule, one sentence each; all lists are empty if there are none."""
 
     cycles: list[str]
     chains: list[str]
@@ -33,7 +33,7 @@ class Rules(NamedTuple):
 
 
 def import_graph(root: Path) -> Graph:
-    """The modules of a package, each with the modules of the package that it imports."""
+    """Return the modules of a package, each with the modules of the package that it imports."""
     paths = {_name(path, root): path for path in root.rglob("*.py")}
     graph = {name: set(_imported(name, path, set(paths))) for name, path in paths.items()}
     graph.pop(root.name, None)
@@ -44,7 +44,7 @@ def import_graph(root: Path) -> Graph:
 
 
 def cycles(graph: Graph) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others, by the names of their modules."""
+    """Return the groups of modules that import each other, directly or indirectly."""
     reached = {name: _reachable(graph, name) for name in graph}
     groups = {
         frozenset(other for other in graph if other in reached[name] and name in reached[other]) for name in graph
@@ -53,7 +53,7 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """A longest path of imports, from the module that imports to what imports nothing. Raises CycleError on a cycle."""
+    """Return a longest chain of imports, from importer to imported; raise CycleError if there is a cycle."""
     chain: dict[str, list[str]] = {}
     for name in TopologicalSorter(graph).static_order():
         chain[name] = [name, *max((chain[other] for other in graph.get(name, ())), key=len, default=[])]
@@ -61,7 +61,7 @@ def longest_chain(graph: Graph) -> list[str]:
 
 
 def importers(graph: Graph, package: str) -> list[tuple[str, str]]:
-    """Pairs (module, module of the package) in which the first imports the second and lies outside."""
+    """Return the pairs (module outside the package, module of the package that it imports)."""
 
     def inside(name: str) -> bool:
         return f"{name}.".startswith(f"{package}.")
@@ -70,12 +70,12 @@ def importers(graph: Graph, package: str) -> list[tuple[str, str]]:
 
 
 def broken_rules(graph: Graph, package: str) -> Rules:
-    """The three rules, judged."""
+    """Return the violations of the three rules."""
     rings = [f"cycle: {' '.join(group)}" for group in cycles(graph)]
     try:
         chain = longest_chain(graph)
     except CycleError:
-        chain = []  # a chain in a cycle has no end
+        chain = []  # a cycle has no longest chain
     too_long = (
         [f"chain of {len(chain)}, at most {LONGEST} allowed: {' -> '.join(chain)}"] if len(chain) > LONGEST else []
     )
@@ -92,7 +92,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _imported(name: str, path: Path, modules: set[str]) -> Iterator[str]:
-    """The modules that the import statements of a file name, wherever in the file they are."""
+    """Yield the modules imported anywhere in a file."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -104,20 +104,20 @@ def _imported(name: str, path: Path, modules: set[str]) -> Iterator[str]:
         else:
             continue
         for target in targets:
-            found = _module(target, modules)
-            if found is not None and found != name:
-                yield found
+            module = _module(target, modules)
+            if module is not None and module != name:
+                yield module
 
 
 def _module(target: str, modules: set[str]) -> str | None:
-    """The module that holds a dotted name: the name itself, or the longest part of it that is a module."""
+    """Return the module of a dotted name: the name itself, or its longest prefix that is a module."""
     while target and target not in modules:
         target = target.rpartition(".")[0]
     return target or None
 
 
 def _reachable(graph: Graph, start: str) -> set[str]:
-    """What a module imports, directly or through others; itself only if a cycle leads back to it."""
+    """Return the modules that a module imports, directly or indirectly; it includes itself only in a cycle."""
     reached: set[str] = set()
     waiting = list(graph[start])
     while waiting:

@@ -67,13 +67,10 @@ def docstrings_and_names(text: str) -> Iterator[tuple[int, str]]:
             opening = OPENINGS.match(ast.get_docstring(node) or "")
             if opening is not None:
                 yield node.body[0].lineno, f'docstring opens with "{opening[0]}": say what is returned or done'
-        name = None
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        elif isinstance(node, ast.arg):
-            name = node.arg
-        if name in NAMES and ESCAPE not in lines[node.lineno - 1]:
-            yield node.lineno, f'name "{name}": use a noun of the subject'
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+            name = node.arg if isinstance(node, ast.arg) else node.id
+            if name in NAMES and ESCAPE not in lines[node.lineno - 1]:
+                yield node.lineno, f'name "{name}": use a noun of the subject'
 
 
 def main(arguments: list[str]) -> int:

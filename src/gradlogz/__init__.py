@@ -4,8 +4,9 @@
     query      the natural parameter eta         ∇G(eta)                              attention
     residual   convolution with the Dirac at x   ∇²G(eta)                             Fisher information
 
-The names of first use are here; everything else is public in its chapter: gradlogz.filters.singer. The list of names is
-__init__.pyi, which type checkers read too; each is imported on first use, so that the command line answers at once.
+The most used names are available here; all others are public in their subpackage, such as gradlogz.filters.singer. The
+list of names is __init__.pyi, which type checkers read too. Names are imported on first use, so that the command line
+starts quickly.
 """
 
 import ast

@@ -4,10 +4,9 @@
     shown(findings, "html")               calls it
 
 Forms are "html" (notebooks), "terminal" (rich), "text" (plain lines) and "plot" (figures). Results are defined below
-`reporting` and must not import it, yet notebooks call their `_repr_html_`. So `reporting` fills this registry when it
-is imported, and `shown` imports it by name on first use. That import by name is no edge of the import graph, and
-rightly so: to define a result nothing of `reporting` is needed, and `reporting` alone depends on the definitions of
-results.
+`reporting` and must not import it, yet notebooks call their `_repr_html_`. Therefore `reporting` fills this registry
+when it is imported, and `shown` imports it by name on first use. The import by name is not an edge of the import graph:
+the definition of a result needs nothing from `reporting`.
 
 Read next: reporting/pages_by_result.py, which fills the registry.
 """
@@ -25,7 +24,7 @@ def register(result_type: type, form: str, function: Callable[..., Any]) -> None
 
 
 def shown(result: Any, form: str, *arguments: Any, **options: Any) -> Any:
-    """The display of a result in a form, by the function registered for its type or for the nearest base class."""
+    """Return the display of a result in a form, by the function registered for its type or its nearest base class."""
     import_module("gradlogz.reporting")
     for base in type(result).__mro__:
         if (base, form) in _DISPLAYS:

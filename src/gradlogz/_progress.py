@@ -1,8 +1,8 @@
-"""Progress of long computations, in one form everywhere.
+"""Progress of long computations: the meaning of every `progress` argument.
 
-    progress=False               nothing is shown
+    progress=False               no output
     progress=True                a text bar on standard error
-    progress=f                   f(done, total) after each unit of work; total is 0 where it is not known
+    progress=f                   f(done, total) after each unit of work; total is 0 if unknown
 
 Law: tests/package/test_progress_has_one_meaning.py.
 """
@@ -11,20 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 
-WIDTH = 40  # of the bar, in characters
+WIDTH = 40  # width of the bar in characters
 
 Progress = bool | Callable[[int, int], None]
 
 
 def reporter(progress: Progress, unit: str) -> Callable[[int, int], None]:
-    """The function to call with (done, total): the one given, a text bar for True, nothing for False."""
+    """Return the function to call with (done, total): `progress` itself, a text bar for True, no output for False."""
     if callable(progress):
         return progress
     return progress_bar(unit) if progress else _silent
 
 
 def progress_bar(unit: str) -> Callable[[int, int], None]:
-    """A text bar on standard error: work done, units per second, and the seconds left where the total is known."""
+    """Return a text bar on standard error: work done, units per second, and remaining seconds if the total is known."""
     begun = time.perf_counter()
     ended = False
 

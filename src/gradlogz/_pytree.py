@@ -1,10 +1,10 @@
-"""Frozen records of tensors that torch's transforms see through: dataclasses registered as pytrees.
+"""Frozen records of tensors, registered as pytrees for torch's transforms.
 
     children    tensor fields and record fields, in the order of their declaration; fields that are None are dropped
-    context     which fields are present, and the values of `static_field()` fields
+    context     names of the fields present, and the values of `static_field()` fields
 
-Rebuilding skips `__init__`, so that no check ever runs on a half-built object: inside a transform the children may be
-tensors of other shapes, or no tensors at all.
+Unflattening skips `__init__` and its checks, since inside a transform the children may be tensors of other shapes, or
+objects that are not tensors.
 
 Law: tests/laws/test_measures_are_pytrees.py.
 """
@@ -18,13 +18,13 @@ C = TypeVar("C", bound=type)
 
 
 def static_field(*, default: Any = dataclasses.MISSING, kw_only: bool = False) -> Any:
-    """A field that is no tensor: part of the structure of the pytree."""
+    """Declare a field that is not a tensor: part of the structure of the pytree."""
     return dataclasses.field(default=default, kw_only=kw_only, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static_field, dataclasses.field))
 def record(cls: C) -> C:
-    """Make a class a frozen dataclass and a pytree; `_free` names the fields that are its children."""
+    """Make a class a frozen dataclass and a pytree; its `_free` lists the names of the child fields."""
     dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(cls)
     names = [f.name for f in fields]

@@ -1,4 +1,4 @@
-"""Settings of a run as frozen dataclasses: some fields replaced, and the command line that gives the same settings.
+"""Settings of a run as frozen dataclasses: replacement of fields, and the equivalent command-line options.
 
 Read next: simulation/settings.py, tracking/settings.py.
 """
@@ -10,12 +10,12 @@ S = TypeVar("S")  # a dataclass
 
 
 def changed(settings: S, **options: Any) -> S:
-    """The settings with the options given in place of their own; an option that is None leaves the field as it is."""
+    """Return the settings with the options replaced; an option that is None leaves its field unchanged."""
     return replace(settings, **{name: value for name, value in options.items() if value is not None})  # type: ignore[type-var]
 
 
 def flags(settings: S, base: S) -> list[str]:
-    """The options of the command line that turn `base` into `settings`: "--beta 2", "--causal", "--no-residual"."""
+    """Return the command-line options that turn `base` into `settings`: "--beta 2", "--causal", "--no-residual"."""
     words = []
     for field in fields(settings):  # type: ignore[arg-type]
         value, name = getattr(settings, field.name), field.name.replace("_", "-")
@@ -29,5 +29,5 @@ def flags(settings: S, base: S) -> list[str]:
 
 
 def _shortest(value: Any) -> str:
-    """The value as text that reads back as the same number: 2 for 2.0, and all digits where they are needed."""
+    """Return the shortest text that parses to the same number: 2 for 2.0, all digits where needed."""
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{value}"

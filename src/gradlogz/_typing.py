@@ -1,4 +1,4 @@
-"""The dimension key of every annotated shape in this package, and Python numbers in place of scalar tensors.
+"""Dimension names of all annotated shapes in this package, and conversion of Python numbers to scalar tensors.
 
 b   batch            h   heads           m   queries         n   points
 d   dimension        e   new dimension   v   value dimension
@@ -19,9 +19,9 @@ __all__ = ["Bool", "Float", "Int", "Tensor", "as_scalar_tensor"]
 
 
 def as_scalar_tensor(value: Any, like: Any = None, ndim: int = 0) -> Any:
-    """A Python number as a tensor [1, ..., 1] of ndim dimensions; anything else as it is.
+    """Convert a Python number to a tensor [1, ..., 1] of ndim dimensions; return anything else unchanged.
 
-    Its dtype and device are those of `like`, where that is a tensor; else they are torch's defaults.
+    The dtype and device are those of `like` if it is a tensor, otherwise torch's defaults.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value

@@ -1,8 +1,8 @@
 """The command line: a table of commands.
 
-It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help answers at once.
+It needs the extra [cli] (typer, rich). torch is imported only when a command runs, so that help is fast.
 
-Read next: commands (one module for each command), commands/boundary.py (what becomes of bad input).
+Read next: commands (one module for each command), commands/boundary.py (errors for bad input).
 """
 
 import sys
@@ -15,25 +15,26 @@ if TYPE_CHECKING:
     import typer
 
 INSTALL = (
-    "gradlogz: the command line must have typer and rich; got neither. Install them with: pip install 'gradlogz[cli]'"
+    "gradlogz: the command line needs typer and rich, which are not installed. "
+    "Install them with: pip install 'gradlogz[cli]'"
 )
 
 
 def main() -> None:
-    """Run the command line; without its extra, say how to install it and exit with 2."""
+    """Run the command line; if its extra is missing, print how to install it and exit with status 2."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError:
         print(INSTALL, file=sys.stderr)
         raise SystemExit(2) from None
-    # A torch without NumPy says so on import; nothing here needs NumPy.
+    # torch warns on import if NumPy is missing; nothing here needs NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     application()()
 
 
 def application() -> "typer.Typer":
-    """The commands, as a typer application."""
+    """Return the typer application with all commands."""
     import typer
 
     from .commands import compare, probe, report, simulate, track, verify

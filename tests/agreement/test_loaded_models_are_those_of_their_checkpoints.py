@@ -16,7 +16,7 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import documents
-from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, random_twin
+from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, with_random_weights
 from support.pretrained import SENTENCES, folder, minilm
 
 REACTIONS = ["CC[O-]~[Na+].BrCC>>CCOCC", "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"]
@@ -211,7 +211,7 @@ def test_the_pooler_that_a_checkpoint_lacks_is_left_out(tmp_path):
     found = load(tmp_path)
     assert type(found.model).__name__ == "BertModel"
     assert found.model.pooler is None
-    twin = random_twin(found.model, seed=0)
+    twin = with_random_weights(found.model, seed=0)
     assert [n for n, _ in twin.named_parameters()] == [n for n, _ in found.model.named_parameters()]
 
 
@@ -257,7 +257,7 @@ def test_a_model_in_the_cache_of_the_hub_needs_no_hub(tmp_path):
 def test_a_twin_is_of_the_same_kind_with_other_weights():
     model = loaded("rxnmapper").model
     before = torch.random.get_rng_state()
-    one, same, other = (random_twin(model, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (with_random_weights(model, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert describe(one) == describe(model)
     weights = [dict(m.named_parameters()) for m in (model, one, same, other)]
@@ -275,7 +275,7 @@ def test_a_twin_of_any_module_is_reset():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7.0)
-    twin = random_twin(model, seed=0)
+    twin = with_random_weights(model, seed=0)
     assert all(p.dtype is torch.float64 and not bool((p == 7).any()) for p in twin.parameters())
     assert all(bool((p == 7).all()) for p in model.parameters())
     assert twin.training

@@ -77,7 +77,7 @@ def planted(nan=False, fits=True):
 def wide(width):
     model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
     layout = discover(model, {"input_ids": torch.tensor([[3, 4, 5]])})
-    return check_memory(model, layout._replace(width=width), known_predictions(), twin=True)
+    return check_memory(model, layout._replace(width=width), known_predictions(), baseline=True)
 
 
 def _full(**given):
@@ -91,31 +91,31 @@ ERRORS = [
     (
         InputRuntimeError,
         "discover: model",
-        "compute attention",
+        "no attention",
         lambda: gradlogz.capture(nn.Linear(8, 8), {"input": x}),
     ),
     (
         InputRuntimeError,
         "capture: model",
-        "make",
+        "intercepted",
         lambda: gradlogz.capture(Half(), {"x": x}),
     ),
     (
         ValueError,
-        "Attended: transformer.h.0.self_attention",
-        "function",
+        "Attended: arguments",
+        "own logits",
         lambda: gradlogz.capture(bloom(), tokens).attention["transformer.h.0.self_attention"].query,
     ),
     (
         ValueError,
-        "probe: twin",
-        "tokens",
-        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], twin=2.0),
+        "probe: baseline",
+        "share",
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], baseline=2.0),
     ),
     (
         ValueError,
         "probe: predictions",
-        "predictions",
+        "luck",
         lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=["luck"]),
     ),
     (
@@ -127,24 +127,24 @@ ERRORS = [
     (
         ValueError,
         "probe: model",
-        "numbers",
+        "finite",
         lambda: planted(nan=True),
     ),
     (
         InputRuntimeError,
-        "probe: batch",
+        "probe: length",
         "memory",
         lambda: planted(fits=False),
     ),
     (
         ValueError,
-        "probe: statistics",
+        "probe: predictions",
         "memory",
         lambda: wide(2**20),
     ),
     (
         ValueError,
-        "images: source",
+        "images: folder",
         "folder",
         lambda: list(images("/nowhere", PIXELS)),
     ),
@@ -162,19 +162,19 @@ ERRORS = [
     ),
     (
         ValueError,
-        "probe: source",
+        "probe: texts",
         "tensors",
         lambda: list(Inputs(["text"])),
     ),
     (
         ValueError,
-        "probe: source",
+        "probe: texts",
         "tensors",
         lambda: list(Inputs([{"x": torch.ones(2, 4)}, {"x": torch.ones(2, 4), "y": torch.ones(3)}])),
     ),
     (
         ValueError,
-        "probe: source",
+        "probe: texts",
         "inputs",
         lambda: list(Inputs([])),
     ),

@@ -52,8 +52,8 @@ ERRORS = [
     ),
     (
         ValueError,
-        "probe: source",
-        "inputs",
+        "probe: texts",
+        "input",
         lambda: corpus_of(PIXELS, None),
     ),
 ]

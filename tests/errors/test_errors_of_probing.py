@@ -20,7 +20,7 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import Document, documents
-from gradlogz.probing.inside.loading import load, random_twin
+from gradlogz.probing.inside.loading import load, with_random_weights
 from gradlogz.probing.runs.findings import Claim, Finding, Findings
 from gradlogz.probing.runs.findings_file import read_findings
 from gradlogz.probing.runs.records import Declaration
@@ -153,7 +153,7 @@ MODELS = [
     (
         ValueError,
         "load: dtype",
-        "models",
+        "int8",
         lambda: load("minilm", dtype="int8"),
     ),
     (
@@ -171,19 +171,19 @@ MODELS = [
     (
         ValueError,
         "load: name",
-        "model",
+        "valid",
         lambda: load("some..one"),
     ),
     (
         ValueError,
-        "load: some/one",
-        "folder",
+        "load: name",
+        "reachable",
         lambda: with_hub("some/one", answer=ConnectionError("no")),
     ),
     (
         ValueError,
         "load: name",
-        "hand",
+        "downloaded",
         lambda: with_hub("some/one", download=[LocalEntryNotFoundError("not there"), OSError("gated")]),
     ),
     (
@@ -195,7 +195,7 @@ MODELS = [
     (ValueError, "load: name", "GGUF", lambda: load(two_files())),
     (
         ValueError,
-        "load: weights",
+        "load: allow_pickle",
         "safetensors",
         lambda: pickled("pickle", {"a": 1}),
     ),
@@ -207,31 +207,31 @@ MODELS = [
     ),
     (
         ValueError,
-        "load: config.json",
+        "load: name",
         "readable",
         lambda: load(changed("bad config", config__json="{")),
     ),
     (
         ValueError,
-        "load: config.json",
+        "load: name",
         "readable",
         lambda: load(two_files() / "a.gguf"),
     ),
     (
         ValueError,
-        "load: config.json",
-        "architecture",
+        "load: name",
+        "config.json",
         lambda: load(changed("no config", config__json=None)),
     ),
     (
         ValueError,
-        "load: config.json",
+        "load: name",
         "architecture",
         lambda: load(changed("abacus", config__json=config(model_type="abacus"))),
     ),
     (
         ValueError,
-        "load: model",
+        "load: allow_remote_code",
         "transformers",
         lambda: load(changed("own", config__json=config(model_type="abacus", auto_map={"AutoModel": "a.B"}))),
     ),
@@ -273,9 +273,9 @@ MODELS = [
     ),
     (
         ValueError,
-        "random_twin: model",
+        "with_random_weights: model",
         "reset_parameters",
-        lambda: random_twin(Unset(), seed=0),
+        lambda: with_random_weights(Unset(), seed=0),
     ),
 ]
 
@@ -334,7 +334,7 @@ TEXTS = [
     (
         TypeError,
         "documents: source",
-        "string",
+        "entry 2",
         lambda: list(documents(["a", 3])),
     ),
     (ValueError, "documents: source", "text", lambda: typed(b" \n")),
@@ -366,7 +366,7 @@ TEXTS = [
     (
         ValueError,
         "documents: source",
-        "object",
+        "line 2",
         lambda: text("a.jsonl", b'{"text": "a"}\n{"body": 3}\n'),
     ),
     (TypeError, "batches: tokenizer", "tokens", lambda: batched(tokenizer=None)),
@@ -586,6 +586,6 @@ def test_a_claim_needs_no_verdict_and_its_words_may_be_any():
 
 
 def test_names_with_quotes_and_brackets_keep_the_form():
-    with pytest.raises(ValueError, match="source must be") as caught:
+    with pytest.raises(ValueError, match="source") as caught:
         documents("[[a'b\"c")
     check_form(str(caught.value).replace("[[", ""))

@@ -81,17 +81,17 @@ ERRORS = [
     ),
     (
         ImportError,
-        "report: None",
+        "report: jinja2",
         "installed",
         lambda: without("jinja2", lambda: report(ONE)),
     ),
-    (ValueError, "compare: there", "runs", lambda: compare([ONE])),
+    (ValueError, "compare: sources", "runs", lambda: compare([ONE])),
     (ValueError, "Findings.plot: by", "layer", lambda: ONE.plot("entropy", by="depth")),
     (ValueError, "Findings.plot: model", "models", lambda: TWO.plot("entropy")),
     (
         ValueError,
         "Findings.plot: quantity",
-        "layer",
+        "sink",
         lambda: ONE.plot("entropy", "sink"),
     ),
     (
@@ -103,7 +103,7 @@ ERRORS = [
     (
         ValueError,
         "citations: text",
-        "simple BibTeX",
+        "BibTeX",
         lambda: parse("@book{a01,\n  year = {2001},\n}\n@book{a01,\n  year = {2001},\n}\n"),
     ),
     (ImportError, "Findings.plot: plotly", "installed", without_plotly),

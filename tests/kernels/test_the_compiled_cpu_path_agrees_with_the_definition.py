@@ -234,7 +234,7 @@ def test_results_are_the_same_to_the_bit_for_any_number_of_threads(threads, monk
     rows = torch.randn(3, 1, 4, 900)
     results = []
     ours = workers.Team()
-    ours.of_torch = None
+    ours.torch_parallel = None
     for number, team in [(1, workers.Team()), (2, workers.Team()), (3, workers.Team()), (2, ours), (3, ours)]:
         monkeypatch.setattr(cpu, "team", lambda team=team: team)
         threads(number)

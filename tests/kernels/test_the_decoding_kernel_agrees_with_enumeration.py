@@ -215,7 +215,7 @@ def test_calls_leave_the_room_they_share_as_they_found_it(monkeypatch):
         expected = blocked.forward(*(t.double() for t in three), Sight(), Scoring(0.25))
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
-    assert not any(ended.any() for _, ended in decoding._HELD.values())
+    assert not any(ended.any() for _, ended in decoding._WORKSPACES.values())
     decoding._call.cache_clear()
 
 

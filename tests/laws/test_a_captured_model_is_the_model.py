@@ -61,7 +61,7 @@ def test_the_layout_is_that_of_the_architecture(architecture):
     layout = discover(model, inputs)
     expected = next((p for p, names in PLACEMENTS.items() if architecture.name in names), "pre")
     kinds = [s.kind for s in layout.sublayers]
-    streams = [name for name in layout.attention if layout.of(name) is not None]
+    streams = [name for name in layout.attention if layout.branch_of(name) is not None]
     assert layout.width == 32
     assert len(streams) == len(layout.attention) - (architecture.name == "siglip")  # whose head asks with one vector
     assert kinds.count("attention") == len(streams)
@@ -120,7 +120,7 @@ def test_the_matrices_give_the_queries_keys_and_updates(architecture):
         assert (w.rotary, w.normalized) == (architecture.name in ROTARY, architecture.name in NORMALIZED)
         passed = found.sublayers[layer]
         h = attended.query.shape[1]
-        z = passed.given.double()
+        z = passed.input.double()
         q = torch.einsum("bne,hed->bhnd", z, w.query) + w.query_bias.unsqueeze(1)
         first = slice(0, 1) if w.rotary else slice(None)
         if not w.normalized:

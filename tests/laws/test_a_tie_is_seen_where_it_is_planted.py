@@ -55,7 +55,7 @@ def test_a_planted_tie_is_the_gradient():
 
 @pytest.mark.parametrize("build", [matrices.gpt2, matrices.bert])
 def test_a_tied_model_is_supported(build):
-    found = judged(tie, build(1, matrices.tied), BATCHES, twin=build(2, matrices.free))
+    found = judged(tie, build(1, matrices.tied), BATCHES, baseline=build(2, matrices.free))
     assert found.verdict == "supported"
     close(values(found.findings, tie.COSINE), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     close(values(found.findings, tie.WEIGHTED), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
@@ -76,7 +76,7 @@ def opposed(generator, gain):
 
 @pytest.mark.parametrize("heads", [matrices.free, transposed, opposed])
 def test_a_model_without_the_tie_is_refuted(heads):
-    found = judged(tie, matrices.gpt2(3, heads), BATCHES, twin=matrices.gpt2(4, matrices.free))
+    found = judged(tie, matrices.gpt2(3, heads), BATCHES, baseline=matrices.gpt2(4, matrices.free))
     assert found.verdict == "refuted"
     assert found.value < 0.5
 
@@ -167,7 +167,7 @@ def test_the_cosines_of_minilm_are_those_of_whole_matrices():
     W = {name: getattr(own.self, name).weight.double().mT.unflatten(1, (12, 32)) for name in ("query", "key", "value")}
     A = W["value"].transpose(0, 1) @ own.output.dense.weight.double().mT.unflatten(0, (12, 32))
     B = W["key"].transpose(0, 1) @ W["query"].permute(1, 2, 0)
-    z = capture(model, inputs).sublayers["encoder.layer.3.attention.self"].given[inputs["attention_mask"].bool()]
+    z = capture(model, inputs).sublayers["encoder.layer.3.attention.self"].input[inputs["attention_mask"].bool()]
     C = torch.cov(z.double().mT, correction=0)
     P = torch.from_numpy(matrices.centring(384))
     gain = model.encoder.layer[2].output.LayerNorm.weight.double()

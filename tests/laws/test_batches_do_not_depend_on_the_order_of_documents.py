@@ -144,10 +144,8 @@ def test_short_documents_are_counted_and_long_ones_windowed():
     found = batches([Document("a", "aa"), Document("b", "aa bb"), Document("c", "aa " * 90)], tokenizer(), tokens=None)
     list(found)
     assert (found.report.short, found.report.windowed, found.report.rows) == (1, 1, 4)
-    assert found.report.words() == (
-        "100 tokens of 2 documents in 2 groups. 1 were longer than 32 tokens and were cut into windows. "
-        "1 of fewer than two tokens were left out."
-    )
+    for fact in ("100 tokens from 2 documents", "2 groups", "longer than 32 tokens", "fewer than two tokens"):
+        assert fact in found.report.words()
 
 
 def test_a_tokenizer_in_python_makes_the_same_windows():

@@ -34,7 +34,7 @@ def column(findings, quantity, field="value", layer=None):
 
 @pytest.mark.parametrize(("step", "verdict"), [(0.3, "supported"), (-0.3, "refuted")])
 def test_planted_growth_is_judged(step, verdict):
-    found = judged(expansion, planted(step), BATCHES, twin=matrices.gpt2(1, matrices.free))
+    found = judged(expansion, planted(step), BATCHES, baseline=matrices.gpt2(1, matrices.free))
     assert found.verdict == verdict
     for f in found.findings:
         flat = f.quantity == expansion.VOLUME and ".ln_" in f.layer  # centred tokens have no volume in the whole stream
@@ -43,7 +43,7 @@ def test_planted_growth_is_judged(step, verdict):
 
 
 def test_growth_that_random_weights_show_is_no_finding():
-    found = judged(expansion, planted(0.1), BATCHES, twin=planted(0.3, seed=1))
+    found = judged(expansion, planted(0.1), BATCHES, baseline=planted(0.3, seed=1))
     assert found.verdict == "inconclusive"
     value, null, high = (column(found.findings, JUDGED, field) for field in ("value", "null", "null_high"))
     assert bool((value > expansion.BOUND).all())

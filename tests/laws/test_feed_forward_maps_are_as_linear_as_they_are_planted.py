@@ -34,7 +34,7 @@ def value(findings, quantity, layer=None):
 
 
 def test_an_affine_map_is_supported():
-    found = judged(linearity, planted(1.0), BATCHES, twin=planted(0.5, seed=1))
+    found = judged(linearity, planted(1.0), BATCHES, baseline=planted(0.5, seed=1))
     assert found.verdict == "supported"
     assert float(value(found.findings, linearity.HELD_OUT).min()) > 1 - 1e-4
     assert all(np.isfinite(f.null) for f in found.findings)
@@ -43,7 +43,7 @@ def test_an_affine_map_is_supported():
 
 
 def test_what_random_weights_are_as_well_is_said():
-    found = judged(linearity, planted(1.0), BATCHES, twin=planted(1.0, seed=1))
+    found = judged(linearity, planted(1.0), BATCHES, baseline=planted(1.0, seed=1))
     assert found.verdict == "supported"
     assert remarks_of(found)["also_baseline"].numbers == {"shared": 2, "supported": 2}
 
@@ -117,7 +117,7 @@ def test_every_quantity_is_that_of_least_squares(post):
         for batch in batches:
             found = capture(model, batch.inputs, architecture=layout.architecture).sublayers[name]
             seen = batch.inputs["attention_mask"].bool()
-            for store, t in ((x, found.stream), (z, found.given), (u, found.update)):
+            for store, t in ((x, found.stream), (z, found.input), (u, found.update)):
                 store.append(t[seen].numpy())
     finally:
         model.float()

@@ -266,6 +266,12 @@ def test_a_result_is_worded_from_its_numbers():
         "2 of them in a, b, c and 2 more.",
         "Not declared.",
     )
+    for number in ("{", "{:>99999999999.2f}", "{:.2q}", "{0.__class__}", ""):  # as of a damaged run
+        assert (
+            verdict_sentences(summary, declared._replace(number=number))[0] == "Median cosine −0.051 (rotation null 0)."
+        )
+    damaged = declared._replace(remarks={"shared": "{x} {layers.__class__} {shared!r} {"})
+    assert verdict_sentences(summary, damaged)[3] == "{x} {layers.__class__} {shared!r} {"
     assert verdict_sentences(summary._replace(text="As it was."), declared) == ("As it was.",)
     assert verdict_sentences(summary, None) == ()
 

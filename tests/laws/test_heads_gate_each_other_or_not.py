@@ -77,10 +77,10 @@ def test_even_heads_are_coherent_and_a_loud_one_is_not():
 
 def test_what_random_weights_cost_as_little_is_said():
     batches = token_batches(VOCABULARY, length=48)
-    found = judged(coherence, encoder(sharpness=0.4), batches, twin=encoder(sharpness=0.2, seed=1))
+    found = judged(coherence, encoder(sharpness=0.4), batches, baseline=encoder(sharpness=0.2, seed=1))
     assert all(f.null < f.value for f in found.findings if f.quantity == "cost")
     assert remarks_of(found)["also_baseline"].numbers == {"shared": 2, "supported": 2}
-    loud = judged(coherence, encoder(sharpness=0.4), batches, twin=with_loud_head(encoder(sharpness=0.5, seed=1)))
+    loud = judged(coherence, encoder(sharpness=0.4), batches, baseline=with_loud_head(encoder(sharpness=0.5, seed=1)))
     assert loud.remarks == ()
 
 

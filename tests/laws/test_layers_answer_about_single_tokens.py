@@ -30,8 +30,8 @@ def test_queries_of_single_tokens_are_those_of_the_model(architecture):
         places = torch.rand(b, m, generator=generator).argsort(1)[:, :5]
         expected = at(layer.query, places)
         call = layer.layer_call
-        given = call.given if sublayer is None else sublayer.stream
-        tokens = at(given.reshape(call.given.shape).unsqueeze(1), places).squeeze(1)
+        given = call.tokens if sublayer is None else sublayer.stream
+        tokens = at(given.reshape(call.tokens.shape).unsqueeze(1), places).squeeze(1)
         call = call if sublayer is not None else call._replace(norm=None)
         for parted in (True, False):
             found = queries_of(at_tokens(call._replace(parted=parted), places), torch.stack((tokens, tokens)))

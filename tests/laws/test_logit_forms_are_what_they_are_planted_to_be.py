@@ -145,7 +145,7 @@ def test_the_values_of_minilm_are_those_of_whole_matrices():
     for batch in batches:
         found = capture(model, batch.inputs, architecture=one.architecture)
         seen = batch.inputs["attention_mask"].bool()
-        z.append(found.sublayers[layer].given[seen].double())
+        z.append(found.sublayers[layer].input[seen].double())
         event = found.attention[layer]
         chosen = qk_geometry.rows_of(event, BatchPass(batch))
         s = event.query.double() @ event.key.double().mT / 32**0.5

@@ -155,7 +155,7 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     z = (
         capture(model, batch.inputs, architecture=one.architecture)
         .sublayers[layer]
-        .given[batch.inputs["attention_mask"].bool()]
+        .input[batch.inputs["attention_mask"].bool()]
     )
     z = (z.double().numpy() - w.norm.bias.numpy()) / g
     C = P @ np.cov(z.T, bias=True) @ P
@@ -318,7 +318,7 @@ def test_what_is_no_power_of_one_rotation_is_not_applicable_by_name():
     model, batches = built("llama"), token_batches(64, rows=2, length=16)
     model.model.rotary_emb = Squared(model.model.rotary_emb)
     one = probed(model, batches[0])
-    assert {w.turning for w in one.weights.values()} == {"its rotations are not powers of the first"}
+    assert {w.turning for w in one.weights.values()} == {"its rotation angles are not proportional to the distance"}
     for prediction, quantity in (
         (tie, tie.WEIGHTED), (qk_geometry, qk_geometry.POSITIVE), (symmetry, symmetry.SYMMETRY)
     ):  # fmt: skip
@@ -334,9 +334,7 @@ def test_angles_that_depend_on_the_length_are_not_applicable():
     config = tf.LlamaConfig(**{**LLAMA, "max_position_embeddings": 8, "rope_parameters": dynamic})
     model = tf.LlamaForCausalLM(config).eval()
     (batch,) = token_batches(64, rows=2, length=30, batches=1)
-    assert {w.turning for w in probed(model, batch).weights.values()} == {
-        "its rotations depend on the length of the text"
-    }
+    assert {w.turning for w in probed(model, batch).weights.values()} == {"its rotations depend on the sequence length"}
 
 
 class Mixed(torch.nn.Module):

@@ -197,7 +197,7 @@ def test_wide_matrices_keep_little_more_than_half(p, dtype):
     close(found.groups[0].covariance, alone.mT @ alone / len(alone), scale=10.0, tolerance=tolerance)
     kept = found.groups[0].xx.numel() / p**2
     assert kept == 1 if p < 128 else kept < {128: 0.76, 200: 0.68, 577: 0.57}[p]
-    whole = Comoments(tuple(None if group is None else group.whole for group in parts[2].groups))
+    whole = Comoments(tuple(None if group is None else group.unpacked for group in parts[2].groups))
     close(merge(parts[0], whole).total().xx, merge(parts[0], parts[2]).total().xx, scale=1e3)
 
 

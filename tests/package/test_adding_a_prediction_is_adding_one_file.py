@@ -138,7 +138,7 @@ def test_a_file_of_a_user_is_passed_as_a_module(file, words):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for given in (module, module.PREDICTION):
-        check(probed(words, predictions=[given], twin=0.0))
+        check(probed(words, predictions=[given], baseline=0.0))
 
 
 def test_nothing_but_its_file_names_a_prediction():

@@ -37,7 +37,7 @@ def test_a_report_or_a_comparison_lies_where_it_is_asked_for(run, tmp_path):
     assert run("report", tmp_path / "one", "--out", tmp_path / "page.html").exit_code == 0
     assert run("compare", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both.html").exit_code == 0
     assert (tmp_path / "page.html").is_file()
-    assert "2 runs side by side" in (tmp_path / "both.html").read_text()
+    assert "2 runs" in (tmp_path / "both.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, words, says):
 
 
 def test_a_probe_ends_with_a_page_or_with_how_to_get_one(run, tmp_path, monkeypatch):
-    assert probe.page_line(tmp_path / "two") == f"Page: {tmp_path / 'two' / 'report.html'}"
+    assert probe.page_of(tmp_path / "two") == str(tmp_path / "two" / "report.html")
     assert "<h1>two</h1>" in (tmp_path / "two" / "report.html").read_text()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert probe.page_line(tmp_path / "one").startswith("Page: none; pip install 'gradlogz[report]'")
+    assert probe.page_of(tmp_path / "one").startswith("none; pip install 'gradlogz[report]'")
     assert not (tmp_path / "one" / "report.html").exists()
 
 
@@ -85,17 +85,21 @@ def test_tables_fit_and_are_plain_where_there_is_no_terminal(run, tmp_path, name
     output, _ = process.communicate()
     assert process.returncode == 0
     assert "\x1b" not in output
-    table, closing = output[: output.index("\nRun")], output[output.index("\nRun") :]
-    lines = [line for line in table.splitlines() if not line.startswith("Measured: ")]
+    table, closing = output[: output.index("\nrun ")], output[output.index("\nrun ") :]
+    lines = table.splitlines()
     assert max(map(len, lines)) <= (columns or 80)
     assert sum(line.startswith(("  ", "✓", "✗", "~", "–")) for line in lines) >= 5  # one line for each claim
-    assert f"Page: {tmp_path / 'page.html'}" in closing
+    assert f"page     {tmp_path / 'page.html'} (" in closing
+    assert f"results  {tmp_path / 'one'}" in closing
 
 
 def test_details_add_sentences(run, tmp_path):
     short, long = run("report", tmp_path / "one"), run("report", tmp_path / "one", "--details")
     assert "They do not." not in short.output
     assert "They do not." in long.output
+    both = run("compare", tmp_path / "one", tmp_path / "two", "--details", "--out", tmp_path / "both.html")
+    assert "one: They do not." in both.output
+    assert "two: They do not." in both.output
 
 
 def test_a_comparison_has_a_line_for_each_claim_and_a_cell_for_each_run(run, tmp_path):
@@ -124,3 +128,4 @@ def test_a_closed_pipe_is_silent(run, tmp_path, name):
         errors = process.stderr.read()
     assert "Traceback" not in errors
     assert "BrokenPipe" not in errors
+    assert (tmp_path / "page.html").is_file()  # files come before the table

@@ -1,4 +1,4 @@
-"""Small random models of many Hugging Face architectures, sharp enough that a wrong mask is seen."""
+"""Small random models of many Hugging Face architectures, with logits large enough to detect a wrong mask."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ OF_HEADS_OF_8 = {**LLAMA, "head_dim": 8}
 
 @dataclass
 class Architecture:
-    """A name, its configuration, the model's class, and what it is given."""
+    """A name, its configuration, the model's class, and the kind of its inputs."""
 
     name: str
     config: type
@@ -45,7 +45,7 @@ class Architecture:
         return model.eval()
 
     def inputs(self, padding=None):
-        """A batch of two; the second sequence is padded on one side."""
+        """Return a batch of two sequences; the second is padded on one side."""
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(3, VOCABULARY, (2, TOKENS), generator=generator)
         mask = torch.ones_like(ids)
@@ -60,12 +60,12 @@ class Architecture:
             return {"input_ids": ids, "pixel_values": image, "attention_mask": mask}
         if self.kind == "sound":
             return {"input_values": torch.randn(2, 400, generator=generator)}
-        given = {"input_ids": ids, "attention_mask": mask}
+        inputs = {"input_ids": ids, "attention_mask": mask}
         if self.name == "whisper":
-            given = {"input_features": torch.randn(2, 8, 24, generator=generator)}
+            inputs = {"input_features": torch.randn(2, 8, 24, generator=generator)}
         if self.kind == "pair":
-            given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 7), generator=generator)
-        return given
+            inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 7), generator=generator)
+        return inputs
 
 
 def _bert(name, config, model, **options):
@@ -185,14 +185,14 @@ ARCHITECTURES = [
 
 
 def outputs_of(model, inputs):
-    """The tensors that the model's users look at."""
-    found = model(**inputs)
+    """Return the tensors of a model's output that are compared in tests."""
+    output = model(**inputs)
     names = ("logits", "last_hidden_state", "image_embeds", "text_embeds", "logits_per_image")
-    return {name: found[name] for name in names if name in found and found[name] is not None}
+    return {name: output[name] for name in names if name in output and output[name] is not None}
 
 
 def kept(architecture, inputs, name, tensor):
-    """The rows of an output that are no padding."""
+    """Return the rows of an output that are not padding."""
     if architecture.kind in ("encoder", "decoder") and name in ("logits", "last_hidden_state"):
         return tensor[inputs["attention_mask"].bool()]
     return tensor

@@ -1,4 +1,4 @@
-"""All layers, each held to what every module promises: a builder and a call that maps tokens [b, n, 8] to tokens."""
+"""All layers, for tests of properties that every module has: a builder, and a call on tokens [b, n, 8]."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ EMBED_DIM, HEADS = 8, 2
 
 
 class Layer(NamedTuple):
-    """How a layer is made (device and dtype by keyword) and called; what is called is causal."""
+    """Constructor of a layer (with keywords device and dtype), and a causal call of it."""
 
     build: Callable[..., nn.Module]
     call: Callable[[Any, Tensor], Tensor]
@@ -77,7 +77,7 @@ NAMES = list(LAYERS)
 
 
 def _with_entropy(output: Tensor, heads: gz.attention.Attention) -> Tensor:
-    """Statistics take part in what is differentiated."""
+    """Add statistics of the heads to the output, so that gradients pass through them."""
     return output + (heads.entropy + heads.log_normalizer).mean(-2).unsqueeze(-1)
 
 

@@ -1,4 +1,4 @@
-"""Contrastive losses by their definitions: all pairs in one matrix, one sum after the other."""
+"""Contrastive losses by definition: all pairs in one matrix, or sums written out anchor by anchor."""
 
 import math
 
@@ -7,9 +7,9 @@ import torch
 TEMPERATURES = (1e-3, 1e-2, 0.07, 1.0, 30.0, 1e3)
 
 
-def log_mean_free(s, seen):
-    """log sum exp over what is seen, row by row, with the highest taken out first."""
-    s = s.masked_fill(~seen, -torch.inf)
+def log_mean_free(s, mask):
+    """Return log sum exp of each row over the entries of the mask, computed relative to the maximum."""
+    s = s.masked_fill(~mask, -torch.inf)
     top = s.amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)
     return (s - top).exp().sum(-1).log() + top.squeeze(-1)
@@ -29,7 +29,7 @@ def clip(a, b, T):
 
 
 def nt_xent(a, b, T, *, decoupled=False):
-    """One anchor after the other."""
+    """Compute NT-Xent anchor by anchor."""
     z, m = torch.cat([a, b]), len(a)
     losses = []
     for i in range(2 * m):
@@ -48,14 +48,14 @@ def supervised_contrastive(z, y, T, *, inside=False, pair=False, reduction="mean
         if not positives:
             continue
         s = z @ z[i] / T
-        whole = s[others].logsumexp(0)
+        G = s[others].logsumexp(0)
         if inside:
-            losses.append(whole - s[positives].logsumexp(0) + math.log(len(positives)))
+            losses.append(G - s[positives].logsumexp(0) + math.log(len(positives)))
         elif pair:
             negatives = [j for j in others if y[j] != y[i]]
             losses.append(torch.stack([s[[p, *negatives]].logsumexp(0) - s[p] for p in positives]).mean())
         else:
-            losses.append((whole - s[positives]).mean())
+            losses.append((G - s[positives]).mean())
         weights.append(float(len(positives)) if reduction == "pairs" else 1.0)
     weight = torch.tensor(weights, dtype=z.dtype)
     return (torch.stack(losses) * weight).sum() / weight.sum()
@@ -65,10 +65,10 @@ def nca(x, y, T):
     losses = []
     for i in range(len(x)):
         others = [j for j in range(len(x)) if j != i]
-        own = [j for j in others if y[j] == y[i]]
-        if own:
+        positives = [j for j in others if y[j] == y[i]]
+        if positives:
             s = -(x - x[i]).square().sum(-1) / T
-            losses.append(s[others].logsumexp(0) - s[own].logsumexp(0))
+            losses.append(s[others].logsumexp(0) - s[positives].logsumexp(0))
     return torch.stack(losses).mean()
 
 

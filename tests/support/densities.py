@@ -1,9 +1,10 @@
-"""Measures by the densities of the textbook, as nodes of a quadrature rule: the oracle of the theorems.
+"""Measures from textbook densities, as nodes of a quadrature rule: the oracle of the theorems.
 
     ∫ f(x) h(dx) = sum_n exp(log_mass_n) f(x_n)
 
-The rule is the trapezoidal one over the whole line, after x = exp t or x = sigmoid t where x does not fill it. For an
-integrand analytic in a strip of half-width a its error is exp(-2 pi a / step): far below rounding for every law here.
+The rule is the trapezoidal rule on the real line, after the substitution x = exp t or x = sigmoid t if the support is
+smaller. For an integrand analytic in a strip of half-width a its error is exp(-2 pi a / step), far below rounding for
+every law here.
 """
 
 import math

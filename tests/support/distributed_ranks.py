@@ -1,15 +1,15 @@
-"""Processes that share a contrastive batch: what each of them does, and what it saves."""
+"""Work of each of two processes that share a contrastive batch, and the results it saves."""
 
 import torch
 from torch import distributed, nn
 
 import gradlogz as gz
 
-SIZES = (5, 3)  # vectors of the two processes
+SIZES = (5, 3)  # numbers of vectors of the two processes
 
 
 def batch():
-    """The whole batch, the same everywhere."""
+    """Return the complete batch, equal in all processes."""
     g = torch.Generator().manual_seed(0)
     return (torch.randn(sum(SIZES), 4, generator=g, dtype=torch.float64) for _ in range(2))
 
@@ -20,12 +20,12 @@ def encoder():
 
 
 def contrastive_rank(rank, port, folder):
-    """Losses and gradients by both ways, on this process's part of the batch."""
+    """Save losses and gradients by `gather_candidates` and `ring_info_nce` on this process's part of the batch."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     here = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
     x, y = (t[here] for t in batch())
-    found = {}
+    results = {}
     for way in ("gather", "ring"):
         model = encoder()
         a, b = model(x), model(y)
@@ -36,18 +36,18 @@ def contrastive_rank(rank, port, folder):
             loss = gz.contrastive.ring_info_nce(a, b, temperature=0.1, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, model.weight)
         distributed.all_reduce(gradient)
-        found[way] = (loss.detach(), gradient)
-    equal = slice(0, 3)  # as many for each: under DistributedDataParallel, which averages
+        results[way] = (loss.detach(), gradient)
+    equal = slice(0, 3)  # equal sizes for DistributedDataParallel, which averages gradients
     model = encoder()
     wrapped = nn.parallel.DistributedDataParallel(model)
     both = wrapped(torch.cat([x[equal], y[equal]]))
     gz.contrastive.ring_info_nce(both[:3], both[3:], temperature=0.1, normalize=True).backward()
-    found["averaged"] = model.weight.grad
+    results["averaged"] = model.weight.grad
     b = encoder()(y).detach().requires_grad_()
     second = gz.info_nce(
         x[:, :3], gz.contrastive.gather_candidates(b).candidates, positive=torch.zeros(len(x), dtype=torch.long)
     )
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
-    found["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
-    torch.save(found, f"{folder}/{rank}.pt")
+    results["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
+    torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()

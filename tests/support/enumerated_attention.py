@@ -1,6 +1,6 @@
-"""Attention by enumeration: one row at a time, one visible key at a time, from the words of the conventions alone.
+"""Attention by enumeration: one row and one visible key at a time, from the documented conventions alone.
 
-Beside it, a table of cases: every mask, window, bias and grouping that attention takes, small enough to enumerate.
+Also a table of cases: every mask, window, bias and grouping that attention supports, small enough to enumerate.
 """
 
 import math
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 def sees(case: Case, b: int, h: int, i: int, j: int) -> bool:
-    """Whether query i of head h may look at key j, read off the documentation."""
+    """Return whether key j is visible to query i of head h, by the documentation."""
     options = case.options
     m, n = case.query.shape[-2], case.key.shape[-2]
     position = i + n - m
@@ -55,7 +55,7 @@ def sees(case: Case, b: int, h: int, i: int, j: int) -> bool:
 
 
 def enumerated(case: Case) -> dict[str, Tensor]:
-    """All fields of Attention in float64, by loops."""
+    """Compute all fields of Attention in float64, by loops."""
     q, k, v = (t.double() for t in case[:3])
     options = case.options
     (B, H, m, d), (_, K, n, _) = q.shape, k.shape
@@ -65,7 +65,7 @@ def enumerated(case: Case) -> dict[str, Tensor]:
         tensor = options.get(name)
         if tensor is not None and tensor.is_floating_point():
             added = added + tensor.double()
-    found: dict[str, list[Tensor]] = {name: [] for name in FIELDS}
+    fields: dict[str, list[Tensor]] = {name: [] for name in FIELDS}
     zero, nothing = torch.tensor(0.0, dtype=torch.float64), torch.tensor(-math.inf, dtype=torch.float64)
     for b in range(B):
         for h in range(H):
@@ -107,12 +107,12 @@ def enumerated(case: Case) -> dict[str, Tensor]:
                         p @ (y - mean_y) ** 2,
                     )
                 for name, value in zip(FIELDS, row, strict=True):
-                    found[name].append(value)
-    return {name: torch.stack(rows).reshape(B, H, m, *rows[0].shape) for name, rows in found.items()}
+                    fields[name].append(value)
+    return {name: torch.stack(rows).reshape(B, H, m, *rows[0].shape) for name, rows in fields.items()}
 
 
 def cases(dtype: torch.dtype = torch.float64, *, d: int = 3, v: int = 4) -> dict[str, Case]:
-    """One case for each convention, and some in which they meet."""
+    """Return one case for each convention, and some combinations."""
     generator = torch.Generator().manual_seed(7)
 
     def normal(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every public function of the filters as a call that can be made anywhere: on any device, in any dtype."""
+"""A call of every public function of the filters, for any device and dtype."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,39 +56,39 @@ from support.switching_oracles import F64, beginning, chain, observed, positive,
 
 
 class Place(NamedTuple):
-    """A device, and the dtype of what is there."""
+    """A device and a dtype."""
 
     device: str = "cpu"
     dtype: torch.dtype = F64
 
-    def __call__(self, given: Any) -> Any:
-        """Tensors, or what holds some, at this place."""
+    def __call__(self, data: Any) -> Any:
+        """Move tensors, or a pytree of tensors, to this device and dtype."""
 
         def moved(t: Tensor) -> Tensor:
             return t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
 
-        return tree_map_only(Tensor, moved, given)
+        return tree_map_only(Tensor, moved, data)
 
 
 Call = Callable[[Place], Any]
-CALLS: dict[str, Callable[[], Call]] = {}  # a function that draws numbers on the CPU, and gives one that uses them
+CALLS: dict[str, Callable[[], Call]] = {}  # functions that draw data on the CPU and return a call that uses them
 
 
 def call(name: str) -> Callable[[Callable[[], Call]], Callable[[], Call]]:
-    """What stands before a colon is the public name."""
+    """Register a call; the part of its name before a colon is the public name."""
 
-    def kept(prepare: Callable[[], Call]) -> Callable[[], Call]:
+    def register(prepare: Callable[[], Call]) -> Callable[[], Call]:
         CALLS[name] = prepare
         return prepare
 
-    return kept
+    return register
 
 
 def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, device: str = "cpu") -> None:
-    """Every field of two results agrees, up to the largest number of the field, and lies where it should."""
-    (found, form), (wanted, wanted_form) = tree_flatten(actual), tree_flatten(expected)
+    """Assert that all tensors of two results agree relative to their largest entry, and are on the right device."""
+    (results, form), (wanted, wanted_form) = tree_flatten(actual), tree_flatten(expected)
     assert form == wanted_form
-    for i, (a, e) in enumerate(zip(found, wanted, strict=True)):
+    for i, (a, e) in enumerate(zip(results, wanted, strict=True)):
         if not isinstance(e, Tensor):
             assert a == e
             continue
@@ -101,7 +101,7 @@ def same_everywhere(actual: Any, expected: Any, *, tolerance: float = 1e-10, dev
 
 
 def series(k=3, s=4, o=2, *, steps=6, targets=5, **more):
-    """A system, observations with gaps, a mask and lengths, and a prior."""
+    """Return a system, observations with gaps, a mask and lengths, and a prior."""
     model, start = system(k, s, o, **more), beginning(k, s)
     y = observed(model, steps, targets)
     y[1, 2], y[2, 1, 0] = torch.nan, torch.nan
@@ -117,30 +117,30 @@ for name in ("gpb1", "gpb2", "imm"):
 
     @call(name)
     def _(name=name):
-        given = series()
+        data = series()
 
         def run(at):
-            return getattr(gradlogz.filters, name)(*at(given))
+            return getattr(gradlogz.filters, name)(*at(data))
 
         return run
 
 
 @call("gpb: depth 3, modes of unequal sizes")
 def _():
-    given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+    data = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
 
     def run(at):
-        return gpb(*at(given), depth=3)
+        return gpb(*at(data), depth=3)
 
     return run
 
 
 @call("imm: some fields, of the last step")
 def _():
-    given = series()
+    data = series()
 
     def run(at):
-        return imm(*at(given), keep="last", fields=("mean", "log_mode_probability"))
+        return imm(*at(data), keep="last", fields=("mean", "log_mode_probability"))
 
     return run
 
@@ -149,20 +149,20 @@ def _():
 def _():
     model, y, prior = series()
     B, D = torch.randn(3, 4, 2, dtype=F64), torch.randn(3, 2, 2, dtype=F64)
-    given = (
+    data = (
         {name: getattr(model, name) for name in ("transition", "F", "Q", "H", "R")} | {"B": B, "D": D},
         (replace(y, inputs=torch.randn(6, 2, dtype=F64)), prior),
     )
 
     def run(at):
-        fields, (y, prior) = at(given)
+        fields, (y, prior) = at(data)
         return imm(SwitchingModel(**fields), y, prior)
 
     return run
 
 
 def flowing():
-    """Fields of a model of continuous time, observations at times that are far apart and close, and a prior."""
+    """Return fields of a continuous-time model, observations at irregular times, and a prior."""
     model, y, prior = series(offsets=True)
     rate = torch.rand(3, 3, dtype=F64)
     fields = {name: getattr(model, name) for name in ("Q", "H", "R", "b", "d")}
@@ -174,10 +174,10 @@ def flowing():
 
 @call("SwitchingModel: at")
 def _():
-    given = flowing()
+    data = flowing()
 
     def run(at):
-        fields, y, _ = at(given)
+        fields, y, _ = at(data)
         return SwitchingModel(**fields).at(y.times)
 
     return run
@@ -199,16 +199,16 @@ def _():
 def _():
     fields, y, prior = flowing()
     dt = y.times.diff(dim=-1, prepend=torch.zeros(5, 1, dtype=F64))
-    given = fields, y.observations, prior, y.mask, dt
+    data = fields, y.observations, prior, y.mask, dt
 
     def run(at):
-        fields, y, prior, mask, dt = at(given)
+        fields, y, prior, mask, dt = at(data)
         online = SwitchingFilter(SwitchingModel(**fields), "gpb")
-        state, found = online.init(prior, batch_shape=(5,)), []
+        state, results = online.init(prior, batch_shape=(5,)), []
         for t in range(3):
             state, step = online.step(state, y[:, t], mask=mask[:, t], dt=dt[:, t])
-            found.append(step)
-        return found, state, online.step(state, y[:, 3], dt=0.25)
+            results.append(step)
+        return results, state, online.step(state, y[:, 3], dt=0.25)
 
     return run
 
@@ -217,20 +217,20 @@ for name in ("imm", "gpb2", "kim", "enumerate"):
 
     @call(f"smooth: {name}")
     def _(name=name):
-        given = series(steps=4, targets=4)
+        data = series(steps=4, targets=4)
 
         def run(at):
-            return smooth(*at(given), method=name)
+            return smooth(*at(data), method=name)
 
         return run
 
 
 @call("smooth: a few steps later")
 def _():
-    given = series()
+    data = series()
 
     def run(at):
-        return [smooth(*at(given), method=method, lag=2) for method in ("imm", "gpb2", "kim")]
+        return [smooth(*at(data), method=method, lag=2) for method in ("imm", "gpb2", "kim")]
 
     return run
 
@@ -238,10 +238,10 @@ def _():
 @call("smooth: the likeliest histories")
 def _():
     model, y, prior = series()
-    given = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
+    data = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
 
     def run(at):
-        return smooth(*at(given), method="enumerate", max_histories=10)
+        return smooth(*at(data), method="enumerate", max_histories=10)
 
     return run
 
@@ -249,10 +249,10 @@ def _():
 @call("smooth: many targets")  # libraries choose other ways for many matrices
 def _():
     model, start = system(3, 4, 2), beginning(3, 4)
-    given = model, observed(model, 4, 400), start
+    data = model, observed(model, 4, 400), start
 
     def run(at):
-        model, y, start = at(given)
+        model, y, start = at(data)
         return smooth(model, y, start)
 
     return run
@@ -260,20 +260,20 @@ def _():
 
 @call("smooth: modes of unequal sizes")
 def _():
-    given = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
+    data = series(components=((0, 1), (0, 1, 2), (1, 2, 3)))
 
     def run(at):
-        return [smooth(*at(given), method=method) for method in ("imm", "gpb2")]
+        return [smooth(*at(data), method=method) for method in ("imm", "gpb2")]
 
     return run
 
 
 @call("smooth: at any time")
 def _():
-    given = flowing()
+    data = flowing()
 
     def run(at):
-        fields, y, prior = at(given)
+        fields, y, prior = at(data)
         return smooth(SwitchingModel(**fields), y, prior)
 
     return run
@@ -282,10 +282,10 @@ def _():
 @call("enumerate_modes: the likeliest histories")
 def _():
     model, y, prior = series()
-    given = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
+    data = model, replace(y, lengths=None), prior  # histories that nothing is seen of are as likely as each other
 
     def run(at):
-        return enumerate_modes(*at(given), max_histories=20)
+        return enumerate_modes(*at(data), max_histories=20)
 
     return run
 
@@ -293,10 +293,10 @@ def _():
 @call("rao_blackwell_filter: nothing left to chance")  # a chain that cannot but go round
 def _():
     model, y, prior = series(transition=torch.eye(3, dtype=F64).roll(1, 0))
-    given = model, y, replace(prior, log_mode_probability=torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=F64))
+    data = model, y, replace(prior, log_mode_probability=torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=F64))
 
     def run(at):
-        return rao_blackwell_filter(*at(given), particles=7)
+        return rao_blackwell_filter(*at(data), particles=7)
 
     return run
 
@@ -310,7 +310,7 @@ ERRORS = torch.tensor([[0.5, 0.0], [0.0, 0.01]], dtype=F64)  # of ranges and bea
 
 
 def turning(at, method, **options):
-    """Targets that fly straight on or turn, seen by a radar."""
+    """Return a model of targets that fly straight or turn, observed by a radar."""
     noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
     straight = constant_velocity(2, dt=1.0, **noise)
     turn = unknown_turn(2, dt=1.0, rate_density=0.01, **noise)
@@ -327,7 +327,7 @@ def turning(at, method, **options):
 
 
 def radar():
-    """What is believed of such targets at time 0, and what is seen of them; bearings go round."""
+    """Return a prior and radar observations of such targets, with bearings that wrap around."""
     steps = torch.arange(6, dtype=F64)
     y = torch.stack((20 + steps, torch.remainder(3.0 + 0.1 * steps + torch.pi, 2 * torch.pi) - torch.pi), -1)
     y = y + 0.1 * torch.randn(4, 6, 2, dtype=F64)
@@ -341,11 +341,11 @@ for name in ("unknown_turn", "range_bearing", "wrap_angles"):
 
         @call(f"{name}: {method}")
         def _(method=method, name=name):
-            given = radar()
+            data = radar()
             chosen = {"unknown_turn": "imm", "range_bearing": "gpb1", "wrap_angles": "gpb2"}[name]
 
             def run(at):
-                y, start = at(given)
+                y, start = at(data)
                 return getattr(gradlogz.filters, chosen)(turning(at, method), y, start)
 
             return run
@@ -379,19 +379,19 @@ for method in ("ekf", "ukf"):
 
     @call(f"smooth: functions, {method}")
     def _(method=method):
-        given = radar()
+        data = radar()
 
         def run(at):
-            y, start = at(given)
+            y, start = at(data)
             model = turning(at, method)
-            found = [smooth(model, y, start, method=name) for name in ("imm", "gpb2")]
-            return found, smooth(model, y, start, lag=1)
+            results = [smooth(model, y, start, method=name) for name in ("imm", "gpb2")]
+            return results, smooth(model, y, start, lag=1)
 
         return run
 
 
 def bending(at, method, **options):
-    """Targets that turn, or whose speed is damped while they do, in continuous time."""
+    """Return a continuous-time model of targets that turn, with and without damping of their speed."""
     noise = {"spectral_density": 0.1, "observation_variance": 1.0, "dtype": at.dtype, "device": at.device}
     turn = unknown_turn(2, rate_density=0.01, **noise)
 
@@ -410,18 +410,18 @@ def _():
 
     def run(at):
         here, begins, when = at((y, start, times))
-        found = [imm(bending(at, method), Series(here, times=when), begins) for method in ("ekf", "ukf")]
-        return found, smooth(bending(at, "ekf"), Series(here, times=when), begins)
+        results = [imm(bending(at, method), Series(here, times=when), begins) for method in ("ekf", "ukf")]
+        return results, smooth(bending(at, "ekf"), Series(here, times=when), begins)
 
     return run
 
 
 @call("smooth: histories of functions")
 def _():
-    given = radar()
+    data = radar()
 
     def run(at):
-        y, start = at(given)
+        y, start = at(data)
         return smooth(turning(at, "ekf", fill="zero"), y[:, :4], start, method="enumerate")
 
     return run
@@ -429,10 +429,10 @@ def _():
 
 @call("enumerate_modes: functions")
 def _():
-    given = radar()
+    data = radar()
 
     def run(at):
-        y, start = at(given)
+        y, start = at(data)
         return enumerate_modes(turning(at, "ukf", fill="zero"), y[:, :4], start)
 
     return run
@@ -445,10 +445,10 @@ for name in ("random_walk", "constant_velocity", "constant_acceleration"):
 
     @call(name)
     def _(name=name):
-        given = torch.rand((), dtype=F64), torch.ones(4, dtype=F64)
+        data = torch.rand((), dtype=F64), torch.ones(4, dtype=F64)
 
         def run(at):
-            make, (density, steps) = getattr(gradlogz.filters, name), at(given)
+            make, (density, steps) = getattr(gradlogz.filters, name), at(data)
             numbers = {"spectral_density": density, "observation_variance": 1.0}
             return make(2, dt=0.3, **numbers), make(3, **numbers), make(1, dt=steps, **numbers)
 
@@ -490,10 +490,10 @@ def _():
 @call("discretize")
 def _():
     # A GPU doubles short steps as often as the longest would need that it can be given.
-    given = torch.randn(3, 4, 4, dtype=F64) - 6 * torch.eye(4, dtype=F64), positive(3, 4), 10 ** torch.arange(-9.0, 10)
+    data = torch.randn(3, 4, 4, dtype=F64) - 6 * torch.eye(4, dtype=F64), positive(3, 4), 10 ** torch.arange(-9.0, 10)
 
     def run(at):
-        drift, density, dt = at(given)
+        drift, density, dt = at(data)
         return discretize(drift, density, dt.unsqueeze(-1))
 
     return run
@@ -502,10 +502,10 @@ def _():
 @call("discretize_chain")
 def _():
     rate = torch.rand(4, 4, dtype=F64)
-    given = rate - torch.diag(rate.sum(-1)), 10 ** torch.arange(-9.0, 10)
+    data = rate - torch.diag(rate.sum(-1)), 10 ** torch.arange(-9.0, 10)
 
     def run(at):
-        return discretize_chain(*at(given))
+        return discretize_chain(*at(data))
 
     return run
 
@@ -514,7 +514,7 @@ def _():
 
 
 def taught(targets=12, steps=15):
-    """Series of a known system, and another system to begin with."""
+    """Return series of a known system, and another system as the start of the fit."""
     k, s = 2, 2
     fields = {
         "transition": CHAIN,
@@ -538,21 +538,21 @@ for method, learn in {"em": ("transition", "F", "Q", "H", "R", "b", "d", "initia
 
     @call(f"fit: {method}")
     def _(method=method, learn=learn):
-        given = taught()
+        data = taught()
 
         def run(at):
             iterations = 5 if method == "em" else 1
-            return fit(*at(given), learn=learn, method=method, max_iterations=iterations, tolerance=0.0)
+            return fit(*at(data), learn=learn, method=method, max_iterations=iterations, tolerance=0.0)
 
         return run
 
 
 @call("fit: errors, of few series and of many")
 def _():
-    given = taught(90, 6)
+    data = taught(90, 6)
 
     def run(at):
-        model, y, prior = at(given)
+        model, y, prior = at(data)
         numbers = {"learn": ["Q"], "structure": {"Q": "diagonal"}, "max_iterations": 2, "errors": True}
         few = fit(model, Series(y.observations[:5], lengths=y.lengths[:5]), prior, **numbers)
         return few, fit(model, y, prior, smoother="imm", **numbers)
@@ -566,10 +566,10 @@ def _():
     wide = torch.nn.functional.pad
     fields = {"F": wide(model.F, (0, 1, 0, 1)), "Q": wide(model.Q, (0, 1, 0, 1)), "H": wide(model.H, (0, 1))}
     fields |= {"transition": model.transition, "R": model.R, "b": wide(model.b, (0, 1)), "d": model.d}
-    given = SwitchingModel(**fields), y, Prior(wide(prior.mean, (0, 1)), wide(prior.covariance, (0, 1, 0, 1)))
+    data = SwitchingModel(**fields), y, Prior(wide(prior.mean, (0, 1)), wide(prior.covariance, (0, 1, 0, 1)))
 
     def run(at):
-        return [fit(*at(given), learn=learn, max_iterations=3) for learn in (["F"], ["F", "b"], ["H", "R"])]
+        return [fit(*at(data), learn=learn, max_iterations=3) for learn in (["F"], ["F", "b"], ["H", "R"])]
 
     return run
 
@@ -578,11 +578,11 @@ def _():
 
 
 def conjugate():
-    """Families with a prior, observations with gaps, and dynamics, by name."""
+    """Return families with a prior, observations with gaps, and dynamics, by name."""
     counts = torch.poisson(torch.full((3, 5, 2), 3.0, dtype=F64))
     counts[0, 2, 1] = torch.nan
-    whole = torch.poisson(torch.full((3, 5, 3), 2.0, dtype=F64))
-    whole[0, 2] = torch.nan
+    categories = torch.poisson(torch.full((3, 5, 3), 2.0, dtype=F64))
+    categories[0, 2] = torch.nan
     number = torch.tensor
     W = torch.randn(2, 2, dtype=F64)
     model = system(2, 2, 2)
@@ -601,7 +601,7 @@ def conjugate():
         "DirichletMultinomial": (
             dirichlet,
             dirichlet.prior(number([1.0, 2.0, 0.5], dtype=F64)),
-            whole,
+            categories,
             LinearMotion(swap),
         ),
         "InverseWishartNormal": (wishart, wishart.prior(number(7.0, dtype=F64), positive(2)), y, LinearMotion(W)),
@@ -616,10 +616,10 @@ for name in (*FAMILIES, "LinearGaussian"):
 
         @call(f"ConjugateFilter: {name}, {method} {depth}")
         def _(name=name, method=method, depth=depth):
-            given, T, lengths = conjugate()[name], chain(2), torch.tensor([5, 5, 3])
+            data, T, lengths = conjugate()[name], chain(2), torch.tensor([5, 5, 3])
 
             def run(at):
-                (family, prior, y, motion), transition = at((given, T))
+                (family, prior, y, motion), transition = at((data, T))
                 dynamics = (motion, Discount(0.9, prior)) if depth < 3 else (Discount(0.95), Reset(prior))
                 chosen = ConjugateFilter(family, transition=transition, dynamics=dynamics, method=method, depth=depth)
                 return chosen.filter(Series(y, lengths=at(lengths)), prior=prior)
@@ -629,16 +629,16 @@ for name in (*FAMILIES, "LinearGaussian"):
 
 @call("is_closed_under")
 def _():
-    given = conjugate()
+    data = conjugate()
     keys = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]], dtype=F64)
     third = torch.tensor([[-0.5, -(0.75**0.5)], [0.75**0.5, -0.5]], dtype=F64)
     S = positive(2)
 
     def run(at):
-        found = [is_closed_under(family, motion) for family, _, _, motion in at(given).values()]
+        results = [is_closed_under(family, motion) for family, _, _, motion in at(data).values()]
         turn, points = LinearMotion(at(third)), at(keys)
-        found += [is_closed_under(Empirical(points, w), turn) for w in (None, points.sum(-1), points[:, 0] ** 3)]
-        return [*found, is_closed_under(Gaussian(at(S[0]), at(S)), turn)]
+        results += [is_closed_under(Empirical(points, w), turn) for w in (None, points.sum(-1), points[:, 0] ** 3)]
+        return [*results, is_closed_under(Gaussian(at(S[0]), at(S)), turn)]
 
     return run
 
@@ -663,10 +663,10 @@ for name, options in OPTIONS.items():
 
     @call(f"AttentionFilter: {name}")
     def _(options=options):
-        given = message()
+        data = message()
 
         def run(at):
-            slots, eta, value, noise = at(given)
+            slots, eta, value, noise = at(data)
             noise = noise if options.get("message") else None
             chosen = AttentionFilter(value=value, noise=noise, **options)
             return chosen.step(slots, eta), chosen.dropped(slots, eta), chosen.chain(slots, eta)
@@ -676,10 +676,10 @@ for name, options in OPTIONS.items():
 
 @call("attentive_imm")
 def _():
-    given, eta = series(), torch.randn(3, 4, dtype=F64)
+    data, eta = series(), torch.randn(3, 4, dtype=F64)
 
     def run(at):
-        return gradlogz.filters.attentive_imm(*at(given), eta=at(eta))
+        return gradlogz.filters.attentive_imm(*at(data), eta=at(eta))
 
     return run
 
@@ -702,17 +702,17 @@ for name in ("normalized_innovation", "nees", "in_gate"):
 
     @call(name)
     def _(name=name):
-        given = series()
+        data = series()
         truth = torch.randn(5, 6, 4, dtype=F64)
 
         def run(at):
-            found = imm(*at(given))
+            results = imm(*at(data))
             if name == "nees":
-                distance = nees(found, at(truth))
-                return distance, distance.mean(), nees(smooth(*at(given)), at(truth)).holds
+                distance = nees(results, at(truth))
+                return distance, distance.mean(), nees(smooth(*at(data)), at(truth)).holds
             if name == "in_gate":
-                return in_gate(found.innovation, found.innovation_covariance)
-            distance = normalized_innovation(found)
+                return in_gate(results.innovation, results.innovation_covariance)
+            distance = normalized_innovation(results)
             return distance, distance.mean(-1)
 
         return run

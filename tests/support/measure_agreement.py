@@ -1,4 +1,4 @@
-"""What the laws of this folder say with: two measures agree, and the points of an Empirical by their definition."""
+"""Agreement of two measures, and the logits of an Empirical by definition, for the laws of measures."""
 
 import torch
 
@@ -13,29 +13,29 @@ def dot(a, b):
 
 
 def longest(*vectors):
-    """The product of their largest lengths: what a multilinear form is measured by."""
+    """Return the product of the largest lengths, the scale of a multilinear form."""
     return torch.stack([v.norm(dim=-1).amax() for v in vectors]).prod()
 
 
 def scales(measure, eta):
-    """Of a log normaliser, a mean, a covariance and a third cumulant, by their order."""
+    """Return the scales of a log normaliser, a mean, a covariance and a third cumulant."""
     return [scale_of(measure, eta, order) for order in range(4)]
 
 
 def log_weights(measure):
-    """log w of an Empirical as [*b, 1, n], 0 for the counting measure."""
+    """Return log w of an Empirical as [*b, 1, n], 0 for the counting measure."""
     if measure.log_weights is None:
         return torch.zeros_like(measure.points[..., 0]).unsqueeze(-2)
     return measure.log_weights.unsqueeze(-2)
 
 
 def logits(measure, eta):
-    """<x_n, eta> + log w_n of an Empirical, by definition."""
+    """Return <x_n, eta> + log w_n of an Empirical, by definition."""
     return eta @ measure.points.mT + log_weights(measure)
 
 
 def agree(actual, expected, eta, vector, *, support=True):
-    """Two measures have the same statistics at eta."""
+    """Assert that two measures have the same statistics at eta."""
     scale = scales(expected, eta)
     close(actual.log_normalizer(eta), expected.log_normalizer(eta), scale[0])
     close(actual.mean(eta), expected.mean(eta), scale[1])

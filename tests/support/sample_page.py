@@ -1,4 +1,4 @@
-"""A page with one of every part, and text that would do harm if it were markup."""
+"""A page with one of every part, and text that would be harmful if it were interpreted as markup."""
 
 import math
 
@@ -28,12 +28,12 @@ TIMES = list(range(0, 50, 5))
 
 
 def turning(count: int, dim: int) -> list[list[list[float]]]:
-    """Tokens on circles of `dim` coordinates that shrink with time."""
+    """Return tokens on circles in `dim` coordinates that shrink with time."""
     return [[[math.cos(i + 0.7 * c) / (1 + t) for c in range(dim)] for i in range(count)] for t in range(len(TIMES))]
 
 
 def sample(harm: str = HARM) -> Page:
-    """The page, with that text wherever a user's may stand."""
+    """Return the page, with that text at every place that shows a user's text."""
     step = Axis(f"time {harm}", "steps", "t")
     size = Axis("size", "1", "exp H(λ)", scale="log")
     line = Line(f"seen {harm}", TIMES, [math.exp(-t / 20) for t in TIMES])

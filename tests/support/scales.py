@@ -1,4 +1,4 @@
-"""Closeness: 1e-12 times the scale of the statement in float64, 1e-5 times it in float32."""
+"""Tolerances: 1e-12 times the scale of a statement in float64, 1e-5 times it in float32."""
 
 import functools
 
@@ -11,7 +11,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def close(actual: Tensor, expected: Tensor, scale: Tensor | float = 1.0, *, tolerance: float | None = None) -> None:
-    """|actual - expected| <= tolerance * scale everywhere; equal infinities are close, NaN never is."""
+    """Assert |actual - expected| <= tolerance * scale everywhere; equal infinities are close, NaN never is."""
     assert actual.shape == expected.shape, f"shapes {tuple(actual.shape)} and {tuple(expected.shape)}"
     error = (actual - expected).abs().masked_fill(actual == expected, 0.0)
     allowed = (TOLERANCE[actual.dtype] if tolerance is None else tolerance) * torch.as_tensor(scale)
@@ -21,9 +21,9 @@ def close(actual: Tensor, expected: Tensor, scale: Tensor | float = 1.0, *, tole
 
 @functools.lru_cache(maxsize=4)  # a law asks for several orders of one measure in a row
 def size(measure: Measure, eta: Tensor) -> tuple[Tensor, Tensor]:
-    """How large x is and how far it spreads, at eta and at 0, from derivatives of the log normaliser alone.
+    """Return the size and the spread of x, the maximum over eta and 0, from derivatives of the log normaliser.
 
-    Not from the mean and covariance of the measure: those are what the laws are about.
+    The mean and covariance of the measure are not used, since they are under test.
     """
 
     def gradient(e: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ def size(measure: Measure, eta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_of(measure: Measure, eta: Tensor, order: int = 1) -> Tensor:
-    """(1 + max|logit|) times max|x|^order: of a log normaliser (0), a mean (1), a covariance (2), a third cumulant (3).
+    """Return (1 + max|logit|) max|x|^order: log normaliser (0), mean (1), covariance (2), third cumulant (3).
 
-    Central moments do not know where x is, so from order 2 on |x| is the spread, plus what an offset costs in digits:
-    the points themselves are rounded to 1e-16 of their size.
+    Central moments do not depend on the location of x. From order 2 on |x| is therefore the spread, plus the rounding
+    error of an offset: the points themselves are rounded to 1e-16 of their size.
     """
     x, spread = size(measure, eta)
     if order < 2:

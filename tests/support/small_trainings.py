@@ -1,4 +1,4 @@
-"""Small models that are trained for a few steps, and what is seen of it."""
+"""Small models that are trained for a few steps, with and without the monitor."""
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ VOCABULARY, TOKENS = 50, 13
 
 
 class SelfAttention(nn.Module):
-    """As written in a training script: one call of torch's function."""
+    """Attention as in a training script: one call of torch's function."""
 
     def __init__(self, size, heads, dropout):
         super().__init__()
@@ -58,7 +58,7 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own layers, whose attention is one function."""
+    """An encoder of torch's layers, whose attention is one function."""
 
     def __init__(self, dropout=0.1):
         super().__init__()
@@ -75,11 +75,11 @@ def batches(count, size=3, seed=0):
     return [torch.randint(1, VOCABULARY, (size, TOKENS + 1), generator=generator) for _ in range(count)]
 
 
-def train(model, given, *, rate=1e-2, accumulate=1, call=None, after=lambda: None):
-    """The losses of a training loop, to the last bit."""
+def train(model, inputs, *, rate=1e-2, accumulate=1, call=None, after=lambda: None):
+    """Run a training loop and return the exact losses."""
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     losses = []
-    for index, ids in enumerate(given):
+    for index, ids in enumerate(inputs):
         logits = (model if call is None else call)(ids[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
@@ -92,13 +92,13 @@ def train(model, given, *, rate=1e-2, accumulate=1, call=None, after=lambda: Non
 
 
 def monitored_rank(rank, port, folder):
-    """One of two processes that train a model together, each on half of every batch."""
+    """Train a model in one of two processes, each on half of every batch, and save losses and records."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(GPT(dropout=0.0))
-    given = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
+    inputs = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
     with gradlogz.monitor(model, every=2, thresholds=gradlogz.attention.Thresholds(None, None, None)) as m:
-        losses = train(model, given, rate=1e-5)
+        losses = train(model, inputs, rate=1e-5)
     torch.save({"losses": losses, "records": m.row().records()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

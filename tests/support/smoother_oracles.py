@@ -1,4 +1,4 @@
-"""The law of every state given all observations, by one joint Gaussian for each history of modes: numpy and scipy."""
+"""Posterior of every state given all observations, from one joint Gaussian per mode history, with numpy and scipy."""
 
 import itertools
 import math
@@ -10,10 +10,10 @@ import torch
 
 
 def smoothed_by_definition(model, y, start, inputs=None, *, lag=None):
-    """All that a smoother reports, from p(x_0 ... x_T, y_1 ... y_T | history) as one Gaussian for each history.
+    """Compute all fields of a smoother's result from p(x_0 ... x_T, y_1 ... y_T | history), one Gaussian per history.
 
-    States and observations are one linear map of what is independent, (x_0, w_1 ... w_T, v_1 ... v_T); conditioning is
-    Schur's complement. No recursion, neither forward nor backward. With a lag, time t is given y_1 ... y_{t + lag}.
+    States and observations are a linear map of independent variables (x_0, w_1 ... w_T, v_1 ... v_T); conditioning is
+    the Schur complement. There is no recursion. With a lag, the state at time t is conditioned on y_1 ... y_{t + lag}.
     """
     k, s, steps = model.modes, model.state_size, y.shape[0]
     if lag is not None:
@@ -26,16 +26,16 @@ def smoothed_by_definition(model, y, start, inputs=None, *, lag=None):
     for t, end in enumerate(ends):
         histories, logs, means, covariances = tables[end]
         now = slice(t * s, t * s + s)
-        own = np.array([h[t] for h in histories])
+        current = np.array([h[t] for h in histories])
         row = dict(zip(("mean", "covariance"), _mixed(logs, means, covariances, now), strict=True))
-        modes = [own == j for j in range(k)]
+        modes = [current == j for j in range(k)]
         row["log_mode_probability"] = np.array([_log_sum(logs[mode]) for mode in modes]) - _log_sum(logs)
         parts = [_mixed(logs[mode], means[mode], covariances[mode], now) for mode in modes]
         row["mode_mean"], row["mode_covariance"] = (np.stack(p) for p in zip(*parts, strict=True))
         if t:
             before = np.array([h[t - 1] for h in histories])
             row["log_pair_probability"] = np.array(
-                [[_log_sum(logs[(before == i) & (own == j)]) for j in range(k)] for i in range(k)]
+                [[_log_sum(logs[(before == i) & (current == j)]) for j in range(k)] for i in range(k)]
             ) - _log_sum(logs)
             both = slice(t * s - s, t * s + s)
             parts = [_mixed(logs[mode], means[mode], covariances[mode], both) for mode in modes]
@@ -43,15 +43,15 @@ def smoothed_by_definition(model, y, start, inputs=None, *, lag=None):
             row["previous_covariance"] = np.stack([P[:s, :s] for _, P in parts])
             row["lag_covariance"] = np.stack([P[s:, :s] for _, P in parts])
         rows.append(row)
-    found = {name: torch.as_tensor(np.stack([row[name] for row in rows[1:]])) for name in rows[1]}
+    fields = {name: torch.as_tensor(np.stack([row[name] for row in rows[1:]])) for name in rows[1]}
     for name in ("mode_mean", "mode_covariance", "log_mode_probability"):
-        found[f"initial_{name}"] = torch.as_tensor(rows[0][name])
-    found["log_likelihood"] = torch.as_tensor(_log_sum(tables[steps][1]))
-    return found
+        fields[f"initial_{name}"] = torch.as_tensor(rows[0][name])
+    fields["log_likelihood"] = torch.as_tensor(_log_sum(tables[steps][1]))
+    return fields
 
 
 def _table(model, y, start, inputs, steps):
-    """Every history of s_0 ... s_steps with its log weight and the law of all states, given the observations so far."""
+    """Return every history s_0 ... s_steps with its log weight and the posterior of all states given y."""
     k, s, o = model.modes, model.state_size, model.observation_size
     y, u = y.numpy(), None if inputs is None else inputs.numpy()
     mean, covariance = start.mean.expand(k, s).numpy(), start.covariance.expand(k, s, s).numpy()
@@ -72,7 +72,7 @@ def _table(model, y, start, inputs, steps):
         noise = np.zeros((size, size))
         noise[:s, :s] = covariance[i]
         A, a, log_prior = np.eye(s, size), mean[i], log_pi[i]
-        states, offsets, seen, seen_offsets = [A], [a], [], []
+        states, offsets, observed, seen_offsets = [A], [a], [], []
         for n, j in enumerate(history[1:]):
             with np.errstate(divide="ignore"):
                 log_prior = log_prior + np.log(at("transition", n, history[n])[j])
@@ -86,9 +86,9 @@ def _table(model, y, start, inputs, steps):
             C[:, v] += np.eye(o)
             states.append(A)
             offsets.append(a)
-            seen.append(C)
+            observed.append(C)
             seen_offsets.append(H @ a + (0 if d is None else d) + (0 if D is None else D @ u[n]))
-        X, x, C, c = (np.concatenate(parts) for parts in (states, offsets, seen, seen_offsets))
+        X, x, C, c = (np.concatenate(parts) for parts in (states, offsets, observed, seen_offsets))
         flat = np.full(steps * o, np.nan)
         flat[: y.size] = y.reshape(-1)
         there = ~np.isnan(flat)
@@ -110,7 +110,7 @@ def _log_sum(logs):
 
 
 def _mixed(logs, means, covariances, part):
-    """Mean and covariance of some of the states over a mixture; NaN where it is empty."""
+    """Return mean and covariance of some of the states under a mixture; NaN if it is empty."""
     if np.isneginf(logs).all():
         size = part.stop - part.start
         return np.full(size, np.nan), np.full((size, size), np.nan)
@@ -121,7 +121,7 @@ def _mixed(logs, means, covariances, part):
 
 
 def drawn(model, start, steps, count, seed=0):
-    """States [count, steps, s], modes and observations of a model, from its densities; square roots by eigenvectors."""
+    """Draw states [count, steps, s], modes and observations of a model; square roots of covariances by eigenvectors."""
     k, s = model.modes, model.state_size
     g = torch.Generator().manual_seed(seed)
 
@@ -132,7 +132,7 @@ def drawn(model, start, steps, count, seed=0):
 
     j = torch.randint(k, (count,), generator=g)
     x = start.mean.expand(k, s)[j] + noise(start.covariance.expand(k, s, s)[j])
-    states, modes, seen = [], [], []
+    states, modes, observations = [], [], []
     for _ in range(steps):
         j = torch.multinomial(model.transition[j], 1, generator=g).squeeze(-1)
         x = (model.F[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.Q[j])
@@ -140,16 +140,16 @@ def drawn(model, start, steps, count, seed=0):
         y = (model.H[j] @ x.unsqueeze(-1)).squeeze(-1) + noise(model.R[j])
         states.append(x)
         modes.append(j)
-        seen.append(y if model.d is None else y + model.d[j])
-    return torch.stack(states, 1), torch.stack(modes, 1), torch.stack(seen, 1)
+        observations.append(y if model.d is None else y + model.d[j])
+    return torch.stack(states, 1), torch.stack(modes, 1), torch.stack(observations, 1)
 
 
-def near(found, expected, *, but=()):
-    """The largest difference of each field, relative to its size; NaN of what was not asked is left out."""
+def near(actual, expected, *, but=()):
+    """Return the largest difference of each field relative to its size; entries that are not finite are skipped."""
     errors = {}
     for name, e in expected.items():
         if name not in but:
-            a = getattr(found, name)
+            a = getattr(actual, name)
             assert a.shape == e.shape, f"{name}: {tuple(a.shape)} and {tuple(e.shape)}"
             asked = e.isfinite()
             assert torch.equal(a[e == -torch.inf], e[e == -torch.inf]), name

@@ -1,4 +1,4 @@
-"""Random switching systems, and their laws by the joint Gaussian of every history: numpy and scipy alone."""
+"""Random switching systems, and their posteriors from the joint Gaussian of every mode history (numpy, scipy)."""
 
 import itertools
 import math
@@ -15,19 +15,19 @@ F64 = torch.float64
 
 
 def positive(*shape, scale=1.0):
-    """Random covariances."""
+    """Return random covariances."""
     A = torch.randn(*shape, shape[-1], dtype=F64)
     return scale * (A @ A.mT / shape[-1] + 0.2 * torch.eye(shape[-1], dtype=F64))
 
 
 def chain(k):
-    """A random transition matrix, far from symmetric and from doubly stochastic."""
+    """Return a random transition matrix, neither symmetric nor doubly stochastic."""
     T = torch.rand(k, k, dtype=F64) ** 3 + 0.02
     return T / T.sum(-1, keepdim=True)
 
 
 def system(k=3, s=2, o=2, *, lead=(), transition=None, offsets=True, **more):
-    """A random switching model, each field with the leading dimensions asked for."""
+    """Return a random switching model, each field with the requested leading dimensions."""
     return SwitchingModel(
         transition=chain(k) if transition is None else transition,
         F=0.7 * torch.randn(*lead, k, s, s, dtype=F64),
@@ -41,21 +41,21 @@ def system(k=3, s=2, o=2, *, lead=(), transition=None, offsets=True, **more):
 
 
 def beginning(k=3, s=2, *, shared=False):
-    """A random belief at time 0: a Gaussian for each mode, or one for all of them."""
+    """Return a random prior: one Gaussian per mode, or one for all modes."""
     lead = () if shared else (k,)
     return Prior(torch.randn(*lead, s, dtype=F64), positive(*lead, s), torch.randn(k, dtype=F64).log_softmax(-1))
 
 
 def observed(model, steps, *batch):
-    """Numbers of the size that the model produces."""
+    """Return random observations of about the scale of the model."""
     return 3 * torch.randn(*batch, steps, model.observation_size, dtype=F64)
 
 
 def by_definition(model, y, start, inputs=None):
-    """All that a filter reports, from p(x_t, y_1 ... y_t | history) as one Gaussian for each history of modes.
+    """Compute all fields of a filter's result from p(x_t, y_1 ... y_t | history), one Gaussian per mode history.
 
-    State and observations are one linear map of what is independent, (x_0, w_1 ... w_t, v_1 ... v_t).
-    No recursion, no Kalman gain: conditioning is Schur's complement of the joint covariance.
+    State and observations are a linear map of independent variables (x_0, w_1 ... w_t, v_1 ... v_t).
+    There is no recursion and no Kalman gain: conditioning is the Schur complement of the joint covariance.
     """
     k, s, o, steps = model.modes, model.state_size, model.observation_size, y.shape[0]
     y = y.numpy()
@@ -150,18 +150,18 @@ def by_definition(model, y, start, inputs=None):
 
 
 def _moments(table, k, mean, covariance):
-    """Mean and covariance of a mixture, and of its parts mode by mode."""
+    """Return mean and covariance of a mixture, and those of each mode."""
     logs = np.array([row[1] for row in table])
     log_modes = np.array([scipy.special.logsumexp([r[1] for r in table if r[0] == j]) for j in range(k)])
     parts = [_mixed([r for r in table if r[0] == j], mean, covariance) for j in range(k)]
-    whole = _mixed(table, mean, covariance)
+    mixture = _mixed(table, mean, covariance)
     log_modes = log_modes - scipy.special.logsumexp(logs)
-    return *whole, np.stack([p[0] for p in parts]), np.stack([p[1] for p in parts]), log_modes
+    return *mixture, np.stack([p[0] for p in parts]), np.stack([p[1] for p in parts]), log_modes
 
 
 def _mixed(table, mean, covariance):
     logs = np.array([row[1] for row in table])
-    if np.isneginf(logs).all():  # an impossible mode: what it would do is not asked here
+    if np.isneginf(logs).all():  # an impossible mode has no defined moments
         return np.full_like(table[0][mean], np.nan), np.full_like(table[0][covariance], np.nan)
     w = scipy.special.softmax(logs)
     m = sum(a * row[mean] for a, row in zip(w, table, strict=True))
@@ -171,7 +171,7 @@ def _mixed(table, mean, covariance):
 
 
 def same(actual, expected, scale=1.0, *, tolerance=None):
-    """All fields of two results agree, NaN where both are; the scale is that of each field, at least `scale`."""
+    """Assert that all fields of two results agree (NaN equals NaN), relative to the scale of each field."""
     for name, a, e in zip(Filtered._fields, actual, expected, strict=True):
         assert a.shape == e.shape, f"{name}: {tuple(a.shape)} and {tuple(e.shape)}"
         size = scale * (1 + float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 1.0)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import Open, check_file, print_lines, terminal, write_page
+from .outputs import Open, check_file, open_page, print_closing, print_lines, terminal
 
 
 def command(
@@ -16,12 +16,14 @@ def command(
         list[str], typer.Argument(help="Two or more run folders of gradlogz probe.", metavar="RUN RUN ...")
     ],
     out: Annotated[str, typer.Option(help="HTML file of the page.")] = "compare.html",
+    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
     open_: Open = False,
 ) -> int:
     """Compare runs: different models, or checkpoints of one training with trends over its steps.
 
     The step of a checkpoint is read from its facts, its name or its folder, as in step1000 or checkpoint-500.
     """
+    from ..page import write
     from ..reporting.comparison_page import page_of_runs, read_all
     from ..reporting.comparison_terminal import comparison_lines
     from ..reporting.findings_page import rendered
@@ -29,8 +31,12 @@ def command(
     check_file("compare", "--out", out)
     every = read_all(runs)
     html = rendered(page_of_runs(every), "compare")
+    path = Path(out)
+    write(path, html)  # before the table, so that a closed pipe costs no page
     console = terminal(None)
-    print_lines(console, comparison_lines(every.names, every.claims, every.declarations, console.width))
-    console.print(f"Runs: {', '.join(runs)}", highlight=False, soft_wrap=True, markup=False)
-    write_page(console, Path(out), html, show=open_)
+    lines = comparison_lines(every.names, every.claims, every.declarations, console.width, details=details)
+    print_lines(console, lines)
+    print_closing(console, f"{len(runs)} runs compared", ", ".join(runs), f"{path} ({len(html) / 1e6:.1f} MB)")
+    if open_:
+        open_page(path)
     return 0

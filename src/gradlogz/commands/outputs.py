@@ -2,7 +2,7 @@
 
 check_file, check_drawing   raise before the computation if an output cannot be written after it
 terminal                    a console on standard output, or on standard error if JSON takes standard output
-print_lines, print_closing  lines of a table on a console; what was measured, and the run folder
+print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
 write_page, write_json      the files
 finish                      all files, then the table of results and where the files are
@@ -10,10 +10,10 @@ finish                      all files, then the table of results and where the f
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -75,13 +75,19 @@ def print_lines(console: Console, lines: "Iterable[Line]") -> None:
         console.print(text, highlight=False, soft_wrap=False)
 
 
-def print_closing(console: Console, model: str, facts: "Mapping[str, Any]", run: str | os.PathLike[str]) -> None:
-    """Print what was measured, wrapped to the console, and the path of the run on one line."""
-    from ..reporting.formatting import measured_line
+def print_closing(console: Console, run: str, results: str | os.PathLike[str], page: str) -> None:
+    """Print the three closing lines of every command: what was run, where the results are, where the page is."""
+    from ..reporting.result_table import closing_lines
 
-    text = f"Measured: {model}, {measured_line(facts)}".rstrip(", ")
-    console.print(text, highlight=False, markup=False)
-    console.print(f"Run: {os.fspath(run)}", highlight=False, soft_wrap=True, markup=False)
+    for line in closing_lines(run, os.fspath(results), page, console.width):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def open_page(path: Path) -> None:
+    """Open a page in a browser."""
+    import webbrowser
+
+    webbrowser.open(path.resolve().as_uri())
 
 
 @contextmanager
@@ -105,7 +111,7 @@ def write_page(console: Console, path: Path, html: str, *, show: bool) -> None:
     from ..page import write
 
     write(path, html)
-    console.print(f"Page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+    console.print(f"page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
     if show:
         webbrowser.open(path.resolve().as_uri())
 
@@ -147,7 +153,7 @@ def finish(
     files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
     results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
     size = f"{page} ({len(html) / 1e6:.1f} MB)"
-    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, table.terminal_width(console))])
+    table.print_lines(console, [*lines, *table.closing_lines(run, results, size, console.width)])
     if json == STANDARD_OUTPUT:
         print(data)
     if show:

@@ -80,6 +80,7 @@ def command(
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
     from ..reporting.findings_terminal import claim_lines
+    from ..reporting.formatting import measured_line
 
     console = terminal(json)
     place = Path(out) if out is not None else Path(RUNS) / _label(model)
@@ -92,32 +93,32 @@ def command(
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, twin=baseline, seed=seed, progress=sys.stderr.isatty(),
+        length=length, predictions=only, baseline=baseline, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)
     run = _run(measured, findings, seed, text)
     write_run(place, run)
     write_json(json, findings_to_json(findings))
+    page = page_of(place)  # files come first, so that a closed pipe costs no result
     name = measured.probed.name
     print_lines(console, claim_lines(findings, name, console.width, details=details))
     if not measured.complete:
         console.print("Interrupted: the results are of the text read so far.", style="yellow")
     if details:
         console.print(measured.report.words(), style="dim", highlight=False)
-    print_closing(console, name, findings.facts[name], place)
-    console.print(page_line(place), highlight=False, soft_wrap=True, markup=False)
+    print_closing(console, f"{name}, {measured_line(findings.facts[name])}", place, page)
     return 0 if measured.complete else INTERRUPTED
 
 
-def page_line(run: Path) -> str:
-    """Write the page of a run into its folder; return a line with its path, or with the command that installs pages."""
+def page_of(run: Path) -> str:
+    """Write the page of a run into its folder; return its path, or the command that installs pages."""
     from ..page import missing, write
     from ..reporting import report
 
     if missing():
-        return "Page: none; pip install 'gradlogz[report]', then gradlogz report."
-    return f"Page: {write(run / RUN_PAGE, report(run))}"
+        return "none; pip install 'gradlogz[report]', then gradlogz report"
+    return str(write(run / RUN_PAGE, report(run)))
 
 
 def _label(name: str) -> str:

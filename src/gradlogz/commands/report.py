@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import RUN_PAGE, Open, check_drawing, check_file, print_closing, print_lines, terminal, write_page
+from .outputs import RUN_PAGE, Open, check_drawing, check_file, open_page, print_closing, print_lines, terminal
 
 
 def command(
@@ -23,8 +23,10 @@ def command(
 
     The page of a damaged or incomplete run shows the readable part and lists the missing one.
     """
+    from ..page import write
     from ..reporting.findings_page import page_of_run, rendered
     from ..reporting.findings_terminal import claim_lines
+    from ..reporting.formatting import measured_line
     from ..reporting.run_contents import contents_of
 
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
@@ -34,8 +36,11 @@ def command(
     contents = contents_of(run, "report")
     html = rendered(page_of_run(contents), "report")
     check_file("report", "--out", path)
+    write(path, html)  # before the table, so that a closed pipe costs no page
     console = terminal(None)
     print_lines(console, claim_lines(contents.findings, contents.name, console.width, details=details))
-    print_closing(console, contents.name, contents.facts, run)
-    write_page(console, path, html, show=open_)
+    measured = f"{contents.name}, {measured_line(contents.facts)}".rstrip(", ")
+    print_closing(console, measured, run, f"{path} ({len(html) / 1e6:.1f} MB)")
+    if open_:
+        open_page(path)
     return 0

@@ -131,14 +131,13 @@ def _list_presets() -> int:
 def _simulation(console: Console, preset: str | None, parameters: dict[str, Any], *, details: bool) -> Output:
     from ..page import as_json
     from ..reporting import report
-    from ..reporting.result_table import terminal_width
     from ..reporting.simulation_page import data_of
     from ..reporting.simulation_terminal import simulation_details, simulation_table
     from ..reporting.simulation_wording import run_text
     from ..simulation.presets import DEFAULT
     from ..simulation.run_simulation import simulate
 
-    width = terminal_width(console)
+    width = console.width
     with progress(console, "Simulating") as tell:
         simulation = simulate(preset or DEFAULT, progress=tell, **parameters)
         tell(what="Writing the page")
@@ -152,13 +151,12 @@ def _phases(console: Console, grid: str, preset: str | None, parameters: dict[st
     from ..page import as_json
     from ..reporting import report
     from ..reporting.phases_page import data_of
-    from ..reporting.result_table import terminal_width
     from ..reporting.simulation_terminal import phases_details, phases_table
     from ..reporting.simulation_wording import grid_run_text
     from ..simulation.grid import parse_grid
     from ..simulation.parameter_sweep import sweep
 
-    width = terminal_width(console)
+    width = console.width
     with progress(console, "Simulating grid points") as tell:
         phases = sweep(parse_grid(grid), preset=preset, progress=tell, **parameters)
     lines = phases_table(phases, width) + (phases_details(phases, width) if details else [])

@@ -59,7 +59,6 @@ def command(
     """
     from ..page import as_json
     from ..reporting import report
-    from ..reporting.result_table import terminal_width
     from ..reporting.tracks_page import data_of
     from ..reporting.tracks_terminal import tracks_details, tracks_table
     from ..reporting.tracks_wording import run_text
@@ -84,7 +83,7 @@ def command(
         if out_table is not None:
             tell(what="Writing the table")
             write_table(tracks, out_table)
-    width = terminal_width(console)
+    width = console.width
     lines = tracks_table(tracks, width) + (tracks_details(tracks, width) if details else [])
     tables = [out_table] if out_table is not None else []
     finish(

@@ -27,7 +27,7 @@ def command(
 
     from ..page import write
     from ..reporting import report
-    from ..reporting.result_table import print_lines, terminal_width
+    from ..reporting.result_table import print_lines
     from ..reporting.verification_page import data_of
     from ..reporting.verification_terminal import detail_lines, statement_lines, verification_summary
     from ..verification.program import statements, verify
@@ -50,7 +50,7 @@ def command(
     verification = Verification(tuple(results))
     if out is not None:
         write(Path(out), report(verification))
-    width = terminal_width(console)
+    width = console.width
     print_lines(console, (detail_lines if details else statement_lines)(results, width))
     print_lines(console, [Text(), *verification_summary(results, out, width)])
     write_json(json, dumps(data_of(verification), indent=2, ensure_ascii=False))

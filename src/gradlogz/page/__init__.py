@@ -1,13 +1,13 @@
 """The one look of all HTML pages: plain data in, one offline file out.
 
-Page        title, verdict, sections, and how to make it again
+Page        title, verdict, sections, and how to reproduce it
 Section     a heading that folds, and parts: Text, Facts, VerdictBanner, Table, Figure, PointCloud, Views
 Figure      axes with units and formulas, and marks: Line, Ribbon, Points, Outlines, Heat
-Choice      what a reader may choose, so that every part speaks of it
-render      a page as HTML; write puts a file in its place whole or not at all
+Choice      an item that the reader can select to filter every part
+render      a page as HTML; write replaces a file atomically
 drawn       one figure, for a notebook
 
-A leaf: it knows neither torch nor the rest of the package.
+A leaf: it imports neither torch nor the rest of the package.
 """
 
 from .marks import Axis, Figure, Heat, Line, Mark, Outlines, PointCloud, Points, Ribbon

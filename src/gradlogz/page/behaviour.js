@@ -1,21 +1,21 @@
-// What a page does: draws its figures, plays its clouds, sorts, folds, changes its theme, hands out its data.
+// Behaviour of a page: figures, animations, sorting, folding, themes, downloads.
 "use strict";
 (async () => {
   if (typeof DecompressionStream === "undefined") {
     document.getElementById("old").hidden = false;
     return;
   }
-  // A block of the page, as rendering.py packed it.
+  // Decompresses a block that rendering.py packed.
   function unpacked(id) {
     const letters = atob(document.getElementById(id).textContent), bytes = new Uint8Array(letters.length);
     for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
   }
-  // Plotly, once: most of the page, which is read long before its figures are.
-  let asked = null;
+  // Loads plotly once, on demand: it is most of the file, and the text is read before the figures.
+  let loading = null;
   function plotly() {
-    if (asked === null) {
-      asked = unpacked("plotly").then((source) => {
+    if (loading === null) {
+      loading = unpacked("plotly").then((source) => {
         const script = document.createElement("script");
         script.textContent = source;
         document.head.append(script);
@@ -23,35 +23,35 @@
         return window.Plotly;
       });
     }
-    return asked;
+    return loading;
   }
-  const { name, data, palettes, tones, symbols, figures, tables, choices, words } = JSON.parse(await unpacked("data"));
-  // Words that are said often are there once, and numbers in their places.
-  const spelt = (text) => (Array.isArray(text) ? text.map(spelt) : words[text]);
-  for (const { traces = [] } of Object.values(figures)) for (const trace of traces) if ("text" in trace) trace.text = spelt(trace.text);
+  const { name, data, palettes, tones, symbols, figures, tables, choices, texts } = JSON.parse(await unpacked("data"));
+  // Hover texts and repeated strings are stored once; figures and tables hold indices.
+  const expanded = (index) => (Array.isArray(index) ? index.map(expanded) : texts[index]);
+  for (const { traces = [] } of Object.values(figures)) for (const trace of traces) if ("text" in trace) trace.text = expanded(trace.text);
   for (const { rows, coded } of Object.values(tables)) for (const [i, names] of Object.entries(coded)) for (const row of rows) row[i] = names[row[i]];
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const coarse = matchMedia("(pointer: coarse)").matches;
   const theme = () => root.dataset.theme || (dark.matches ? "dark" : "light");
 
-  // Colours and words ---------------------------------------------------------------------------------------------
+  // Colours and texts ---------------------------------------------------------------------------------------------
 
-  // "@blue/0.2" under a key that is about colour becomes the colour of the theme; words lose what plotly reads as markup.
-  const SAID = new Set(["name", "text", "ticktext"]);
+  // "@blue/0.2" under a key named "...color" becomes the colour of the theme; texts are escaped, because plotly reads markup.
+  const TEXTS = new Set(["name", "text", "ticktext"]);
   const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("\n", "<br>");
   function colour(text, palette) {
-    const found = /^@([a-z]+)(?:\/([\d.]+))?$/.exec(text);
-    if (!found || !(found[1] in palette)) return text;
-    const hex = palette[found[1]];
+    const match = /^@([a-z]+)(?:\/([\d.]+))?$/.exec(text);
+    if (!match || !(match[1] in palette)) return text;
+    const hex = palette[match[1]];
     const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-    return found[2] ? `rgba(${parts.join(",")},${found[2]})` : hex;
+    return match[2] ? `rgba(${parts.join(",")},${match[2]})` : hex;
   }
-  function dressed(value, palette, key = "") {
-    if (typeof value === "string") return /color/i.test(key) ? colour(value, palette) : SAID.has(key) ? safe(value) : value;
-    if (Array.isArray(value)) return /^[xyz]$/.test(key) ? value : value.map((item) => dressed(item, palette, key));
+  function resolved(value, palette, key = "") {
+    if (typeof value === "string") return /color/i.test(key) ? colour(value, palette) : TEXTS.has(key) ? safe(value) : value;
+    if (Array.isArray(value)) return /^[xyz]$/.test(key) ? value : value.map((item) => resolved(item, palette, key));
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, dressed(v, palette, k)]));
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, resolved(v, palette, k)]));
     }
     return value;
   }
@@ -86,19 +86,19 @@
     }
     return states[id];
   }
-  function seen([a, b, c], { turn, tilt }) {
+  function projected([a, b, c], { turn, tilt }) {
     const s = (turn * Math.PI) / 180, t = (tilt * Math.PI) / 180;
     const right = a * Math.cos(s) - b * Math.sin(s), deep = a * Math.sin(s) + b * Math.cos(s);
     return [right, c * Math.cos(t) + deep * Math.sin(t)];
   }
   function places(id) {
     const { frames, labels } = figures[id], s = state(id);
-    const tokens = frames[s.at].map((token) => (labels.length === 3 ? seen(token, s) : token));
+    const tokens = frames[s.at].map((token) => (labels.length === 3 ? projected(token, s) : token));
     return [tokens.map((p) => p[0]), tokens.map((p) => p[1])];
   }
   function cross(id) {
     const s = state(id), r = 1.05 * s.reach;
-    return [[r, 0, 0], [0, r, 0], [0, 0, r]].map((end) => seen(end, s));
+    return [[r, 0, 0], [0, r, 0], [0, 0, r]].map((end) => projected(end, s));
   }
   function cloud(id) {
     const { groups, labels, names, equal } = figures[id], s = state(id);
@@ -180,22 +180,22 @@
 
   // The choice ------------------------------------------------------------------------------------------------------
 
-  // The key that is chosen, "" for none; a part goes with its whole, and a whole with its parts.
+  // The selected key, "" for none. A key matches the selection, its group and its members.
   let choice = "";
   const within = (key) => (key in choices ? choices[key].within : "");
-  const goes = (key) => !choice || !key || key === choice || within(key) === choice || within(choice) === key;
-  const stands = (key) => Boolean(key) && goes(key);
-  // Points and lines of the choice as they are, others fainter; a frame about its places on a map.
+  const matches = (key) => !choice || !key || key === choice || within(key) === choice || within(choice) === key;
+  const selected = (key) => Boolean(key) && matches(key);
+  // Draws points and lines that are not selected fainter, and frames the selected cells of heat maps.
   function marked({ traces, layout }) {
     const keys = (trace) => (trace.customdata || []).flat();
-    if (!choice || !traces.some((trace) => keys(trace).some(stands))) return { traces, layout };
+    if (!choice || !traces.some((trace) => keys(trace).some(selected))) return { traces, layout };
     const shapes = [...(layout.shapes || [])];
-    const found = traces.map((trace) => {
+    const highlighted = traces.map((trace) => {
       if (!trace.customdata) return trace;
       if (trace.type === "heatmap") {
         const half = (values) => (values.length > 1 ? Math.abs(values[1] - values[0]) / 2 : 0.5);
         trace.customdata.forEach((row, i) => row.forEach((key, j) => {
-          if (!stands(key)) return;
+          if (!selected(key)) return;
           const [x, y, a, b] = [trace.x[j], trace.y[i], half(trace.x), half(trace.y)];
           for (const [color, width] of [["@paper", 4], ["@vermilion", 2]]) {
             shapes.push({ type: "rect", x0: x - a, x1: x + a, y0: y - b, y1: y + b, line: { color, width } });
@@ -204,14 +204,14 @@
         return trace;
       }
       if (trace.mode === "lines") {
-        const on = stands(trace.customdata[0]);
+        const on = selected(trace.customdata[0]);
         return { ...trace, opacity: on ? 1 : 0.15, line: { ...trace.line, width: on ? 3 : 1 } };
       }
-      const at = trace.customdata.flatMap((key, i) => (stands(key) ? [i] : []));
+      const at = trace.customdata.flatMap((key, i) => (selected(key) ? [i] : []));
       const thin = trace.error_y && { ...trace.error_y, color: trace.error_y.color.replace(/\/.*/, "/0.2") };
       return { ...trace, selectedpoints: at, selected: { marker: { size: 11 } }, unselected: { marker: { opacity: 0.15 } }, ...(thin && { error_y: thin }) };
     });
-    return { traces: found, layout: { ...layout, shapes } };
+    return { traces: highlighted, layout: { ...layout, shapes } };
   }
   function choose(key) {
     choice = key in choices ? key : "";
@@ -230,17 +230,17 @@
     const Plotly = await plotly();
     const id = box.dataset.figure, palette = palettes[theme()];
     const { traces, layout } = drawing(id);
-    await Plotly.react(box, dressed(traces, palette), frame(dressed(layout, palette), palette, box.clientWidth), CONFIG);
+    await Plotly.react(box, resolved(traces, palette), frame(resolved(layout, palette), palette, box.clientWidth), CONFIG);
     if (!box.dataset.drawn) box.on("plotly_click", ({ points }) => { if (points[0].customdata) choose(points[0].customdata); });
     box.dataset.drawn = theme();
     box.dataset.choice = choice;
   }
-  // A figure is drawn when it comes near the window, so that a page of a hundred opens as fast as one of three.
+  // Figures are drawn when they come near the window: a page of a hundred opens as fast as one of three.
   async function drawThese(boxes) {
     for (const box of boxes) {
       if (box.clientWidth > 0 && (box.dataset.drawn !== theme() || box.dataset.choice !== choice)) await draw(box);
     }
-    if (!root.dataset.ready) setTimeout(plotly, 300); // after the text is there, before it is asked for
+    if (!root.dataset.ready) setTimeout(plotly, 300); // after the text is shown, before the first figure needs it
     root.dataset.ready = "yes";
   }
   const boxes = [...document.querySelectorAll("[data-figure]")];
@@ -266,7 +266,7 @@
       const rows = figure.frames.flatMap((tokens, t) => tokens.map((token, i) => [figure.times[t], i, figure.groups[i] + 1, ...token]));
       return [["step", "token", "cluster", ...figure.names], rows];
     }
-    // Of an interval its ends; of a mark that is about a choice, its label.
+    // Error bars become their ends, keys the labels of their choices.
     const end = (i, y, arms, sign) => (arms && arms[i] !== null ? Number((y[i] + sign * arms[i]).toPrecision(6)) : null);
     const label = (key) => (key in choices ? choices[key].label : key || null);
     const rows = figure.traces.flatMap(({ name, type, x, y, z, error_y: arms = {}, customdata: keys = [] }) => (type === "heatmap"
@@ -278,8 +278,8 @@
     const { take: kind, of: id, as } = button.dataset;
     const file = `${name}${id ? `-${id}` : ""}.${as}`;
     if (kind === "page") {
-      const whole = (_, value) => (value && value["@table"] in tables ? { columns: tables[value["@table"]].columns, rows: tables[value["@table"]].rows } : value);
-      return give(JSON.stringify(data, whole, 1), "application/json", file);
+      const withTables = (_, value) => (value && value["@table"] in tables ? { columns: tables[value["@table"]].columns, rows: tables[value["@table"]].rows } : value);
+      return give(JSON.stringify(data, withTables, 1), "application/json", file);
     }
     if (kind === "table") {
       const { columns, rows } = tables[id];
@@ -288,16 +288,16 @@
     }
     if (as === "json") return give(JSON.stringify(figures[id]), "application/json", file);
     if (as === "csv") return give(csv(...figureRows(figures[id])), "text/csv", file);
-    const { traces, layout } = drawing(id), palette = palettes.light;  // on paper, whatever the screen
+    const { traces, layout } = drawing(id), palette = palettes.light;  // for paper, whatever the theme
     const box = document.querySelector(`[data-figure="${CSS.escape(id)}"]`);
     const size = { width: 720, height: "frames" in figures[id] ? 720 : 440 };
-    const whole = frame(dressed(layout, palette), palette, 720);
-    whole.title = { text: safe(figures[id].title), x: 0.01, xanchor: "left", font: { size: 15 } };
-    whole.margin = { l: 12, r: 16, t: 72, b: 12 };
-    whole.paper_bgcolor = palette.paper;
-    whole.font.family = "Helvetica, Arial, sans-serif";
+    const printed = frame(resolved(layout, palette), palette, 720);
+    printed.title = { text: safe(figures[id].title), x: 0.01, xanchor: "left", font: { size: 15 } };
+    printed.margin = { l: 12, r: 16, t: 72, b: 12 };
+    printed.paper_bgcolor = palette.paper;
+    printed.font.family = "Helvetica, Arial, sans-serif";
     const Plotly = await plotly();
-    const url = await Plotly.toImage({ data: dressed(traces, palette), layout: whole }, { format: "svg", ...size });
+    const url = await Plotly.toImage({ data: resolved(traces, palette), layout: printed }, { format: "svg", ...size });
     give(decodeURIComponent(url.slice(url.indexOf(",") + 1)), "image/svg+xml", file);
     box.dataset.taken = as;
   }
@@ -305,7 +305,7 @@
   // Tables ----------------------------------------------------------------------------------------------------------
 
   const opened = new Set(), sorted = {};
-  function shown(value) { // as page/rendering.py writes numbers
+  function shown(value) { // equal to number() of rendering.py
     if (value === null) return "–";
     if (typeof value === "boolean") return value ? "yes" : "no";
     if (typeof value !== "number" || Number.isInteger(value)) return String(value);
@@ -328,13 +328,13 @@
     inner.textContent = shown(value);
     return box;
   }
-  // The rows that go with the choice, in the order asked for, and no more than a first few until all are.
+  // Fills a table with the rows that match the selection, sorted; only the first few until it is expanded.
   function fill(table) {
     const id = table.dataset.table, { rows, columns, keys, shown: most } = tables[id];
-    const order = rows.map((_, i) => i).filter((i) => !keys.length || goes(keys[i]));
+    const order = rows.map((_, i) => i).filter((i) => !keys.length || matches(keys[i]));
     if (id in sorted) {
       const { column, up } = sorted[id];
-      const by = (a, b) => (a === null) - (b === null) // what is missing comes last, either way
+      const by = (a, b) => (a === null) - (b === null) // missing values last, in both directions
         || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
       order.sort((a, b) => by(rows[a][column], rows[b][column]));
     }
@@ -350,7 +350,7 @@
       const line = document.createElement("tr"), words = document.createElement("td");
       line.className = "none";
       words.colSpan = columns.length;
-      words.textContent = choice ? `Nothing about ${choices[choice].label}.` : "Nothing.";
+      words.textContent = choice ? `No rows for ${choices[choice].label}.` : "No rows.";
       line.append(words);
       lines.push(line);
     }
@@ -369,7 +369,7 @@
     fill(table);
   }
 
-  // Everything together ---------------------------------------------------------------------------------------------
+  // Event listeners -------------------------------------------------------------------------------------------------
 
   for (const head of document.querySelectorAll("th")) head.querySelector("button").addEventListener("click", () => sort(head));
   for (const table of document.querySelectorAll("[data-table]")) {
@@ -385,7 +385,7 @@
     form.addEventListener("reset", () => setTimeout(() => choose("")));
     form.addEventListener("submit", (e) => e.preventDefault());
   }
-  // A link to a section unfolds it.
+  // A link to a section opens it.
   function unfold(hash) {
     const section = hash && document.getElementById(decodeURIComponent(hash.slice(1)));
     if (section && section.matches("details")) section.open = true;

@@ -1,11 +1,11 @@
-"""Figures, as plain data: axes that say what is on them, and what is drawn between them.
+"""Figures as plain data: two axes and the marks between them.
 
     Line  Ribbon  Points  Outlines  Heat      marks
-    Figure                                  two axes and marks
-    PointCloud                                   tokens that move, with play and scrub
+    Figure                                    two axes and marks
+    PointCloud                                an animation of tokens, with play and scrub
 
-A colour is a name of palette.py. Marks may say by keys which of the page's choices they are about; the chosen one
-stands out, and a click on a mark chooses.
+Colours are names of palette.py. The keys of a mark refer to the page's choices: the selected one is highlighted, and a
+click on a mark selects its key.
 
 Read next: rendering.py, where marks become traces.
 """
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
-LONGEST = 32  # letters in a line of what is on an axis
-CROWD = 100  # points whose intervals would hide each other
-LEVELS = 12  # counts that have a number each on a scale of colours
+LONGEST = 32  # characters per line of an axis label
+CROWD = 100  # points above which error bars are drawn fainter, because they overlap
+LEVELS = 12  # distinct integers up to which a colour scale has one tick each
 
 Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is on an axis: a name, the formula, the unit.
+    """An axis with a name, a unit and a formula.
 
-    range: its ends; found from the marks if none is given.
-    names: categories, at 0, 1, 2, ...; numbers if none are given.
+    range: both ends; None fits the marks.
+    names: categories at 0, 1, 2, ...; empty for a numeric axis.
     """
 
     name: str
@@ -39,21 +39,21 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """The three; in lines where they are longer than a figure is high."""
-        what = f"{self.formula}  [{self.unit}]" if self.formula else f"[{self.unit}]"
-        if len(self.name) + len(what) + 2 <= LONGEST:
-            return f"{self.name}  {what}"
+        """Name, formula and unit; wrapped where they are longer than a figure is high."""
+        unit = f"{self.formula}  [{self.unit}]" if self.formula else f"[{self.unit}]"
+        if len(self.name) + len(unit) + 2 <= LONGEST:
+            return f"{self.name}  {unit}"
         lines = (
-            [*wrap(self.name, LONGEST), *wrap(what, LONGEST)] if self.formula else wrap(f"{self.name}  {what}", LONGEST)
+            [*wrap(self.name, LONGEST), *wrap(unit, LONGEST)] if self.formula else wrap(f"{self.name}  {unit}", LONGEST)
         )
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; dashed for what theory says. Thin ones are many, stay out of the legend, and have a key each.
+    """A curve; dashed for theory. A curve with a key is thin, and has no entry in the legend.
 
-    text: what is said of each point; its coordinates if none is given.
+    text: hover text of each point; its coordinates by default.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Line:
     text: Sequence[str] = ()
 
     def traces(self) -> list[dict[str, Any]]:
-        """As plotly draws it."""
+        """Traces for plotly."""
         width = 1.0 if self.key else 2 if self.dash == "solid" else 1.8
         line = {"color": f"@{self.colour}", "dash": self.dash, "width": width}
         rest: dict[str, Any] = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
@@ -76,7 +76,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ribbon:
-    """All between two curves."""
+    """The area between two curves."""
 
     name: str
     x: Numbers
@@ -85,7 +85,7 @@ class Ribbon:
     colour: str = "blue"
 
     def traces(self) -> list[dict[str, Any]]:
-        """As plotly draws it: an invisible curve, and a second filled down to it."""
+        """Traces for plotly: an invisible curve, and a second one filled down to it."""
         bare = {"mode": "lines", "line": {"width": 0, "color": f"@{self.colour}"}, "hoverinfo": "skip"}
         low = _scatter(f"{self.name}, low", self.x, self.low, showlegend=False, legendgroup=self.name, **bare)
         fill = {"fill": "tonexty", "fillcolor": f"@{self.colour}/0.16"}
@@ -94,9 +94,9 @@ class Ribbon:
 
 @dataclass(frozen=True)
 class Points:
-    """Single points, with a word for each if wanted.
+    """Single points.
 
-    low, high: the ends of an interval about each.
+    text: hover text of each point. low, high: ends of its error bar. keys: the choice it belongs to.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Points:
     size: int = 8
 
     def traces(self) -> list[dict[str, Any]]:
-        """As plotly draws it."""
+        """Traces for plotly."""
         marker = {"color": f"@{self.colour}", "symbol": self.symbol, "size": self.size}
         rest: dict[str, Any] = {"text": list(self.text), "hoverinfo": "text"} if self.text else {}
         if self.keys:
@@ -126,14 +126,14 @@ class Points:
 
 @dataclass(frozen=True)
 class Outlines:
-    """Closed curves with a light filling, ellipses of covariance say; each a pair of coordinates x and y."""
+    """Closed curves with a light filling, such as covariance ellipses; each is a pair of coordinates x and y."""
 
     name: str
     curves: Sequence[tuple[Numbers, Numbers]]
     colour: str = "blue"
 
     def traces(self) -> list[dict[str, Any]]:
-        """As plotly draws it: one line with gaps."""
+        """Traces for plotly: one line with gaps."""
         x = [at for each, _ in self.curves for at in (*each, *each[:1], None)][:-1]
         y = [at for _, each in self.curves for at in (*each, *each[:1], None)][:-1]
         look = {"line": {"width": 1, "color": f"@{self.colour}"}, "fillcolor": f"@{self.colour}/0.1"}
@@ -142,12 +142,11 @@ class Outlines:
 
 @dataclass(frozen=True)
 class Heat:
-    """A number, or one of some categories, at each place of a grid; values[row][column], rows along y.
+    """A heat map of numbers or categories; values[row][column], rows along y.
 
-    categories: names and colours of the values 0, 1, 2, ...; a scale of numbers if none are given.
-    hover: what is said of each place.
-    keys: of each place.
-    range: of the colours; values outside have that of its end.
+    hover: hover text of each cell. keys: the choice each cell belongs to.
+    categories: names and colours of the values 0, 1, 2, ...; empty for a numeric colour scale.
+    range: limits of the colour scale; values beyond a limit have its colour.
     """
 
     name: str
@@ -160,7 +159,7 @@ class Heat:
     range: tuple[float, float] | None = None
 
     def traces(self) -> list[dict[str, Any]]:
-        """As plotly draws it."""
+        """Traces for plotly."""
         rows, title = [list(row) for row in self.values], "\n".join(wrap(self.name, LONGEST))
         trace: dict[str, Any] = {
             "type": "heatmap", "name": self.name, "x": list(self.x), "y": list(self.y), "z": rows,
@@ -173,7 +172,7 @@ class Heat:
             ends = {} if self.range is None else {"zmin": self.range[0], "zmax": self.range[1]}
             numbers = {value for row in self.values for value in row if value is not None}
             if len(numbers) <= LEVELS and all(isinstance(value, int) for value in numbers):
-                trace["colorbar"]["dtick"] = 1  # there is nothing between counts
+                trace["colorbar"]["dtick"] = 1  # counts are integers
             return [{**trace, "colorscale": "Cividis", **ends}]
         count = len(self.categories)
         steps = [[end, f"@{colour}"] for i, (_, colour) in enumerate(self.categories) for end in _ends(i, count)]
@@ -188,8 +187,8 @@ Mark = Line | Ribbon | Points | Outlines | Heat
 class Figure:
     """Marks between two axes.
 
-    name: unique on its page; of the files it is exported to.
-    wide: whether it takes the whole width. equal: whether a unit has the same length on both axes, as in a plane.
+    name: unique on its page; part of the name of exported files.
+    wide: full width of the page. equal: equal scales on both axes.
     """
 
     kind: ClassVar[str] = "figure"
@@ -205,10 +204,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """Tokens that move.
+    """An animation of tokens in two or three dimensions.
 
-    frames: for each time, the coordinates of each token; with three, the reader turns them.
-    groups: of each token, for its colour.
+    frames: the coordinates of each token at each time; three-dimensional clouds can be rotated.
+    groups: cluster of each token, which sets its colour.
     """
 
     kind: ClassVar[str] = "cloud"
@@ -228,7 +227,7 @@ def _scatter(name: str, x: Numbers, y: Numbers, **rest: Any) -> dict[str, Any]:
 
 
 def _apart(high: float | None, low: float | None) -> float | None:
-    """The length of an arm, to three digits: more than a screen has places."""
+    """Length of an error bar, to three digits: finer than the screen resolution."""
     return None if high is None or low is None else float(f"{high - low:.3g}")
 
 

@@ -1,9 +1,9 @@
-"""The colours of all pages, for light and for dark, told apart by colour-blind readers.
+"""The colours of all pages, for light and dark themes, safe for colour-blind readers.
 
-The eight of Okabe and Ito, lightened for dark pages. A figure names a colour, "@blue" or "@blue/0.2" with its opacity;
-the page puts in the one of its theme, and an exported figure the one for paper.
+The eight colours of Okabe and Ito, lightened for dark pages. A figure refers to a colour by name, "@blue", or with an
+opacity, "@blue/0.2"; the page inserts the colour of its theme, and an exported figure that of the light theme.
 
-Read next: style.css, which has the same names as variables.
+Read next: style.css, where the names are CSS variables.
 """
 
 LIGHT = {
@@ -39,7 +39,7 @@ DARK = {
     "link": "#8fc7f0",
 }
 
-# One colour for each status of a statement, here and in every report.
-STATUSES = {"agrees": "green", "departs": "vermilion", "undecided": "orange", "silent": "grey"}
+# The colour of each status of a statement, on every page.
+STATUSES = {"agrees": "green", "departs": "vermilion", "undecided": "orange", "silent": "grey"}  # plain-words: ok
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")

@@ -1,16 +1,16 @@
-"""What a page is made of: plain data, nothing drawn yet.
+"""The parts of a page, as plain data.
 
     Page
-      verdict             what was found, in a sentence, with chips and groups
-      choices             what a reader may choose, of which every table and figure then speaks
-      sections            each a heading that folds
-        Text  Facts  VerdictBanner  Table  Figure  PointCloud, and Views, which show some of them at a time
+      verdict             the result in a sentence, with chips and groups
+      choices             items that the reader can select to filter every table and figure
+      sections            headings that fold
+        Text  Facts  VerdictBanner  Table  Figure  PointCloud, and Views, which show one group of them at a time
       reproduce           version, seed, command line
-      references          what is cited
+      references          cited works
 
-Every string is text, never markup: it is escaped where it is put in.
+Every string is text, never markup: the template escapes it.
 
-Read next: marks.py (figures), rendering.py (how it becomes HTML).
+Read next: marks.py (figures), rendering.py (the HTML).
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Literal
 
 from .marks import Figure, PointCloud
 
-Status = Literal["agrees", "departs", "undecided", "silent"]
+Status = Literal["agrees", "departs", "undecided", "silent"]  # plain-words: ok
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A word in a coloured frame; its colour is that of a status, or one named."""
+    """A label in a coloured frame; the colour is that of its status, or `colour` if it has none."""
 
     label: str
     status: Status | None = None
@@ -33,7 +33,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Link:
-    """Words that lead to the section of that name."""
+    """A link to the section named `to`."""
 
     label: str
     to: str
@@ -44,7 +44,7 @@ Cell = str | float | int | bool | Chip | Link | None
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs; those under a title fold away, and lines are kept as they are broken."""
+    """Paragraphs; with a title they are folded below it, and their line breaks are kept."""
 
     kind: ClassVar[str] = "text"
     paragraphs: tuple[str, ...]
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what they are, one line each."""
+    """Names and their values, one line each."""
 
     kind: ClassVar[str] = "facts"
     rows: Mapping[str, str]
@@ -61,7 +61,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Group:
-    """What shares a chip: names that lead to sections, each with a sentence."""
+    """Links that share a chip, each with a sentence."""
 
     chip: Chip
     entries: tuple[tuple[Link, str], ...]
@@ -69,7 +69,7 @@ class Group:
 
 @dataclass(frozen=True)
 class VerdictBanner:
-    """What was found, in a sentence, and what stands beside it; groups tell it one by one."""
+    """The result in a sentence, with chips, notes, and groups of links to the sections."""
 
     kind: ClassVar[str] = "verdict"
     sentence: str
@@ -80,7 +80,7 @@ class VerdictBanner:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column: a name, its unit, and the formula."""
+    """The head of a column: name, unit and formula."""
 
     name: str
     unit: str = ""
@@ -89,11 +89,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; the reader sorts them and takes them along.
+    """Rows of cells under columns, which the reader can sort and download.
 
-    keys: of each row; those of another choice than the reader's are left out.
-    shown: how many rows there are before the reader asks for all.
-    wide: whether it takes the whole width. stacked: whether rows become lists on a narrow screen.
+    keys: the choice each row belongs to; rows of other choices are hidden.
+    shown: number of rows before the reader expands the table.
+    wide: full width of the page. stacked: each row becomes a list on a narrow screen.
     """
 
     kind: ClassVar[str] = "table"
@@ -110,7 +110,7 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """Parts that are shown together, under a name."""
+    """Parts that are shown together, under a label."""
 
     label: str
     parts: tuple[Text | Table | Figure, ...]
@@ -118,7 +118,7 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """One view at a time; the reader picks it by its label, from a list that is headed by `title`."""
+    """Alternative views, one shown at a time; the reader picks it from a list headed by `title`."""
 
     kind: ClassVar[str] = "views"
     name: str
@@ -132,9 +132,9 @@ Part = Text | Facts | VerdictBanner | Table | Figure | PointCloud | Views
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and parts below it, which fold away.
+    """A heading, and parts that fold below it.
 
-    name: what links lead to. chips: beside the heading.
+    name: target of links. chips: labels after the heading.
     """
 
     title: str
@@ -146,10 +146,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Choice:
-    """Something to choose, a head say; `within` is the key of the whole that it is part of.
+    """An item that the reader can select, such as a head; `within` is the key of the group it belongs to.
 
-    What has the key of a part goes with the whole, and what has that of the whole with each part; an empty key goes
-    with all.
+    Selecting a group also selects its members, and selecting a member also selects what is keyed by its group. An empty
+    key matches every selection.
     """
 
     key: str
@@ -168,11 +168,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page.
+    """A page.
 
-    name: of the files that a reader takes from it; made of letters, digits and hyphens whatever is given.
-    data: what the whole page is made from, offered as JSON; a table of the page stands for its columns and rows.
-    chosen: what the choices are called, "head" say.
+    name: prefix of the names of downloaded files; reduced to letters, digits and hyphens.
+    guide: terms and their explanations for "How to read this page", folded below the verdict; empty for none.
+    data: the data behind the page, offered as JSON; a table in it stands for its columns and rows.
+    chosen: name of the choices, such as "head".
     """
 
     name: str
@@ -180,6 +181,7 @@ class Page:
     subtitle: str
     verdict: VerdictBanner
     sections: tuple[Section, ...]
+    guide: Mapping[str, str] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
     reproduce: Mapping[str, str] = field(default_factory=dict)
     references: tuple[Reference, ...] = ()

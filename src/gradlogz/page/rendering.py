@@ -1,8 +1,8 @@
-"""A page as HTML: one template, one style sheet, one script, and plotly's, all in one file.
+"""A page as HTML: template, style sheet, script and plotly in one file.
 
-Nothing is fetched when it is opened, and a policy in its head forbids it. Strings are escaped by the template. Numbers
-and names for the script, and plotly's own, go into blocks of letters in which no character can end them: compressed,
-they are a third of the page that they would be, and plotly is unpacked when a figure comes near.
+The page fetches nothing from the network; its content security policy forbids it. The template escapes all strings. The
+data and the source of plotly are compressed and base64-encoded, so that they cannot close their script element and the
+file is a third as large. The script decompresses plotly when a figure comes near the window.
 
 Read next: template.html, style.css, behaviour.js.
 """
@@ -24,7 +24,7 @@ from .palette import DARK, LIGHT, STATUSES, TONES
 from .parts import Chip, Link, Page, Part, Table, Views
 
 HERE = Path(__file__).parent
-TICKS = 24  # names that an axis has room for
+TICKS = 24  # category names that fit on an axis
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon", "hexagon", "bowtie")
 
 
@@ -51,19 +51,19 @@ def render(page: Page) -> str:
 
 
 def drawn(figure: Figure) -> Any:
-    """One figure as plotly's own, in light, for notebooks. Needs plotly, the extra [report]."""
+    """A figure as a plotly figure in the light theme, for notebooks. Needs plotly, the extra [report]."""
     import plotly.graph_objects
 
-    found = _figure(figure)
+    data = _figure(figure)
     layout = {
-        "title": {"text": figure.title}, "template": "plotly_white", "hovermode": "closest", **found["layout"],
+        "title": {"text": figure.title}, "template": "plotly_white", "hovermode": "closest", **data["layout"],
     }  # fmt: skip
-    dressed = _dressed({"data": found["traces"], "layout": layout})
-    return plotly.graph_objects.Figure(dressed["data"], dressed["layout"])
+    resolved = _resolved({"data": data["traces"], "layout": layout})
+    return plotly.graph_objects.Figure(resolved["data"], resolved["layout"])
 
 
-def _dressed(value: Any, key: str = "") -> Any:
-    """Colours in place of their names, and text without what plotly reads as markup, as behaviour.js does."""
+def _resolved(value: Any, key: str = "") -> Any:
+    """Replace colour names by colours and escape text that plotly would read as markup, as behaviour.js does."""
     if isinstance(value, str):
         named = re.fullmatch(r"@([a-z]+)(?:/([\d.]+))?", value) if "color" in key else None
         if named is not None:
@@ -71,14 +71,14 @@ def _dressed(value: Any, key: str = "") -> Any:
             return f"rgba({parts},{named[2] or 1})"
         return html.escape(value, quote=False).replace("\n", "<br>") if key in ("name", "text", "ticktext") else value
     if isinstance(value, Mapping):
-        return {name: _dressed(item, name) for name, item in value.items()}
+        return {name: _resolved(item, name) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [_dressed(item, key) for item in value]
+        return [_resolved(item, key) for item in value]
     return value
 
 
 def packed(text: str) -> str:
-    """Text as letters that may stand inside a script element, smaller than it was."""
+    """Compressed text in base64, safe inside a script element."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -90,7 +90,7 @@ def _plotly() -> str:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, strings, lists and dictionaries alone; six digits, and nothing for what is not finite."""
+    """Reduce data to numbers, strings, lists and dictionaries; six digits, None for infinities and NaN."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
@@ -105,12 +105,12 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Plain data as JSON, one line for each number or name."""
+    """Plain data as indented JSON."""
     return json.dumps(plain(value), ensure_ascii=False, indent=1, allow_nan=False)
 
 
 def number(value: Any) -> str:
-    """A cell as text: four digits of a number, a dash for none."""
+    """Text of a cell: four significant digits, a dash for None and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -119,7 +119,7 @@ def number(value: Any) -> str:
 
 
 def slug(name: str) -> str:
-    """A name of letters, digits and hyphens, as files and elements may have it."""
+    """A name reduced to letters, digits and hyphens, for files and element ids."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "page"
 
 
@@ -129,7 +129,7 @@ def _block(page: Page) -> str:
 
 def _for_script(page: Page) -> dict[str, Any]:
     parts = [part for section in page.sections for part in _leaves(section.parts)]
-    words: dict[str, int] = {}
+    texts: dict[str, int] = {}
     data = page.data
     if isinstance(data, Mapping):
         data = {name: {"@table": slug(v.name)} if isinstance(v, Table) else v for name, v in data.items()}
@@ -140,28 +140,28 @@ def _for_script(page: Page) -> dict[str, Any]:
         "tones": TONES,
         "symbols": SYMBOLS,
         "figures": {
-            slug(part.name): _cloud(part) if isinstance(part, PointCloud) else _numbered(_figure(part), words)
+            slug(part.name): _cloud(part) if isinstance(part, PointCloud) else _indexed(_figure(part), texts)
             for part in parts
             if isinstance(part, Figure | PointCloud)
         },
         "tables": {slug(part.name): _table(part) for part in parts if isinstance(part, Table)},
         "choices": {choice.key: {"label": choice.label, "within": choice.within} for choice in page.choices},
-        "words": list(words),
+        "texts": list(texts),
     }
 
 
-def _numbered(figure: dict[str, Any], words: dict[str, int]) -> dict[str, Any]:
-    """The figure with numbers for what is said of its marks: two figures of the same heads say the same."""
+def _indexed(figure: dict[str, Any], texts: dict[str, int]) -> dict[str, Any]:
+    """Replace the hover texts of a figure by indices into `texts`: figures of the same heads share them."""
 
-    def number_of(text: Any) -> Any:
-        return words.setdefault(text, len(words)) if isinstance(text, str) else [number_of(each) for each in text]
+    def index_of(text: Any) -> Any:
+        return texts.setdefault(text, len(texts)) if isinstance(text, str) else [index_of(each) for each in text]
 
-    traces = [{**t, "text": number_of(t["text"])} if "text" in t else t for t in figure["traces"]]
+    traces = [{**t, "text": index_of(t["text"])} if "text" in t else t for t in figure["traces"]]
     return {**figure, "traces": traces}
 
 
 def _leaves(parts: Sequence[Part]) -> list[Part]:
-    """The parts, those of views among them."""
+    """All parts, with views replaced by the parts in them."""
     return [
         leaf
         for part in parts
@@ -171,27 +171,27 @@ def _leaves(parts: Sequence[Part]) -> list[Part]:
 
 def _figure(figure: Figure) -> dict[str, Any]:
     traces = [trace for mark in figure.marks for trace in mark.traces()]
-    seen = {key: [v for trace in traces if trace["type"] == "scatter" for v in trace[key]] for key in ("x", "y")}
-    layout = {"xaxis": _axis(figure.x, seen["x"]), "yaxis": _axis(figure.y, seen["y"])}
+    values = {key: [v for trace in traces if trace["type"] == "scatter" for v in trace[key]] for key in ("x", "y")}
+    layout = {"xaxis": _axis(figure.x, values["x"]), "yaxis": _axis(figure.y, values["y"])}
     if figure.equal:
         layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
     return {"title": figure.title, "traces": traces, "layout": layout}
 
 
 def _axis(axis: Axis, values: Sequence[float | None]) -> dict[str, Any]:
-    found: dict[str, Any] = {"title": {"text": axis.label}, "type": axis.scale}
+    layout: dict[str, Any] = {"title": {"text": axis.label}, "type": axis.scale}
     if axis.range is not None:
-        found["range"] = [math.log10(end) for end in axis.range] if axis.scale == "log" else list(axis.range)
+        layout["range"] = [math.log10(end) for end in axis.range] if axis.scale == "log" else list(axis.range)
     if axis.names:
         step = math.ceil(len(axis.names) / TICKS)
-        found |= {"tickvals": list(range(0, len(axis.names), step)), "ticktext": list(axis.names[::step])}
+        layout |= {"tickvals": list(range(0, len(axis.names), step)), "ticktext": list(axis.names[::step])}
     if axis.scale == "log":
-        found |= {"exponentformat": "power", "dtick": 1 if _decades(axis, values) > 1.5 else "D2"}
-    return found
+        layout |= {"exponentformat": "power", "dtick": 1 if _decades(axis, values) > 1.5 else "D2"}
+    return layout
 
 
 def _decades(axis: Axis, values: Sequence[float | None]) -> float:
-    """How many powers of ten a logarithmic axis spans: over few, the numbers between them are labelled too."""
+    """Number of powers of ten that a logarithmic axis spans; short axes also have labels between the powers."""
     positive = axis.range or [v for v in values if v is not None and 0 < v < math.inf]
     return math.log10(max(positive) / min(positive)) if positive else 0.0
 
@@ -209,7 +209,7 @@ def _cloud(cloud: PointCloud) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    """Four digits: more than a screen has places, in a third of the file."""
+    """Round to four digits: finer than the screen resolution, in a third of the bytes."""
     return float(f"{value:.4g}")
 
 
@@ -219,7 +219,7 @@ def _table(table: Table) -> dict[str, Any]:
     cells = [cell for row in table.rows for cell in row]
     tones = {c.label: STATUSES[c.status] if c.status else c.colour for c in cells if isinstance(c, Chip)}
     links = {c.label: slug(c.to) for c in cells if isinstance(c, Link)}
-    # Columns of few words, in many rows: each word once, and its number in the rows.
+    # Columns with few distinct strings hold indices, and each string is stored once.
     coded = {}
     for i, column in enumerate(zip(*rows, strict=True)):
         names = list(dict.fromkeys(column))

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what pages need and is not installed."""
+"""Atomic writing of files, and a check of the packages that pages need."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path | str) -> Iterator[Path]:
-    """A hidden file beside the one named, which takes its name at the end; an error leaves nothing behind."""
+    """A hidden temporary file in the same folder, which replaces `path` at the end; an error removes it."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -22,9 +22,9 @@ def replaced(path: Path | str) -> Iterator[Path]:
 
 
 def write(path: Path | str, text: str) -> Path:
-    """Write a file so that a reader sees the old one or the new one, whenever this is killed.
+    """Write a file atomically: a reader sees the old text or the new one, even if this process is killed.
 
-    The text goes to a hidden file beside it first, which then takes the name; an error leaves nothing behind.
+    The text first goes to a hidden file in the same folder, which then replaces `path`.
     """
     with replaced(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -32,5 +32,5 @@ def write(path: Path | str, text: str) -> Path:
 
 
 def missing() -> str | None:
-    """What pages need and is not installed."""
+    """Name of the first package that pages need and that is not installed; None if all are."""
     return next((name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None), None)

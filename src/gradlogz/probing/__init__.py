@@ -1,7 +1,7 @@
-"""What a trained transformer says about the theory.
+"""Tests of the theory's predictions on trained transformers.
 
-probe           a model over a text: every prediction measured, with nulls and intervals; Findings
-capture         one batch inside a model: queries, keys, values, and the stream about every sublayer
+probe           every prediction measured on a text, with null values and confidence intervals; returns Findings
+capture         queries, keys, values and the residual stream at every sublayer, for one batch
 """
 
 from .run_probe import probe as probe

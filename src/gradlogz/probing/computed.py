@@ -1,6 +1,6 @@
-"""Results that several callers want, each computed once.
+"""Cache of results that several callers need.
 
-Read next: batch_pass.py (of the events of a batch), prediction.py (of an evaluation).
+Read next: batch_pass.py (one cache per event of a batch), prediction.py (one per evaluation).
 """
 
 from collections.abc import Callable, Hashable
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 class Computed:
-    """Results by the object that they are computed from and a name.
+    """Results by name and by the object from which they are computed.
 
-    An object is known by its identity and is held beside its results, so that no other one can take its place.
+    Objects are identified by id and are referenced together with their results, so that an id is not reused.
     """
 
     def __init__(self) -> None:
         self._results: dict[tuple[int, Hashable], tuple[object, Any]] = {}
 
     def once(self, subject: object, name: Hashable, compute: Callable[[], T]) -> T:
-        """The result of this name for an object; computed at the first call."""
+        """Return the result of this name for an object, computed at the first call."""
         key = (id(subject), name)
         if key not in self._results:
             self._results[key] = (subject, compute())
@@ -27,5 +27,5 @@ class Computed:
         return result
 
     def clear(self) -> None:
-        """Let go of all objects and their results."""
+        """Discard all objects and their results."""
         self._results.clear()

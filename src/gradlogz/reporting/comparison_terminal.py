@@ -12,7 +12,7 @@ Read next: comparison_page.py (the page), findings_terminal.py (one run).
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..probing.runs.records import Summary
-from .findings_terminal import TITLE, Line, cut
+from .findings_terminal import TITLE, Line, cut, sentence_lines
 from .findings_wording import Declarations, title_of
 from .formatting import SYMBOLS, decimals
 
@@ -21,15 +21,28 @@ GAP = "  "
 
 
 def comparison_lines(
-    names: Sequence[str], claims: Sequence[Mapping[str, Summary]], declarations: Declarations, width: int
+    names: Sequence[str],
+    claims: Sequence[Mapping[str, Summary]],
+    declarations: Declarations,
+    width: int,
+    *,
+    details: bool = False,
 ) -> Iterator[Line]:
-    """Tables of the claims of runs, by their names, each line at most `width` columns wide."""
+    """Tables of the claims of runs, by their names, each line at most `width` columns wide.
+
+    details: add the sentences of each run below its line.
+    """
     title = min(TITLE, max(width - (CELL + len(GAP)), 8))
     fitting = max((width - title) // (CELL + len(GAP)), 1)
     for start in range(0, len(names), fitting):
         part = slice(start, start + fitting)
         changes = len(names) == 2 and fitting >= 3
-        yield from _table(names[part], claims[part], _groups(claims), declarations, title, changes=changes)
+        table = _table(names[part], claims[part], _groups(claims), declarations, title, changes=changes)
+        for line, prediction in table:
+            yield line
+            for name, summaries in zip(names[part], claims[part], strict=True) if details else ():
+                if prediction in summaries:
+                    yield from sentence_lines(summaries[prediction], declarations, width, name)
 
 
 def _groups(claims: Sequence[Mapping[str, Summary]]) -> dict[str, list[str]]:
@@ -53,18 +66,20 @@ def _table(
     title: int,
     *,
     changes: bool,
-) -> Iterator[Line]:
+) -> Iterator[tuple[Line, str]]:
+    """Lines of one table, each with its prediction, which is empty for headings."""
     headings = [*names, *(["change"] if changes else [])]
-    yield Line(cut("claim", title) + "".join(GAP + cut(name, CELL).strip().rjust(CELL) for name in headings), "dim")
+    heading_cells = "".join(GAP + cut(name, CELL).strip().rjust(CELL) for name in headings)
+    yield Line(cut("claim", title) + heading_cells, "dim"), ""
     for heading, predictions in groups.items():
-        yield Line(f"{heading} ({len(predictions)})", "bold")
+        yield Line(f"{heading} ({len(predictions)})", "bold"), ""
         for prediction in predictions:
             summaries = [each.get(prediction) for each in claims]
             cells = [_cell(summary) for summary in summaries]
             if changes:
                 cells.append(_change(summaries))
             text = cut(f"  {title_of(declarations, prediction)}", title)
-            yield Line((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip())
+            yield Line((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip()), prediction
 
 
 def _cell(summary: Summary | None) -> str:

@@ -1,16 +1,17 @@
-"""Rows as figures: by layer beside their nulls, and as a map of layers by heads.
+"""Figures of one run.
 
-    by_layer     value and interval of every head or layer, in the colour of its verdict; grey: the null and its band
-    head_map     layers by heads, one colour for each value; first layers at the bottom
-    verdict_map  the same with the verdicts
-    plot         one of the first two as a figure of plotly: what Findings.plot returns
+    by_layer     value, 95 % confidence interval and null of every head or layer, in the colour of its verdict
+    head_map     heat map of values, layers by heads; the first layer at the bottom
+    verdict_map  heat map of verdicts, layers by heads
+    plot         by_layer or head_map as a plotly figure, the result of Findings.plot
 
-A figure is plain data of ../page: the report draws it with others, Findings.plot by itself.
+Captions stand alone: what is plotted, the error bars, the null and the number of heads or layers.
 
 Read next: findings_sections.py (where pages show them), ../page/marks.py.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import Any, Literal
@@ -23,9 +24,9 @@ from .findings_wording import Declarations, unit_and_formula
 from .formatting import STYLES, digits, finite, interval
 
 Labels = Mapping[tuple[str, int], str]
-WIDTH = 0.7  # of a layer, over which its heads are spread
-FENCE = 1.5  # times the middle eight tenths, on either side of them: what lies further out would flatten all the rest
-MANY = 100  # rows for which half of a page is too narrow
+WIDTH = 0.7  # part of the distance between two layers over which the heads of one are spread
+FENCE = 1.5  # values further than this times the range of deciles 1 to 9 outside it would flatten a figure
+MANY = 100  # rows above which a figure takes the full width of the page
 
 
 def plot(
@@ -36,46 +37,46 @@ def plot(
     model: str | None = None,
     by: Literal["layer", "head"] = "layer",
 ) -> Any:
-    """A figure of plotly: the values of a prediction beside their nulls, layer after layer, or by layer and head.
+    """Plotly figure of one quantity of a prediction: values with nulls by layer, or a heat map by layer and head.
 
-    The quantity is the judged one if none is named.
+    quantity: by default the one that decides the claim.
     """
     if by not in ("layer", "head"):
-        remedy = "By layer there are intervals and nulls, by head a map."
+        remedy = "Choose 'layer' for values with intervals and nulls, 'head' for a heat map."
         raise InputValueError("Findings.plot", "by", f"by must be 'layer' or 'head', got {by!r}", remedy)
     if (model is None and len(findings.facts) > 1) or model not in (None, *findings.facts):
-        remedy = f"There are: {', '.join(findings.facts)}."
+        remedy = f"Choose from: {', '.join(findings.facts)}."
         raise InputValueError("Findings.plot", "model", f"model must name one of the models, got {model!r}", remedy)
     rows = [row for row in findings.select(prediction).rows if model in (None, row.model)]
     judged = [s.quantity for s in findings.summary() if s.prediction == prediction and model in (None, s.model)]
     wanted = quantity or next(filter(None, judged), rows[0].quantity)
     shown = [row for row in rows if row.quantity == wanted]
     if not shown or (by == "head" and all(row.head is None for row in shown)):
-        fact = f"{wanted!r} of {prediction}" + (", which is of whole layers" if shown else "")
-        remedy = f"There are: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
-        raise InputValueError("Findings.plot", "quantity", f"quantity must be one that a {by} has, got {fact}", remedy)
+        problem = f"quantity {wanted!r} of {prediction} " + ("has no values by head" if shown else "does not exist")
+        remedy = f"Choose from: {', '.join(dict.fromkeys(row.quantity for row in rows))}."
+        raise InputValueError("Findings.plot", "quantity", problem, remedy)
     try:
         return drawn((head_map if by == "head" else by_layer)(shown, labels_of(shown), findings.declarations))
     except ModuleNotFoundError:
         remedy = "Install it with: pip install 'gradlogz[report]'."
-        raise MissingPackageError("Findings.plot", "plotly", "plotly must be installed, got none", remedy) from None
+        raise MissingPackageError("Findings.plot", "plotly", "plotly is not installed", remedy) from None
 
 
 # Names of layers ------------------------------------------------------------------------------------------------------
 
 
 def labels_of(rows: Sequence[Finding]) -> Labels:
-    """A short name for each layer and call: what is not common to the names of all modules, "3" of "layers.3.attn"."""
+    """Short name of each layer and call, without what all module names have in common: "3" for "layers.3.attn"."""
     return _shortened({(row.layer, row.call): row.layer for row in rows})
 
 
 def blocks_of(rows: Sequence[Finding]) -> Labels:
-    """The same for the blocks that layers belong to, so that attention and feed-forward sublayers of one share it."""
+    """Short name of the block of each layer and call; attention and feed-forward sublayers of a block share it."""
     return _shortened({(row.layer, row.call): _block(row.layer) for row in rows})
 
 
 def _block(layer: str) -> str:
-    """The name of a module up to its first number."""
+    """Name of a module up to its first number."""
     parts = layer.split(".")
     end = next((i for i, part in enumerate(parts, 1) if part.isdigit()), len(parts))
     return ".".join(parts[:end])
@@ -83,7 +84,7 @@ def _block(layer: str) -> str:
 
 def _shortened(names: Labels) -> Labels:
     every = {name: name.split(".") for name in names.values() if name}
-    # An embedding before numbered layers, or a norm behind them, has nothing in common with their names.
+    # Names without a number, such as an embedding or a final norm, share no prefix with numbered layers.
     parts = {name: p for name, p in every.items() if any(map(str.isdigit, p))} or every
     first = last = 0
     if len(parts) > 1:
@@ -95,7 +96,7 @@ def _shortened(names: Labels) -> Labels:
     short = {name: name for name in every}
     short |= {name: ".".join(p[first : len(p) - last]) or name for name, p in parts.items()}
     tied = any(call > 1 and name in parts for (_, call), name in names.items())
-    alone = set(parts) if tied and len(parts) == 1 else set()  # one module, called again and again
+    alone = set(parts) if tied and len(parts) == 1 else set()  # one module, called several times
     return {
         (layer, call): f"{call}" if name in alone else f"{short[name]}#{call}" if call > 1 else short.get(name, "")
         for (layer, call), name in names.items()
@@ -103,7 +104,7 @@ def _shortened(names: Labels) -> Labels:
 
 
 def key_of(row: Finding, blocks: Labels) -> str:
-    """What a reader chooses to see of this row: its head, its block, or nothing."""
+    """Key of the choice that selects this row: its head, its block, or "" for the model."""
     block = blocks[row.layer, row.call]
     return block if row.head is None else f"{block}/{row.head}"
 
@@ -112,29 +113,56 @@ def key_of(row: Finding, blocks: Labels) -> str:
 
 
 def hover_text(row: Finding, label: str) -> str:
-    """The text of a row where it is pointed at: place, value, null, verdict."""
-    place = "the model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
-    lines = [place, f"{row.quantity} {numbers(row)}", null_of(row)]
-    return "\n".join([*lines, row.verdict] if row.verdict else lines)
+    """Hover text of a row: place, value, null, number of tokens, verdict."""
+    place = "model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
+    tokens = f"n = {row.tokens:,} tokens" if row.tokens else ""
+    return "\n".join(filter(None, (place, f"{row.quantity} {value_text(row)}", null_text(row), tokens, row.verdict)))
 
 
-def numbers(row: Finding) -> str:
-    """A value with its interval."""
-    return f"{digits(row.value)} ({interval(row.low, row.high) or 'no interval'})"
+def value_text(row: Finding) -> str:
+    """A value with its 95 % confidence interval."""
+    ends = interval(row.low, row.high)
+    return digits(row.value) + (f" (95 % CI {ends})" if ends else "")
 
 
-def null_of(row: Finding) -> str:
-    """The null with its band."""
+def null_text(row: Finding) -> str:
+    """The null value with its 95 % band; empty if there is none."""
     band = interval(row.null_low, row.null_high)
-    return "no null" if math.isnan(row.null) else f"null {digits(row.null)}" + (f" ({band})" if band else "")
+    return "" if math.isnan(row.null) else f"null {digits(row.null)}" + (f" (95 % band {band})" if band else "")
+
+
+def joined(*texts: str) -> str:
+    """The texts that are not empty, separated by commas."""
+    return ", ".join(filter(None, texts))
+
+
+def sample_size(rows: Sequence[Finding]) -> str:
+    """Number of heads or layers in a caption, with the number of tokens per head or layer."""
+    tokens = [row.tokens for row in rows if row.tokens]
+    size = f"n = {len(rows)} {unit_name(rows, len(rows))}"
+    if not tokens:
+        return size
+    low, high = min(tokens), max(tokens)
+    return f"{size}, {low:,}{f' to {high:,}' if high > low else ''} tokens each"
+
+
+def unit_name(rows: Sequence[Finding], count: int) -> str:
+    """Name of the units that rows describe: heads, layers, or values where they are mixed; singular if count is 1."""
+    heads = {row.head is not None for row in rows}
+    name = "head" if heads == {True} else "layer" if heads == {False} and all(row.layer for row in rows) else "value"
+    return name if count == 1 else f"{name}s"
 
 
 def by_layer(
-    rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
+    rows: Sequence[Finding],
+    labels: Labels,
+    declarations: Declarations,
+    blocks: Labels | None = None,
+    null_name: str = "null",
 ) -> Figure:
-    """The rows of one quantity, layer after layer, each beside its null.
+    """Values and nulls of one quantity against the layer.
 
-    blocks: of which a reader may choose one.
+    blocks: short names of blocks, the keys that a reader selects by; labels by default.
     """
     blocks = blocks or labels
     names = _names(rows, labels)
@@ -157,57 +185,86 @@ def by_layer(
             )
         )  # fmt: skip
     for verdict, style in STYLES.items():
-        of = [row for row in rows if row.verdict == verdict and math.isfinite(row.value)]
-        if of:
+        judged = [row for row in rows if row.verdict == verdict and math.isfinite(row.value)]
+        if judged:
             marks.append(
                 Points(
-                    verdict or "value", [at(r) for r in of], [r.value for r in of], style.colour, "circle",
-                    [hover_text(r, labels[r.layer, r.call]) for r in of],
-                    [finite(r.low) for r in of], [finite(r.high) for r in of], [key_of(r, blocks) for r in of], 6,
+                    verdict or "value", [at(r) for r in judged], [r.value for r in judged], style.colour, "circle",
+                    [hover_text(r, labels[r.layer, r.call]) for r in judged],
+                    [finite(r.low) for r in judged], [finite(r.high) for r in judged],
+                    [key_of(r, blocks) for r in judged], 6,
                 )
             )  # fmt: skip
-    ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)])
+    ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)], "axis")
     first = rows[0]
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
-    spread = f" The {heads} heads of a layer from left to right." if heads > 1 else ""
-    bars = "Bars are intervals of 95 %." if any(interval(r.low, r.high) for r in rows) else "There are no intervals."
-    bars += " Grey is the null." if nulls else ""
+    valued = [row for row in rows if math.isfinite(row.value)]
+    sentences = (_plotted(valued, heads), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
         f"{first.quantity} by layer",
         Axis("layer", "number", names=tuple(name or "model" for name in names)),
         Axis(first.quantity, unit, formula, range=ends),
         tuple(marks),
-        f"{bars}{spread}{outside}",
+        " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
     )
+
+
+def _plotted(rows: Sequence[Finding], heads: int) -> str:
+    """The caption's sentence on the points."""
+    quantity = _capitalized(rows[0].quantity)
+    if all(row.head is None for row in rows):
+        return f"{quantity} of each layer."
+    return f"{quantity} of each head" + (", heads of a layer from left to right." if heads > 1 else ".")
+
+
+def _bars(rows: Sequence[Finding], nulls: Sequence[Finding], null_name: str) -> str:
+    """The caption's sentence on error bars and nulls."""
+    bars = "Error bars: 95 % confidence intervals" if any(interval(r.low, r.high) for r in rows) else "No error bars"
+    bands = any(interval(r.null_low, r.null_high) for r in nulls)
+    return bars + (f"; grey: {null_name}{' and its 95 % band' if bands else ''}." if nulls else ".")
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def head_map(
     rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
 ) -> Figure:
-    """The values of one quantity, layers by heads."""
+    """Heat map of the values of one quantity, layers by heads."""
     first = rows[0]
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
-    ends, outside = _window([row.value for row in rows if math.isfinite(row.value)])
-    words = f"{first.quantity} [{unit}]"
+    valued = [row for row in rows if math.isfinite(row.value)]
+    ends, outside = _window([row.value for row in valued], "colour scale")
     grid = _grid(rows, labels)
     values = [[None if row is None else finite(row.value) for row in line] for line in grid]
-    hover, keys = _said(grid, labels, blocks or labels)
-    heat = Heat(words, range(len(grid[0])), range(len(grid)), values, hover, keys=keys, range=ends)
-    caption = (f"{formula}." if formula else "") + outside.replace("axis leaves", "colours leave")
-    return _mapped(f"{first.prediction} {first.quantity} by head", first.quantity, rows, labels, heat, caption.strip())
+    hover, keys = _hover_and_keys(grid, labels, blocks or labels)
+    x, y, name = range(len(grid[0])), range(len(grid)), f"{first.quantity} [{unit}]"
+    heat = Heat(name, x, y, values, hover, keys=keys, range=ends)
+    plotted = f"Colour: {first.quantity} of each head" + (f", {formula}." if formula else ".")
+    caption = " ".join(filter(None, (plotted, f"{sample_size([r for r in valued if r.head is not None])}.", outside)))
+    title = f"{first.quantity} by head"
+    return _mapped(f"{first.prediction} {title}", title, rows, labels, heat, caption)
 
 
-def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None) -> Figure:
-    """The verdicts on one quantity, layers by heads."""
+def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None, correction: str = "") -> Figure:
+    """Heat map of the verdicts on one quantity, layers by heads.
+
+    correction: name of the multiple-testing correction, for the caption.
+    """
     first, order = rows[0], list(VERDICTS)
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
     categories = tuple((verdict, STYLES[verdict].colour) for verdict in VERDICTS)
-    hover, keys = _said(grid, labels, blocks or labels)
+    hover, keys = _hover_and_keys(grid, labels, blocks or labels)
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
-    return _mapped(f"{first.prediction} verdicts", first.quantity, rows, labels, heat, "")
+    counts = Counter(row.verdict for row in rows if row.verdict)
+    divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    tests = f" ({correction})" if correction else ""
+    caption = f"Verdict on each head by its {first.quantity}{tests}: {divided}. n = {sum(counts.values())} heads."
+    return _mapped(f"{first.prediction} verdicts", f"verdicts by {first.quantity}", rows, labels, heat, caption)
 
 
 def _mapped(name: str, title: str, rows: Sequence[Finding], labels: Labels, heat: Heat, caption: str) -> Figure:
@@ -231,7 +288,7 @@ def _grid(rows: Sequence[Finding], labels: Labels) -> Grid:
     return [[by.get((name, head)) for head in range(heads)] for name in names]
 
 
-def _said(grid: Grid, labels: Labels, blocks: Labels) -> tuple[list[list[str]], list[list[str]]]:
+def _hover_and_keys(grid: Grid, labels: Labels, blocks: Labels) -> tuple[list[list[str]], list[list[str]]]:
     hover = [["" if row is None else hover_text(row, labels[row.layer, row.call]) for row in line] for line in grid]
     return hover, [["" if row is None else key_of(row, blocks) for row in line] for line in grid]
 
@@ -240,8 +297,8 @@ def _names(rows: Sequence[Finding], labels: Labels) -> list[str]:
     return list(dict.fromkeys(labels[row.layer, row.call] for row in rows))
 
 
-def _window(values: Sequence[float]) -> tuple[tuple[float, float] | None, str]:
-    """Where nearly all values lie, if some lie so far out that they would flatten the rest; and a word about those."""
+def _window(values: Sequence[float], scale: str) -> tuple[tuple[float, float] | None, str]:
+    """Ends of a scale without its outliers, and a sentence on them; None and "" if there are no outliers."""
     if len(values) < 8:
         return None, ""
     low, *_, high = quantiles(values, n=10, method="inclusive")
@@ -251,5 +308,5 @@ def _window(values: Sequence[float]) -> tuple[tuple[float, float] | None, str]:
         return None, ""
     pad = 0.05 * (max(inside) - min(inside))
     count, ends = len(values) - len(inside), (min(values), max(values))
-    words = f" The axis leaves {count} of {len(values)} outside; they reach from {ends[0]:.3g} to {ends[1]:.3g}."
-    return (min(inside) - pad, max(inside) + pad), words
+    number = f"{count} of {len(values)} values {'is' if count == 1 else 'are'} outside the {scale}"
+    return (min(inside) - pad, max(inside) + pad), f"{number} (full range {ends[0]:.3g} to {ends[1]:.3g})."

@@ -1,6 +1,6 @@
-"""Findings in a notebook: the summary as a table, and maps of verdicts, layers by heads, as plain SVG.
+"""Findings in a notebook: a table of claims, and SVG maps of verdicts by layer and head.
 
-Read next: findings_figures.py (the same as figures, with numbers), findings_terminal.py.
+Read next: findings_figures.py (figures with numbers), findings_terminal.py.
 """
 
 import html
@@ -38,7 +38,7 @@ def notebook_html(findings: Findings) -> str:
 
 
 def inline_maps(rows: Sequence[Finding]) -> str:
-    """One map for each prediction that judges heads, beside each other; first layers at the bottom."""
+    """One map for each prediction about heads, in a row; first layers at the bottom."""
     judged = [row for row in rows if row.verdict and row.head is not None]
     groups: dict[tuple[str, str], list[Finding]] = {}
     for row in judged:

@@ -1,11 +1,11 @@
-"""The report of one run: which claims hold for the model, where in it, and how that was measured.
+"""The page of one run: which claims hold for the model, in which layers and heads, and how they were tested.
 
-    What holds          a table of claims: value, interval, null, verdict, a sentence
-    Layers and heads    a map, and all that is said of the head that is chosen on it
-    one section each    the claim by head and by layer, beside its null
+    Results             a table of claims: verdict, value, 95 % confidence interval, null, counts, result
+    Layers and heads    heat maps and a table of verdicts
+    one section each    the claim by head and by layer, with its null, decision rule and method
     Tokens, data, model, methods
 
-Read next: findings_sections.py (what is in them), ../page (how it looks).
+Read next: findings_sections.py (the sections), ../page (the layout).
 """
 
 from collections.abc import Sequence
@@ -22,27 +22,53 @@ from .findings_wording import groups, keys_cited, title_of, verdict_sentence
 from .formatting import model_sentence
 from .run_contents import RunContents
 
-ABOUT = "What this transformer says about the theory that attention is the gradient of a log normaliser."
+ABOUT = "Tests, on one transformer, of the theory that softmax attention is the gradient of a log normaliser."
+
+# "How to read this page": terms that tables, figures and sentences use, each defined once.
+GUIDE = {
+    "value": "Value of the named statistic for the model; for most claims a median over heads or layers.",
+    "95 % CI": (
+        "95 % confidence interval over documents: Poisson bootstrap, or a jackknife over eight groups of documents for "
+        "statistics of covariance matrices. Statistics of weights alone have no sampling error and no interval."
+    ),
+    "null": (
+        "The same statistic under a null model in which the claim does not hold: the same architecture with random "
+        "weights, randomly rotated matrices, other heads or permuted tokens. Each section names its null. Figures show "
+        "it in grey, with its 95 % band where it has one."
+    ),
+    "verdict on a head": (
+        "Supported or refuted if the 95 % confidence interval lies beyond the bound of the decision rule and the "
+        "p-value passes the Benjamini–Hochberg procedure at a false discovery rate (FDR) of 5 %; otherwise "
+        "inconclusive. Statistics of weights alone are compared with the bound directly."
+    ),
+    "verdict on the model": (
+        "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
+        "otherwise; otherwise inconclusive. Not applicable: the model has no layer on which the claim can be tested."
+    ),
+    "QK matrix": "W_q W_kᵀ of a head: the logit of tokens x and y is x W_q W_kᵀ yᵀ, up to scale and rotary embedding.",
+    "OV matrix": "W_v W_o of a head: with attention weights a_j it adds Σ_j a_j x_j W_v W_o to the residual stream.",
+    "n": "Number of heads, layers, tokens or documents, as stated.",
+    "–": "Not available.",
+}
 
 
 def rendered(page: Page, call: str) -> str:
-    """The page as HTML; without its extra, an error that says how to install it."""
+    """HTML of a page; an error with the command to install the extra if a package is missing."""
     try:
         return render(page)
     except ModuleNotFoundError as missing:
-        condition, fact = "jinja2 and plotly must be installed to make a page", f"no {missing.name}"
-        remedy = "Install them with: pip install 'gradlogz[report]'."
-        raise MissingPackageError(call, None, f"{condition}, got {fact}", remedy) from None
+        remedy = "Install the packages of pages with: pip install 'gradlogz[report]'."
+        raise MissingPackageError(call, missing.name, f"{missing.name} is not installed", remedy) from None
 
 
 def page_of_run(contents: RunContents) -> Page:
-    """The page of a run."""
+    """Page of one run, as data."""
     name, run, declarations = contents.name, contents.run, contents.declarations
     claims = [s for s in contents.findings.summary() if s.model == name]
     measured = [claim.prediction for claim in claims]
     absent = [title_of(declarations, each) for each in declarations if each not in measured]
     notes = (*run.notes, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
-    warned = (Chip("incomplete", "undecided"),) if run.notes else ()
+    warned = (Chip("incomplete", "undecided"),) if run.notes else ()  # plain-words: ok
     methods, sections = _methods(run), sections_of(contents, claims)
     return Page(
         name=f"gradlogz-{name}",
@@ -50,6 +76,7 @@ def page_of_run(contents: RunContents) -> Page:
         subtitle=f"{ABOUT} {model_sentence(contents.facts)}",
         verdict=VerdictBanner(verdict_sentence(name, claims), warned, notes, groups(declarations, claims)),
         sections=sections,
+        guide=GUIDE,
         methods=methods,
         reproduce=reproduced(run),
         references=cited([*keys_in(methods), *keys_cited(declarations, measured)]),
@@ -61,7 +88,7 @@ def page_of_run(contents: RunContents) -> Page:
 
 
 def reproduced(run: Run) -> dict[str, str]:
-    """Version, seed, text and command line, as far as they are known."""
+    """Version, seed, text and command line; without those that the run lacks."""
     lines = {
         "version": f"gradlogz {run.version}" if run.version else f"gradlogz {__version__} (the page)",
         "seed": run.seed,
@@ -72,7 +99,7 @@ def reproduced(run: Run) -> dict[str, str]:
 
 
 def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any]:
-    """Everything on the page as plain data; the rows are those of its table."""
+    """The data of the page, for download; the rows refer to its table."""
     rows = [part for section in sections for part in section.parts if isinstance(part, Table) and part.name == "rows"]
     findings, run = contents.findings, contents.run
     described = {name: getattr(run, name) for name in DESCRIBED} if run.command or run.version else {}
@@ -90,12 +117,20 @@ def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any
 def _methods(run: Run) -> tuple[str, ...]:
     source = f" ({run.text['source']})" if run.text.get("source") else ""
     return (
-        f"The model read the text{source} once, and every head was looked at while it did. Intervals are of 95 %, from "
-        "the Poisson bootstrap over documents [efron79] [hanley06] or the jackknife over eight groups of documents "
-        "[busing99]. A null is the same number where the claim says nothing: of the same architecture with random "
-        "weights, of rotated matrices or of permuted tokens, as each section says.",
-        "A head supports a claim if its interval lies beyond the bound of the claim, refutes it if beyond the bound on "
-        "the other side, and is inconclusive else, at FDR 5 % over all heads (Benjamini–Hochberg) "
-        "[benjamini95]. The model follows the majority of its heads or layers, unless a section says otherwise. The "
-        "theory is that of [shim22], corrected.",
+        f"Data. The model read the text{source} in one pass, during which queries, keys, values, the residual stream "
+        "and the output of every sublayer were recorded. All quantities are statistics of these tensors and of the "
+        "weights.",
+        "Confidence intervals. Tokens of a document are not independent, so documents are the sampling unit: 95 % "
+        "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
+        "of covariance matrices from the jackknife over eight groups of documents [busing99].",
+        "Null values. The null value is the same statistic under a null model in which the claim does not hold: the "
+        "same architecture with random weights, randomly rotated matrices, other heads or permuted tokens, as named "
+        "in each section.",
+        "Verdicts. A head supports a claim if its 95 % confidence interval lies beyond the bound of the claim, and "
+        "refutes it if the interval lies beyond the opposite bound. p-values are those of Student's t distribution "
+        "with seven degrees of freedom, and both directions are corrected over all heads by the Benjamini–Hochberg "
+        "procedure at FDR 5 % [benjamini95]; otherwise the head is inconclusive. Statistics of weights alone are "
+        "compared with the bound directly. The verdict on the model is that of the majority of its heads or layers, "
+        "unless its decision rule states otherwise.",
+        "Theory. The claims follow from [shim22], with corrections.",
     )

@@ -1,11 +1,12 @@
-"""The sections of a report, from the rows of a run.
+"""The sections of the page of one run.
 
-Read next: findings_page.py (their order), findings_figures.py (rows, drawn).
+Read next: findings_page.py (the page), findings_figures.py (the figures).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from textwrap import dedent
 from typing import Any
 
 from ..page import (
@@ -24,16 +25,17 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.runs.records import Finding, Summary, Token
+from ..probing.runs.records import Declaration, Finding, Summary, Token
 from .findings_figures import (
     Labels,
     blocks_of,
     by_layer,
     head_map,
+    joined,
     key_of,
     labels_of,
-    null_of,
-    numbers,
+    null_text,
+    value_text,
     verdict_map,
 )
 from .findings_wording import (
@@ -49,18 +51,18 @@ from .findings_wording import (
 from .formatting import interval, known
 from .run_contents import RunContents
 
-SHOWN = 12  # rows of a long table before all are asked for
+SHOWN = 12  # rows of a long table before it is expanded
 
 
 def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Section, ...]:
-    """All sections, those that have something to say."""
+    """All sections of the page that are not empty."""
     rows, declarations = contents.findings.rows, contents.declarations
-    of = {claim.prediction: [row for row in rows if row.prediction == claim.prediction] for claim in claims}
+    by_claim = {claim.prediction: [row for row in rows if row.prediction == claim.prediction] for claim in claims}
     blocks = blocks_of(rows)
     sections = [
-        Section("What holds", (_claims(claims, declarations),), name="claims"),
-        *_map(claims, of, blocks, declarations),
-        *(_claim(claim, of[claim.prediction], blocks, declarations) for claim in claims),
+        Section("Results", (_claims(claims, declarations),), name="claims"),
+        *_map(claims, by_claim, blocks, declarations),
+        *(_claim(claim, by_claim[claim.prediction], blocks, declarations) for claim in claims),
         *_tokens(contents.findings.tokens, rows, blocks),
         *_data(rows, blocks),
         Section("Model and text", (Facts(_card(contents)),), folded=True, name="model"),
@@ -69,7 +71,7 @@ def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Secti
 
 
 def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
-    """Every block and every head in it, by short names."""
+    """Every block and every head in it, by its short name."""
     heads: dict[str, set[int]] = {}
     blocks = blocks_of(rows)
     for row in rows:
@@ -86,60 +88,88 @@ def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
     )
 
 
-# The claims ----------------------------------------------------------------------------------------------------------
+# Claims --------------------------------------------------------------------------------------------------------------
+
+CAPTION = (
+    "Value: the statistic of the model, for most claims a median over heads or layers. Null: the same statistic under "
+    "the null model. Support / refute: number of heads or layers that support and refute the claim, of all that were "
+    "tested, at FDR 5 % where the statistic has a confidence interval. –: not available; statistics of weights alone "
+    "have no confidence interval. Each claim links to its section."
+)
 
 
 def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
     columns = (
-        Column("claim"), Column("verdict"), Column("measured", "unit"), Column("value"), Column("interval", "95 %"),
-        Column("null"), Column("for and against"), Column("what was found"),
+        Column("claim"), Column("verdict"), Column("statistic", "unit"), Column("value"), Column("95 % CI"),
+        Column("null"), Column("support / refute"), Column("result"),
     )  # fmt: skip
     rows = [
         (
             Link(claim_of(declarations, claim), claim.prediction),
             chip(claim.verdict),
-            measured(claim, declarations),
+            statistic(claim, declarations),
             known(claim.value),
             interval(claim.low, claim.high) or None,
             known(claim.null),
-            f"{claim.supported} and {claim.refuted} of {claim.judged}" if claim.judged else None,
+            counts(claim, declarations),
             sentences_of(declarations, claim),
         )
         for claim in claims
     ]
-    caption = (
-        "The value is that of the middle head or layer unless the words say otherwise, the null the same where the "
-        "claim says nothing; for and against it are heads or layers. A dash: there is none, as there is no interval of "
-        "what weights alone decide. Each claim leads to its section."
-    )
-    return Table("claims", "Claims of the theory, and what the model says", columns, tuple(rows), caption, stacked=True)
+    return Table("claims", "Claims of the theory", columns, tuple(rows), CAPTION, stacked=True)
 
 
 def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
-    """The rows that the verdict on a claim is about; all that are judged where it has another quantity than they."""
-    found = [row for row in rows if row.verdict]
-    return [row for row in found if row.quantity == claim.quantity] or found
+    """Rows that decide a claim: those of its quantity that have a verdict, else all that have one."""
+    decided = [row for row in rows if row.verdict]
+    return [row for row in decided if row.quantity == claim.quantity] or decided
 
 
-def measured(claim: Summary, declarations: Declarations) -> str | None:
-    """The quantity that was measured, with its unit."""
+def statistic(claim: Summary, declarations: Declarations) -> str | None:
+    """Name of the statistic of a claim, with its unit."""
+    declared = _declared(claim, declarations)
+    name = claim.quantity if declared is None else declared.statistic
     unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
-    return f"{claim.quantity} [{unit}]" if claim.quantity and unit != "1" else claim.quantity or None
+    return f"{name} [{unit}]" if claim.quantity and unit != "1" else name or None
+
+
+def counts(claim: Summary, declarations: Declarations) -> str | None:
+    """Numbers of heads or layers that support and refute a claim, of all that were tested; None if none was."""
+    return f"{claim.supported} / {claim.refuted} of {_tested(claim, declarations)}" if claim.judged else None
+
+
+def _declared(claim: Summary, declarations: Declarations) -> Declaration | None:
+    """Declaration with a named statistic; None for runs of earlier formats, which have no names."""
+    declared = declarations.get(claim.prediction)
+    default = Declaration._field_defaults["statistic"]
+    return None if declared is None or declared.statistic == default else declared
+
+
+def _tested(claim: Summary, declarations: Declarations) -> str:
+    """Number of the heads or layers that were tested, "72 heads"."""
+    declared = _declared(claim, declarations)
+    unit = "" if declared is None or not declared.unit else f" {declared.unit}{'s' if claim.judged != 1 else ''}"
+    return f"{claim.judged}{unit}"
 
 
 def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Section:
-    """One claim: what was found, by head and by layer, for each of its quantities, the judged one first."""
-    found = judged(claim, rows)
-    words = sentences_of(declarations, claim) or "This run has no text for this claim."
-    declared = facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"}
-    quantities = [q for q in dict.fromkeys(row.quantity for row in (*found, *rows)) if _of(rows, q)]
-    views = tuple(View(quantity, _figures(_of(rows, quantity), blocks, declarations)) for quantity in quantities)
-    parts: list[Part] = [Text((words,)), Facts({"name": title_of(declarations, claim.prediction), **declared})]
+    """One claim: its result, then each of its quantities by head and by layer, the decisive one first."""
+    decisive = judged(claim, rows)
+    words = sentences_of(declarations, claim) or "The run contains no summary of this claim."
+    quantities = [q for q in dict.fromkeys(row.quantity for row in (*decisive, *rows)) if _drawable(rows, q)]
+    views = tuple(
+        View(
+            quantity,
+            _figures(_drawable(rows, quantity), blocks, declarations, _null_name(claim, quantity, declarations)),
+        )
+        for quantity in quantities
+    )
+    parts: list[Part] = [Text((words,)), Facts(_definition(claim, declarations))]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
-    found = found or list(rows)
-    parts += [_table(claim.prediction, found, blocks)] if found else []
+    listed = decisive or list(rows)
+    parts += [_table(claim.prediction, listed, blocks)] if listed else []
     method = method_of(declarations, claim.prediction)
-    parts += [Text(method, "How it is measured")] if method else []
+    parts += [Text(tuple(map(dedent, method)), "Method")] if method else []
     return Section(
         claim_of(declarations, claim),
         tuple(parts),
@@ -149,18 +179,35 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     )
 
 
-def _of(rows: Sequence[Finding], quantity: str) -> list[Finding]:
-    """The rows of a quantity, if there are two numbers or more to draw."""
-    found = [row for row in rows if row.quantity == quantity]
-    return found if sum(math.isfinite(row.value) for row in found) > 1 else []
+def _definition(claim: Summary, declarations: Declarations) -> dict[str, str]:
+    """Short name, statistic, null, formula and decision rule of a claim."""
+    facts = {"short name": title_of(declarations, claim.prediction)}
+    declared = _declared(claim, declarations)
+    if declared is not None:
+        tested = f", of {_tested(claim, declarations)}" if claim.judged and declared.unit else ""
+        facts["statistic"] = f"{statistic(claim, declarations)}{tested}"
+        facts |= {} if math.isnan(claim.null) else {"null": declared.null}
+    return facts | (facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"})
 
 
-def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> tuple[Figure, ...]:
+def _null_name(claim: Summary, quantity: str, declarations: Declarations) -> str:
+    """Name of the null of a quantity: that of the claim for its own quantity, else "null"."""
+    declared = _declared(claim, declarations)
+    return declared.null if declared is not None and quantity == claim.quantity else "null"
+
+
+def _drawable(rows: Sequence[Finding], quantity: str) -> list[Finding]:
+    """Rows of a quantity; none if fewer than two have a value."""
+    selected = [row for row in rows if row.quantity == quantity]
+    return selected if sum(math.isfinite(row.value) for row in selected) > 1 else []
+
+
+def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations, null_name: str) -> tuple[Figure, ...]:
     labels = labels_of(rows)
-    drawn = by_layer(rows, labels, declarations, blocks)
+    layers = by_layer(rows, labels, declarations, blocks, null_name)
     if all(row.head is None for row in rows):
-        return (replace(drawn, wide=True),)
-    return (head_map(rows, labels, declarations, blocks), drawn)
+        return (replace(layers, wide=True),)
+    return (head_map(rows, labels, declarations, blocks), layers)
 
 
 def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
@@ -168,8 +215,7 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     several = len({row.quantity for row in rows}) > 1
     columns = (
         Column("layer"), Column("head"), *((Column("quantity"),) if several else ()), Column("value"),
-        Column("interval", "95 %"), Column("null"),
-        Column("its band", "95 %"), Column("tokens"), Column("verdict"),
+        Column("95 % CI"), Column("null"), Column("95 % band of the null"), Column("tokens"), Column("verdict"),
     )  # fmt: skip
     cells = [
         (
@@ -180,7 +226,8 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
         for row in rows
     ]  # fmt: skip
     keys = tuple(key_of(row, blocks) for row in rows)
-    title = "One by one" if several else f"{rows[0].quantity}, one by one"
+    place = "layer" if all(row.head is None for row in rows) else "head"
+    title = f"values by {place}" if several else f"{rows[0].quantity} by {place}, values"
     return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
 
 
@@ -188,28 +235,31 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
 
 
 def _map(
-    claims: Sequence[Summary], of: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations
+    claims: Sequence[Summary], by_claim: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations
 ) -> tuple[Section, ...]:
-    """Where claims hold: all of them together, and one by one; and beside the map what is said of each place."""
-    found = {claim.prediction: judged(claim, of[claim.prediction]) for claim in claims}
-    heads = {name: [row for row in rows if row.head is not None] for name, rows in found.items()}
+    """Heat maps of the number of supported claims and of each verdict, and a table of the verdicts."""
+    decisive = {claim.prediction: judged(claim, by_claim[claim.prediction]) for claim in claims}
+    heads = {name: [row for row in rows if row.head is not None] for name, rows in decisive.items()}
     heads = {name: rows for name, rows in heads.items() if rows}
-    if not any(found.values()):
+    if not any(decisive.values()):
         return ()
-    table = _said(found, blocks, declarations)
+    table = _verdicts(decisive, blocks, declarations)
     if not heads:
         return (Section("Layers", (table,), name="map"),)
     labels = labels_of([row for rows in heads.values() for row in rows])
-    views = [View("how many claims hold", (_counts(heads, labels, blocks, declarations),))] if len(heads) > 1 else []
-    views += [View(title_of(declarations, name), (verdict_map(rows, labels, blocks),)) for name, rows in heads.items()]
-    words = Text(("Choose a head here, by a click or from the list above: every section then speaks of it.",))
+    total = [View("number of supported claims", (_support(heads, labels, blocks, declarations),))]
+    views = total if len(heads) > 1 else []
+    for name, rows in heads.items():
+        correction = declarations[name].correction if name in declarations else ""
+        views.append(View(title_of(declarations, name), (verdict_map(rows, labels, blocks, correction),)))
+    words = Text(("Click a head, or choose one from the list above, to filter every section.",))
     return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
 
 
-def _counts(
+def _support(
     heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labels, declarations: Declarations
 ) -> Figure:
-    """For each head, how many of the claims that judge heads it supports."""
+    """Heat map of the number of claims that each head supports."""
     at: dict[tuple[str, int], list[Finding]] = {}
     for row in (row for rows in heads.values() for row in rows):
         at.setdefault((labels[row.layer, row.call], row.head or 0), []).append(row)
@@ -222,7 +272,7 @@ def _counts(
         [
             "" if p is None else "\n".join([
                 f"layer {layers[i]}, head {j}",
-                *(f"{titles[row.prediction]}: {row.verdict}, {numbers(row)}, {null_of(row)}" for row in p),
+                *(f"{titles[r.prediction]}: {joined(r.verdict, value_text(r), null_text(r))}" for r in p),
             ])
             for j, p in enumerate(line)
         ]
@@ -232,22 +282,23 @@ def _counts(
     heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys)
     return Figure(
         "map of claims",
-        "How many claims each head supports",
+        "number of claims that each head supports",
         Axis("head", "number"),
         Axis("layer", "number", names=tuple(layers)),
         (heat,),
-        f"Of {len(heads)} that judge heads: {', '.join(titles.values())}.",
+        f"Colour: number of supported claims among the {len(heads)} that are tested head by head: "
+        f"{', '.join(titles.values())}. n = {len(at)} heads.",
     )
 
 
-def _said(found: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations) -> Table:
-    """All that is judged, place by place."""
+def _verdicts(decisive: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations) -> Table:
+    """Table of all verdicts on heads and layers."""
     columns = (
         Column("layer"), Column("head"), Column("claim"), Column("verdict"), Column("value"), Column("null"),
     )  # fmt: skip
     order = {block: i for i, block in enumerate(dict.fromkeys(blocks.values()))}
-    titles = {name: title_of(declarations, name) for name in found}
-    rows = [row for of in found.values() for row in of]
+    titles = {name: title_of(declarations, name) for name in decisive}
+    rows = [row for each in decisive.values() for row in each]
     rows.sort(key=lambda r: (order[blocks[r.layer, r.call]], -1 if r.head is None else r.head))
     cells = [
         (
@@ -257,18 +308,36 @@ def _said(found: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: 
         for r in rows
     ]  # fmt: skip
     keys = [key_of(row, blocks) for row in rows]
-    return Table("places", "What is judged there", columns, tuple(cells), keys=tuple(keys), shown=SHOWN, wide=False)
+    caption = "Head –: the verdict is on the whole layer, or on the model."
+    title = "verdicts by layer and head"
+    return Table("places", title, columns, tuple(cells), caption, tuple(keys), shown=SHOWN, wide=False)
 
 
 # Tokens, data, model -------------------------------------------------------------------------------------------------
 
+# Names of facts, for readers; others are shown as they are.
+LABELS = {
+    "heads": "heads per layer",
+    "vocabulary": "vocabulary size",
+    "format": "format of the weights",
+    "dequantised": "weights dequantised",
+    "reads": "input",
+    "context": "context length [tokens]",
+    "tokens": "tokens read",
+    "documents": "documents read",
+    "twin": "random-weights baseline",  # of earlier versions; plain-words: ok
+    "without_twin": "no random-weights baseline",  # of earlier versions; plain-words: ok
+    "baseline": "random-weights baseline",
+    "without_baseline": "no random-weights baseline",
+}
+
 
 def _tokens(tokens: Sequence[Token], rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
-    """The tokens that stand out, in their text."""
+    """Table of extreme tokens with their context."""
     if not tokens:
         return ()
     columns = (
-        Column("what"), Column("layer"), Column("head"), Column("value"), Column("text about the [token]"),
+        Column("selected for"), Column("layer"), Column("head"), Column("value"), Column("context of the [token]"),
         Column("document"), Column("position"),
     )  # fmt: skip
     labels = labels_of([row for row in rows if row.head is not None] or rows)
@@ -279,28 +348,40 @@ def _tokens(tokens: Sequence[Token], rows: Sequence[Finding], blocks: Labels) ->
         cells.append((t.kind, label, t.head, t.value, t.text, t.document, t.position))
         block = blocks.get((t.layer, t.call), t.layer)
         keys.append(block if t.head is None else f"{block}/{t.head}")
-    table = Table("tokens", "Tokens that stand out", columns, tuple(cells), keys=tuple(keys), shown=SHOWN)
+    caption = (
+        "Tokens with extreme values, in brackets within their context. Position: index of the token in its document."
+    )
+    table = Table("tokens", "extreme tokens", columns, tuple(cells), caption, tuple(keys), shown=SHOWN)
     return (Section("Tokens of interest", (table,), folded=True, name="tokens"),)
 
 
 def _data(rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
-    """Every row, to be taken along."""
+    """Table of every row of the run."""
     if not rows:
         return ()
     columns = tuple(Column(name.replace("_", " ")) for name in Finding._fields[1:])
     cells = tuple(tuple(row[1:]) for row in rows)
     keys = tuple(key_of(row, blocks) for row in rows)
-    table = Table("rows", f"All {len(rows):,} rows", columns, cells, keys=keys, shown=SHOWN)
+    caption = (
+        "low and high: ends of the 95 % confidence interval; null low and null high: ends of the 95 % band of the "
+        "null; call: number of the call where a layer is used several times; head –: the whole layer; layer empty: "
+        "the model."
+    )
+    table = Table("rows", f"all {len(rows):,} rows", columns, cells, caption, keys, shown=SHOWN)
     return (Section("Data", (table,), folded=True, name="data"),)
 
 
 def _card(contents: RunContents) -> dict[str, str]:
-    """All that is known of the model and of what it read."""
+    """Names and values of the facts on the model and its text."""
     run = contents.run
     facts: dict[str, Any] = {"model": contents.name, **contents.facts}
-    facts |= {"text": run.text.get("source"), "tokens of a window": run.text.get("length")} if run.text else {}
-    facts |= {f"seconds for the {name}": f"{value:.1f}" for name, value in run.times.items() if _is_number(value)}
-    return {name.replace("_", " "): _shown(value) for name, value in facts.items() if value not in (None, "", [])}
+    facts |= {"text": run.text.get("source"), "window length [tokens]": run.text.get("length")} if run.text else {}
+    facts |= {f"time, {LABELS.get(name, name)} [s]": f"{t:.1f}" for name, t in run.times.items() if _is_number(t)}
+    return {
+        LABELS.get(name, name.replace("_", " ")): _shown(value)
+        for name, value in facts.items()
+        if value not in (None, "", [])
+    }
 
 
 def _is_number(value: Any) -> bool:

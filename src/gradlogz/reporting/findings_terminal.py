@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Summary
-from .findings_wording import Declarations, title_of, verdict_sentences
+from .findings_wording import Declarations, sentences_of, title_of
 from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
 
 PLAIN_WIDTH = 80  # columns of plain text
@@ -75,7 +75,7 @@ def claim_lines(findings: Findings, model: str, width: int, *, details: bool = F
             title = title_of(findings.declarations, claim.prediction)
             yield Line(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
             if details:
-                yield from _sentences(claim, findings.declarations, width)
+                yield from sentence_lines(claim, findings.declarations, width)
 
 
 def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool = False) -> Iterator[Any]:
@@ -120,8 +120,10 @@ def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
     return [texts[column.heading] for column in columns]
 
 
-def _sentences(claim: Summary, declarations: Declarations, width: int) -> Iterator[Line]:
-    text = " ".join(verdict_sentences(claim, declarations.get(claim.prediction))).replace(" %", f"{NO_BREAK}%")
+def sentence_lines(claim: Summary, declarations: Declarations, width: int, name: str = "") -> Iterator[Line]:
+    """The sentences of a claim, indented and wrapped, after the name of a run if there is one."""
+    text = sentences_of(declarations, claim).replace(" %", f"{NO_BREAK}%")
+    text = f"{name}: {text}" if name and text else text
     for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16), break_on_hyphens=False):
         yield Line(f"    {line.replace(NO_BREAK, ' ')}", "dim")
 

@@ -10,6 +10,7 @@ Read next: findings_terminal.py, findings_page.py (where they appear), ../probin
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,6 +21,9 @@ from .formatting import STYLES
 
 Declarations = Mapping[str, Declaration]
 NAMED = 3  # layers that a sentence names; the rest are counted
+# Formats and templates come from runs, which may be damaged: only these fields are replaced.
+NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
+FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
 
 
 def verdict_sentences(claim: Summary, declaration: Declaration | None) -> tuple[str, ...]:
@@ -52,9 +56,14 @@ def sentences_of(declarations: Declarations, claim: Summary) -> str:
 
 
 def written(value: float, number: str = "{:.2f}") -> str:
-    """A number in a declared format, with a minus sign and without a negative zero."""
-    text = number.replace("{:", "{:z").format(value) if "g}" not in number else number.format(value)
-    return text.replace("-", "−", 1) if value < 0 and text.startswith("-") else text
+    """A number in a declared format, with a minus sign and without a negative zero.
+
+    The format has one field such as `{:.2f}`; a format without one, as of a damaged run, is replaced by `{:.3g}`.
+    """
+    match = NUMBER.fullmatch(number)
+    before, digits, kind, after = ("", "3", "g", "") if match is None else match.groups()
+    text = f"{value:z.{digits}{kind}}"
+    return f"{before}−{text[1:]}{after}" if text.startswith("-") else f"{before}{text}{after}"
 
 
 def _valued(name: str, value: float, null: float, null_name: str, number: str) -> str:
@@ -90,12 +99,16 @@ def _remark(remark: Remark, declaration: Declaration) -> str:
     layers = ", ".join(remark.layers[:NAMED])
     if len(remark.layers) > NAMED:
         layers += f" and {len(remark.layers) - NAMED} more"
+
+    def filled(field: re.Match[str]) -> str:
+        name, digits, kind = field.groups()
+        if name == "layers":
+            return layers
+        value = remark.numbers.get(name)
+        return field[0] if value is None else written(value, f"{{:.{digits or 0}{kind or 'f'}}}")
+
     template = declaration.remarks.get(remark.key, "")
-    try:
-        text = template.format(**remark.numbers, layers=layers)
-    except (LookupError, ValueError):  # a template of a damaged run, or of another version
-        text = ""
-    return text or f"{_capitalised(remark.key.replace('_', ' '))}."
+    return FIELD.sub(filled, template) or f"{_capitalised(remark.key.replace('_', ' '))}."
 
 
 def _capitalised(text: str) -> str:
@@ -103,30 +116,30 @@ def _capitalised(text: str) -> str:
 
 
 def chip(verdict: str, count: int | None = None) -> Chip:
-    """A verdict in its colour, and how many claims have it."""
+    """Chip with a verdict in its colour, and the number of claims with it."""
     word = verdict or "not judged"
     return Chip(word if count is None else f"{count} {word}", STYLES[verdict].status)
 
 
 def title_of(declarations: Declarations, prediction: str) -> str:
-    """The title of a prediction, or its name as words."""
+    """Title of a prediction; its name in words if it is not declared."""
     declared = declarations.get(prediction)
     return prediction.replace("_", " ") if declared is None else declared.title
 
 
 def claim_of(declarations: Declarations, claim: Summary) -> str:
-    """A claim in its words, else by its title."""
+    """The claim in words; its title if there are none."""
     return _words(declarations, claim) or title_of(declarations, claim.prediction)
 
 
 def _words(declarations: Declarations, claim: Summary) -> str:
-    """The words of a claim, or of its prediction where a run has lost them; none if it declares nothing."""
+    """The claim in words, from the claim or else from its declaration; empty if neither has them."""
     declared = declarations.get(claim.prediction)
     return claim.claim or ("" if declared is None else declared.claim)
 
 
 def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
-    """Formula, decision rule and what refutes a prediction; nothing if the run does not declare it."""
+    """Formula, decision rule and refuting result of a prediction; empty if it is not declared."""
     declared = declarations.get(prediction)
     if declared is None:
         return {}
@@ -139,16 +152,16 @@ def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
 
 
 def method_of(declarations: Declarations, prediction: str) -> tuple[str, ...]:
-    """How a prediction is measured, in paragraphs."""
+    """Paragraphs on the measurement of a prediction."""
     declared = declarations.get(prediction)
     return () if declared is None else tuple(declared.method)
 
 
 def unit_and_formula(declarations: Declarations, prediction: str, quantity: str) -> Quantity:
-    """The unit and the formula of a quantity, by the name it has in findings; a bare number if it is not declared.
+    """Unit and formula of a quantity by its name in findings; unit "1" and no formula if it is not declared.
 
-    A name that is not declared is looked for without what stands behind its first comma, then without what was left
-    out: "gain, permuted" is a gain, "excess of log trace without first tokens" an excess of log trace.
+    Qualified names fall back to the part before the first comma, then to the part before " without ": "gain, permuted"
+    is a gain, "excess of log trace without first tokens" an excess of log trace.
     """
     declared = declarations.get(prediction)
     for name in (quantity, quantity.partition(",")[0], quantity.partition(" without ")[0]):
@@ -158,21 +171,26 @@ def unit_and_formula(declarations: Declarations, prediction: str, quantity: str)
 
 
 def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:
-    """The keys of the works that predictions cite: those in their texts and those they list."""
+    """Bibliography keys that predictions cite in their texts or list as references."""
     declared = [declarations[name] for name in predictions if name in declarations]
     texts = [text for each in declared for text in (*each.method, each.decision_rule, each.claim, each.refutes)]
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 
 def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
-    """Numbers of supported, refuted and inconclusive claims of a model."""
+    """Numbers of supported, refuted and inconclusive claims of a model, for the first screen of its page."""
     counts = Counter(claim.verdict for claim in claims)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
-    return f"{model}: {len(claims)} claims, {', '.join(parts)}." if parts else f"{model}: no claim could be judged."
+    *decided, absent = VERDICTS
+    tested = sum(counts[verdict] for verdict in decided)
+    if not tested:
+        return f"No claim could be tested on {model}."
+    parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in decided)
+    rest = f"; {counts[absent]} {'is' if counts[absent] == 1 else 'are'} {absent}" if counts[absent] else ""
+    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}{rest}."
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
-    """The claims under their verdicts, each by its title and in its words."""
+    """Claims grouped by verdict, each with its title and words."""
     verdict_groups = []
     for verdict in (*VERDICTS, ""):
         entries = tuple(

@@ -1,8 +1,8 @@
-"""Numbers, intervals, verdicts and models as text: written once for terminals, notebooks, figures and pages.
+"""Numbers, intervals, verdicts and models as text, for terminals, notebooks, figures and pages.
 
     decimals(0.12345)   0.123      tables of a terminal or a notebook
     digits(0.12345)     0.123      figures and pages, three significant digits: 1234.5 is 1.23e+03
-    interval(a, b)      a to b     empty if there is none
+    interval(a, b)      a to b     empty without an interval
     STYLES              the colour of each verdict, on terminals and on pages
 
 Read next: findings_wording.py (sentences), ../page/palette.py (colours).
@@ -18,7 +18,7 @@ from ..probing.runs.records import Summary
 
 
 class VerdictStyle(NamedTuple):
-    """How a verdict looks: its colour on a terminal, its status on a page, its colour in a figure."""
+    """Style of a verdict: colour on a terminal, status on a page, colour in a figure."""
 
     terminal: str
     status: Status
@@ -26,11 +26,11 @@ class VerdictStyle(NamedTuple):
 
     @property
     def hexadecimal(self) -> str:
-        """The colour on white paper."""
+        """The colour on a white background."""
         return LIGHT[self.colour]
 
 
-# Colour-blind readers tell these apart. What is not judged is drawn in blue.
+# Colour-blind readers can distinguish these. Quantities that are not judged are blue.
 STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
@@ -59,7 +59,7 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def decimals(value: float) -> str:
-    """Three decimals, two significant digits of what is very small or large, nothing for NaN."""
+    """Three decimals, or two significant digits for very small and large numbers; empty for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
@@ -71,7 +71,7 @@ def digits(value: float) -> str:
 
 
 def interval(low: float, high: float, number: Callable[[float], str] = digits) -> str:
-    """Both ends; nothing if there is no interval, as of what weights alone decide, or if it has no width."""
+    """Both ends of an interval; empty if it is unknown or has width 0, as for functions of the weights alone."""
     return "" if math.isnan(low) or math.isnan(high) or low == high else f"{number(low)} to {number(high)}"
 
 
@@ -81,12 +81,12 @@ def counts_of(summary: Summary) -> str:
 
 
 def finite(value: float) -> float | None:
-    """The number, or None for NaN and infinities, which figures do not draw."""
+    """The number, or None for NaN and infinities, which figures cannot show."""
     return value if math.isfinite(value) else None
 
 
 def known(value: float) -> float | None:
-    """The number, or None for NaN: an empty cell of a table."""
+    """The number, or None for NaN, which is an empty cell of a table."""
     return None if math.isnan(value) else value
 
 
@@ -100,12 +100,12 @@ def measured_line(facts: Mapping[str, Any]) -> str:
 
 
 def model_sentence(facts: Mapping[str, Any]) -> str:
-    """A model in a line or two, with what it read and where it comes from."""
+    """Sentence on a model: architecture, amount of text, source."""
     parts = _architecture(facts) + ([f"{facts['dtype']}"] if facts.get("dtype") else [])
     if isinstance(facts.get("tokens"), int):
         parts.append(f"measured on {facts['tokens']:,} tokens of {facts.get('documents', 'some')} documents")
     origin = ", ".join(str(facts[name]) for name in ("source", "licence") if facts.get(name))
-    return ". ".join(part for part in (", ".join(parts), origin) if part) + "." if parts else "Nothing is known of it."
+    return ". ".join(part for part in (", ".join(parts), origin) if part) + "." if parts else "No facts are known."
 
 
 def _architecture(facts: Mapping[str, Any]) -> list[str]:

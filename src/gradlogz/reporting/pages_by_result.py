@@ -1,14 +1,14 @@
-"""The page of any result, by its type, and its displays in notebooks and terminals.
+"""The page of any result, chosen by its type, and its displays in notebooks and terminals.
 
-    report(findings), report("runs/minilm")     a probe: findings, or the folder of a run
-    report(simulation), report(phases)          clouds, or a phase diagram
+    report(findings), report("runs/minilm")     findings of a probe, or the folder of a run
+    report(simulation), report(phases)          a simulation, or a phase diagram
     report(tracks)                              filtered detections
-    report(Verification(results))               statements of the theory, checked
+    report(Verification(results))               verified statements of the theory
 
-A new kind of result has a module with its page, and a line in PAGES.
+A new kind of result needs a module with its page, and a line in PAGES.
 
-Read next: findings_page.py, simulation_page.py, phases_page.py, tracks_page.py, verification_page.py (what is on them),
-../page (their look).
+Read next: findings_page.py, simulation_page.py, phases_page.py, tracks_page.py, verification_page.py (the pages),
+../page (the layout).
 """
 
 import os
@@ -30,7 +30,7 @@ from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
 from .run_contents import Source, contents_of
 
-# The page of each type of result, as data.
+# The function that makes the page of each type of result.
 PAGES: dict[type, Callable[[Any], Page]] = {
     Simulation: simulation_page.page_of,
     Phases: phases_page.page_of,
@@ -41,14 +41,14 @@ Result = Source | Simulation | Phases | Tracks | Verification
 
 
 def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
-    """The page of a result as one HTML file that needs no network; written to `path` too if one is given.
+    """HTML of the page of a result, one self-contained file; also written to `path` if it is not None.
 
-    A run that is damaged, incomplete or of another version has a page of what can be read, which says what is missing.
-    Needs jinja2 and plotly, the extra [report].
+    The page of a run that is damaged, incomplete or of another version shows what can be read and lists what is
+    missing. Needs jinja2 and plotly, the extra [report].
 
     Args:
-        result: findings or the folder of a run, what `simulate`, `sweep` and `track` return, or a `Verification`.
-        path: a file that is written whole or not at all.
+        result: findings, the folder of a run, the result of `simulate`, `sweep` or `track`, or a `Verification`.
+        path: output file, written atomically.
     """
     html = findings_page.rendered(page_of(result), "report")
     if path is not None:
@@ -58,9 +58,10 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
 
 @singledispatch
 def page_of(result: Any) -> Page:
-    """The page of a result, as data."""
-    condition = f"result must be Findings, the folder of a run, {', '.join(kind.__name__ for kind in PAGES)}"
-    raise InputTypeError("report", "result", f"{condition}, got {type(result).__name__}", "Pass one of these.")
+    """Page of a result, as data."""
+    types = ", ".join(kind.__name__ for kind in PAGES)
+    problem = f"result must be Findings, the path of a run folder, {types}, got {type(result).__name__}"
+    raise InputTypeError("report", "result", problem, "Pass one of these.")
 
 
 @page_of.register(Findings)
@@ -71,7 +72,7 @@ def _(result: Source) -> Page:
 
 
 def framed(result: Result) -> str:
-    """The page inside a notebook, apart from the styles of the notebook."""
+    """The page in an iframe for notebooks, isolated from the notebook's styles."""
     return f'<iframe srcdoc="{escape(report(result))}" style="width:100%;height:48rem;border:0"></iframe>'
 
 

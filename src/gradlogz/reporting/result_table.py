@@ -12,7 +12,6 @@ A table that is wider than the terminal becomes a list, two or more lines per qu
 Read next: simulation_terminal.py, tracks_terminal.py and verification_terminal.py (the rows).
 """
 
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -22,7 +21,6 @@ from rich.text import Text
 from .formatting import STYLES, encodable
 from .formatting import SYMBOLS as VERDICT_SYMBOLS
 
-PLAIN_WIDTH = 80  # columns where standard output is no terminal
 GAP = "  "
 NO_VALUE = "–"
 LOOKS = {  # verdict of a command: verdict with the same symbol and colour
@@ -90,11 +88,6 @@ def closing_lines(run: str, results: str, page: str, width: int) -> list[Text]:
     folded = textwrap.fill(run, max(width, 40), initial_indent=indent, subsequent_indent=indent).strip()
     parts = (("run", folded), ("results", results), ("page", page))
     return [Text.assemble((f"{name:<9}", "bold"), value) for name, value in parts]
-
-
-def terminal_width(console: Console) -> int:
-    """Columns of the terminal; 80 for a file or a pipe, unless COLUMNS is set."""
-    return console.width if console.is_terminal or "COLUMNS" in os.environ else PLAIN_WIDTH
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:

@@ -1,7 +1,7 @@
-"""The run that a page is made from: of one model, from a run folder, read leniently, or from findings.
+"""The run of one model that a page shows, from a run folder or from findings.
 
-A page is made from what is there: findings that are whole are shown even where the rest of the run is not, and the page
-says so.
+Run folders are read leniently: findings are shown even if other files of the run are damaged or missing, and the page
+lists what is missing.
 
 Read next: findings_page.py, ../probing/runs/run_folder.py (the reader).
 """
@@ -20,7 +20,10 @@ Source = str | os.PathLike[str] | Findings
 
 
 class RunContents(NamedTuple):
-    """A run of one model, by the model's name and that of its folder, which is empty for findings alone."""
+    """A run of one model.
+
+    name: name of the model. folder: name of the run folder, empty for findings.
+    """
 
     name: str
     run: Run
@@ -28,22 +31,22 @@ class RunContents(NamedTuple):
 
     @property
     def findings(self) -> Findings:
-        """Rows, claims and tokens."""
+        """Rows, claims and tokens of the run."""
         return self.run.findings
 
     @property
     def declarations(self) -> Declarations:
-        """What the predictions of the run declare."""
+        """Declaration of each prediction of the run, by name."""
         return self.run.findings.declarations
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The facts of the model."""
+        """Facts of the model."""
         return self.findings.facts[self.name]
 
 
 def contents_of(source: Source, call: str) -> RunContents:
-    """A run folder or findings of one model; refused where there is no row and no claim."""
+    """Read a run folder, or wrap findings of one model; an error if there is neither a row nor a claim."""
     if isinstance(source, Findings):
         run, folder = Run({}, {}, None, "", {}, {}, source, version=""), ""
     else:
@@ -51,7 +54,9 @@ def contents_of(source: Source, call: str) -> RunContents:
     findings = run.findings
     models = list(findings.facts)
     if len(models) != 1 or not (findings.rows or findings.claims):
-        fact = f"{len(models)} models" if len(models) != 1 else f"neither rows nor claims of {models[0]}"
-        remedy = "Compare several as several." if len(models) != 1 else "Make the run again; this one measured nothing."
-        raise InputValueError(call, "source", f"a page must have findings of one model, got {fact}", remedy)
+        several = len(models) != 1
+        wrong_count = f"source has findings of {len(models)} models, but a page shows one"
+        problem = wrong_count if several else f"source has no findings of {models[0]}"
+        remedy = "Make one page per model, or compare their runs." if several else "Run the probe again."
+        raise InputValueError(call, "source", problem, remedy)
     return RunContents(models[0], run, folder)

@@ -1,7 +1,7 @@
-"""Models whose stream is a cloud that is known: GPT-2s that add nothing to their embeddings, and clouds themselves.
+"""Models with a known residual stream: GPT-2s whose sublayers add nothing to the embeddings, and the embeddings.
 
-gaussian    N(0, C), C with a falling spectrum
-mixture     tokens about `distance` times one of three corners of a triangle: what attention makes of a cloud
+gaussian    N(0, C), C with a decreasing spectrum
+mixture     three Gaussian clusters at `distance` times the corners of a triangle
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def gaussian(generator, n, width=WIDTH):
 
 
 def mixture(generator, n, width=WIDTH, distance=3.0):
-    """Three clusters in the plane of the first two axes."""
+    """Draw three clusters in the plane of the first two axes."""
     x = generator.normal(size=(n, width))
     angle = 2 * np.pi * generator.integers(0, 3, n) / 3
     x[:, 0] += distance * np.cos(angle)
@@ -29,13 +29,13 @@ def mixture(generator, n, width=WIDTH, distance=3.0):
 
 
 def scaled(generator, n, width, spread):
-    """Tokens g r, g normal and r one of two lengths: every projection is the same mixture of two normal laws."""
+    """Draw tokens g r, g normal and r one of two scales: every projection is the same mixture of two normals."""
     r = np.where(generator.random((n, 1)) < 0.5, 1 + spread, 1 - spread)
     return generator.normal(size=(n, width)) * r / np.sqrt(1 + spread**2)
 
 
 def distance_of_scaled(spread):
-    """W² of its projections to N(0, 1): 2 - 2 E[Q(u) Phi^-1(u)], by the trapezoidal rule in y, u = F(y)."""
+    """Return W² of the projections of `scaled` to N(0, 1): 2 - 2 E[Q(u) Phi^-1(u)], by the trapezoidal rule in y."""
     from scipy.stats import norm
 
     size = np.sqrt(1 + spread**2)
@@ -48,7 +48,7 @@ def distance_of_scaled(spread):
 
 
 def still(embedding, layers=2, positions=None, first=None):
-    """A GPT-2 whose sublayers add nothing: the stream is the embedding at every depth, plus that of positions."""
+    """Return a GPT-2 whose sublayers add nothing: the stream at every depth is the embedding of token and position."""
     config = tf.GPT2Config(
         vocab_size=len(embedding), n_positions=64, n_embd=embedding.shape[1], n_layer=layers, n_head=2, attn_pdrop=0.0,
         resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=2,

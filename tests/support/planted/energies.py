@@ -1,4 +1,4 @@
-"""Tied layers whose pair energy is known to rise, or to fall: an ALBERT of one head that attends to its own stream.
+"""Tied layers whose pair energy is known to rise or to fall: an ALBERT of one head with identity weights.
 
 x -> LayerNorm(x + step sum_j a_ij x_j),   a = softmax of <x_i, x_j> / sqrt(D);  the feed-forward map adds nothing
 """
@@ -11,7 +11,7 @@ VOCABULARY, WIDTH = 96, 16
 
 
 def attending(step, layers=6, seed=0):
-    """The theorem asks for step > 0; with step < 0 tokens leave one another."""
+    """Return the model; the theorem assumes step > 0, and with step < 0 tokens move apart."""
     generator = np.random.default_rng(seed)
     config = tf.AlbertConfig(
         vocab_size=VOCABULARY, embedding_size=WIDTH, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=1,
@@ -23,8 +23,8 @@ def attending(step, layers=6, seed=0):
         put(model.embeddings.word_embeddings.weight, generator.normal(size=(VOCABULARY, WIDTH)))
         put(model.encoder.embedding_hidden_mapping_in.weight, np.eye(WIDTH))
         (layer,) = model.encoder.albert_layer_groups[0].albert_layers
-        own = layer.attention
-        for linear, size in ((own.query, 1), (own.key, 1), (own.value, 1), (own.dense, step)):
+        part = layer.attention
+        for linear, size in ((part.query, 1), (part.key, 1), (part.value, 1), (part.dense, step)):
             put(linear.weight, size * np.eye(WIDTH))
             put(linear.bias, 0)
         put(layer.ffn_output.weight, 0)

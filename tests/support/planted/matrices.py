@@ -1,6 +1,6 @@
-"""Models whose matrices are written down: small GPT-2s and BERTs made with numpy.
+"""Models with prescribed weight matrices: small GPT-2s and BERTs made with numpy, without the library.
 
-Row vectors: q = z W_q, and what a head writes is sum_j a_j z_j W_v W_o. Nothing here is of the library.
+Row vectors: q = z W_q, and the output of a head is sum_j a_j z_j W_v W_o.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def random_heads(generator, heads=HEADS, width=WIDTH):
 
 
 def free(generator, gain):
-    """Heads without any relation."""
+    """Return heads with independent matrices."""
     return random_heads(generator)
 
 
@@ -91,8 +91,8 @@ def bert(seed, heads, layers=LAYERS):
     with torch.no_grad():
         for layer in model.encoder.layer:
             Wq, Wk, Wv, Wo = heads(generator, np.ones(WIDTH))
-            own = layer.attention.self
-            for linear, W in ((own.query, Wq), (own.key, Wk), (own.value, Wv)):
+            part = layer.attention.self
+            for linear, W in ((part.query, Wq), (part.key, Wk), (part.value, Wv)):
                 put(linear.weight, side(W).T)
             put(layer.attention.output.dense.weight, Wo.reshape(WIDTH, WIDTH).T)
             put(layer.attention.output.LayerNorm.weight, gains(generator))
@@ -101,7 +101,7 @@ def bert(seed, heads, layers=LAYERS):
 
 
 def side(W):
-    """Heads side by side: [heads, width, size] as [width, heads * size]."""
+    """Concatenate heads: [heads, width, size] as [width, heads * size]."""
     return W.transpose(1, 0, 2).reshape(W.shape[1], -1)
 
 
@@ -110,20 +110,20 @@ def put(parameter, values):
 
 
 def alike(generator, gain, strength=1.0):
-    """W_k = W_q up to noise: the logit form is W_q W_qᵀ, symmetric and positive, where `strength` is 1."""
+    """Return heads with W_k = W_q up to noise: at strength 1 the QK matrix W_q W_qᵀ is symmetric and positive."""
     Wq, noise, Wv, Wo = random_heads(generator)
     return [Wq, strength * Wq + np.sqrt(1 - strength**2) * noise, Wv, Wo]
 
 
 def crossed(generator, gain):
-    """W_k = W_q J with an antisymmetric J: so is the logit form."""
+    """Return heads with W_k = W_q J, J antisymmetric, so that the QK matrix is antisymmetric."""
     Wq, _, Wv, Wo = random_heads(generator)
     J = generator.normal(size=(HEADS, SIZE, SIZE))
     return [Wq, Wq @ (J - J.transpose(0, 2, 1)) / SIZE, Wv, Wo]
 
 
 def spreading(generator, gain, step):
-    """Heads that look at their own token and add step times it: the cloud grows, or shrinks where step is negative."""
+    """Return heads that attend to their own token and add step times it: the cloud grows, or shrinks if step < 0."""
     Wq, _, _, _ = random_heads(generator)
-    own = np.eye(WIDTH).reshape(WIDTH, HEADS, SIZE).transpose(1, 0, 2)
-    return [1.5 * Wq, 1.5 * Wq, own, step * own.transpose(0, 2, 1)]
+    identity = np.eye(WIDTH).reshape(WIDTH, HEADS, SIZE).transpose(1, 0, 2)
+    return [1.5 * Wq, 1.5 * Wq, identity, step * identity.transpose(0, 2, 1)]

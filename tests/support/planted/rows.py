@@ -1,4 +1,4 @@
-"""Models whose rows of attention are known: built by formulas alone, with nothing of the package.
+"""Models with known attention rows, built from formulas without the package.
 
 logits    = sharpness <z_i, A z_j> / |A|          z: tokens through the norm before the layer
 tokens    embeddings are drawn, so that keys are sums of many independent numbers, close to Gaussian
@@ -15,7 +15,7 @@ VOCABULARY = 96
 
 
 def encoder(*, sharpness=1.0, heads=4, width=32, layers=2, seed=0):
-    """A BERT whose logits have about this standard deviation within a sequence."""
+    """Return a BERT whose logits have about this standard deviation within a sequence."""
     config = tf.BertConfig(
         vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=2 * width, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -31,7 +31,7 @@ def encoder(*, sharpness=1.0, heads=4, width=32, layers=2, seed=0):
 
 
 def decoder(*, sharpness=1.0, heads=4, width=32, layers=2, seed=0, key_heads=None):
-    """A Llama, with rotations and a causal mask, of the same kind."""
+    """Return a Llama, with rotary embeddings and a causal mask, whose logits have about this standard deviation."""
     config = tf.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=key_heads or heads, intermediate_size=2 * width, max_position_embeddings=256,
@@ -45,7 +45,7 @@ def decoder(*, sharpness=1.0, heads=4, width=32, layers=2, seed=0, key_heads=Non
 
 
 def drawn(model, seed):
-    """Matrices with rows of length about 1, so that they keep the size of a token; vectors as they are."""
+    """Draw matrices with rows of length about 1, which preserve the scale of tokens; vectors are left unchanged."""
     source = np.random.default_rng(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -56,9 +56,9 @@ def drawn(model, seed):
 
 
 def with_sink(model, size):
-    """An encoder in which the first token has a key of its own, on which all queries have a logit of about this size.
+    """Give the first token of an encoder a key on which all queries have a logit of about this size.
 
-    n - 1 keys that hardly differ in their logits and one that does: no Gaussian has such a key.
+    The other n - 1 keys have nearly equal logits; a Gaussian has no such outlier.
     """
     with torch.no_grad():
         place = torch.zeros_like(model.embeddings.position_embeddings.weight[0])
@@ -75,7 +75,7 @@ def with_sink(model, size):
 
 
 def with_loud_head(model, head=0, factor=12.0):
-    """An encoder in which one head has far larger logits than the others, and so a far larger log normaliser."""
+    """Give one head of an encoder far larger logits than the others, and so a far larger log normaliser."""
     with torch.no_grad():
         for layer in model.encoder.layer:
             part = layer.attention.self
@@ -85,7 +85,7 @@ def with_loud_head(model, head=0, factor=12.0):
 
 
 class SureAttention(torch.nn.Module):
-    """Causal attention that also says how far the values that it averages are spread."""
+    """Causal attention that also returns the variance of the attended values."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -104,7 +104,7 @@ class SureAttention(torch.nn.Module):
 
 
 class SureModel(torch.nn.Module):
-    """A model that knows the next token, and is as unsure of it as it is told to be.
+    """A model that predicts the next token with a prescribed uncertainty.
 
     margin = 4 - unsure * standardised log spread + noise         loss = log(1 + (V - 1) exp(-margin))
     """
@@ -120,15 +120,15 @@ class SureModel(torch.nn.Module):
         x = self.embedding(input_ids)
         update, trace = self.attention(x)
         x = x + update
-        # A row that sees one key has no spread.
+        # A row with one visible key has no spread.
         spread = trace.clamp(min=1e-6).log()
         z = (spread - spread[:, 2:].mean()) / spread[:, 2:].std()
         source = torch.Generator().manual_seed(self.seed + int(input_ids.sum()))
         margin = 4 - self.unsure * z.clamp(-3, 3) + torch.randn(z.shape, generator=source)
         logits = margin.unsqueeze(-1) * torch.nn.functional.one_hot(input_ids.roll(-1, 1), VOCABULARY)
-        return Said(logits.float(), x)
+        return Output(logits.float(), x)
 
 
-class Said(NamedTuple):
+class Output(NamedTuple):
     logits: torch.Tensor
     stream: torch.Tensor

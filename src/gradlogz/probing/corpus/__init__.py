@@ -1,1 +1,1 @@
-"""What a model reads: documents and batches of tokens, images, reaction SMILES."""
+"""Inputs of a model: documents, batches of tokens, images and reaction SMILES."""

@@ -1,13 +1,13 @@
-"""Batches of the tokens of documents.
+"""Batches of tokens from documents.
 
-    batches       windows of tokens, padded on the right; every batch is of documents of one group
+    batches       windows of tokens, padded on the right; all documents of a batch belong to one group
 
-Which documents are read, and in which group, follows from hashes of their names: neither the order of files nor the
-way a corpus is cut into shards plays a part. A limit on tokens takes documents in the order of their hashes, equally
-from all groups as far as they go. Memory does not grow with the corpus.
+Hashes of the document names determine which documents are read and which group each belongs to. The order of files and
+the division of a corpus into shards have no effect. A token limit takes documents in the order of their hashes, in
+equal amounts from all groups as long as they last. Memory does not grow with the corpus.
 
-Read next: text.py (where documents come from), ../statistics/hashing.py (keys and groups), ../run_probe.py (what
-happens to a batch).
+Read next: text.py (sources of documents), ../statistics/hashing.py (keys and groups), ../run_probe.py (the pass over
+all batches).
 """
 
 import hashlib
@@ -24,55 +24,57 @@ from ..._typing import Int, Tensor
 from ..statistics.hashing import GROUPS, group_of, hash_of
 from .text import Document
 
-LENGTH = 1024  # tokens of a window at most, unless another length is asked for
-PADDED = 8192  # tokens of a batch at most, padding included, unless another number is asked for
-SHORTEST = 0.75  # of the longest row of such a batch: padding is computed with and thrown away
+LENGTH = 1024  # default maximum window length, in tokens
+PADDED = 8192  # default maximum number of tokens in a batch, padding included
+SHORTEST = 0.75  # minimum row length relative to the longest row of a batch; limits the computation spent on padding
 BUFFER = 1 << 17  # tokens of a group that are sorted by length together
 
 
 class Batch(NamedTuple):
     """Rows of tokens from documents of one group, padded on the right.
 
-    A row starts at `starts` in its document, counted in tokens of the rows before it, special ones included, so that
-    (key, position) is another pair for every token.
+    `starts` is the position of each row in its document, counted in tokens of the preceding rows, special tokens
+    included. The pair (key, position) is therefore unique to each token.
     """
 
     inputs: dict[str, Tensor]  # input_ids and attention_mask, [b, n]
-    keys: Int[Tensor, " b"]  # hash of the document of each row
+    keys: Int[Tensor, " b"]  # hash of each row's document
     group: int
     names: list[str]
     starts: Int[Tensor, " b"]
 
     def rows(self, places: Iterable[int]) -> "Batch":
-        """Some rows of the batch."""
+        """Return a batch of the rows at these indices."""
         at = list(places)
         inputs = {name: t[at] for name, t in self.inputs.items()}
         return Batch(inputs, self.keys[at], self.group, [self.names[row] for row in at], self.starts[at])
 
 
 class Report(NamedTuple):
-    """What became of the documents so far."""
+    """Counts of the documents, rows and tokens read so far."""
 
-    documents: int  # of which rows were made
+    documents: int  # documents that contributed rows
     rows: int
     tokens: int  # without padding
     padded: int  # with padding
-    length: int  # of a window at most
+    length: int  # maximum window length
     windowed: int  # documents longer than a window
-    short: int  # documents left out because they have fewer than two tokens
-    left: int  # documents left out, whole or from some window on, because there were tokens enough
-    groups: int  # that have tokens
+    short: int  # documents skipped because they have fewer than two tokens
+    left: int  # documents skipped or truncated because the token limit was reached
+    groups: int  # groups with tokens
 
     def words(self) -> str:
-        """The report as one or two sentences."""
-        of = f"{self.tokens:,} tokens of {self.documents:,} documents" if self.tokens else f"{self.documents:,} inputs"
-        text = f"{of} in {self.groups} groups."
+        """Return the report as a few sentences."""
+        amount = (
+            f"{self.tokens:,} tokens from {self.documents:,} documents" if self.tokens else f"{self.documents:,} inputs"
+        )
+        text = f"{amount} in {self.groups} groups."
         if self.windowed:
-            text += f" {self.windowed:,} were longer than {self.length:,} tokens and were cut into windows."
+            text += f" Documents longer than {self.length:,} tokens, split into windows: {self.windowed:,}."
         if self.short:
-            text += f" {self.short:,} of fewer than two tokens were left out."
+            text += f" Documents with fewer than two tokens, skipped: {self.short:,}."
         if self.left:
-            text += f" {self.left:,} were left out or cut short, once there were tokens enough."
+            text += f" Documents skipped or truncated at the token limit: {self.left:,}."
         return text
 
 
@@ -86,27 +88,28 @@ def batches(
     padded: int = PADDED,
     seed: int = 0,
 ) -> "Batches":
-    """Batches of about `tokens` tokens, an iterator whose `report` says what was read so far.
+    """Iterate over batches with about `tokens` tokens in total; `report` of the iterator counts what has been read.
 
-    Documents longer than `length` (1024, or the context of the model if that is less) are cut into windows, and
-    special tokens stand in every window as the tokenizer puts them. A batch has `size` rows, or as many as make
-    `padded` tokens with padding. With tokens=None everything is read, in one pass; else the documents of least hash
-    under `seed` are, the same for every order of the corpus, and no window is cut short to meet the number.
+    Documents longer than `length` (default: 1024 or the context length of the model, whichever is smaller) are split
+    into windows, and the tokenizer adds its special tokens to every window. A batch has `size` rows, or as many as fit
+    into `padded` tokens with padding. With tokens=None the corpus is read to its end in one pass. Otherwise the
+    documents with the smallest hashes under `seed` are read. This choice does not depend on the order of the corpus,
+    and no window is truncated to reach the number exactly.
 
     Law: tests/laws/test_batches_do_not_depend_on_the_order_of_documents.py.
     """
     if not callable(tokenizer):
-        fact, remedy = type(tokenizer).__name__, "Pass the one that belongs to the model."
-        raise InputTypeError("batches", "tokenizer", f"tokenizer must turn text into tokens, got {fact}", remedy)
+        problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
+        raise InputTypeError("batches", "tokenizer", problem, "Pass the tokenizer of the model.")
     for name, number in (("tokens", tokens), ("size", size), ("padded", padded)):
         if number is not None and number < 1:
-            raise InputValueError("batches", name, f"{name} must be 1 or more, got {number}", "None leaves it open.")
+            raise InputValueError("batches", name, f"{name} must be 1 or more, got {number}", "Pass None for no limit.")
     special = tokenizer.num_special_tokens_to_add(pair=False)
     context = min(tokenizer.model_max_length, 10**9)
     if length is not None and not special + 2 <= length <= context:
-        remedy = "None takes 1024, or the context if that is less."
-        condition = f"length must be from {special + 2} to the context of the model, {context}"
-        raise InputValueError("batches", "length", f"{condition}, got {length}", remedy)
+        problem = f"length must be between {special + 2} and the context length of the model, {context}, got {length}"
+        remedy = "Pass None for the default, 1024 or the context length if that is smaller."
+        raise InputValueError("batches", "length", problem, remedy)
     return Batches(documents, tokenizer, tokens, length or min(LENGTH, context), size, padded, seed)
 
 
@@ -118,7 +121,7 @@ class _Row(NamedTuple):
 
 
 class Batches(Iterator[Batch]):
-    """The iterator that `batches` returns: one pass over the documents, and the report of it."""
+    """Iterator returned by `batches`: one pass over the documents, and its report."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class Batches(Iterator[Batch]):
 
     @property
     def report(self) -> Report:
-        """What became of the documents so far."""
+        """Counts of the documents, rows and tokens read so far."""
         return self._report._replace(groups=len(self._groups))
 
     def __next__(self) -> Batch:
@@ -149,7 +152,7 @@ class Batches(Iterator[Batch]):
         self._report = self._report._replace(**{n: getattr(self._report, n) + by for n, by in more.items()})
 
     def _rows(self, document: Document) -> list[_Row]:
-        """The windows of a document; none if it has fewer than two tokens, or where one has."""
+        """Split a document into windows; windows of fewer than two tokens are skipped."""
         key, start, rows = hash_of(document.name), 0, []
         for ids in _windows(self._tokenizer, document.text, self._length, self._special):
             if len(ids) >= self._special + 2:
@@ -159,21 +162,21 @@ class Batches(Iterator[Batch]):
         return rows
 
     def _streamed(self) -> Iterator[tuple[int, list[_Row]]]:
-        """Every document in its turn, with its group."""
+        """Yield the group and the windows of every document, in corpus order."""
         for document in self._documents:
             if rows := self._rows(document):
                 yield group_of(rows[0].key), rows
 
     def _chosen(self, tokens: int) -> Iterator[tuple[int, list[_Row]]]:
-        """The documents of least hash in each group, up to the level at which all groups together have the tokens."""
-        groups: list[list[tuple[int, int, list[_Row]]]] = [[] for _ in range(GROUPS)]  # heaps, the greatest hash first
+        """Yield the documents with the smallest hashes of each group, up to a common level that gives `tokens`."""
+        groups: list[list[tuple[int, int, list[_Row]]]] = [[] for _ in range(GROUPS)]  # heaps, largest hash first
         totals = [0] * GROUPS
         for number, document in enumerate(self._documents):
             key = hash_of(document.name)
             g, rank = group_of(key), _rank(key, self._seed)
             heap = groups[g]
             if totals[g] >= tokens and rank > -heap[0][0]:
-                self._count(left=1)  # unread: every one before it has a smaller hash, and they are enough
+                self._count(left=1)  # not tokenized: documents with smaller hashes already provide enough tokens
                 continue
             if rows := self._rows(document):
                 heapq.heappush(heap, (-rank, -number, rows))
@@ -185,20 +188,20 @@ class Batches(Iterator[Batch]):
         for g, heap in enumerate(groups):
             taken = 0
             for _, _, rows in sorted(heap, reverse=True):
-                kept = []
+                windows = []
                 for row in rows:
                     if taken and taken + len(row.ids) / 2 > level:
                         break
-                    kept.append(row)
+                    windows.append(row)
                     taken += len(row.ids)
-                self._count(left=len(kept) < len(rows))
-                if kept:
-                    yield g, kept
+                self._count(left=len(windows) < len(rows))
+                if windows:
+                    yield g, windows
 
     def _packed(self, documents: Iterator[tuple[int, list[_Row]]]) -> Iterator[Batch]:
-        """Rows of one group, of similar lengths, together."""
+        """Pack rows of one group and of similar lengths into batches."""
         waiting: list[list[_Row]] = [[] for _ in range(GROUPS)]
-        held = [0] * GROUPS
+        held = [0] * GROUPS  # tokens waiting in each group
         for g, rows in documents:
             self._count(documents=1, windowed=len(rows) > 1)
             for row in rows:
@@ -210,18 +213,16 @@ class Batches(Iterator[Batch]):
         for g, rows in enumerate(waiting):
             yield from self._sorted(g, rows)
         if not self._report.rows:
-            fact = f"{self._report.short} that are shorter"
-            remedy = "Pass longer texts, or those that this tokenizer reads."
-            raise InputValueError(
-                "batches", "documents", f"some document must have two tokens or more, got {fact}", remedy
-            )
+            problem = f"all {self._report.short} documents have fewer than two tokens"
+            remedy = "Pass longer texts, or texts in the language of the tokenizer."
+            raise InputValueError("batches", "documents", problem, remedy)
 
     def _sorted(self, group: int, rows: list[_Row]) -> Iterator[Batch]:
         rows = sorted(rows, key=lambda row: (-len(row.ids), row.key, row.start))
         while rows:
             longest = len(rows[0].ids)
-            alike = sum(len(row.ids) >= SHORTEST * longest for row in rows)
-            count = self._size or max(1, min(self._padded // longest, alike))
+            similar = sum(len(row.ids) >= SHORTEST * longest for row in rows)
+            count = self._size or max(1, min(self._padded // longest, similar))
             yield self._batch(group, rows[:count])
             rows = rows[count:]
 
@@ -245,7 +246,7 @@ class Batches(Iterator[Batch]):
 
 
 def _windows(tokenizer: Any, text: str, length: int, special: int) -> list[list[int]]:
-    """The tokens of a text, cut so that each piece has at most `length` with its special ones."""
+    """Tokenize a text into windows of at most `length` tokens, special tokens included."""
     if getattr(tokenizer, "is_fast", False):
         options = {"truncation": True, "max_length": length, "return_overflowing_tokens": True}
         pieces: list[list[int]] = tokenizer(text, **options)["input_ids"]
@@ -256,7 +257,7 @@ def _windows(tokenizer: Any, text: str, length: int, special: int) -> list[list[
 
 
 def _rank(key: int, seed: int) -> int:
-    """The place of a document in the order in which documents are taken."""
+    """Return the rank of a document in the order in which documents are chosen."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=8).digest(), "little")
 
 
@@ -265,7 +266,7 @@ def _size(rows: list[_Row]) -> int:
 
 
 def _level(totals: list[int], tokens: int) -> float:
-    """The level to which groups are filled to have this many tokens together: the sum of min(total, level)."""
+    """Return the level for which the sum over groups of min(total, level) equals `tokens`."""
     for place, total in enumerate(sorted(totals)):
         share = tokens / (len(totals) - place)
         if total >= share:

@@ -1,6 +1,6 @@
-"""Images of a folder, one document each, through the image processor of the model.
+"""Images from a folder, one document each, preprocessed by the model's image processor.
 
-Read next: inputs.py (their batches), readers.py (which reader fits a model).
+Read next: inputs.py (their batches), readers.py (the reader for each kind of model).
 """
 
 import os
@@ -12,40 +12,36 @@ from ..._errors import InputValueError, MissingPackageError
 from ..._typing import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-TOGETHER = 16  # images of a batch, before it is told apart into groups
+TOGETHER = 16  # images in a batch, before it is divided into groups
 
 
 def reads_images(processor: Any) -> bool:
-    """Whether this is what makes the inputs of a model of images."""
+    """Return whether the processor is an image processor."""
     return "pixel_values" in getattr(processor, "model_input_names", ())
 
 
 def images(
     folder: str | os.PathLike[str], processor: Any, *, size: int = TOGETHER
 ) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
-    """Names and inputs of all images of a folder, read to the bottom in the order of names."""
+    """Yield the names and model inputs of all images in a folder and its subfolders, in the order of their names."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         remedy = "Install it with: pip install pillow."
-        raise MissingPackageError("images", "pillow", "pillow must be installed, got none", remedy) from None
+        raise MissingPackageError("images", "pillow", "pillow is not installed", remedy) from None
     path = Path(folder).expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not files:
-        remedy = f"They end in {', '.join(SUFFIXES)}."
-        raise InputValueError(
-            "images", "source", f"source must be a folder that holds images, got {str(path)!r}", remedy
-        )
-    for some in (files[i : i + size] for i in range(0, len(files), size)):
+        remedy = f"Pass a folder of files that end in {', '.join(SUFFIXES)}."
+        raise InputValueError("images", "folder", f"the folder {str(path)!r} contains no images", remedy)
+    for chunk in (files[i : i + size] for i in range(0, len(files), size)):
         opened = []
-        for file in some:
+        for file in chunk:
             try:
                 with Image.open(file) as image:
                     opened.append(image.convert("RGB"))
             except (OSError, UnidentifiedImageError):
-                remedy = "Leave it out, or save it again."
-                raise InputValueError(
-                    "images", "folder", f"every image must be readable, got {file.name}", remedy
-                ) from None
-        found = processor(images=opened, return_tensors="pt")
-        yield [p.relative_to(path).as_posix() for p in some], {"pixel_values": found["pixel_values"]}
+                remedy = "Remove the file, or save it again."
+                raise InputValueError("images", "folder", f"{file.name} is not a readable image", remedy) from None
+        features = processor(images=opened, return_tensors="pt")
+        yield [p.relative_to(path).as_posix() for p in chunk], {"pixel_values": features["pixel_values"]}

@@ -1,10 +1,10 @@
-"""Which reader fits a model: the one place that knows every kind of data.
+"""Choice of the reader for a model: the one file that lists every kind of data.
 
     a tokenizer            documents of text (text.py, smiles.py), in batches of tokens (batching.py)
-    an image processor     images of a folder (images.py), in batches of inputs (inputs.py)
-    None                   batches as they are (inputs.py)
+    an image processor     images from a folder (images.py), in batches of inputs (inputs.py)
+    None                   batches supplied by the caller (inputs.py)
 
-A new kind of data is one file beside this one, and a branch in each of the two functions below.
+A new kind of data needs one file in this folder and a branch in each of the two functions below.
 """
 
 import os
@@ -19,28 +19,23 @@ from .text import documents
 
 
 def corpus_of(processor: Any, source: Any, *, reads: str = "text") -> Iterable[Any]:
-    """The documents or inputs of a source, for a model with this tokenizer or processor.
+    """Return the documents or inputs of a source, for a model with this tokenizer or processor.
 
-    source: a file, a folder, - for standard input, or texts; for images a folder or batches; batches without a
-        processor. None: the prose that comes with Python, or reactions for a model that reads those.
+    source: a file, a folder, "-" for standard input, or texts; for an image model a folder or batches; batches if there
+        is no processor. None selects the help topics of Python, or built-in reactions if the model reads reactions.
     """
     if processor is not None and not reads_images(processor):
         return documents(source, reads=reads)
     if source is None:
-        fact, remedy = (
-            "none",
-            "Pass a folder of images (--text, or texts=), or batches such as {'pixel_values': images}.",
-        )
-        raise InputValueError(
-            "probe", "source", f"a model that reads no text must be given its inputs, got {fact}", remedy
-        )
+        remedy = "Pass a folder of images (--text, or texts=), or batches such as {'pixel_values': images}."
+        raise InputValueError("probe", "texts", "there is no default input for a model that does not read text", remedy)
     return images(source, processor) if isinstance(source, str | os.PathLike) else source
 
 
 def batches_of(
     processor: Any, corpus: Iterable[Any], *, tokens: int | None, length: int | None, padded: int, seed: int
 ) -> Batches | Inputs:
-    """The batches of a corpus: `tokens` of them in windows of `length`, or all inputs as they are."""
+    """Return the batches of a corpus: `tokens` tokens in windows of at most `length`, or all inputs unchanged."""
     if processor is None or reads_images(processor):
         return Inputs(corpus)
     return batches(corpus, processor, tokens=tokens, length=length, padded=padded, seed=seed)

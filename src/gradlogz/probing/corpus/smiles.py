@@ -1,12 +1,12 @@
-"""Reactions to read for models of chemistry, where no text is at hand: textbook ones, put together from fragments.
+"""Default corpus for chemistry models: textbook reactions assembled from fragments.
 
     amide    O=C(O)R + NS >> O=C(NS)R          ester    O=C(O)R + OS >> O=C(OS)R        ether    OR + BrS >> O(R)S
     amine    O=CR + NS >> C(R)NS               sulfonamide    O=S(=O)(Cl)R + NS >> O=S(=O)(NS)R
-    hydrolysis, reduction, deprotection: of one fragment each
+    hydrolysis, reduction, deprotection: one fragment each
 
-R and S run through fragments that are attached by their first atom; reagents and solvents stand beside them as in
-patents. The SMILES are correct and not canonical, and the products are those of a textbook: enough to look at a model,
-not to judge it by. Pass reactions of your own for that.
+R and S run through fragments that are attached by their first atom. Reagents and solvents are listed with the
+reactants, as in patents. The SMILES are valid but not canonical, and the products are those of a textbook: enough to
+demonstrate a model, not to evaluate it. Pass your own reactions for an evaluation.
 
 Read next: text.py.
 """
@@ -31,7 +31,7 @@ ARYL = (
 )
 EVERY = ALKYL + BENZYL + ARYL
 
-PAIRS = {  # what reacts, beside what, to what; and which fragments R and S stand for
+PAIRS = {  # reactants, reagents, product, fragments for R, fragments for S
     "amide": ("O=C(O){R}.N{S}", "CCN(CC)CC.ClCCl", "O=C(N{S}){R}", EVERY, EVERY),
     "ester": ("O=C(O){R}.O{S}", "O=S(=O)(O)O", "O=C(O{S}){R}", EVERY, ALKYL + BENZYL),
     "ether": ("O{R}.Br{S}", "CN(C)C=O.O=C([O-])[O-].[K+].[K+]", "O({R}){S}", ARYL, ALKYL + BENZYL),
@@ -46,12 +46,12 @@ SINGLES = {
 
 
 def reactions() -> Iterator[tuple[str, str]]:
-    """Some 2,500 reactions, of 160,000 tokens, each with its name."""
-    for kind, (left, beside, right, ones, others) in PAIRS.items():
+    """Yield (name, SMILES) of about 2,500 reactions, 160,000 tokens in total."""
+    for kind, (reactants, reagents, product, ones, others) in PAIRS.items():
         for i, one in enumerate(ones):
             for j, other in enumerate(others):
                 fragments = {"R": one, "S": other}
-                yield f"{kind} {i} {j}", f"{left.format(**fragments)}.{beside}>>{right.format(**fragments)}"
-    for kind, (left, beside, right, ones) in SINGLES.items():
+                yield f"{kind} {i} {j}", f"{reactants.format(**fragments)}.{reagents}>>{product.format(**fragments)}"
+    for kind, (reactants, reagents, product, ones) in SINGLES.items():
         for i, one in enumerate(ones):
-            yield f"{kind} {i}", f"{left.format(R=one)}.{beside}>>{right.format(R=one)}"
+            yield f"{kind} {i}", f"{reactants.format(R=one)}.{reagents}>>{product.format(R=one)}"

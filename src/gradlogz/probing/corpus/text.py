@@ -1,8 +1,8 @@
-"""Documents of text, by name.
+"""Named documents of text.
 
-    documents     names and texts: the prose that comes with Python, a file, a folder, standard input, a list
+    documents     names and texts from Python's help topics, a file, a folder, standard input or a list
 
-Read next: batching.py (batches of their tokens), images.py (inputs that are no text).
+Read next: batching.py (batches of their tokens), images.py (inputs other than text).
 """
 
 import json
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TextIO
 from ..._errors import InputTypeError, InputValueError
 from .smiles import reactions
 
-PART = 20_000  # characters after which a long file goes on as another document, at the next blank line
-BY_LINE = (".smi", ".smiles", ".rsmi")  # one document a line
+PART = 20_000  # characters after which a long file is continued as another document, at the next blank line
+BY_LINE = (".smi", ".smiles", ".rsmi")  # one document per line
 
 
 class Document(NamedTuple):
-    """A text and the name that it is known by, in results and in the hash that places it."""
+    """A text and its name, which appears in results and is hashed to assign the document to a group."""
 
     name: str
     text: str
@@ -30,54 +30,51 @@ Source = str | os.PathLike[str] | Iterable[str | tuple[str, str]] | None
 
 
 def documents(source: Source = None, *, reads: str = "text") -> Iterator[Document]:
-    """The documents of a source: None is the prose that comes with Python, - is standard input.
+    """Iterate over the documents of a source; None selects Python's help topics, "-" standard input.
 
-    For a model that `reads` reactions, as `load` says in its facts, None is those of smiles.py.
+    With reads="reactions", a value that `load` reports in its facts, None selects the reactions of smiles.py.
 
-    A path is a file or a folder, read to the bottom in the order of names. A file is one document, and a long one a
-    sequence of them, cut at blank lines, so that a single book has parts enough for an interval. A .jsonl file has one
-    document in the "text" of each line, a .smi file one in each line. An iterable holds texts or (name, text).
+    A path is a file or a folder; a folder is read with its subfolders, in the order of names. A file is one document. A
+    long file is split at blank lines into several, so that a single book suffices for a confidence interval. A .jsonl
+    file has one document in the "text" field of each line, a .smi file one per line. An iterable holds texts or pairs
+    (name, text).
     """
     if source is None:
         if reads not in DEFAULTS:
-            fact, remedy = "none", "Pass the inputs themselves, batch by batch."
-            raise InputValueError(
-                "documents", "source", f"source must be given for a model that reads {reads}, got {fact}", remedy
-            )
+            problem = f"there is no default source for a model that reads {reads}"
+            raise InputValueError("documents", "source", problem, "Pass batches of inputs.")
         return _some(DEFAULTS[reads](), f"the {reads} of this package")
     if isinstance(source, str) and source == "-":
         return _some(_decoded("standard input", _parts("standard input", sys.stdin)), "standard input")
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         if not path.exists():
-            fact, remedy = f"{os.fspath(source)[:80]!r}", "Pass texts themselves as a list of strings."
-            raise InputValueError(
-                "documents", "source", f"source must be a file or a folder that exists, got {fact}", remedy
-            )
+            problem = f"source must be an existing file or folder, got {os.fspath(source)[:80]!r}"
+            raise InputValueError("documents", "source", problem, "Pass texts as a list of strings.")
         return _some(_files(path), os.fspath(source))
     if not isinstance(source, Iterable):
-        remedy = "Pass a path, or a list of texts."
-        raise InputTypeError("documents", "source", f"source must hold texts, got {type(source).__name__}", remedy)
+        problem = f"source must be a path or an iterable of texts, got {type(source).__name__}"
+        raise InputTypeError("documents", "source", problem, "Pass a path, or a list of texts.")
     return _some(_named(source), "the texts")
 
 
 # Sources ------------------------------------------------------------------------------------------------------------
 
 
-def _some(found: Iterator[Document], where: str) -> Iterator[Document]:
-    """The documents that are not blank, at least one."""
+def _some(documents: Iterator[Document], where: str) -> Iterator[Document]:
+    """Yield the documents that are not blank; raise if there is none."""
     count = 0
-    for document in found:
+    for document in documents:
         if document.text.strip():
             count += 1
             yield document
     if not count:
-        remedy = "Pass a file, a folder or a list that has text in it."
-        raise InputValueError("documents", "source", f"source must hold text, got none in {where}", remedy)
+        remedy = "Pass a file, a folder or a list that contains text."
+        raise InputValueError("documents", "source", f"{where} contains no text", remedy)
 
 
 def _topics() -> Iterator[Document]:
-    """The topics of Python's own help, a language reference in English."""
+    """Yield the topics of Python's built-in help, a language reference in English."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -96,9 +93,10 @@ def _named(source: Iterable[Any]) -> Iterator[Document]:
     for number, entry in enumerate(source, start=1):
         pair = (f"text {number}", entry) if isinstance(entry, str) else entry
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            remedy = "A text alone is named by its place."
-            condition = "every text must be a string or a pair of name and text"
-            raise InputTypeError("documents", "source", f"{condition}, got {type(entry).__name__} at {number}", remedy)
+            problem = (
+                f"every text must be a string or a pair (name, text), but entry {number} is {type(entry).__name__}"
+            )
+            raise InputTypeError("documents", "source", problem, "Pass strings; their position becomes their name.")
         yield Document(*pair)
 
 
@@ -119,23 +117,23 @@ def _file(path: Path, name: str) -> Iterator[Document]:
             reader = _records if path.suffix == ".jsonl" else _lines if path.suffix in BY_LINE else _parts
             yield from _decoded(name, reader(name, lines))
     except OSError as error:
-        fact, remedy = f"{type(error).__name__} from {name}", "Change its permissions, or leave it out."
-        raise InputValueError("documents", "source", f"every file must be readable, got {fact}", remedy) from None
+        problem, remedy = f"{name} is not readable ({type(error).__name__})", "Change its permissions, or remove it."
+        raise InputValueError("documents", "source", problem, remedy) from None
 
 
-def _decoded(name: str, found: Iterator[Document]) -> Iterator[Document]:
-    """The documents of a file, if its bytes are text: UTF-8 without NUL."""
+def _decoded(name: str, documents: Iterator[Document]) -> Iterator[Document]:
+    """Yield the documents of a file; raise if its bytes are not text (UTF-8 without NUL)."""
     text = True
     try:
-        for document in found:
+        for document in documents:
             if not (text := "\0" not in document.text):
                 break
             yield document
     except UnicodeDecodeError:
         text = False
     if not text:
-        condition, remedy = "every file must be text in UTF-8", "Convert it to UTF-8, or leave it out."
-        raise InputValueError("documents", "source", f"{condition}, got other bytes in {name}", remedy)
+        remedy = "Convert it to UTF-8, or remove it."
+        raise InputValueError("documents", "source", f"{name} is not UTF-8 text", remedy)
 
 
 def _lines(name: str, lines: TextIO) -> Iterator[Document]:
@@ -152,13 +150,13 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
         except (ValueError, KeyError, TypeError):
             text = None
         if not isinstance(text, str):
-            condition, fact = 'every line of a .jsonl file must be an object with a "text"', f"{name}, line {number}"
-            raise InputValueError("documents", "source", f"{condition}, got {fact}", "Leave that line out.")
+            problem = f'line {number} of {name} is not a JSON object with a string "text"'
+            raise InputValueError("documents", "source", problem, "Correct or remove that line.")
         yield Document(f"{name}:{number}", text)
 
 
 def _parts(name: str, lines: TextIO) -> Iterator[Document]:
-    """A text as one document, or several if it is long, cut at blank lines if there are any."""
+    """Yield a text as one document, or a long text as several, split at blank lines where there are any."""
     part: list[str] = []
     size, number = 0, 1
     while line := lines.readline(PART):

@@ -1,9 +1,9 @@
-"""How a model is built: its residual branches, where each is summed, and the norms about it.
+"""Architecture of a model: its residual branches, the sum that adds each of them, and their norms.
 
-    y = x + u(N(x))      "pre": the norm `reads`            y = x + N(u(N(x)))      "sandwich": another one `closes`
+    y = x + u(N(x))      "pre": the norm `reads`            y = x + N(u(N(x)))      "sandwich": also the norm `closes`
     y = N(x + u(x))      "post": the norm `follows`         y = x + N(u(x))         "inner"
 
-Read next: discovery.py (how it is found), capturing.py (what is looked at there).
+Read next: discovery.py (finds the architecture), capturing.py (records tensors at these sites).
 """
 
 from typing import Literal, NamedTuple
@@ -12,7 +12,10 @@ from ..._typing import Float, Tensor
 
 
 class SumSite(NamedTuple):
-    """A sum inside a pass: the innermost module that runs, which call of it, and which of its sums of that width."""
+    """A sum in a forward pass: the innermost running module, the number of its call, and the number of the sum in it.
+
+    Only sums of the width of the residual stream are counted.
+    """
 
     module: str
     call: int
@@ -20,7 +23,7 @@ class SumSite(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A normalisation of tokens, gain * x / |x| + bias, the mean of the features taken off first if it `centres`."""
+    """A normalisation layer, gain * x / |x| + bias; with `centres` the mean over features is subtracted first."""
 
     name: str
     call: int
@@ -32,12 +35,12 @@ class Norm(NamedTuple):
 class Sublayer(NamedTuple):
     """One residual branch of a model.
 
-    name: of the attention layer, or of the smallest module that holds the matrices of a feed-forward map; numbered from
-        the second call on, as in `observe`.
-    reads: the norm before it; closes: the norm of its update; follows: the norm after the sum.
-    sum, stream: where the sum is made, and which operand is the stream.
-    update: where the update is found: an operand of that sum, or of one before it where branches are parallel.
-    norm_of_stream: of a post-norm model, the norm whose output the stream is.
+    name: name of the attention layer, or of the smallest module that contains the matrices of a feed-forward map;
+        numbered from the second call on, as in `observe`.
+    reads: norm before the branch; closes: norm of its update; follows: norm after the sum.
+    sum, stream: site of the sum, and the index of the operand that is the residual stream.
+    update: site and operand index of the update: an operand of `sum`, or of an earlier sum if branches are parallel.
+    norm_of_stream: in a post-norm model, the norm whose output is the residual stream.
     """
 
     name: str
@@ -52,18 +55,18 @@ class Sublayer(NamedTuple):
 
     @property
     def placement(self) -> str:
-        """Where the norms are: "pre", "post", "sandwich", "inner" or "none"."""
+        """Placement of the norms: "pre", "post", "sandwich", "inner" or "none"."""
         if self.closes is not None:
             return "sandwich" if self.reads is not None else "inner"
         return "pre" if self.reads is not None else "post" if self.follows is not None else "none"
 
 
 class Architecture(NamedTuple):
-    """The sublayers of a model in the order of computation, and the width of its stream.
+    """The sublayers of a model in the order of computation, and the width of its residual stream.
 
-    attention: the layers of attention in the order of computation, whether or not their branch was recognised.
-    outputs: of each layer the module that takes the heads' outputs side by side and returns vectors of the stream.
-    parted: the layers that can be asked about some of their tokens alone.
+    attention: names of the attention layers in the order of computation, including those without a recognised branch.
+    outputs: for each layer, the output projection: the module that maps the concatenated heads to the stream.
+    parted: layers that can be run on a subset of their tokens.
     """
 
     sublayers: tuple[Sublayer, ...]
@@ -72,6 +75,6 @@ class Architecture(NamedTuple):
     outputs: dict[str, str]
     parted: frozenset[str]
 
-    def of(self, layer: str) -> Sublayer | None:
-        """The branch of an attention layer; None if it is not one of a residual stream."""
+    def branch_of(self, layer: str) -> Sublayer | None:
+        """Return the residual branch of an attention layer, None if it has none."""
         return next((s for s in self.sublayers if s.kind == "attention" and s.name == layer), None)

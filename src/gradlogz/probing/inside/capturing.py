@@ -1,10 +1,10 @@
-"""What happens inside a model in one pass: queries, keys and values, and the residual stream about every sublayer.
+"""Capture of the internal tensors of one pass: queries, keys and values, and the residual stream at every sublayer.
 
     captured = capture(model, inputs)
     captured.attention["encoder.layer.3.attention.self"].query       [b, h, n, d]
     captured.sublayers["encoder.layer.3.attention.self"].update      [b, n, D], added to the stream
 
-Read next: following.py (a corpus, of which no event is kept), discovery.py (how the places are found), weights.py (the
+Read next: following.py (the same events for a corpus, without storing them), discovery.py (the sites), weights.py (the
 matrices of each head).
 """
 
@@ -22,13 +22,13 @@ from .hooks import without_cache
 
 
 class Captured(NamedTuple):
-    """One batch inside a model.
+    """Internal tensors of a model for one batch.
 
-    attention: the calls, by layer, in the order of computation; a layer called again is "layer#2".
-    sublayers: the residual branches, attention and feed-forward, likewise.
-    norms: by the module's name, numbered likewise.
-    architecture: how the model is built.
-    output: what the model returned.
+    attention: attention calls by layer name, in the order of computation; the second call of a layer is "layer#2".
+    sublayers: residual branches, attention and feed-forward, named and ordered likewise.
+    norms: norms of the residual stream by module name, numbered likewise.
+    architecture: architecture of the model.
+    output: output of the model.
     """
 
     attention: dict[str, Attended]
@@ -46,33 +46,34 @@ def capture(
     statistics: str = "moments",
     layers: str = LAYERS,
 ) -> Captured:
-    """Everything that happens to one batch inside a model, as plain tensors, without gradients.
+    """Run a model on one batch and return its attention calls, residual branches and norms, without gradients.
 
-    Memory grows with the depth; for a corpus use `follow`.
+    Memory grows with the depth of the model; for a corpus use `follow`.
 
     Args:
-        inputs: the keyword arguments of the model.
-        architecture: from `discover`, to spare a second discovery.
+        inputs: keyword arguments of the model.
+        architecture: result of `discover`; computed if None.
         statistics: as in `attend`.
 
     Law: tests/laws/test_a_captured_model_is_the_model.py.
 
     >>> import torch, gradlogz
     >>> block = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
-    >>> found = gradlogz.capture(block, {"src": torch.randn(2, 10, 16)})
-    >>> [(name, s.sublayer.placement) for name, s in found.sublayers.items()]
+    >>> captured = gradlogz.capture(block, {"src": torch.randn(2, 10, 16)})
+    >>> [(name, s.sublayer.placement) for name, s in captured.sublayers.items()]
     [('self_attn', 'post'), ('', 'post')]
     """
-    found = Captured({}, {}, {}, discover(model, inputs, layers=layers) if architecture is None else architecture, None)
+    architecture = discover(model, inputs, layers=layers) if architecture is None else architecture
+    captured = Captured({}, {}, {}, architecture, None)
 
-    def keep(event: Event) -> None:
+    def store(event: Event) -> None:
         if isinstance(event, Attended):
-            found.attention[event.layer] = event
+            captured.attention[event.layer] = event
         elif isinstance(event, Passed):
-            found.sublayers[event.sublayer.name] = event
+            captured.sublayers[event.sublayer.name] = event
         else:
-            found.norms[numbered(event.norm.name, found.norms)] = event
+            captured.norms[numbered(event.norm.name, captured.norms)] = event
 
-    with follow(model, found.architecture, keep, statistics=statistics, layers=layers):
+    with follow(model, architecture, store, statistics=statistics, layers=layers):
         output = model(**inputs, **without_cache(model))
-    return found._replace(output=output)
+    return captured._replace(output=output)

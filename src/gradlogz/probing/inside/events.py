@@ -1,11 +1,11 @@
-"""What happens inside a model in one pass, as records.
+"""Events of a forward pass, as records.
 
     Attended        one call of attention: its arguments and the statistics of `attend`
     Passed          one residual branch: stream + update
-    Normed          one norm of the stream
-    ForwardOutput   the pass has ended
+    Normed          one norm of the residual stream
+    ForwardOutput   the end of the pass, with the model's output
 
-Read next: following.py (who makes them), architecture.py (the branches and norms they name).
+Read next: following.py (makes the events), architecture.py (the branches and norms they refer to).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from .architecture import Norm, Sublayer
 
 
 class AttentionArguments(NamedTuple):
-    """The arguments of one call of attention, in the words of `attend`; the scale is always a number."""
+    """The arguments of one call of attention, named as in `attend`; the scale is always a number."""
 
     query: Float[Tensor, "*b h m d"]
     key: Float[Tensor, "*b hk n d"]
@@ -39,17 +39,17 @@ class AttentionArguments(NamedTuple):
 
 
 class LayerCall(NamedTuple):
-    """A layer and the arguments of one call of it, with which it can be run again on other tokens (reprojection.py).
+    """A layer and the arguments of one call, with which it can be run again on other tokens (reprojection.py).
 
-    given: the tokens that queries are made of, among them; source: those of keys and values, None if they are the same.
-    norm: what the stream passes before the layer reads it.
-    parted: whether the layer can be run on some tokens alone; places: where they are among all, if it cannot.
+    tokens: the argument from which queries are computed; source: that of keys and values, None if it is the same.
+    norm: norm between the residual stream and the layer.
+    parted: whether the layer can be run on a subset of its tokens; places: positions of the subset, if it cannot.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    given: Float[Tensor, "b m d"]
+    tokens: Float[Tensor, "b m d"]
     source: Float[Tensor, "b n e"] | None
     norm: nn.Module | None = None
     parted: bool = False
@@ -59,9 +59,9 @@ class LayerCall(NamedTuple):
 class Attended(NamedTuple):
     """One call of attention: its arguments, and the statistics of `attend`.
 
-    call: the arguments; the logits [b, h, m, n] alone where a layer writes out its own softmax.
-    crosses: whether the keys are of other tokens than the queries.
-    layer_call: the layer with its arguments; None if what it reads is not among them.
+    call: the arguments, or the logits [b, h, m, n] if the layer computes its own softmax.
+    crosses: whether this is cross-attention: keys and queries come from different tokens.
+    layer_call: the call of the layer; None if its input tokens are not among its arguments.
     """
 
     layer: str
@@ -73,61 +73,58 @@ class Attended(NamedTuple):
 
     @property
     def arguments(self) -> AttentionArguments:
-        """Queries, keys, values, masks, scale, sinks and soft cap of the call."""
+        """Queries, keys, values, masks, scale, sinks and soft cap of the call; an error if only logits are known."""
         if not isinstance(self.call, AttentionArguments):
-            condition = f"{self.layer} must hand its queries to a function"
-            fact = "a layer that computes its own logits"
-            raise InputValueError(
-                "Attended", self.layer, f"{condition}, got {fact}", "Take call, which holds the logits."
-            )
+            problem = f"{self.layer} computes its own logits; its queries, keys and values are unknown"
+            raise InputValueError("Attended", "arguments", problem, "Use `call`, which contains the logits.")
         return self.call
 
     @property
     def query(self) -> Float[Tensor, "b h m d"]:
-        """The queries as they meet the keys: with rotations, before the scale."""
+        """Queries, after rotary embeddings and before scaling."""
         return self.arguments.query
 
     @property
     def key(self) -> Float[Tensor, "b hk n d"]:
-        """The keys, of each group of heads once."""
+        """Keys, once for each group of heads that share them."""
         return self.arguments.key
 
     @property
     def value(self) -> Float[Tensor, "b hk n v"]:
-        """The values, of each group of heads once."""
+        """Values, once for each group of heads that share them."""
         return self.arguments.value
 
     def visible_keys(self) -> Bool[Tensor, "b n"] | None:
-        """Keys that some query of their sequence may see; None if no mask says so."""
+        """Return which keys are visible to some query of their sequence; None if no mask hides any."""
         if isinstance(self.call, AttentionArguments):
             return visible_by_masks((self.call.attn_mask, self.call.bias), self.call.query, self.call.key)
         return visible_by_logits(self.call)
 
 
 class Passed(NamedTuple):
-    """A sublayer: stream + update, where update = map(given).
+    """A residual branch: stream + update, where update = map(input).
 
-    given: what the map reads: the stream through the norm before it, or the stream.
-    after: the sum; of parallel branches, with both.
+    input: input of the map: the output of the norm before it, or the stream itself.
+    after: the sum; for parallel branches, the sum with both updates.
     """
 
     sublayer: Sublayer
     stream: Float[Tensor, "b n d"]
-    given: Float[Tensor, "b n d"]
+    input: Float[Tensor, "b n d"]
     update: Float[Tensor, "b n d"]
     after: Float[Tensor, "b n d"]
 
 
 class Normed(NamedTuple):
-    """A norm of the stream: its input and its output."""
+    """A norm of the residual stream: its input and its output."""
 
     norm: Norm
-    given: Float[Tensor, "b n d"]
+    input: Float[Tensor, "b n d"]
     result: Float[Tensor, "b n d"]
 
 
 class ForwardOutput(NamedTuple):
-    """A batch has passed the model: what it returned, [b, n, vocabulary] logits where it has a head for words."""
+    """End of a pass: the model's output, with logits [b, n, vocabulary] if it has a language-model head."""
 
     output: Any
     inputs: dict[str, Tensor]

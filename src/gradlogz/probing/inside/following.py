@@ -1,12 +1,12 @@
-"""One pass through a model, followed event by event.
+"""Events of a pass through a model, handled one by one.
 
-    with follow(model, architecture, tell):
-        model(**inputs)                       tell(Attended(...)), tell(Passed(...)), ... in the order of computation
+    with follow(model, architecture, handle):
+        model(**inputs)                     handle(Attended(...)), handle(Passed(...)), ... in the order of computation
 
-Every event is handed on as soon as it is whole and nothing is kept, so that a pass over a corpus needs no more memory
-than a batch. The model computes with `attend` in place of its own attention.
+Each event is passed to the handler as soon as it is complete and is not stored, so that a pass over a corpus needs no
+more memory than one batch. The model computes with `attend` in place of its own attention.
 
-Read next: events.py (what is handed on), capturing.py (all events of one batch, kept).
+Read next: events.py (the events), capturing.py (all events of one batch, stored).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from ...attention.in_models.interception import LAYERS, InterceptedCall, Interce
 from ...attention.result import Attention
 from .architecture import Architecture, Sublayer, SumSite
 from .events import Attended, AttentionArguments, Event, Normed, Passed
-from .hooks import Running, operands, settled, watched, writes
+from .hooks import Running, evaluation_mode, module_hooks, operands, writes
 from .reprojection import layer_call_of
 
 
@@ -32,19 +32,20 @@ from .reprojection import layer_call_of
 def follow(
     model: nn.Module,
     architecture: Architecture,
-    tell: Callable[[Event], None],
+    handle: Callable[[Event], None],
     *,
     statistics: str = "moments",
     layers: str = LAYERS,
 ) -> Iterator[None]:
-    """Within this context, every event of every pass is told as soon as it is whole."""
-    pass_ = _Pass(architecture, tell, statistics)
-    with torch.no_grad(), settled(model), watched(model, pass_), pass_, Interception(model, pass_, layers=layers):
+    """Context in which every event of every pass is given to `handle` as soon as it is complete."""
+    pass_ = _Pass(architecture, handle, statistics)
+    intercepted = Interception(model, pass_, layers=layers)
+    with torch.no_grad(), evaluation_mode(model), module_hooks(model, pass_), pass_, intercepted:
         yield
 
 
 def arguments_of(call: Call) -> AttentionArguments:
-    """The arguments of an intercepted call."""
+    """Return the arguments of an intercepted call."""
     options = {name: value for name, value in call.options.items() if name in AttentionArguments._fields}
     scale = options.pop("scale", None)
     return AttentionArguments(
@@ -53,11 +54,11 @@ def arguments_of(call: Call) -> AttentionArguments:
 
 
 class _Pass(TorchFunctionMode, Receiver):
-    """Looks at the places of a architecture while the model runs."""
+    """Observer of a running model that makes an event at each site of its architecture."""
 
-    def __init__(self, architecture: Architecture, tell: Callable[[Event], None], statistics: str) -> None:
+    def __init__(self, architecture: Architecture, handle: Callable[[Event], None], statistics: str) -> None:
         super().__init__()
-        self._architecture, self._receiver, self._statistics = architecture, tell, statistics
+        self._architecture, self._handle, self._statistics = architecture, handle, statistics
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -71,82 +72,82 @@ class _Pass(TorchFunctionMode, Receiver):
         self._norms = {(norm.name, norm.call): norm for norm in norms}
         self.begin()
 
-    def _tell(self, event: Event) -> None:
-        """Hand an event over; what is computed of it is no part of the model."""
+    def _emit(self, event: Event) -> None:
+        """Give an event to the handler; the handler's computation is not part of the pass."""
         with torch._C.DisableTorchFunction():
-            self._receiver(event)
+            self._handle(event)
 
-    # Of the interception ---------------------------------------------------------------------------------------------
+    # Called by the interception of attention --------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """A pass begins."""
+        """Clear the record of the preceding pass."""
         self._running.clear()
         self._calls: dict[str, None] = {}
         self._summed: dict[SumSite, tuple[Tensor, Tensor]] = {}
-        self._given: dict[tuple[str, int], Tensor] = {}
+        self._normalized: dict[tuple[str, int], Tensor] = {}  # outputs of the norms
         self._arguments: dict[str, tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]] = {}
         return True
 
     def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention:
-        """Compute the call with `attend`, and tell of it."""
-        found = met.call.attend(self._statistics)
+        """Compute the call with `attend`, and make an event of it."""
+        attention = met.call.attend(self._statistics)
         name = numbered(layer, self._calls)
         self._calls[name] = None
-        sublayer = self._architecture.of(name)
-        again_with = None
+        sublayer = self._architecture.branch_of(name)
+        layer_call = None
         if layer in self._arguments:
-            again_with = layer_call_of(*self._arguments[layer], len(found.log_normalizer))
-        if again_with is not None:
+            layer_call = layer_call_of(*self._arguments[layer], len(attention.log_normalizer))
+        if layer_call is not None:
             norm = None if sublayer is None or sublayer.reads is None else self._modules[sublayer.reads.name]
-            again_with = again_with._replace(norm=norm, parted=name in self._architecture.parted)
+            layer_call = layer_call._replace(norm=norm, parted=name in self._architecture.parted)
         call = met.call.logits if isinstance(met.call, Logits) else arguments_of(met.call)
-        self._tell(Attended(name, sublayer, call, found, met.crosses, again_with))
-        return found
+        self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call))
+        return attention
 
     def finish(self, missed: tuple[str, ...]) -> None:
-        """A pass has ended."""
+        """Raise at the end of a pass if the call of an attention layer was not intercepted."""
         if missed:
-            condition = "every attention layer must make a call that can be seen"
-            remedy = "Pass layers= with a pattern that leaves them out."
-            raise InputRuntimeError("capture", "model", f"{condition}, got none from {names_of(missed)}", remedy)
+            problem = f"no call of attention could be intercepted in {names_of(missed)}"
+            remedy = "Pass layers= with a pattern that excludes these layers."
+            raise InputRuntimeError("capture", "model", problem, remedy)
 
-    # Of the modules --------------------------------------------------------------------------------------------------
+    # Called by the hooks of the modules -------------------------------------------------------------------------------
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A module begins."""
+        """Record the beginning of a module call; the root module begins a pass."""
         if not name:
             self.begin()
         self._running.enter(name)
         if name in self._layers:
             self._arguments[name] = (module, args, kwargs)
 
-    def leave(self, name: str, module: nn.Module, given: Tensor | None, result: Tensor | None) -> None:
-        """A module has ended: if it is a norm of the stream, tell of it."""
+    def leave(self, name: str, module: nn.Module, argument: Tensor | None, result: Tensor | None) -> None:
+        """Record the end of a module call; make an event if it is a norm of the residual stream."""
         norm = self._norms.get(self._running.leave(name))
-        if norm is not None and given is not None and result is not None:
-            self._given[norm.name, norm.call] = result
+        if norm is not None and argument is not None and result is not None:
+            self._normalized[norm.name, norm.call] = result
             self._modules[norm.name] = module
-            self._tell(Normed(norm, given, result))
+            self._emit(Normed(norm, argument, result))
 
-    # Of the functions ------------------------------------------------------------------------------------------------
+    # Called by every torch function -----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         pair = operands(func, args)
         if pair is None or pair[0].shape[-1] != self._architecture.width:
             return func(*args, **kwargs)
-        place = self._running.summed()
-        if place not in self._branches and place not in self._parts:
+        site = self._running.summed()
+        if site not in self._branches and site not in self._parts:
             return func(*args, **kwargs)
         if writes(func):
             pair = (pair[0].clone(), pair[1])
         result = func(*args, **kwargs)
-        self._summed[place] = pair
-        for sublayer in self._branches.get(place, ()):
-            stream = pair[sublayer.stream]
-            where, side = sublayer.update
-            given = stream if sublayer.reads is None else self._given[sublayer.reads.name, sublayer.reads.call]
-            self._tell(Passed(sublayer, stream, given, self._summed[where][side], result))
-        if place in self._branches:
+        self._summed[site] = pair
+        for sublayer in self._branches.get(site, ()):
+            stream, norm = pair[sublayer.stream], sublayer.reads
+            update_site, operand = sublayer.update
+            branch_input = stream if norm is None else self._normalized[norm.name, norm.call]
+            self._emit(Passed(sublayer, stream, branch_input, self._summed[update_site][operand], result))
+        if site in self._branches:
             self._summed.clear()
         return result

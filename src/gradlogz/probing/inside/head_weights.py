@@ -1,9 +1,9 @@
-"""The matrices of the heads of a layer, as a record.
+"""Record of the weight matrices of the heads of a layer.
 
-    q = z W_q + b_q      z: what the layer reads, [D]; likewise keys and values
-    u = o W_o + b_o      o: the outputs of the heads, side by side
+    q = z W_q + b_q      z: input of the layer, [D]; likewise keys and values
+    u = o W_o + b_o      o: concatenated outputs of the heads
 
-Read next: weights.py (how they are found), rotary.py (how queries and keys turn).
+Read next: weights.py (how they are computed), rotary.py (the rotation of queries and keys).
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from .architecture import Norm
 
 
 class Turning(NamedTuple):
-    """The coordinates first[i] and second[i] turn by distance * angle[i], from the first to the second; others stay."""
+    """A rotary embedding: coordinates first[i] and second[i] are rotated by distance * angle[i], others not at all."""
 
     first: Int[Tensor, " k"]
     second: Int[Tensor, " k"]
@@ -23,7 +23,7 @@ class Turning(NamedTuple):
     size: int
 
     def matrix(self, cosine: Float[Tensor, "*b k"], sine: Float[Tensor, "*b k"]) -> Float[Tensor, "*b d d"]:
-        """The matrix on rows, [d, d], of turns with these cosines and sines, or of averages of them."""
+        """Return the matrix [d, d], acting on row vectors, of rotations with these (or averaged) cosines and sines."""
         R = torch.eye(self.size, dtype=cosine.dtype).repeat(*cosine.shape[:-1], 1, 1)
         i, j = self.first, self.second
         R[..., i, i] = R[..., j, j] = cosine
@@ -33,25 +33,25 @@ class Turning(NamedTuple):
 
     @property
     def still(self) -> Int[Tensor, " s"]:
-        """The coordinates that stay, by rounding, as far as a window goes."""
+        """Coordinates that are not rotated within a window, up to rounding."""
         turned = torch.zeros(self.size, dtype=torch.bool)
         turned[self.first] = turned[self.second] = True
         return (~turned).nonzero().squeeze(-1)
 
-    def error(self, found: Float[Tensor, "t p d"], places: Int[Tensor, " p"]) -> float:
-        """How far vectors at these places are from those at the first place, turned: over the longest of them."""
+    def error(self, vectors: Float[Tensor, "t p d"], places: Int[Tensor, " p"]) -> float:
+        """Return the largest relative distance of vectors at these positions from the rotated first vectors."""
         phase = (places - places[0]).unsqueeze(-1) * self.angle
-        expected = torch.einsum("td,pde->tpe", found[:, 0], self.matrix(phase.cos(), phase.sin()))
-        return float((expected - found).norm(dim=-1).max() / found.norm(dim=-1).max())
+        expected = torch.einsum("td,pde->tpe", vectors[:, 0], self.matrix(phase.cos(), phase.sin()))
+        return float((expected - vectors).norm(dim=-1).max() / vectors.norm(dim=-1).max())
 
 
 class HeadWeights(NamedTuple):
-    """The matrices of the heads of one layer, in float64 on the CPU; heads that share keys have them each.
+    """The weight matrices of the heads of one layer, in float64 on the CPU; shared keys and values are repeated.
 
-    norm: the norm whose output the layer reads, None if it reads the stream as it is.
-    rotary: whether queries and keys are turned by their positions.
-    normalized: whether they are divided by their lengths, so that the matrices give their directions alone.
-    turning: by which angles, if rotary, or the reason why there are none; None if not rotary.
+    norm: norm whose output the layer reads, None if it reads the residual stream itself.
+    rotary: whether queries and keys are rotated by their positions.
+    normalized: whether the layer normalises queries and keys, so that the matrices determine their directions only.
+    turning: rotation angles, or the reason why they are unknown; None if not rotary.
     """
 
     query: Float[Tensor, "h D d"]
@@ -69,7 +69,7 @@ class HeadWeights(NamedTuple):
 
     @property
     def folded(self) -> "HeadWeights":
-        """The same with the gain and the bias of the norm inside: they act on tokens that are only normalised."""
+        """Weights with the gain and bias of the norm absorbed: they act on tokens normalised without gain and bias."""
         if self.norm is None:
             return self
         gain, shift = self.norm.gain.unsqueeze(-1), self.norm.bias
@@ -87,7 +87,7 @@ class HeadWeights(NamedTuple):
 def still_share(
     turning: Turning, query: Float[Tensor, "h D d"], key: Float[Tensor, "h D d"]
 ) -> Float[Tensor, " h"] | None:
-    """|M_s|² / (|M_s|² + |M_t|²) of the parts of W_q W_kᵀ that stay and turn; None where all or none turns."""
+    """Return |M_s|² / (|M_s|² + |M_t|²), M_s the unrotated, M_t the rotated part of W_q W_kᵀ; None if one is empty."""
     still = turning.still
     if len(still) in (0, turning.size):
         return None
@@ -97,5 +97,5 @@ def still_share(
 
 
 def centred(W: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
-    """(I - 11ᵀ/D) W on the axis of the stream: what a norm that centres can see."""
+    """Return (I - 11ᵀ/D) W along the axis of the stream: the part of W that acts on the output of a centring norm."""
     return W - W.mean(axis, keepdim=True)

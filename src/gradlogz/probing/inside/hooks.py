@@ -1,6 +1,6 @@
-"""A pass through a model, followed: which modules run, where tensors are summed, what is switched off meanwhile.
+"""Hooks for a forward pass: running modules, sums of tensors, evaluation mode.
 
-Read next: discovery.py and capturing.py, which follow passes.
+Read next: discovery.py and following.py, which use them.
 """
 
 import inspect
@@ -20,13 +20,13 @@ SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Ten
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
-    """The option by which a model computes its keys anew, where it has one."""
+    """Return the keyword argument that disables a model's key-value cache, if it has one."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 @contextmanager
-def settled(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, and as it was afterwards."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context with the model in evaluation mode; the training flags are restored at the end."""
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
@@ -37,7 +37,7 @@ def settled(model: nn.Module) -> Iterator[None]:
 
 
 class Running:
-    """Which modules run, and how often each ran in this pass."""
+    """Stack of the running modules, and the number of calls of each in this pass."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[str, int]] = []
@@ -45,40 +45,40 @@ class Running:
         self.sums: dict[tuple[str, int], int] = defaultdict(int)
 
     def clear(self) -> None:
-        """Begin a pass."""
+        """Reset the stack and the counts for a new pass."""
         self.stack.clear()
         self.times.clear()
         self.sums.clear()
 
     def enter(self, name: str) -> None:
-        """A module begins."""
+        """Push a module that begins."""
         self.times[name] += 1
         self.stack.append((name, self.times[name]))
 
     def leave(self, name: str) -> tuple[str, int]:
-        """A module has ended; its name and which call of it that was."""
+        """Pop a module that has ended; return its name and the number of the call."""
         while self.stack and self.stack[-1][0] != name:
-            self.stack.pop()  # left by an error that was caught
+            self.stack.pop()  # left on the stack by a caught exception
         return self.stack.pop()
 
     def summed(self) -> SumSite:
-        """The place of the sum that is made now."""
+        """Count a sum in the innermost running module, and return its site."""
         here = self.stack[-1] if self.stack else ("", 1)
         self.sums[here] += 1
         return SumSite(*here, self.sums[here])
 
 
 def operands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
-    """The two tensors of a sum of tensors of one shape."""
+    """Return the operands of a sum of two floating-point tensors of equal shape; None for any other call."""
     if func not in SUMS or len(args) < 2:
         return None
     a, b = args[:2]
-    whole = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.ndim >= 2
-    return (a, b) if whole and a.is_floating_point() else None
+    matching = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.ndim >= 2
+    return (a, b) if matching and a.is_floating_point() else None
 
 
 def writes(func: Any) -> bool:
-    """Whether a function writes into its first argument, by torch's way of naming."""
+    """Return whether a function modifies its first argument in place, by torch's naming convention."""
     return (
         re.fullmatch(r"__setitem__|__i(add|sub|mul|truediv|pow|and|or)__|.*[a-z]_", getattr(func, "__name__", ""))
         is not None
@@ -86,7 +86,7 @@ def writes(func: Any) -> bool:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and mappings."""
+    """Yield all tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -98,16 +98,16 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def watched(model: nn.Module, follower: Any) -> Iterator[None]:
-    """Tell `follower` when each module of a model begins, with its arguments, and when it ends, with its result."""
+def module_hooks(model: nn.Module, observer: Any) -> Iterator[None]:
+    """Context that calls observer.enter (arguments) and observer.leave (argument, result) around each module call."""
     hooks = []
-    for name, module in model.named_modules():  # a tied module has the name under which it comes first
+    for name, module in model.named_modules():  # a shared module has the name of its first occurrence
 
         def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            follower.enter(name, m, args, kwargs)
+            observer.enter(name, m, args, kwargs)
 
         def leave(m: nn.Module, args: Any, kwargs: Any, result: Any, name: str = name) -> None:
-            follower.leave(name, m, next(tensors((args, kwargs)), None), next(tensors(result), None))
+            observer.leave(name, m, next(tensors((args, kwargs)), None), next(tensors(result), None))
 
         hooks.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave, with_kwargs=True))

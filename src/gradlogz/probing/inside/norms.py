@@ -1,6 +1,6 @@
-"""Norms, told from other modules by what they do.
+"""Recognition of normalisation layers by their behaviour.
 
-    N(x) = gain * x / |x| + bias      |x|: root mean square of the features, their mean taken off first if it centres
+    N(x) = gain * x / |x| + bias      |x|: root mean square of the features, after their mean is subtracted if N centres
 
 Read next: discovery.py (norms of the stream), weights.py (norms of queries and keys).
 """
@@ -12,35 +12,35 @@ from torch import nn
 
 from ..._typing import Tensor
 
-TOKENS = 256  # on which a norm is tried
+TOKENS = 256  # random tokens on which a module is tested
 
 
 def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | None:
-    """Whether a norm centres, its gain and its bias; None if a module is no norm.
+    """Return (centres, gain, bias) of a normalisation layer; None if the module is not one.
 
-    It is one if it has no matrices and no parts, does not change when its input is made longer, and is a multiple of
-    the token divided by its length, feature by feature.
+    A norm has no matrices and no submodules, is invariant to the scale of its input, and multiplies each feature of
+    the normalised token by a constant.
     """
     parameters = list(module.parameters())
     if any(p.ndim > 1 for p in parameters) or any(True for _ in module.children()):
         return None
-    if like.dtype in (torch.float16, torch.bfloat16):  # too coarse to tell p from 1 + p
+    if like.dtype in (torch.float16, torch.bfloat16):  # too coarse to distinguish p from 1 + p
         module, like = copy.deepcopy(module).float(), like.float()
     width = like.shape[-1]
-    eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many compute in float32 at any rate
+    eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many norms compute in float32
     generator = torch.Generator().manual_seed(0)
-    size = 0.03 / eps**0.5  # at which what a norm adds to the variance is lost in rounding
+    size = 0.03 / eps**0.5  # large enough that the eps of a norm is lost in rounding
     tokens = size * torch.randn(TOKENS, width, generator=generator, dtype=torch.float64)
 
     def out(z: Tensor) -> Tensor:
         return module(z.to(like)).double().cpu()
 
     with torch.no_grad():
-        once, longer, moved, turned = out(tokens), out(4.0 * tokens), out(tokens + 8.0 * size), out(-tokens)
+        once, scaled, shifted, negated = out(tokens), out(4.0 * tokens), out(tokens + 8.0 * size), out(-tokens)
     error = 64 * eps * float(once.abs().max())
-    if float((once - longer).abs().max()) > error or float((once - turned).abs().max()) <= error:
+    if float((once - scaled).abs().max()) > error or float((once - negated).abs().max()) <= error:
         return None
-    centres = float((once - moved).abs().max()) <= 10 * error
+    centres = float((once - shifted).abs().max()) <= 10 * error
     z = tokens.to(like.dtype).double()
     z = z - z.mean(-1, keepdim=True) if centres else z
     z = z / z.square().mean(-1, keepdim=True).sqrt()
@@ -48,8 +48,8 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
     gain = (about * once).sum(0) / about.square().sum(0)
     bias = once.mean(0) - gain * z.mean(0)
     if float((gain * z + bias - once).abs().max()) > 8 * error:
-        return None  # it divides by another length than that of the token
-    for p in parameters:  # exactly what is stored, where it is stored
+        return None  # it does not divide by the root mean square
+    for p in parameters:  # use the exact stored parameters where they match
         for exact in (p.detach().double().cpu(), 1.0 + p.detach().double().cpu()):
             if exact.shape == gain.shape and float((exact - gain).abs().max()) <= 8 * error:
                 gain = exact

@@ -1,12 +1,12 @@
-"""A layer, run again on other tokens up to its call of attention: what queries and keys it makes of them.
+"""Re-projection: a layer run again on other tokens, up to its call of attention, to obtain their queries and keys.
 
-    call_on(layer_call, x)                             the call that the layer hands to attention if it reads x
-    queries_of(at_tokens(layer_call, index), x)        the queries of some tokens of each sequence alone
+    call_on(layer_call, x)                             arguments of attention if the layer reads x
+    queries_of(at_tokens(layer_call, index), x)        queries of a subset of each sequence's tokens
 
-The layer is run with the arguments that it was given, masks and positions included, until it calls attention; the rest
-is not computed. Gradients flow from the queries to x.
+The layer runs with its recorded arguments, masks and positions included, until it calls attention; the rest is not
+computed. Gradients flow from the queries to x.
 
-Read next: weights.py (run on unit vectors), ../predictions/ascent.py (run on moved tokens).
+Read next: weights.py (runs layers on unit vectors), ../predictions/ascent.py (runs them on displaced tokens).
 """
 
 from collections.abc import Mapping
@@ -22,43 +22,46 @@ from ...attention.in_models.interception import LAYERS, SOURCES, InterceptedCall
 from ...attention.result import Attention
 from .events import LayerCall
 
-ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
+ROUNDING, UNITS = 1e-3, 4.0  # relative tolerance; its minimum in units of eps, which matters in bfloat16
 
 
 def layer_call_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> LayerCall | None:
-    """A layer with its arguments; None if what it reads is not among them."""
+    """Return the record of a layer call; None if the layer's input tokens are not among its arguments."""
     top = [(None, t) for t in args] + list(kwargs.items())
-    tokens = [(name, t) for name, t in top if isinstance(t, Tensor) and t.ndim == 3 and t.is_floating_point()]
-    tokens = [(name, t) for name, t in tokens if t.shape[0] == rows]
-    if not tokens:
+    inputs = [(name, t) for name, t in top if isinstance(t, Tensor) and t.ndim == 3 and t.is_floating_point()]
+    inputs = [(name, t) for name, t in inputs if t.shape[0] == rows]
+    if not inputs:
         return None
-    given = tokens[0][1]
-    others = [t for name, t in tokens if t is not given and (name in SOURCES or name is None)]
-    return LayerCall(module, args, kwargs, given, others[0] if others else None)
+    tokens = inputs[0][1]
+    others = [t for name, t in inputs if t is not tokens and (name in SOURCES or name is None)]
+    return LayerCall(module, args, kwargs, tokens, others[0] if others else None)
 
 
-def call_on(layer_call: LayerCall, given: Tensor, source: Tensor | None = None, *, layers: str = LAYERS) -> Call | None:
-    """The call of the layer for other tokens of the same number; None if it computes its own logits."""
-    new: dict[int, Any] = {id(layer_call.given): given}
+def call_on(
+    layer_call: LayerCall, tokens: Tensor, source: Tensor | None = None, *, layers: str = LAYERS
+) -> Call | None:
+    """Return the layer's call of attention for other tokens of the same shape; None if it computes its own logits."""
+    new: dict[int, Any] = {id(layer_call.tokens): tokens}
     if layer_call.source is not None:
         new[id(layer_call.source)] = layer_call.source if source is None else source
-    answer = _Answer()
-    with suppress(_Answered), Interception(layer_call.module, answer, layers=layers):
+    receiver = _FirstCall()
+    with suppress(_Stop), Interception(layer_call.module, receiver, layers=layers):
         layer_call.module(
             *(new.get(id(a), a) for a in layer_call.args),
             **{name: new.get(id(v), v) for name, v in layer_call.kwargs.items()},
         )
-    return answer.call
+    return receiver.call
 
 
 def at_tokens(layer_call: LayerCall, index: Int[Tensor, "b r"]) -> LayerCall:
-    """The layer with some tokens of each sequence: with what its arguments say of these, if it is parted.
+    """Restrict a layer call to a subset of each sequence's tokens.
 
-    Arguments are cut where a dimension of tokens is recognised; `reproduces` says whether that is enough.
+    If the layer is parted, its arguments are indexed along every dimension recognised as one of tokens (`reproduces`
+    tests whether that suffices). Otherwise only the positions are recorded.
     """
     if not layer_call.parted:
         return layer_call._replace(places=index)
-    b, n = layer_call.given.shape[:2]
+    b, n = layer_call.tokens.shape[:2]
     new: dict[int, Tensor] = {}
 
     def cut(value: Any) -> Any:
@@ -70,35 +73,35 @@ def at_tokens(layer_call: LayerCall, index: Int[Tensor, "b r"]) -> LayerCall:
 
     args, kwargs = tuple(cut(a) for a in layer_call.args), {name: cut(v) for name, v in layer_call.kwargs.items()}
     source = None if layer_call.source is None else new[id(layer_call.source)]
-    return layer_call._replace(args=args, kwargs=kwargs, given=new[id(layer_call.given)], source=source)
+    return layer_call._replace(args=args, kwargs=kwargs, tokens=new[id(layer_call.tokens)], source=source)
 
 
 def queries_of(
     layer_call: LayerCall, streams: Float[Tensor, "k b r d"], *, layers: str = LAYERS
 ) -> Float[Tensor, "b h kr e"] | None:
-    """The queries of k versions of the tokens, side by side, read through the norm before the layer."""
+    """Return the concatenated queries of k versions of the tokens, after the norm that precedes the layer."""
     k, b, r, _ = streams.shape
     z = streams if layer_call.norm is None else layer_call.norm(streams)
     if layer_call.places is None:
         versions = at_tokens(layer_call, _again(b, r, k, z.device))
         calls = [call_on(versions, z.transpose(0, 1).flatten(1, 2), layers=layers)]
-    else:  # the others are 0: what is made of one token does not depend on them
+    else:  # other tokens are set to 0: the query of a token does not depend on them
         at = layer_call.places.unsqueeze(-1).expand_as(z[0])
         calls = [
-            call_on(layer_call, z.new_zeros(layer_call.given.shape).scatter(1, at, each), layers=layers) for each in z
+            call_on(layer_call, z.new_zeros(layer_call.tokens.shape).scatter(1, at, each), layers=layers) for each in z
         ]
-    found = [_rows(call.query, layer_call.places) for call in calls if call is not None]
-    return torch.cat(found, 2) if len(found) == len(calls) else None
+    queries = [_rows(call.query, layer_call.places) for call in calls if call is not None]
+    return torch.cat(queries, 2) if len(queries) == len(calls) else None
 
 
 def reproduces(
     layer_call: LayerCall, query: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"], *, layers: str = LAYERS
 ) -> bool:
-    """Whether the layer, run on some tokens alone, makes the queries of them that it made among all."""
+    """Return whether the layer, run on a subset of its tokens, reproduces their queries."""
     part = at_tokens(layer_call._replace(parted=True), index)
     try:
-        call = call_on(part, part.given, layers=layers)
-    except (RuntimeError, ValueError, TypeError, IndexError):  # it wants arguments of other shapes
+        call = call_on(part, part.tokens, layers=layers)
+    except (RuntimeError, ValueError, TypeError, IndexError):  # the layer needs arguments of other shapes
         return False
     expected = _rows(query, index)
     if call is None or call.query.shape != expected.shape:
@@ -108,7 +111,7 @@ def reproduces(
 
 
 def _cut(value: Tensor, index: Tensor, b: int, n: int) -> Tensor:
-    """Some tokens of an argument [b, n, ...], [1, n, ...], or [b, 1, n, ...] as rotations are; else as it is."""
+    """Index an argument [b, n, ...], [1, n, ...] or (rotations) [b, 1, n, ...] by tokens; return others unchanged."""
     if value.ndim >= 2 and value.shape[0] in (1, b) and value.shape[1] == n:
         dim = 1
     elif value.ndim >= 4 and value.shape[0] in (1, b) and value.shape[2] == n != value.shape[3]:  # masks are not read
@@ -116,12 +119,12 @@ def _cut(value: Tensor, index: Tensor, b: int, n: int) -> Tensor:
     else:
         return value
     at = index.reshape(b, *(1,) * (dim - 1), -1, *(1,) * (value.ndim - dim - 1))
-    whole = value.expand(b, *value.shape[1:])
-    return whole.gather(dim, at.expand(*whole.shape[:dim], -1, *whole.shape[dim + 1 :]))
+    full = value.expand(b, *value.shape[1:])
+    return full.gather(dim, at.expand(*full.shape[:dim], -1, *full.shape[dim + 1 :]))
 
 
 def _again(b: int, r: int, k: int, device: torch.device) -> Int[Tensor, "b kr"]:
-    """The places of r tokens, k times."""
+    """Return the positions of r tokens, repeated k times."""
     return torch.arange(r, device=device).repeat(k).expand(b, -1)
 
 
@@ -130,24 +133,24 @@ def _rows(query: Float[Tensor, "b h m d"], index: Int[Tensor, "b r"] | None) -> 
     return query if index is None else query.gather(2, index[:, None, :, None].expand(b, h, -1, d))
 
 
-class _Answered(Exception):  # noqa: N818 - a layer has said all that is wanted
+class _Stop(Exception):  # noqa: N818 - control flow: the call of attention has been recorded
     pass
 
 
-class _Answer(Receiver):
-    """The first call that a layer makes."""
+class _FirstCall(Receiver):
+    """Receiver of the first call of attention that a layer makes; it then stops the layer."""
 
     def __init__(self) -> None:
         self.call: Call | None = None
 
     def begin(self) -> bool:
-        """Every pass is looked at."""
+        """Intercept every pass."""
         return True
 
     def receive(self, layer: str, met: InterceptedCall, *, again: bool) -> Attention | None:
-        """That is all."""
+        """Record the call and stop the layer."""
         self.call = met.call if isinstance(met.call, Call) else None
-        raise _Answered
+        raise _Stop
 
     def finish(self, missed: tuple[str, ...]) -> None:
-        """There was no call."""
+        """Do nothing if the layer made no call."""

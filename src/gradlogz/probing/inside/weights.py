@@ -1,16 +1,16 @@
-"""The matrices of each head, found by asking its layer.
+"""Weight matrices of each head, measured by running its layer.
 
-    q = z W_q + b_q      z: what the layer reads, [D]; likewise keys and values
-    u = o W_o + b_o      o: the outputs of the heads, side by side
+    q = z W_q + b_q      z: input of the layer, [D]; likewise keys and values
+    u = o W_o + b_o      o: concatenated outputs of the heads
 
-A layer is run again on tokens that are the unit vectors, at the first position, where rotary embeddings turn nothing;
-what arrives as queries, keys and values are the rows of the matrices. So fused projections, shared heads, low ranks and
-layouts are all alike. Norms of queries and keys inside a layer are replaced by their gains, and `normalized` says so.
-The answer is checked on the tokens of the traced batch: a token's logit with itself, which no rotation changes. How a
-layer with rotary embeddings turns is asked for in a window of the length that the model reads.
+A layer is run on the unit vectors as tokens, at the first position, where rotary embeddings are the identity. The
+queries, keys and values it computes are the rows of the matrices. Fused projections, shared heads, low ranks and
+different layouts therefore need no special treatment. Norms of queries and keys inside a layer are replaced by their
+gains, and `normalized` is set. The matrices are verified on the discovery batch by each token's logit with itself,
+which no rotation changes. The angles of rotary embeddings are measured in a window of the length that the model reads.
 
-Read next: rotary.py (how queries and keys turn), ../predictions/tie.py and ../predictions/qk_geometry.py, which compare
-the matrices.
+Read next: rotary.py (rotations of queries and keys), ../predictions/tie.py and ../predictions/qk_geometry.py, which
+compare the matrices.
 """
 
 from collections.abc import Mapping
@@ -28,34 +28,34 @@ from .discovery import cut
 from .events import Attended, AttentionArguments, Event, LayerCall
 from .following import follow
 from .head_weights import HeadWeights, Turning
-from .hooks import settled, without_cache
+from .hooks import evaluation_mode, without_cache
 from .norms import norm_of
 from .reprojection import call_on
 from .rotary import turning_of
 
-ROUNDING, UNITS = 1e-3, 4.0  # of float16 and better; in units of rounding where these are larger, as those of bfloat16
+ROUNDING, UNITS = 1e-3, 4.0  # relative tolerance; its minimum in units of eps, which matters in bfloat16
 
 
 def weights_of(
     model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any], *, layers: str = LAYERS
 ) -> dict[str, HeadWeights | str]:
-    """The matrices of every attention layer, or the reason why it has none."""
-    found: dict[str, Attended] = {}
+    """Return the weight matrices of every attention layer, or the reason why they are unknown."""
+    events: dict[str, Attended] = {}
 
-    def keep(event: Event) -> None:
+    def store(event: Event) -> None:
         if isinstance(event, Attended):
-            found[event.layer] = event
+            events[event.layer] = event
 
-    with follow(model, architecture, keep, statistics="none", layers=layers):
+    with follow(model, architecture, store, statistics="none", layers=layers):
         model(**cut(inputs), **without_cache(model))
-    with torch.no_grad(), settled(model):
-        weights = {layer: _weights(model, architecture, attended, layers) for layer, attended in found.items()}
-        turned = {
+    with torch.no_grad(), evaluation_mode(model):
+        weights = {layer: _weights(model, architecture, attended, layers) for layer, attended in events.items()}
+        rotated = {
             layer: attended.layer_call
-            for layer, attended in found.items()
+            for layer, attended in events.items()
             if isinstance(w := weights[layer], HeadWeights) and w.rotary and attended.layer_call is not None
         }
-        for layer, turning in _turnings(model, architecture, inputs, turned, layers).items():
+        for layer, turning in _turnings(model, architecture, inputs, rotated, layers).items():
             weights[layer] = weights[layer]._replace(turning=turning)  # type: ignore[union-attr]
     return weights
 
@@ -63,24 +63,25 @@ def weights_of(
 def _turnings(
     model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any], small: Mapping[str, LayerCall], layers: str
 ) -> dict[str, Turning | str]:
-    """How layers turn queries and keys: found in a window of the inputs, checked in the small one."""
-    found: dict[str, LayerCall] = {}
+    """Return the rotations of each layer, measured in a window of the inputs and verified in the small window."""
+    windows: dict[str, LayerCall] = {}
 
-    def keep(event: Event) -> None:
+    def store(event: Event) -> None:
         if isinstance(event, Attended) and event.layer in small and event.layer_call is not None:
-            found[event.layer] = event.layer_call
+            windows[event.layer] = event.layer_call
 
     if small:
         row = {name: t[:1] if isinstance(t, Tensor) and t.ndim else t for name, t in inputs.items()}
-        with follow(model, architecture, keep, statistics="none", layers=layers):
+        with follow(model, architecture, store, statistics="none", layers=layers):
             model(**row, **without_cache(model))
     return {
-        layer: turning_of(call, small[layer], layers=layers, rounding=_rounding(call)) for layer, call in found.items()
+        layer: turning_of(call, small[layer], layers=layers, rounding=_rounding(call))
+        for layer, call in windows.items()
     }
 
 
 def _rounding(layer_call: LayerCall) -> float:
-    return max(ROUNDING, UNITS * torch.finfo(layer_call.given.dtype).eps)
+    return max(ROUNDING, UNITS * torch.finfo(layer_call.tokens.dtype).eps)
 
 
 def _weights(model: nn.Module, architecture: Architecture, attended: Attended, layers: str) -> HeadWeights | str:
@@ -88,36 +89,36 @@ def _weights(model: nn.Module, architecture: Architecture, attended: Attended, l
     if not isinstance(call, AttentionArguments):
         return "it computes its own logits"
     if layer_call is None:
-        return "what it reads was not found among its arguments"
+        return "its input tokens are not among its arguments"
 
-    def answer(tokens: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values [rows, h, d] of tokens at the first position."""
-        new = [None if t is None else torch.zeros_like(t) for t in (layer_call.given, layer_call.source)]
+    def project(tokens: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values [rows, h, d] of tokens at the first position."""
+        new = [None if t is None else torch.zeros_like(t) for t in (layer_call.tokens, layer_call.source)]
         for t in new:
             if t is not None:
                 t[: len(tokens), 0] = tokens.to(t)
-        answered = call_on(layer_call, *new, layers=layers)  # type: ignore[arg-type]
-        return tuple(t[: len(tokens), :, 0].double().cpu() for t in answered[:3])  # type: ignore[index]
+        projected = call_on(layer_call, *new, layers=layers)  # type: ignore[arg-type]
+        return tuple(t[: len(tokens), :, 0].double().cpu() for t in projected[:3])  # type: ignore[index]
 
     with ExitStack() as stack:
-        width, rows = layer_call.given.shape[-1], len(layer_call.given)
+        width, rows = layer_call.tokens.shape[-1], len(layer_call.tokens)
         rounding = _rounding(layer_call)
-        matrices = _affine(answer, width, rows, rounding)
+        matrices = _affine(project, width, rows, rounding)
         normalized = matrices is None
         if normalized:
             for module in layer_call.module.modules():
-                if (hook := _gain(module, layer_call.given)) is not None:
+                if (hook := _gain(module, layer_call.tokens)) is not None:
                     stack.callback(module.register_forward_hook(hook).remove)
-            matrices = _affine(answer, width, rows, rounding)
+            matrices = _affine(project, width, rows, rounding)
         if matrices is None:
-            return "its queries or keys are not affine in what it reads"
+            return "its queries or keys are not affine functions of its input"
         h = call.query.shape[1]
         (Wq, bq), (Wk, bk), (Wv, bv) = [(_each(W, h), _each(b, h)) for W, b in matrices]
-        again = call_on(layer_call, layer_call.given, layer_call.source, layers=layers)
-    tokens = (layer_call.given, layer_call.given if layer_call.source is None else layer_call.source)
+        again = call_on(layer_call, layer_call.tokens, layer_call.source, layers=layers)
+    tokens = (layer_call.tokens, layer_call.tokens if layer_call.source is None else layer_call.source)
     rotary = None if again is None else _rotary(again, tokens, (Wq, bq), (Wk, bk), rounding)
     if rotary is None:
-        return "its logits are not those of its matrices"
+        return "its weight matrices do not reproduce its logits"
     sublayer = attended.sublayer
     norm = None if sublayer is None else sublayer.reads or sublayer.norm_of_stream
     home = architecture.outputs.get(attended.layer)
@@ -125,21 +126,21 @@ def _weights(model: nn.Module, architecture: Architecture, attended: Attended, l
         home = f"{attended.layer.partition('#')[0]}.out_proj"
     out = None
     if home is not None:
-        unit = torch.eye(h * Wv.shape[-1]).to(layer_call.given)
+        unit = torch.eye(h * Wv.shape[-1]).to(layer_call.tokens)
         module = model.get_submodule(home)
         out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
     return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, call.scale, norm, rotary, normalized)
 
 
-def _affine(answer: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:
-    """The matrices [h, D, d] and biases [h, d] of queries, keys and values; None if they are not affine."""
-    origin = [t[0] for t in answer(torch.zeros(1, width))]
+def _affine(project: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:
+    """Return the matrices [h, D, d] and biases [h, d] of queries, keys and values; None if they are not affine."""
+    origin = [t[0] for t in project(torch.zeros(1, width))]
     unit = torch.eye(width)
-    found = [answer(unit[i : i + rows]) for i in range(0, width, rows)]
-    matrices = [torch.cat(parts) - b for parts, b in zip(zip(*found, strict=True), origin, strict=True)]
+    chunks = [project(unit[i : i + rows]) for i in range(0, width, rows)]
+    matrices = [torch.cat(parts) - b for parts, b in zip(zip(*chunks, strict=True), origin, strict=True)]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(4, width, generator=generator)
-    for W, b, t in zip(matrices, origin, answer(tokens), strict=True):
+    for W, b, t in zip(matrices, origin, project(tokens), strict=True):
         expected = torch.einsum("re,ehd->rhd", tokens.double(), W) + b
         if float((t - expected).abs().max()) > rounding * float(expected.abs().max()):
             return None
@@ -147,14 +148,14 @@ def _affine(answer: Any, width: int, rows: int, rounding: float) -> list[tuple[T
 
 
 def _gain(module: nn.Module, like: Tensor) -> Any:
-    """A hook that makes a norm of queries or keys the multiplication with its gain."""
+    """Return a hook that replaces a norm of queries or keys by multiplication with its gain; None if it is no norm."""
     sizes = {p.shape[0] for p in module.parameters() if p.ndim == 1}
     if len(sizes) != 1 or any(True for _ in module.children()) or any(p.ndim > 1 for p in module.parameters()):
         return None
-    found = norm_of(module, like.new_zeros(1, sizes.pop()))
-    if found is None:
+    parts = norm_of(module, like.new_zeros(1, sizes.pop()))
+    if parts is None:
         return None
-    gain = found[1]
+    gain = parts[1]
 
     def hook(m: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:  # noqa: ARG001
         return args[0] * gain.to(args[0])
@@ -163,7 +164,7 @@ def _gain(module: nn.Module, like: Tensor) -> Any:
 
 
 def _each(t: Tensor, h: int) -> Tensor:
-    """The same for every head, of heads that share."""
+    """Repeat the entries of shared heads so that each of h heads has its own."""
     return t.repeat_interleave(h // t.shape[0], 0)
 
 
@@ -174,22 +175,23 @@ def _rotary(
     key: tuple[Tensor, Tensor],
     rounding: float,
 ) -> bool | None:
-    """Whether queries and keys are those of the matrices only but for a rotation; None if they are not even that.
+    """Return False if the matrices reproduce queries and keys, True if they do up to a rotation, None otherwise.
 
-    A rotation by the position leaves a token's logit with itself as it is.
+    A rotation by the position leaves the logit of a token with itself unchanged.
     """
     q, k = call.query.double().cpu(), call.key.double().cpu()
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    own = [
+    expected = [
         torch.einsum("bne,hed->bhnd", t.double().cpu(), W) + b.unsqueeze(1)
         for t, (W, b) in zip(tokens, (query, key), strict=True)
     ]
     errors = [rounding * float(t.norm(dim=-1).max()) for t in (q, k)]
-    if all(_near(mine, theirs, error) for mine, theirs, error in zip(own, (q, k), errors, strict=True)):
+    if all(_near(a, b, error) for a, b, error in zip(expected, (q, k), errors, strict=True)):
         return False
     if tokens[0] is not tokens[1] or q.shape != k.shape:
         return None
-    return True if _near((own[0] * own[1]).sum(-1), (q * k).sum(-1), errors[0] * errors[1] / rounding) else None
+    logits = (expected[0] * expected[1]).sum(-1)
+    return True if _near(logits, (q * k).sum(-1), errors[0] * errors[1] / rounding) else None
 
 
 def _near(a: Tensor, b: Tensor, error: float) -> bool:

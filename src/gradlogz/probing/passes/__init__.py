@@ -1,1 +1,1 @@
-"""Batches through a model: placement, memory, interruption, statistics of a batch, tokens with extreme values."""
+"""Passes of batches through a model: placement, memory, interruption, statistics of a batch, extreme tokens."""

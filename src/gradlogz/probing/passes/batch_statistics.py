@@ -1,8 +1,8 @@
-"""One batch through the model: what it adds to the state of every prediction.
+"""One batch through the model: its contribution to the state of every prediction.
 
     batch -> model -> events -> statistics(event, batch_pass) of each prediction -> merged
 
-Read next: ../inside/following.py (the events), ../batch_pass.py (what predictions share), ../run_probe.py (all
+Read next: ../inside/following.py (the events), ../batch_pass.py (results shared by predictions), ../run_probe.py (all
 batches).
 """
 
@@ -23,25 +23,25 @@ from ..inside.following import follow
 from ..inside.hooks import without_cache
 from ..prediction import Prediction
 from ..statistics import merge
-from .extreme_tokens import Candidates, Standing, candidates, resolved
+from .extreme_tokens import Candidates, ExtremeToken, candidates, resolved
 
 
 def statistics_of(
     model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
-) -> tuple[dict[str, Any], list[Standing]]:
-    """{prediction: its state} of one batch, and the tokens of the batch that stand out.
+) -> tuple[dict[str, Any], list[ExtremeToken]]:
+    """Return {prediction: its state} for one batch, and the extreme tokens of the batch.
 
-    A batch that does not fit into memory is passed in halves.
+    A batch that does not fit into memory is split into halves.
     """
-    found = _fitting(model, architecture, batch, predictions)
-    if found is not None:
-        return found
+    statistics = _fitting(model, architecture, batch, predictions)
+    if statistics is not None:
+        return statistics
     rows = len(batch.keys)
     if rows == 1:
-        fact = f"one row of {next(iter(batch.inputs.values())).shape[-1]} tokens that does not"
-        remedy = "Pass a smaller length=, or another device."
-        raise InputRuntimeError("probe", "batch", f"a batch must fit into memory, got {fact}", remedy)
-    gc.collect()  # what the pass that failed has left may hold itself
+        tokens = next(iter(batch.inputs.values())).shape[-1]
+        remedy = "Pass a smaller length=, or use another device."
+        raise InputRuntimeError("probe", "length", f"a row of {tokens} tokens does not fit into memory", remedy)
+    gc.collect()  # the failed pass may have left reference cycles
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
     halves = [batch.rows(range(rows // 2)), batch.rows(range(rows // 2, rows))]
@@ -51,41 +51,41 @@ def statistics_of(
 
 def _fitting(
     model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
-) -> tuple[dict[str, Any], list[Standing]] | None:
-    """The same of a batch as it is; None if it does not fit into memory, with nothing of it left there."""
+) -> tuple[dict[str, Any], list[ExtremeToken]] | None:
+    """Return `statistics_of` an undivided batch; None, with its memory freed, if the batch does not fit."""
     state: dict[str, Any] = {p.name: p.empty() for p in predictions}
     batch_pass = BatchPass(batch)
     faults: dict[str, Tensor] = {}
-    standing: list[Candidates] = []
+    largest: list[Candidates] = []
 
-    def tell(event: Event | ForwardOutput) -> None:
+    def handle(event: Event | ForwardOutput) -> None:
         batch_pass.begin_event()
         if isinstance(event, Attended):
             rows = batch_pass.real(event).unsqueeze(1)
             bad = torch.isnan(event.attention.log_normalizer) | torch.isposinf(event.attention.log_normalizer)
             faults[event.layer] = (bad & rows).any(-1).any(0)
-            standing.extend(candidates(event, batch_pass))
+            largest.extend(candidates(event, batch_pass))
         for prediction in predictions:
             added = prediction.statistics(event, batch_pass)
             if added is not None:
                 state[prediction.name] = merge(state[prediction.name], added)
 
     try:
-        with follow(model, architecture, tell), torch.no_grad():
+        with follow(model, architecture, handle), torch.no_grad():
             output = model(**batch.inputs, **without_cache(model))
         with torch.no_grad():
-            tell(ForwardOutput(output, batch.inputs))
+            handle(ForwardOutput(output, batch.inputs))
     except torch.OutOfMemoryError:
         return None
     _check_numbers(faults)
-    return state, resolved(standing, batch)
+    return state, resolved(largest, batch)
 
 
 def _check_numbers(faults: Mapping[str, Tensor]) -> None:
-    """Every log normaliser was a number; asked once for a batch, since a GPU waits for the answer."""
+    """Raise if a log normaliser is NaN or infinite; checked once per batch, since the check synchronises the GPU."""
     if not faults or not bool(torch.stack([bad.any() for bad in faults.values()]).any()):
         return
     layer = next(layer for layer, bad in faults.items() if bool(bad.any()))
     head = int(faults[layer].nonzero()[0, 0])
-    remedy = "Look for NaN in the weights; in half precision, load the model in float32."
-    raise InputValueError("probe", "model", f"log normalisers must be numbers, got NaN in {layer}, head {head}", remedy)
+    remedy = "Check the weights for NaN; if the model is in half precision, load it in float32."
+    raise InputValueError("probe", "model", f"head {head} of {layer} has log normalisers that are not finite", remedy)

@@ -1,11 +1,11 @@
-"""Tokens that stand out, with the text about them.
+"""Tokens with extreme statistics, with the surrounding text.
 
-    largest covariance    sum over values of Var_a(v): what is lost when attention keeps the mean alone     [theory 8.3]
-    largest logit         the head is surest there, or its logits explode
+    largest covariance    trace of Var_a(v), the covariance of the values, which attention discards         [theory 8.3]
+    largest logit         the most concentrated attention of the head, or logits that diverge
 
-The few greatest of each kind are kept for every layer.
+The few largest values of each kind are stored for every layer.
 
-Read next: ../runs/findings.py (how they are told), ../predictions/dropped_covariance.py.
+Read next: ../runs/findings.py (the results), ../predictions/dropped_covariance.py.
 """
 
 from collections import defaultdict
@@ -21,12 +21,12 @@ from ..inside.events import Attended
 from ..runs.judgement import split
 from ..runs.records import Token
 
-EACH = 3  # of every kind and layer
-BEFORE, BEHIND = 6, 4  # tokens of the text about one that are shown
+EACH = 3  # tokens of each kind and layer
+BEFORE, BEHIND = 6, 4  # tokens of context shown before and after each
 
 
 class Candidates(NamedTuple):
-    """The greatest of one kind in one layer for one batch, where they were computed."""
+    """The k largest values of one kind in one layer and batch, on the device of the batch."""
 
     kind: str
     layer: str
@@ -35,8 +35,8 @@ class Candidates(NamedTuple):
     heads: Int[Tensor, " k"]
 
 
-class Standing(NamedTuple):
-    """A token that stands out, by its place in its document, and the token ids about it."""
+class ExtremeToken(NamedTuple):
+    """A token with an extreme value, its position in its document, and the token ids around it."""
 
     kind: str
     layer: str
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
     behind: tuple[int, ...]
 
     def token(self, model: str, tokenizer: Any) -> Token:
-        """The same as a finding, its text in brackets among what is about it."""
+        """Return the token as a finding, with its text in brackets inside its context."""
         layer, call = split(self.layer)
         parts = [tokenizer.decode(list(ids)).strip() for ids in (self.before, (self.here,), self.behind)]
         text = f"{parts[0]} [{parts[1]}] {parts[2]}".strip()
@@ -57,7 +57,7 @@ class Standing(NamedTuple):
 
 
 def candidates(event: Attended, batch_pass: BatchPass) -> list[Candidates]:
-    """The tokens of a call that may stand out; nothing waits for a GPU."""
+    """Return the largest values of one attention call, without synchronising the GPU."""
     batch, rows = batch_pass.batch, batch_pass.real(event)
     if "input_ids" not in batch.inputs or tuple(batch.inputs["input_ids"].shape) != tuple(rows.shape):
         return []
@@ -66,30 +66,30 @@ def candidates(event: Attended, batch_pass: BatchPass) -> list[Candidates]:
         kinds["largest covariance"] = event.attention.value_variance.sum(-1)
     if event.attention.max_logit is not None:
         kinds["largest logit"] = event.attention.max_logit
-    found = []
+    largest = []
     for kind, quantity in kinds.items():
-        best, heads = quantity.masked_fill(~rows.unsqueeze(1), -torch.inf).max(1)  # a token once, for all heads
+        best, heads = quantity.masked_fill(~rows.unsqueeze(1), -torch.inf).max(1)  # each token once, maximum over heads
         values, places = best.flatten().topk(min(EACH, best.numel()))
-        found.append(Candidates(kind, event.layer, values, places, heads.flatten()[places]))
-    return found
+        largest.append(Candidates(kind, event.layer, values, places, heads.flatten()[places]))
+    return largest
 
 
-def resolved(found: list[Candidates], batch: Batch) -> list[Standing]:
-    """The candidates of a batch as tokens of their documents."""
-    if not found:
+def resolved(largest: list[Candidates], batch: Batch) -> list[ExtremeToken]:
+    """Return the candidates of a batch as tokens of their documents."""
+    if not largest:
         return []
     ids, starts = batch.inputs["input_ids"].cpu(), batch.starts.tolist()
     n = ids.shape[1]
-    values = torch.cat([c.values.double() for c in found]).tolist()
-    places = torch.cat([c.places for c in found]).tolist()
-    heads = torch.cat([c.heads for c in found]).tolist()
-    of = [c for c in found for _ in range(len(c.values))]
-    standing = []
-    for c, value, place, head in zip(of, values, places, heads, strict=True):
+    values = torch.cat([c.values.double() for c in largest]).tolist()
+    places = torch.cat([c.places for c in largest]).tolist()
+    heads = torch.cat([c.heads for c in largest]).tolist()
+    origins = [c for c in largest for _ in range(len(c.values))]
+    tokens = []
+    for c, value, place, head in zip(origins, values, places, heads, strict=True):
         row, at = divmod(place, n)
         line = ids[row].tolist()
-        standing.append(
-            Standing(
+        tokens.append(
+            ExtremeToken(
                 c.kind,
                 c.layer,
                 head,
@@ -101,12 +101,12 @@ def resolved(found: list[Candidates], batch: Batch) -> list[Standing]:
                 tuple(line[at + 1 : at + 1 + BEHIND]),
             )
         )
-    return standing
+    return tokens
 
 
-def greatest(found: Iterable[Standing]) -> list[Standing]:
-    """The few greatest of each kind and layer."""
-    by: dict[tuple[str, str], list[Standing]] = defaultdict(list)
-    for each in found:
-        by[each.kind, each.layer].append(each)
-    return [each for group in by.values() for each in sorted(group, key=lambda s: -s.value)[:EACH]]
+def greatest(tokens: Iterable[ExtremeToken]) -> list[ExtremeToken]:
+    """Return the few tokens with the largest values of each kind and layer."""
+    by_layer: dict[tuple[str, str], list[ExtremeToken]] = defaultdict(list)
+    for token in tokens:
+        by_layer[token.kind, token.layer].append(token)
+    return [token for group in by_layer.values() for token in sorted(group, key=lambda t: -t.value)[:EACH]]

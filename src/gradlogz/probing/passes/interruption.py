@@ -1,6 +1,6 @@
-"""Ctrl-C as a question: a long pass ends after the batch that is under way.
+"""Deferred Ctrl-C: a long pass ends after the current batch.
 
-Read next: ../run_probe.py, which asks after every batch.
+Read next: ../run_probe.py, which tests for it after every batch.
 """
 
 import signal
@@ -13,7 +13,7 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within this context the first Ctrl-C is only noted: the function given says whether; a second one interrupts."""
+    """Context in which the first Ctrl-C is only recorded and a second one interrupts; yields the test for the first."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
@@ -23,7 +23,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         noted.append(True)
         signal.signal(signal.SIGINT, before)
-        sys.stderr.write("\nFinishing this batch; once more to stop at once.\n")
+        sys.stderr.write("\nFinishing this batch. Press Ctrl-C again to stop at once.\n")
 
     signal.signal(signal.SIGINT, note)
     try:

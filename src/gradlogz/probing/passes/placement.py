@@ -1,6 +1,6 @@
-"""A batch where the model is, with all inputs that the model wants.
+"""Placement of a batch: on the device of the model, with all inputs that the model requires.
 
-Read next: ../corpus/batching.py (batches), batch_statistics.py (what happens to them).
+Read next: ../corpus/batching.py (batches), batch_statistics.py (the pass of one batch).
 """
 
 import inspect
@@ -12,7 +12,7 @@ from ..corpus.batching import Batch
 
 
 def placed(batch: Batch, model: nn.Module) -> Batch:
-    """The batch on the device of a model; a decoder beside an encoder reads the same text, shifted by its start."""
+    """Return the batch on the device of a model; the decoder of an encoder-decoder reads the text shifted by one."""
     device = next(model.parameters()).device
     inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
     config = getattr(model, "config", None)

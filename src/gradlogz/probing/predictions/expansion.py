@@ -106,7 +106,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
-        name, x, u = _of_norm(event.norm.name, event.norm.call), event.given, event.result
+        name, x, u = _of_norm(event.norm.name, event.norm.call), event.input, event.result
     else:
         return None
     stack = _stack(name)

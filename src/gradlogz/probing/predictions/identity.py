@@ -49,8 +49,8 @@ DECLARATION = Declaration(
         "supported if all heads are exact and refuted otherwise."
     ),
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
-    statistic="largest error",
-    number="{:.3g} rounding units",
+    statistic="largest error (rounding units)",
+    number="{:.3g}",
     outcomes=("are exact", "are not"),
     correction="",
     remarks={

@@ -114,8 +114,8 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     if not isinstance(event, Passed) or event.sublayer.kind != "feed_forward":
         return None
     mask = batch_pass.real(event)
-    inputs = token_moments(event.given, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
-    if event.given is event.stream:
+    inputs = token_moments(event.input, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
+    if event.input is event.stream:
         return {event.sublayer.name: LayerState(inputs)}
     stream = token_moments(event.stream, event.update, batch_pass=batch_pass, mask=mask, yy="diagonal")
     return {event.sublayer.name: LayerState(inputs, stream)}
@@ -190,7 +190,7 @@ def with_residual(comoments: Comoments) -> Comoments:
 
 
 def _added(m: GroupMoments) -> GroupMoments:
-    m = m.whole
+    m = m.unpacked
     diagonal = m.yy + 2 * _diagonal(m.xy) + _diagonal(m.xx)
     return m._replace(mean_y=m.mean_x + m.mean_y, xy=m.xx + m.xy, yy=diagonal)
 

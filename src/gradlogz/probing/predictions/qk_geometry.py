@@ -139,7 +139,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
         return {event.layer: LayerState(fisher=fisher, distances=distances(event, batch_pass))}
     if not isinstance(event, Passed) or event.sublayer.kind != "attention" or crosses.get(event.sublayer.name):
         return None
-    read = token_moments(event.given, batch_pass=batch_pass, mask=batch_pass.real(event))
+    read = token_moments(event.input, batch_pass=batch_pass, mask=batch_pass.real(event))
     return {event.sublayer.name: LayerState(read=read)}
 
 

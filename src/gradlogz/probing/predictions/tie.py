@@ -122,7 +122,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
         return {event.layer: LayerState(distances=distances(event, batch_pass))}
     if not isinstance(event, Passed) or event.sublayer.kind != "attention" or crosses.get(event.sublayer.name):
         return None
-    read = token_moments(event.given, batch_pass=batch_pass, mask=batch_pass.real(event))
+    read = token_moments(event.input, batch_pass=batch_pass, mask=batch_pass.real(event))
     return {event.sublayer.name: LayerState(read=read)}
 
 
@@ -206,7 +206,7 @@ def _bounds(finding: Finding) -> Bounds:
 
 def _factors(model: Probed, layer: str) -> Factors | None:
     """Factors of both matrices of a layer on its inputs; None if it has none."""
-    weights, sublayer = model.weights.get(layer), model.architecture.of(layer)
+    weights, sublayer = model.weights.get(layer), model.architecture.branch_of(layer)
     # With normalised queries and keys the gradient is no linear map of the tokens.
     if not isinstance(weights, HeadWeights) or weights.output is None or weights.normalized or sublayer is None:
         return None

@@ -107,7 +107,7 @@ class Detail(NamedTuple):
     low: float = NAN
     high: float = NAN
     null: float = NAN
-    count: int | None = None
+    count: int | None = None  # type: ignore[assignment]  # as a record it has no use for tuple.count
     total: int | None = None
     layer: str = ""
 

@@ -1,12 +1,12 @@
-"""Sufficient statistics that merge: what the probe keeps of a corpus, in memory that does not grow with it.
+"""Mergeable sufficient statistics of a corpus, in memory that does not grow with it.
 
-hash_of         names to numbers: group_of, token_hashes, bootstrap_weights
-Sums            scalars under the bootstrap over documents; mean, ratio, variance, correlation
+hash_of         hashes of names: group_of, token_hashes, bootstrap_weights
+Sums            scalars, bootstrapped over documents; mean, ratio, variance, correlation
 Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit
-Histogram       with fixed edges; quantiles
-Sample          the tokens of least hash
-Estimate        a value with its interval; benjamini_hochberg
-merge           two states into that of both
+Histogram       counts between fixed edges; quantiles
+Sample          the tokens with the smallest hashes
+Estimate        a value with its confidence interval; benjamini_hochberg
+merge           two states into one
 """
 
 from .comoments import Comoments, GroupMoments, comoments_of, jackknife, jackknifed

@@ -1,8 +1,8 @@
-"""Values with confidence intervals, and many p-values at once.
+"""Values with confidence intervals, and control of the false discovery rate.
 
-    p_(k) <= level k / m      of m p-values in ascending order: what is rejected at a false discovery rate [benjamini95]
+    p_(k) <= level k / m      k-th smallest of m p-values: rejected at false discovery rate `level`        [benjamini95]
 
-Read next: sums.py and comoments.py, where the intervals come from; ../hypothesis_tests.py, where p-values do.
+Read next: sums.py and comoments.py (confidence intervals), ../hypothesis_tests.py (p-values).
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A value with its interval of 95 % and the degrees of freedom behind it; ends are NaN where nothing is known."""
+    """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown."""
 
     value: Float[Tensor, "*s"]
     low: Float[Tensor, "*s"]
@@ -24,9 +24,10 @@ class Estimate(NamedTuple):
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:
-    """Which of all hypotheses to reject so that at most `level` of the rejected are expected to be true  [benjamini95].
+    """Return which hypotheses to reject at false discovery rate `level`  [benjamini95].
 
-    Rejects the k smallest p-values, k the greatest with p_(k) <= level k / m. NaN is no test: it does not count in m.
+    Rejects the k smallest p-values, k the largest with p_(k) <= level k / m. NaN entries are not tests and do not count
+    in m.
     """
     p = p_values.flatten()
     tested = ~p.isnan()

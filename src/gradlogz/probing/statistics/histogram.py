@@ -1,4 +1,4 @@
-"""Counts between fixed edges, which add up over batches, and quantiles read from them.
+"""Histograms with fixed edges, which add up over batches, and their quantiles.
 
 counts_0           below the first edge         counts_e         from the last edge on
 counts_i           edge_i-1 <= x < edge_i       counts_e+1       not a number
@@ -14,27 +14,27 @@ from .validation import check_alike
 
 
 class Histogram(NamedTuple):
-    """How many values fell between each two edges, below, above, and were none."""
+    """Counts of the values between neighbouring edges, below, above, and NaN."""
 
     edges: Float[Tensor, " e"]
     counts: Int[Tensor, "*s bins"]
 
     def merge(self, other: "Histogram") -> "Histogram":
-        """The counts of both."""
+        """Return the sum of both histograms."""
         check_alike("Histogram.merge", self, other)
         if not torch.equal(self.edges, other.edges):
-            fact, remedy = f"{len(self.edges)} edges that differ", "Fix the edges before the first batch."
-            raise InputValueError("Histogram.merge", "both", f"both must have the same edges, got {fact}", remedy)
+            remedy = "Fix the edges before the first batch."
+            raise InputValueError("Histogram.merge", "other", "the histograms have different edges", remedy)
         return Histogram(self.edges, self.counts + other.counts)
 
 
 def histogram_of(
     values: Float[Tensor, "*s t"], edges: Float[Tensor, " e"], *, valid: Bool[Tensor, "*#s t"] | None = None
 ) -> Histogram:
-    """Counts the last dimension; edges ascend; `valid` leaves values out."""
+    """Return the histogram over the last dimension; edges must ascend, and values that are not `valid` are skipped."""
     if edges.ndim != 1 or len(edges) < 2 or not bool((edges[1:] > edges[:-1]).all()):
-        fact, remedy = f"shape {shape_of(edges)}", "torch.linspace gives them."
-        raise InputValueError("histogram_of", "edges", f"edges must be two or more, ascending, got {fact}", remedy)
+        problem = f"edges must be a vector of at least two ascending values, got shape {shape_of(edges)}"
+        raise InputValueError("histogram_of", "edges", problem, "Make them with torch.linspace.")
     values = values.detach().contiguous()
     places = edges.to(values.device, values.dtype, non_blocking=True)
     bins = torch.bucketize(values, places, right=True).masked_fill(values.isnan(), len(edges) + 1)
@@ -44,9 +44,9 @@ def histogram_of(
 
 
 def quantiles(histogram: Histogram, levels: Float[Tensor, " k"]) -> Float[Tensor, "*s k"]:
-    """Values below which these shares lie, linear between edges and so off by less than the width of a bin.
+    """Return quantiles, interpolated linearly between edges and so exact to the width of a bin.
 
-    What lies outside the edges is put on the nearest of them. NaN where nothing was counted, or a NaN was.
+    Values outside the edges count as the nearest edge. The result is NaN if nothing or a NaN was counted.
     """
     edges, counts = histogram.edges.to(histogram.counts.device), histogram.counts
     below = counts[..., :-1].double().cumsum(-1)
@@ -56,5 +56,5 @@ def quantiles(histogram: Histogram, levels: Float[Tensor, " k"]) -> Float[Tensor
     before = torch.nn.functional.pad(below, (1, 0)).gather(-1, bins)
     share = (target - before) / counts[..., :-1].gather(-1, bins).clamp(min=1)
     ends = torch.cat((edges[:1], edges, edges[-1:]))
-    found = ends[bins] + share.clamp(0.0, 1.0) * (ends[bins + 1] - ends[bins])
-    return torch.where((total > 0) & (counts[..., -1:] == 0), found, torch.nan)
+    interpolated = ends[bins] + share.clamp(0.0, 1.0) * (ends[bins + 1] - ends[bins])
+    return torch.where((total > 0) & (counts[..., -1:] == 0), interpolated, torch.nan)

@@ -1,4 +1,4 @@
-"""The best affine map from x to y, and how well it does on documents it has not seen.
+"""Least-squares affine map from x to y, with in-sample and held-out R².
 
     B        = xx^-1 xy,   y ≈ mean_y + (x - mean_x) B
     R²       = 1 - (tr yy - 2 <B, xy> + <B, xx B>) / tr yy                                                   in sample
@@ -6,7 +6,7 @@
     E_g      = sum over group g of |y - prediction of the fit to all other groups|²
     S_g      = sum over group g of |y - mean of all other groups|²
 
-All from the moments of the groups; the data themselves are not needed again.
+All quantities are computed from the moments of the groups, without another pass over the data.
 
 Read next: comoments.py.
 """
@@ -21,11 +21,11 @@ from .comoments import Comoments, GroupMoments, jackknifed
 from .estimates import Estimate
 
 RIDGES = (0.0, 1e-8, 1e-6, 1e-4)  # relative to the variance of each coordinate
-_SMALLEST = 1e-9  # share of its variance that a coordinate must have for itself, given those before it
+_SMALLEST = 1e-9  # smallest conditional variance of a coordinate given the preceding ones, relative to its variance
 
 
 class Fit(NamedTuple):
-    """y ≈ intercept + x coefficients, with the shares of variance explained in sample and held out."""
+    """The map y ≈ intercept + x coefficients, with its in-sample and held-out R²."""
 
     coefficients: Float[Tensor, "*h p q"]
     intercept: Float[Tensor, "*h q"]
@@ -34,41 +34,39 @@ class Fit(NamedTuple):
 
 
 def affine_fit(comoments: Comoments) -> Fit:
-    """The least-squares map of all groups, scored in sample and on each group by the map of the others.
+    """Return the least-squares map of all groups, with R² in sample and on each group for the map of the others.
 
-    The interval is that of a ratio of sums over groups, for the fits as they are; with fewer than two groups nothing
-    is held out and the score is NaN. Scores may be negative: worse than predicting the mean.
+    The confidence interval is that of a ratio of sums over groups, conditional on the fits. With fewer than two groups
+    the held-out R² is NaN. A negative R² is worse than predicting the mean.
     """
     if all(group is None or group.mean_y is None for group in comoments.groups):
-        remedy = "Pass y to comoments_of."
-        raise InputValueError(
-            "affine_fit", "comoments", "comoments must have products with y, got those of x alone", remedy
-        )
+        problem = "comoments contain no products with y"
+        raise InputValueError("affine_fit", "comoments", problem, "Pass y to comoments_of.")
     total, present = comoments.total(), comoments.present()
-    whole = solve(total.xx, total.xy)
-    intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ whole).squeeze(-2)
-    in_sample = 1 - _error(total, whole) / total.spread_y
+    coefficients = solve(total.xx, total.xy)
+    intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ coefficients).squeeze(-2)
+    in_sample = 1 - _error(total, coefficients) / total.spread_y
     if len(present) < 2:
         nothing = torch.full_like(in_sample, torch.nan)
-        return Fit(whole, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
+        return Fit(coefficients, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
     others = GroupMoments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
-    alone = [group.whole for group in comoments.groups if group is not None and bool(group.tokens > 0)]
-    own = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
+    alone = [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
+    held = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
     B = solve(others.xx, others.xy)
-    dx, dy = own.mean_x - others.mean_x, own.mean_y - others.mean_y
+    dx, dy = held.mean_x - others.mean_x, held.mean_y - others.mean_y
     missed = dy - (dx.unsqueeze(-2) @ B).squeeze(-2)
-    n = own.tokens.reshape(-1, *(1,) * (own.spread_y.ndim - 1))
-    E = _error(own, B) + n * missed.square().sum(-1)
-    S = own.spread_y + n * dy.square().sum(-1)
+    n = held.tokens.reshape(-1, *(1,) * (held.spread_y.ndim - 1))
+    E = _error(held, B) + n * missed.square().sum(-1)
+    S = held.spread_y + n * dy.square().sum(-1)
     score = 1 - E.sum(0) / S.sum(0)
-    return Fit(whole, intercept, in_sample, jackknifed(score, 1 - (E.sum(0) - E) / (S.sum(0) - S), own.tokens))
+    return Fit(coefficients, intercept, in_sample, jackknifed(score, 1 - (E.sum(0) - E) / (S.sum(0) - S), held.tokens))
 
 
 def solve(xx: Float[Tensor, "*h p p"], xy: Float[Tensor, "*h p q"]) -> Float[Tensor, "*h p q"]:
-    """xx^-1 xy; of a singular xx with 1e-8 of each variance added to it, and more only where that is not enough.
+    """Return xx^-1 xy; if xx is singular, a ridge of 1e-8, 1e-6 or 1e-4 of each variance is added.
 
-    Singular is an xx of which some coordinate is a sum of those before it, but for 1e-9 of its variance. The products
-    of float32 batches may be wrong by more than 1e-8; then 1e-6 or 1e-4 is added. A constant coordinate gets 0.
+    xx is singular if the preceding coordinates explain all but 1e-9 of a coordinate's variance. The larger ridges are
+    used if the rounding errors of float32 batches exceed 1e-8. A constant coordinate has the coefficient 0.
     """
     variance = xx.diagonal(dim1=-2, dim2=-1)
     scale = torch.where(variance > 0, variance, 1.0).sqrt().unsqueeze(-1)
@@ -88,5 +86,5 @@ def solve(xx: Float[Tensor, "*h p p"], xy: Float[Tensor, "*h p q"]) -> Float[Ten
 
 
 def _error(moments: GroupMoments, B: Tensor) -> Tensor:
-    """The squared error of the map B around the means: tr yy - 2 <B, xy> + <B, xx B>."""
+    """Return the squared error of the map B around the means: tr yy - 2 <B, xy> + <B, xx B>."""
     return moments.spread_y + (B * (moments.xx @ B - 2 * moments.xy)).sum((-2, -1))

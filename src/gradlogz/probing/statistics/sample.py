@@ -1,9 +1,9 @@
-"""A fixed number of tokens of a corpus, drawn by the hash of document and position.
+"""Sample of a fixed number of tokens of a corpus, drawn by the hash of document and position.
 
-    S = the 4096 tokens of least hash                  S(A ∪ B) = S(S(A) ∪ S(B)): the same however A and B are cut
+    S = the 4096 tokens with the smallest hashes       S(A ∪ B) = S(S(A) ∪ S(B)): independent of the batches
 
-The hash knows nothing of what the model computes, so that S is a sample without replacement of all tokens. Hashes are
-known before the model runs, on the CPU: a batch is chosen from once, and only the chosen rows are taken of each layer.
+The hash does not depend on the model, so that S is a sample of all tokens without replacement. Hashes are computed on
+the CPU before the model runs: the rows of a batch are chosen once, and only these are copied from each layer.
 
     hashes = token_hashes(keys, positions).flatten()
     rows   = chosen(hashes, valid=mask.flatten(), below=sample.threshold)
@@ -24,7 +24,7 @@ _GREATEST = 2**63 - 1
 
 
 class Sample(NamedTuple):
-    """The tokens of least hash, ascending, with the vectors taken of each."""
+    """The tokens with the smallest hashes, in ascending order, and named vectors of each."""
 
     hashes: Int[Tensor, " m"]
     vectors: dict[str, Tensor]
@@ -32,17 +32,16 @@ class Sample(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """The least hash that no longer enters."""
+        """Hash from which on tokens no longer enter the sample."""
         return int(self.hashes[-1]) if len(self.hashes) == self.size else _GREATEST
 
     def merge(self, other: "Sample") -> "Sample":
-        """The sample of both; a token met twice is kept once, as it was first met."""
+        """Return the sample of both; of a token in both samples the first occurrence is retained."""
         one, two = ({name: t.shape[1:] for name, t in each.vectors.items()} for each in (self, other))
         if self.size != other.size or one != two:
-            facts = [f"{each.size} tokens of {', '.join(each.vectors)}" for each in (self, other)]
-            remedy = "Take the same vectors of every batch."
-            condition = "both must have one size and vectors of the same names and shapes"
-            raise InputValueError("Sample.merge", "both", f"{condition}" + ", got " + (" and ".join(facts)), remedy)
+            facts = [f"size {each.size} with vectors {', '.join(each.vectors)}" for each in (self, other)]
+            problem = f"both samples must have the same size, names and shapes of vectors, got {' and '.join(facts)}"
+            raise InputValueError("Sample.merge", "other", problem, "Sample the same vectors in every batch.")
         if not len(other.hashes):
             return self
         both = {name: torch.cat((t, other.vectors[name].to(t.device))) for name, t in self.vectors.items()}
@@ -52,21 +51,19 @@ class Sample(NamedTuple):
 def chosen(
     hashes: Int[Tensor, " t"], *, valid: Bool[Tensor, " t"] | None = None, below: int = _GREATEST, size: int = SAMPLE
 ) -> Int[Tensor, " m"]:
-    """Which tokens of a batch can enter a sample: the valid ones with a hash under `below`, at most `size`."""
+    """Return the indices of the tokens that can enter a sample: valid, hash under `below`, at most `size` of them."""
     enters = hashes < below
     rows = (enters if valid is None else enters & valid.to(hashes.device)).nonzero().squeeze(-1)
     return rows if len(rows) <= size else rows[hashes[rows].topk(size, largest=False, sorted=False).indices]
 
 
 def sample_of(vectors: dict[str, Tensor], hashes: Int[Tensor, " t"], *, size: int = SAMPLE) -> Sample:
-    """The sample of these tokens: vectors [t, ...] of each name, on any device, and the hashes, on the CPU."""
+    """Return the sample of these tokens, from named vectors [t, ...] on any device and their hashes on the CPU."""
     wrong = {name: shape_of(t) for name, t in vectors.items() if shape_of(t)[:1] != shape_of(hashes)}
     if wrong or hashes.ndim != 1:
-        fact = f"shapes {', '.join(map(str, wrong.values())) or 'none'} and {shape_of(hashes)}"
-        condition = "vectors must be [t, ...] beside hashes [t]"
-        raise InputValueError(
-            "sample_of", "vectors", f"{condition}, got {fact}", "Flatten batch and position into one dimension t."
-        )
+        shapes = ", ".join(map(str, wrong.values())) or "no vectors"
+        problem = f"vectors must be [t, ...] for hashes [t], got {shapes} for hashes {shape_of(hashes)}"
+        raise InputValueError("sample_of", "vectors", problem, "Flatten batch and position into one dimension t.")
     ordered, order = hashes.cpu().sort(stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[1:] = ordered[1:] != ordered[:-1]

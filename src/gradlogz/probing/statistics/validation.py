@@ -1,4 +1,4 @@
-"""What all statistics share where they meet tensors and each other: precision, and equal shapes."""
+"""Precision of tensors and equality of shapes, for all statistics."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from ..._typing import Tensor
 
 
 def double(tensor: Tensor) -> Tensor:
-    """In float64, where the tensor is; on the CPU if its device has no float64."""
+    """Convert a tensor to float64 on its device, or on the CPU if the device has no float64."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
 @contextmanager
-def whole_products() -> Iterator[None]:
-    """Products of float32 are float32 here, also where a process lets them be rounded to TF32 or bf16."""
+def full_precision_products() -> Iterator[None]:
+    """Context in which float32 matrix products are not rounded to TF32 or bf16."""
     rounded: list[tuple[Any, str]] = []
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     for backend in backends:
@@ -32,9 +32,9 @@ def whole_products() -> Iterator[None]:
 
 
 def check_alike(call: str, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    """Statistics of one kind have the same shapes: tensors of other shapes could be broadcast, silently wrong."""
+    """Raise if two statistics differ in their shapes, which addition would silently broadcast."""
     shapes = [tuple(None if t is None else tuple(t.shape) for t in fields) for fields in (one, other)]
     if shapes[0] != shapes[1]:
         fact = " and ".join(", ".join(map(str, each)) for each in shapes)
         remedy = "Merge statistics of the same quantity of the same layer."
-        raise InputValueError(call, "both", f"both must have the same shapes, got {fact}", remedy)
+        raise InputValueError(call, "other", f"both must have the same shapes, got {fact}", remedy)
