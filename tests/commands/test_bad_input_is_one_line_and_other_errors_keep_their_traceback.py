@@ -16,8 +16,8 @@ from support.error_form import FORM
 CALLS = {  # words that reach the chapter, and the function of the chapter that is called
     "verify": ([], "gradlogz.verification.program.statements"),
     "probe": (["--out", "run"], "gradlogz.probing.run_probe.measure"),
-    "report": (["run"], "gradlogz.reporting.report"),
-    "compare": (["one", "two"], "gradlogz.reporting.compare"),
+    "report": (["run"], "gradlogz.reporting.run_contents.contents_of"),
+    "compare": (["one", "two"], "gradlogz.reporting.comparison_page.read_all"),
     "simulate": ([], "gradlogz.simulation.run_simulation.simulate"),
     "track": ([], "gradlogz.tracking.run_tracking.track"),
 }

@@ -74,7 +74,7 @@ def test_unrelated_updates_are_seldom_supported_and_stay_in_the_band():
     """200 sublayers whose updates have nothing to do with their tokens."""
     one = probed(planted(0.1), BATCHES[0])
     names = [f"layer {i}" for i in range(200)]
-    sublayer = one.architecture.of(one.architecture.attention[0])
+    sublayer = one.architecture.branch_of(one.architecture.attention[0])
     alone = replace(
         one, architecture=one.architecture._replace(sublayers=tuple(sublayer._replace(name=n) for n in names))
     )
@@ -140,6 +140,6 @@ def test_the_values_of_minilm_are_those_of_whole_covariances():
         m[:, 0] = False
     x, u = (joined([getattr(f.sublayers[name], part) for f in found], later) for part in ("stream", "update"))
     assert abs(float(column(rows, JUDGED, layer=name)) - trace(x + u) + np.log(x.var(0).sum() + u.var(0).sum())) < 1e-4
-    given, result = (joined([getattr(f.norms[norm], part) for f in found]) for part in ("given", "result"))
+    given, result = (joined([getattr(f.norms[norm], part) for f in found]) for part in ("input", "result"))
     assert abs(float(column(rows, expansion.GROWTH, layer=norm)) - trace(result) + trace(given)) < 1e-4
     assert abs(float(column(rows, expansion.VOLUME, layer=norm)) - volume(result) + volume(given)) < 1e-4

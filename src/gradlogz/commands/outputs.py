@@ -4,7 +4,7 @@ check_file, check_drawing   raise before the computation if an output cannot be 
 terminal                    a console on standard output, or on standard error if JSON takes standard output
 print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
-write_page, write_json      the files
+write_json, open_page       the files
 finish                      all files, then the table of results and where the files are
 """
 
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from .._input_errors import InputValueError, MissingPackageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ..reporting.findings_terminal import Line
+    from ..reporting.findings_terminal import StyledLine
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
@@ -67,7 +66,7 @@ def terminal(json: str | None) -> Console:
     return Console(stderr=stderr, width=fixed)
 
 
-def print_lines(console: Console, lines: "Iterable[Line]") -> None:
+def print_lines(console: Console, lines: "Iterable[StyledLine]") -> None:
     """Print lines of a table, in ASCII if the console has no other characters."""
     from ..reporting.findings_terminal import rich_lines
 
@@ -104,18 +103,6 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
         yield tell
 
 
-def write_page(console: Console, path: Path, html: str, *, show: bool) -> None:
-    """Write a page, print its path, and open it in a browser if `show`."""
-    import webbrowser
-
-    from ..page import write
-
-    write(path, html)
-    console.print(f"page: {escape(str(path))} ({len(html) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
-    if show:
-        webbrowser.open(path.resolve().as_uri())
-
-
 def write_json(path: str | None, text: str) -> None:
     """Write JSON to a file or to standard output; nothing if the path is None."""
     from ..page import write
@@ -142,8 +129,6 @@ def finish(
 
     Files come first, so that a closed pipe costs no result.
     """
-    import webbrowser
-
     from ..page import write
     from ..reporting import result_table as table
 
@@ -157,4 +142,4 @@ def finish(
     if json == STANDARD_OUTPUT:
         print(data)
     if show:
-        webbrowser.open(page.resolve().as_uri())
+        open_page(page)

@@ -12,7 +12,7 @@ Read next: comparison_page.py (the page), findings_terminal.py (one run).
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..probing.runs.records import Summary
-from .findings_terminal import TITLE, Line, cut, sentence_lines
+from .findings_terminal import TITLE, StyledLine, cut, sentence_lines
 from .findings_wording import Declarations, title_of
 from .formatting import SYMBOLS, decimals
 
@@ -27,7 +27,7 @@ def comparison_lines(
     width: int,
     *,
     details: bool = False,
-) -> Iterator[Line]:
+) -> Iterator[StyledLine]:
     """Tables of the claims of runs, by their names, each line at most `width` columns wide.
 
     details: add the sentences of each run below its line.
@@ -66,20 +66,20 @@ def _table(
     title: int,
     *,
     changes: bool,
-) -> Iterator[tuple[Line, str]]:
+) -> Iterator[tuple[StyledLine, str]]:
     """Lines of one table, each with its prediction, which is empty for headings."""
     headings = [*names, *(["change"] if changes else [])]
     heading_cells = "".join(GAP + cut(name, CELL).strip().rjust(CELL) for name in headings)
-    yield Line(cut("claim", title) + heading_cells, "dim"), ""
+    yield StyledLine(cut("claim", title) + heading_cells, "dim"), ""
     for heading, predictions in groups.items():
-        yield Line(f"{heading} ({len(predictions)})", "bold"), ""
+        yield StyledLine(f"{heading} ({len(predictions)})", "bold"), ""
         for prediction in predictions:
             summaries = [each.get(prediction) for each in claims]
             cells = [_cell(summary) for summary in summaries]
             if changes:
                 cells.append(_change(summaries))
             text = cut(f"  {title_of(declarations, prediction)}", title)
-            yield Line((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip()), prediction
+            yield StyledLine((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip()), prediction
 
 
 def _cell(summary: Summary | None) -> str:

@@ -25,7 +25,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 TITLE = 28  # columns of a title with its symbol
 
 
-class Column(NamedTuple):
+class NumberColumn(NamedTuple):
     """A column of numbers: its heading, its width, and the least width of a terminal that shows it."""
 
     heading: str
@@ -34,14 +34,14 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("value", 7, 36),
-    Column("95 % CI", 16, 80),
-    Column("null", 7, 50),
-    Column("support/refute", 14, 60),
+    NumberColumn("value", 7, 36),
+    NumberColumn("95 % CI", 16, 80),
+    NumberColumn("null", 7, 50),
+    NumberColumn("support/refute", 14, 60),
 )
 
 
-class Line(NamedTuple):
+class StyledLine(NamedTuple):
     """A line of text with a style of rich, which applies to its first `extent` characters, or to all of them."""
 
     text: str
@@ -49,14 +49,14 @@ class Line(NamedTuple):
     extent: int | None = None
 
 
-def table_lines(findings: Findings, width: int, *, details: bool = False) -> Iterator[Line]:
+def table_lines(findings: Findings, width: int, *, details: bool = False) -> Iterator[StyledLine]:
     """The table of claims for each model below a line with its facts; every line at most `width` columns wide."""
     for model, facts in findings.facts.items():
-        yield from _wrapped(Line(f"{model}: {measured_line(facts)}".rstrip(": "), "bold"), width)
+        yield from _wrapped(StyledLine(f"{model}: {measured_line(facts)}".rstrip(": "), "bold"), width)
         yield from claim_lines(findings, model, width, details=details)
 
 
-def claim_lines(findings: Findings, model: str, width: int, *, details: bool = False) -> Iterator[Line]:
+def claim_lines(findings: Findings, model: str, width: int, *, details: bool = False) -> Iterator[StyledLine]:
     """The table of claims for one model, without its facts.
 
     details: add the sentences of each claim below its line.
@@ -65,15 +65,15 @@ def claim_lines(findings: Findings, model: str, width: int, *, details: bool = F
     if not claims:
         return
     columns = [column for column in COLUMNS if column.terminal <= width]
-    yield Line(_row("claim", [column.heading for column in columns], columns, width), "dim")
+    yield StyledLine(_row("claim", [column.heading for column in columns], columns, width), "dim")
     for verdict in (*VERDICTS, ""):
         group = [claim for claim in claims if claim.verdict == verdict]
         if group:
             style = STYLES[verdict].terminal
-            yield Line(f"{verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
+            yield StyledLine(f"{verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
         for claim in group:
             title = title_of(findings.declarations, claim.prediction)
-            yield Line(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
+            yield StyledLine(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
             if details:
                 yield from sentence_lines(claim, findings.declarations, width)
 
@@ -83,7 +83,7 @@ def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool
     return rich_lines(table_lines(findings, options.max_width, details=details), options.encoding)
 
 
-def rich_lines(lines: Iterable[Line], encoding: str) -> Iterator[Any]:
+def rich_lines(lines: Iterable[StyledLine], encoding: str) -> Iterator[Any]:
     """Lines as texts of rich that are never wrapped, in ASCII if the encoding has no symbols."""
     from rich.text import Text
 
@@ -104,13 +104,13 @@ def cut(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
-def _row(title: str, cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
+def _row(title: str, cells: Sequence[str], columns: Sequence[NumberColumn], width: int) -> str:
     gap = "  " if width >= PLAIN_WIDTH else " "
     numbers = "".join(gap + cell.rjust(column.width) for cell, column in zip(cells, columns, strict=True))
     return (cut(title, min(max(width - len(numbers), 8), TITLE)) + numbers)[:width].rstrip()
 
 
-def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
+def _cells(claim: Summary, columns: Sequence[NumberColumn]) -> list[str]:
     texts = {
         "value": decimals(claim.value),
         "95 % CI": interval(claim.low, claim.high, decimals),
@@ -120,14 +120,14 @@ def _cells(claim: Summary, columns: Sequence[Column]) -> list[str]:
     return [texts[column.heading] for column in columns]
 
 
-def sentence_lines(claim: Summary, declarations: Declarations, width: int, name: str = "") -> Iterator[Line]:
+def sentence_lines(claim: Summary, declarations: Declarations, width: int, name: str = "") -> Iterator[StyledLine]:
     """The sentences of a claim, indented and wrapped, after the name of a run if there is one."""
     text = sentences_of(declarations, claim).replace(" %", f"{NO_BREAK}%")
     text = f"{name}: {text}" if name and text else text
     for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16), break_on_hyphens=False):
-        yield Line(f"    {line.replace(NO_BREAK, ' ')}", "dim")
+        yield StyledLine(f"    {line.replace(NO_BREAK, ' ')}", "dim")
 
 
-def _wrapped(line: Line, width: int) -> Iterator[Line]:
+def _wrapped(line: StyledLine, width: int) -> Iterator[StyledLine]:
     for text in textwrap.wrap(line.text, width):
-        yield Line(text, line.style)
+        yield StyledLine(text, line.style)
