@@ -16,8 +16,9 @@ def path(tmp_path_factory):
 
 def test_a_simulation_is_drawn(opened, path):
     one = opened(path)
-    for details in one.page.locator("details:not([open]) > summary").all():
-        details.click()
+    folded = one.page.locator("details:not([open]) > summary")
+    while folded.count():
+        folded.first.click()
     boxes = one.page.locator("[data-figure]")
     assert boxes.count() >= 9
     for i in range(boxes.count()):

@@ -165,7 +165,7 @@ def test_the_hull_shrinks_within_its_bound():
 
 def test_metastable_plateaus_are_in_the_caption():
     figure = next(
-        p for p in page_of(simulate("circle-20", seeds=1, steps=200)).sections[0].parts if p.name == "clusters"
+        p for p in page_of(simulate("circle-20", seeds=1, steps=200)).sections[1].parts if p.name == "clusters"
     )
     assert "plateaus" in figure.caption
     assert "to the end" in figure.caption
