@@ -200,9 +200,7 @@ def test_texts_of_a_prediction_are_those_that_the_run_declares(folder):
 def test_a_run_without_declarations_shows_names(folder):
     changed(folder, "findings.json", lambda said: said.update(declarations={"entropy": {"title": "Sharp heads"}}))
     contents = contents_of(folder, "report")
-    assert contents.run.notes[1:] == (
-        "Some declarations in findings.json cannot be read; names replace their titles.",
-    )
+    assert contents.run.notes[1:] == ("Some declarations in findings.json cannot be read; names replace their titles.",)
     page = page_of_run(contents)
     assert "entropy" in parts_of(page, "entropy")["facts"].rows.values()
     axis = parts_of(page, "entropy")["views"].views[0].parts[0].marks[0].name
