@@ -67,8 +67,9 @@ DECLARATION = Declaration(
     statistic="median gain relative to the steepest-ascent step of equal norm",
     null="permuted-token null",
     unit="attention layer",
-    outcomes=("have a gain above the null", "a gain below it"),
-    remarks={NOTHING_MEASURED: "No attention layer can be re-projected at moved tokens, or the text is too short."},
+    remarks={
+        NOTHING_MEASURED: "No attention layer allows queries to be computed for moved tokens, or the text is too short."
+    },
 )
 
 

@@ -101,12 +101,12 @@ DECLARATION = Declaration(
     statistic="median explained variance of the attended mean",
     null="other-head null",
     details={
-        "high_entropy": Label("median in rows with normalised entropy above 0.75", null=RANDOM),
-        "low_entropy": Label("median in rows with normalised entropy below 0.25", null=RANDOM),
+        "high_entropy": Label("median explained variance in rows with normalised entropy above 0.75", null=RANDOM),
+        "low_entropy": Label("median explained variance in rows with normalised entropy below 0.25", null=RANDOM),
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
-        "too_even": f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot be judged.",
+        "too_even": f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information: too few to support it.",
     },
 )
 

@@ -72,7 +72,10 @@ DECLARATION = Declaration(
     statistic=f"median share of keys that hold {100 * MASS:g} % of the weight",
     null="random-weights baseline",
     outcomes=(f"are below {HALF:g} and below the baseline", f"above {HALF:g}"),
-    details={name: Label(f"heads of {name}") for name in CLASS_NAMES},
+    details={
+        name: Label(f"heads of {name} ({share})")
+        for name, share in zip(CLASS_NAMES, ("k > n/2", "k > n/8", "k > n/32", "the rest"), strict=True)
+    },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
         "theorem_violated": (

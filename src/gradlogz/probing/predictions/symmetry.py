@@ -91,7 +91,7 @@ DECLARATION = Declaration(
     unit="attention layer",
     correction="",
     details={
-        DIRECTIONALITY: Label("median directionality", null="exchange null"),
+        DIRECTIONALITY: Label("median directionality", null="row-column exchange null"),
         **OVER_DETAILS,
     },
     remarks={

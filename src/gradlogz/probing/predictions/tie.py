@@ -72,8 +72,8 @@ DECLARATION = Declaration(
         "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
     ),
     decision_rule=(
-        f"At a cosine of {BOUND:g}, {BOUND**2:.0%} of the squared norm of the OV matrix lies along the transposed QK "
-        "matrix. The verdict on the model is that of more than half of its heads."
+        f"At a cosine of {BOUND:g}, {100 * BOUND**2:g} % of the squared norm of the OV matrix lies along the "
+        "transposed QK matrix. The verdict on the model is that of more than half of its heads."
     ),
     quantities={
         **_COSINES,
