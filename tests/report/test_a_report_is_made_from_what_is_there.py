@@ -141,7 +141,7 @@ def test_findings_with_parts_of_the_wrong_kind(folder):
         "The facts of models in findings.json cannot be read.",
     )
     assert len(contents.findings.rows) == len(findings().rows) - 6, "and one that was there twice is there once"
-    assert page_of_run(contents).subtitle.endswith("Nothing is known of it.")
+    assert page_of_run(contents).subtitle.endswith("No facts are known.")
 
 
 def test_infinities_and_gaps_are_no_obstacle(folder):
