@@ -143,7 +143,7 @@ def _presets() -> list[Preset]:
         settings = SimulationSettings(tokens=1024, dim=64, beta=beta, contraction="none", keys=4096, steps=1, seeds=2)
         rows.append(Preset(f"slope-{beta:g}", description, settings, expects, "theory 10.3"))
     for beta_, expects in CIRCLE.items():
-        description = f"400 tokens on the circle, beta = {beta_}: metastable clusters"
+        description = f"tokens on the circle, beta = {beta_}: metastable clusters"
         settings = SimulationSettings(
             tokens=400, dim=2, beta=float(beta_), contraction="sphere", initial="circle", steps=1000
         )
@@ -163,7 +163,7 @@ def preset_of(name: str) -> Preset:
     return PRESETS[name]
 
 
-class Outcome(NamedTuple):
+class PredictedOutcome(NamedTuple):
     """A predicted outcome: a final state or an observable ("start slope": at the start), and the range of its value.
 
     The value of a final state is the cluster count.
@@ -174,18 +174,18 @@ class Outcome(NamedTuple):
     high: float
 
 
-def outcomes(expects: str) -> list[Outcome]:
+def outcomes(expects: str) -> list[PredictedOutcome]:
     """Parse a prediction into its alternative outcomes.
 
     >>> outcomes("clusters 2-3 or collapsed")
-    [Outcome(name='clusters', low=2.0, high=3.0), Outcome(name='collapsed', low=0.0, high=inf)]
+    [PredictedOutcome(name='clusters', low=2.0, high=3.0), PredictedOutcome(name='collapsed', low=0.0, high=inf)]
     """
     parsed = []
     for alternative in expects.split(" or ") if expects else []:
         *words, last = alternative.split(" ")
         name, numbers = (" ".join(words), last) if last[0].isdigit() else (alternative, "")
         ends = [float(end) for end in numbers.split("-")] if numbers else [0.0, math.inf]
-        parsed.append(Outcome(name, ends[0], ends[-1]))
+        parsed.append(PredictedOutcome(name, ends[0], ends[-1]))
     return parsed
 
 

@@ -1,9 +1,9 @@
 """Results of simulations as plain records.
 
-    Simulation    trajectories and final states of the clouds of all seeds, and the prediction of the theory
-    Curve         predicted values of an observable over time
-    Quantity      value, confidence interval, expected value and verdict
-    Phases        a phase diagram: final states over a grid of parameters
+    Simulation      trajectories and final states of the clouds of all seeds, and the prediction of the theory
+    Curve           predicted values of an observable over time
+    CloudQuantity   value, confidence interval, expected value and verdict
+    Phases          a phase diagram: final states over a grid of parameters
 
 Read next: run_simulation.py and parameter_sweep.py (which make them), final_quantities.py (values with confidence
 intervals), ../reporting/simulation_page.py and ../reporting/phases_page.py (the pages).
@@ -105,7 +105,7 @@ class Curve(NamedTuple):
     degree: int = 0
 
 
-class Quantity(NamedTuple):
+class CloudQuantity(NamedTuple):
     """A quantity of all seeds.
 
     Attributes:
