@@ -198,18 +198,24 @@ def dynamics_gpu() -> str:
 
 
 def findings() -> str:
-    """Verdicts of the probe, one column per model."""
+    """Verdicts of the probe with values, 95 % confidence intervals and counts, one column per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "findings.json").read_text())["rows"]
     lines = ["| prediction | " + " | ".join(row["name"] for row in rows) + " |", "|---|" + "---|" * len(rows)]
     for prediction in rows[0]["claims"]:
         cells = []
         for row in rows:
             claim = row["claims"][prediction]
-            counted = f", {claim['supported']} of {claim['judged']}" if claim["judged"] else ""
-            number = "" if claim["value"] is None else f" {claim['value']:.2f}{counted}"
-            cells.append(f"{claim['verdict']}{number}")
+            parts = [claim["verdict"]]
+            if claim["value"] is not None:
+                exact = claim["low"] is None or claim["low"] == claim["high"]
+                interval = "" if exact else f" [{claim['low']:.2f}, {claim['high']:.2f}]"
+                null = "" if claim["null"] is None else f", null {claim['null']:.2f}"
+                parts.append(f"{claim['value']:.2f}{interval}{null}")
+            if claim["judged"]:
+                parts.append(f"{claim['supported']}/{claim['refuted']} of {claim['judged']}")
+            cells.append("<br>".join(parts))
         lines.append(f"| {prediction} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("-0.00", "0.00")
 
 
 def probe() -> str:

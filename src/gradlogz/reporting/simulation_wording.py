@@ -10,7 +10,7 @@ from ..dynamics.metastability import plateaus
 from ..dynamics.observables import SAMPLE
 from ..page.parts import Status
 from ..simulation.presets import Preset, outcomes
-from ..simulation.records import CloudQuantity, Curve, Phases, Simulation
+from ..simulation.records import Curve, FinalQuantity, Phases, Simulation
 
 KINDS = {  # final states and their colours
     "gaussian": "blue",
@@ -77,7 +77,7 @@ NO_PREDICTION = "No theoretical prediction for these settings; theory curves are
 # Cells of tables -----------------------------------------------------------------------------------------------------
 
 
-def quantity_name(row: CloudQuantity) -> str:
+def quantity_name(row: FinalQuantity) -> str:
     """Name of a quantity: "final state: clusters", "self-weight, start", "pair energy decreases"."""
     if row.kind == "state":
         return f"final state: {STATE_NAMES.get(row.name, row.name)}"
@@ -87,14 +87,14 @@ def quantity_name(row: CloudQuantity) -> str:
     return NAMED[name][0] + (", start" if name != row.name else "")
 
 
-def quantity_unit(row: CloudQuantity) -> str:
+def quantity_unit(row: FinalQuantity) -> str:
     """Unit of a quantity."""
     if row.kind == "observable":
         return NAMED[row.name.removeprefix("start ")][1]
     return "% of seeds" if row.kind == "state" else "intervals"
 
 
-def quantity_cells(row: CloudQuantity, digits: int = 3) -> tuple[str, str, str]:
+def quantity_cells(row: FinalQuantity, digits: int = 3) -> tuple[str, str, str]:
     """Value, 95 % confidence interval (with so many digits) and expected value; empty where there is none."""
     if row.kind == "state":
         expected = "" if row.expected is None else f"{row.expected[0]:.0%}".replace("%", " %")

@@ -24,8 +24,8 @@ from ..dynamics.gaussian_null import mardia_band, null_band
 from ..dynamics.intervals import ConfidenceBand, band_of_mean
 from ..special.proportions import share_of
 from . import theory_curves
-from .presets import PredictedOutcome, outcomes
-from .records import CloudQuantity, Curve, Simulation, Verdict
+from .presets import ExpectedOutcome, outcomes
+from .records import Curve, FinalQuantity, Simulation, Verdict
 
 OBSERVABLES = ("radius", "mean_fraction", "effective_rank", "self_weight")
 GATHERED = ("clusters", "collapsed")
@@ -33,7 +33,7 @@ TOLERANCE = 0.05  # relative difference between a mean and a predicted value
 ROUNDING = 1e-9
 
 
-def final_quantities(simulation: Simulation) -> list[CloudQuantity]:
+def final_quantities(simulation: Simulation) -> list[FinalQuantity]:
     """The quantities of a simulation, those with predictions first."""
     preset = simulation.preset
     parsed = [] if preset is None else outcomes(preset.expects)
@@ -45,7 +45,7 @@ def final_quantities(simulation: Simulation) -> list[CloudQuantity]:
     return sorted(rows, key=lambda row: row.reference != "theory")
 
 
-def _states(simulation: Simulation, predicted: PredictedOutcome | None) -> list[CloudQuantity]:
+def _states(simulation: Simulation, predicted: ExpectedOutcome | None) -> list[FinalQuantity]:
     counts = Counter(v.kind for v in simulation.verdicts)
     total = len(simulation.verdicts)
     state = predicted.name if predicted is not None and _is_state(simulation, predicted) else None
@@ -54,14 +54,14 @@ def _states(simulation: Simulation, predicted: PredictedOutcome | None) -> list[
     rows = []
     for kind, count in counts.most_common():
         share = share_of(count, total)
-        row = CloudQuantity(kind, "state", share.value, share.low, share.high, total)
+        row = FinalQuantity(kind, "state", share.value, share.low, share.high, total)
         if kind == state:
             row = row._replace(expected=(1.0, 1.0), reference="theory", verdict=_by_seeds(count, total))
         rows.append(row)
     return rows
 
 
-def _clusters(simulation: Simulation, predicted: PredictedOutcome | None) -> list[CloudQuantity]:
+def _clusters(simulation: Simulation, predicted: ExpectedOutcome | None) -> list[FinalQuantity]:
     """The cluster count, if tokens have gathered in any cloud."""
     if not any(v.kind in GATHERED for v in simulation.verdicts):
         return []
@@ -72,7 +72,7 @@ def _clusters(simulation: Simulation, predicted: PredictedOutcome | None) -> lis
     return [row]
 
 
-def _observables(simulation: Simulation, predicted: PredictedOutcome | None) -> list[CloudQuantity]:
+def _observables(simulation: Simulation, predicted: ExpectedOutcome | None) -> list[FinalQuantity]:
     observed = simulation.trajectory.observed
     names = [name for name in OBSERVABLES if name in observed]
     gaussian = all(v.kind == "gaussian" for v in simulation.verdicts)
@@ -85,7 +85,7 @@ def _observables(simulation: Simulation, predicted: PredictedOutcome | None) -> 
     return rows
 
 
-def _theorems(simulation: Simulation) -> list[CloudQuantity]:
+def _theorems(simulation: Simulation) -> list[FinalQuantity]:
     """Violations of the theorems on pair energy and diameter, where they apply."""
     violations: dict[str, tuple[int, int]] = {}
     if "log_pair_energy" in simulation.trajectory.observed and theory_curves.rising(simulation):
@@ -98,13 +98,13 @@ def _theorems(simulation: Simulation) -> list[CloudQuantity]:
         above = sum(a > b + rounding for a, b in zip(diameters, bound.values, strict=True))
         violations["diameter"] = above, len(diameters) - 1
     return [
-        CloudQuantity(name, "theorem", count, math.nan, math.nan, total, (0.0, 0.0), "theory", _no(count))
+        FinalQuantity(name, "theorem", count, math.nan, math.nan, total, (0.0, 0.0), "theory", _no(count))
         for name, (count, total) in violations.items()
         if total
     ]
 
 
-def _gaussianity(simulation: Simulation) -> list[CloudQuantity]:
+def _gaussianity(simulation: Simulation) -> list[FinalQuantity]:
     """Distance to a Gaussian and kurtosis beside their null values, unless tokens have gathered."""
     evidence = [v.evidence for v in simulation.verdicts if "sliced_wasserstein_null" in v.evidence]
     if not evidence:
@@ -121,27 +121,27 @@ def _gaussianity(simulation: Simulation) -> list[CloudQuantity]:
 # Comparison ----------------------------------------------------------------------------------------------------------
 
 
-def _is_state(simulation: Simulation, predicted: PredictedOutcome) -> bool:
+def _is_state(simulation: Simulation, predicted: ExpectedOutcome) -> bool:
     return predicted.name.removeprefix("start ") not in simulation.trajectory.observed or predicted.name == "clusters"
 
 
-def _mean(name: str, values: Tensor) -> CloudQuantity:
+def _mean(name: str, values: Tensor) -> FinalQuantity:
     """Mean over seeds with Student's 95 % confidence interval; none for one seed."""
     values = values.double()
     low = high = math.nan
     if len(values) > 1 and bool(values.isfinite().all()):
         band = band_of_mean(values, level=0.95)
         low, high = float(band.low), float(band.high)
-    return CloudQuantity(name, "observable", float(values.mean()), low, high, len(values))
+    return FinalQuantity(name, "observable", float(values.mean()), low, high, len(values))
 
 
-def _compared(row: CloudQuantity, predicted: PredictedOutcome, simulation: Simulation) -> CloudQuantity:
+def _compared(row: FinalQuantity, predicted: ExpectedOutcome, simulation: Simulation) -> FinalQuantity:
     """The quantity with the prediction of a preset, which each seed meets or not."""
     verdict = _by_seeds(sum(simulation.met), len(simulation.met))
     return row._replace(expected=(predicted.low, predicted.high), reference="theory", verdict=verdict)
 
 
-def _with_curve(row: CloudQuantity, curve: Curve | None, simulation: Simulation) -> CloudQuantity:
+def _with_curve(row: FinalQuantity, curve: Curve | None, simulation: Simulation) -> FinalQuantity:
     """The quantity with the last value of a predicted curve, if the curve reaches the end."""
     if curve is None or len(curve.values) < len(simulation.trajectory.times) or not math.isfinite(curve.values[-1]):
         return row

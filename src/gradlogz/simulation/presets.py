@@ -163,7 +163,7 @@ def preset_of(name: str) -> Preset:
     return PRESETS[name]
 
 
-class PredictedOutcome(NamedTuple):
+class ExpectedOutcome(NamedTuple):
     """A predicted outcome: a final state or an observable ("start slope": at the start), and the range of its value.
 
     The value of a final state is the cluster count.
@@ -174,18 +174,18 @@ class PredictedOutcome(NamedTuple):
     high: float
 
 
-def outcomes(expects: str) -> list[PredictedOutcome]:
+def outcomes(expects: str) -> list[ExpectedOutcome]:
     """Parse a prediction into its alternative outcomes.
 
     >>> outcomes("clusters 2-3 or collapsed")
-    [PredictedOutcome(name='clusters', low=2.0, high=3.0), PredictedOutcome(name='collapsed', low=0.0, high=inf)]
+    [ExpectedOutcome(name='clusters', low=2.0, high=3.0), ExpectedOutcome(name='collapsed', low=0.0, high=inf)]
     """
     parsed = []
     for alternative in expects.split(" or ") if expects else []:
         *words, last = alternative.split(" ")
         name, numbers = (" ".join(words), last) if last[0].isdigit() else (alternative, "")
         ends = [float(end) for end in numbers.split("-")] if numbers else [0.0, math.inf]
-        parsed.append(PredictedOutcome(name, ends[0], ends[-1]))
+        parsed.append(ExpectedOutcome(name, ends[0], ends[-1]))
     return parsed
 
 

@@ -2,7 +2,7 @@
 
     Simulation      trajectories and final states of the clouds of all seeds, and the prediction of the theory
     Curve           predicted values of an observable over time
-    CloudQuantity   value, confidence interval, expected value and verdict
+    FinalQuantity   value, confidence interval, expected value and verdict
     Phases          a phase diagram: final states over a grid of parameters
 
 Read next: run_simulation.py and parameter_sweep.py (which make them), final_quantities.py (values with confidence
@@ -105,7 +105,7 @@ class Curve(NamedTuple):
     degree: int = 0
 
 
-class CloudQuantity(NamedTuple):
+class FinalQuantity(NamedTuple):
     """A quantity of all seeds.
 
     Attributes:
