@@ -197,11 +197,11 @@ def _results(simulation: Simulation) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in final_quantities(simulation):
         value, interval, expected = quantity_cells(row)
-        unjudged = "null band" if row.reference == "null" else "–"
+        unjudged = "null band" if row.reference == "null" else None
         verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else unjudged
-        cells = (value, interval or "–", row.total, expected or "–", verdict)
+        cells = (value, interval or None, row.total, expected or None, verdict)
         rows.append((quantity_name(row), quantity_unit(row), *cells))
-    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _RESULTS)
+    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _RESULTS, stacked=True)
 
 
 _RESULTS = (

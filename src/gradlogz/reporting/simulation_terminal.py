@@ -16,6 +16,7 @@ from . import phases_page
 from .result_table import result_table
 from .simulation_wording import (
     NAMED,
+    STATE_NAMES,
     agreement,
     bounds,
     number,
@@ -85,7 +86,9 @@ def phases_table(phases: Phases, width: int) -> list[Text]:
             values = [e[name] for e in evidence if name in e]
             clear = name != "clusters" or kind in phases_page.GATHERED
             ranges.append(bounds(min(values), max(values)) if values and clear else "")
-        rows.append((kind, str(len(evidence)), f"{100 * len(evidence) / len(points):.0f} %", *ranges))
+        rows.append(
+            (STATE_NAMES.get(kind, kind), str(len(evidence)), f"{100 * len(evidence) / len(points):.0f} %", *ranges)
+        )
     return result_table(("final state", "points", "share", "cluster count", "effective rank"), rows, None, width)
 
 

@@ -143,8 +143,8 @@ def _results(tracks: Tracks) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in track_quantities(tracks):
         value, interval, expected = quantity_cells(row, tracks)
-        verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else "–"
-        cells = (value, interval or "–", row.total or "–", expected or "–", verdict)
+        verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else None
+        cells = (value, interval or None, row.total or None, expected or None, verdict)
         rows.append((quantity_name(row), *cells))
     caption = (
         "n: number of innovations, or of rows. 95 % CI: Wilson's interval, assuming independent innovations. "
@@ -152,7 +152,7 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += " NEES / dof: normalised estimation error squared, divided by its degrees of freedom."
-    return Table("results", "Quantities of all tracks", columns, tuple(rows), caption)
+    return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 
 
 # Rows of targets ----------------------------------------------------------------------------------------------------

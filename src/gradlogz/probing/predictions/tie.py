@@ -66,8 +66,8 @@ DECLARATION = Declaration(
         "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
         "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
         "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
-        'itself; "over distances" uses W_q R̄ with the rotation averaged over distances, weighted by attention. With partial '
-        "rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
+        'itself; "over distances" uses W_q R̄ with the rotation averaged over distances, weighted by attention. With '
+        "partial rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
         "Nulls: for the cosine, random rotations of the output space, with mean 0 and variance |AᵀB|² / (D |A|² |B|²); "
         "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
     ),
