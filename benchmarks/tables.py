@@ -222,7 +222,7 @@ def probe() -> str:
     """Time of the probe relative to a plain pass on two cores, one column per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
     names = [f"{row['model']}, {' x '.join(map(str, row['batch']))} tokens" for row in rows]
-    lines = ["| two cores, times a plain pass | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
+    lines = ["| time relative to a plain pass, two cores | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
     for name in ("all predictions", "events alone", "plain again"):
         lines.append(f"| {name} | " + " | ".join(f"{row['ratios'][name]:.2f}" for row in rows) + " |")
     for name in rows[0]["events and one prediction"]:
@@ -235,7 +235,7 @@ def probe_gpu() -> str:
     """Time of the probe relative to a plain pass on a GPU, one row per batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe_gpu.json").read_text())["rows"]
     lines = [
-        "| tokens of a batch | plain, ms | events alone | all predictions | plain / plain | peak GiB |",
+        "| batch, sequences x tokens | plain pass, ms | events alone | all predictions | plain again | peak, GiB |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -245,7 +245,8 @@ def probe_gpu() -> str:
             lines.append(f"| {batch} | {row['ms']['plain']:.0f} | {' | '.join(cells)} | {row['GiB at most']:.1f} |")
         else:
             lines.append(
-                f"| {row['tokens with merging']:,} in turn, {row['seconds']:.0f} s | | | | | {row['GiB at most']:.1f} |"
+                f"\nMeasuring {row['tokens with merging']:,} tokens in successive batches, with all predictions, takes "
+                f"{row['seconds']:.0f} s and {row['GiB at most']:.1f} GiB."
             )
     return "\n".join(lines)
 

@@ -1,19 +1,36 @@
-"""The table of the page about the probe is that of the files: their names, claims, and what would refute them."""
+"""The table of docs/probe.md has the declared texts: claim, definition of the statistic, and both conditions.
+
+As a script, this file writes the table again.
+"""
 
 from pathlib import Path
 
 from gradlogz.probing.predictions import known_predictions
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
+START, END = "<!-- predictions -->\n", "<!-- /predictions -->"
+HEADING = "| prediction | claim | definition of the statistic | supported if | refuted if |\n|---|---|---|---|---|\n"
 
 
-def row(prediction):
-    refutes = prediction.declaration.refutes.replace("|", "\\|")
-    return f"| `{prediction.name}` | {prediction.declaration.claim} | {refutes} |"
+def table():
+    rows = []
+    for prediction in known_predictions():
+        declared = prediction.declaration
+        cells = [declared.claim, declared.formula, declared.supports, declared.refutes]
+        rows.append(" | ".join([f"| `{prediction.name}`", *(cell.replace("|", "\\|") for cell in cells)]) + " |\n")
+    return HEADING + "".join(rows)
+
+
+def parts():
+    before, rest = PAGE.read_text(encoding="utf-8").split(START)
+    current, after = rest.split(END)
+    return before, current, after
 
 
 def test_the_probe_page_lists_every_prediction():
-    page = PAGE.read_text()
-    table = page[page.index("<!-- predictions -->") : page.index("<!-- /predictions -->")]
-    lines = [line for line in table.splitlines() if line.startswith("| `")]
-    assert lines == [row(p) for p in known_predictions()]
+    assert parts()[1] == table()
+
+
+if __name__ == "__main__":
+    before, _, after = parts()
+    PAGE.write_text(before + START + table() + END + after, encoding="utf-8")

@@ -34,9 +34,10 @@ DECLARATION = Declaration(
     title="Calm heads",
     claim="Rows whose logits are small have large entropies.",
     formula="corr(max s, H)",
+    supports=f"The correlation is below {BOUND}.",
     refutes=f"A correlation above {BOUND}.",
     method=(f"Over rows that are no padding, against {BOUND}.", "There is no null."),
-    decision_rule=f"Supported below {BOUND}.",
+    decision_rule="The majority of heads decides.",
     quantities={QUANTITY: Quantity("furlongs", "corr(max s, H) of a head")},
     references=("zhai23",),
     statistic="median calm",
@@ -116,7 +117,7 @@ def check(findings):
     page = gradlogz.report(findings)
     declared = ("Calm heads", claim.claim, "furlongs", "corr(max s, H) of a head", "against 0.25.", "There is no null.")
     declared += ("Median calm ", " furlongs", "Calm rows: 3 of 7.", "The wind is 12 knots.")
-    for text in (*declared, "A correlation above 0.25.", "Entropy Collapse"):
+    for text in (*declared, "The correlation is below 0.25.", "A correlation above 0.25.", "Entropy Collapse"):
         assert text in page, text
 
 
@@ -168,7 +169,14 @@ def test_texts_are_data():
     assert plain == stripped
     for prediction in known_predictions():
         declared = prediction.declaration
-        texts = (declared.title, declared.claim, declared.formula, declared.refutes, *declared.method)
+        texts = (
+            declared.title,
+            declared.claim,
+            declared.formula,
+            declared.refutes,
+            *declared.method,
+            declared.supports,
+        )
         texts += (declared.decision_rule, declared.statistic, declared.number, *declared.remarks.values())
         assert len(declared.title) <= 26, prediction.name
         assert all(texts), prediction.name

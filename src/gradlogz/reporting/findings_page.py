@@ -33,13 +33,14 @@ GUIDE = {
     ),
     "null": (
         "The same statistic under a null model in which the claim does not hold: the same architecture with random "
-        "weights, randomly rotated matrices, other heads or permuted tokens. Each section names its null. Figures show "
-        "it in grey, with its 95 % band where it has one."
+        "weights, randomly rotated matrices, other heads or permuted tokens. Each section names its null. Figures "
+        "show it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end "
+        "of the band."
     ),
     "verdict on a head": (
-        "Supported or refuted if the 95 % confidence interval lies beyond the bound of the decision rule and the "
-        "p-value passes the Benjamini–Hochberg procedure at a false discovery rate (FDR) of 5 %; otherwise "
-        "inconclusive. Statistics of weights alone are compared with the bound directly."
+        "Supported or refuted if the condition named in the section of the claim holds at a false discovery rate "
+        "(FDR) of 5 % over all heads (Benjamini–Hochberg); the 95 % confidence interval then excludes the bound. "
+        "Otherwise inconclusive. Statistics of weights alone are compared with the bound directly."
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
@@ -126,11 +127,11 @@ def _methods(run: Run) -> tuple[str, ...]:
         "Null values. The null value is the same statistic under a null model in which the claim does not hold: the "
         "same architecture with random weights, randomly rotated matrices, other heads or permuted tokens, as named "
         "in each section.",
-        "Verdicts. A head supports a claim if its 95 % confidence interval lies beyond the bound of the claim, and "
-        "refutes it if the interval lies beyond the opposite bound. p-values are those of Student's t distribution "
-        "with seven degrees of freedom, and both directions are corrected over all heads by the Benjamini–Hochberg "
-        "procedure at FDR 5 % [benjamini95]; otherwise the head is inconclusive. Statistics of weights alone are "
-        "compared with the bound directly. The verdict on the model is that of the majority of its heads or layers, "
-        "unless its decision rule states otherwise.",
+        "Verdicts. Each head has one p-value for supporting and one for refuting a claim: the confidence interval is "
+        "inverted at the bound with Student's t distribution (seven degrees of freedom). A head supports or refutes "
+        "the claim if the Benjamini–Hochberg procedure over all heads, at FDR 5 %, rejects the opposite "
+        "[benjamini95]; its 95 % confidence interval then excludes the bound. Otherwise the head is inconclusive. "
+        "Statistics of weights alone are compared with the bound directly. The verdict on the model is that of more "
+        "than half of its heads or layers, unless the decision rule states otherwise.",
         "Theory. The claims follow from [shim22], with corrections.",
     )

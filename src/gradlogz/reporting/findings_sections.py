@@ -180,14 +180,14 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
 
 
 def _definition(claim: Summary, declarations: Declarations) -> dict[str, str]:
-    """Short name, statistic, null, formula and decision rule of a claim."""
+    """Short name, statistic, null, definition, conditions and decision rule of a claim."""
     facts = {"short name": title_of(declarations, claim.prediction)}
     declared = _declared(claim, declarations)
     if declared is not None:
         tested = f", of {_tested(claim, declarations)}" if claim.judged and declared.unit else ""
         facts["statistic"] = f"{statistic(claim, declarations)}{tested}"
         facts |= {} if math.isnan(claim.null) else {"null": declared.null}
-    return facts | (facts_of(declarations, claim.prediction) or {"formula": "not declared in this run"})
+    return facts | (facts_of(declarations, claim.prediction) or {"definition": "not declared in this run"})
 
 
 def _null_name(claim: Summary, quantity: str, declarations: Declarations) -> str:

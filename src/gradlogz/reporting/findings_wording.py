@@ -139,14 +139,15 @@ def _words(declarations: Declarations, claim: Summary) -> str:
 
 
 def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
-    """Formula, decision rule and refuting result of a prediction; empty if it is not declared."""
+    """Definition of the statistic, conditions and decision rule of a prediction; empty if it is not declared."""
     declared = declarations.get(prediction)
     if declared is None:
         return {}
     texts = {
-        "formula": declared.formula,
+        "definition": declared.formula,
+        "supported if": declared.supports,
+        "refuted if": declared.refutes,
         "decision rule": declared.decision_rule,
-        "refuted by": declared.refutes,
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -173,7 +174,11 @@ def unit_and_formula(declarations: Declarations, prediction: str, quantity: str)
 def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:
     """Bibliography keys that predictions cite in their texts or list as references."""
     declared = [declarations[name] for name in predictions if name in declarations]
-    texts = [text for each in declared for text in (*each.method, each.decision_rule, each.claim, each.refutes)]
+    texts = [
+        text
+        for each in declared
+        for text in (*each.method, each.decision_rule, each.claim, each.supports, each.refutes)
+    ]
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 

@@ -39,25 +39,24 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Ascent of log normaliser",
-    claim="An attention sublayer moves tokens up the log normaliser of its keys.",
+    claim="The update of an attention sublayer increases the log normaliser of its keys.",
     formula=(
-        "gain = [G(x + D) - G(x)] / [G(x + |D| g/|g|) - G(x)],  G(x) = sum_h (1/beta) log sum_j exp(beta q_h(x).k_hj)"
+        "gain = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]: increase of the log normaliser G by the "
+        "update D, relative to that by the steepest-ascent step of equal norm, g = grad G(x); sums over tokens x. "
+        "G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>) over the heads h of a layer"
     ),
-    refutes="A gain below 0, or below that of updates permuted between tokens.",
+    supports=f"The gain is above {LEAST:g} and above the null, the gain of updates permuted between tokens.",
+    refutes="The gain is below 0 or below that null.",
     method=(
         FORMULAS,
         "With tied weights the attention update is an ascent step of G (theory E7); trained layers need not be tied. A "
         "gain of 1 is that of the steepest-ascent step of equal norm. G is convex in the query, so that it rises under "
-        "most updates; the test statistic is therefore the gain in excess of the permuted-token null, in which each "
-        "token receives the update of another token of the same text. Reversed updates and random directions are "
+        "most updates; the gain is therefore compared with the permuted-token null, in which each token receives the "
+        "update of another token of the same text. Reversed updates and random directions are "
         "reported for comparison. G is linear for rows with a single visible key; such rows are included.",
-        f"The sample is one token in {PART}, the same tokens in every layer, restricted to tokens whose keys are all "
-        "visible.",
+        f"The sample is one token in {PART}, the same tokens in every layer, without padding.",
     ),
-    decision_rule=(
-        f"A layer supports the claim if its gain is above {LEAST:g} and above that of permuted updates, and refutes it "
-        "if its gain is below 0 or below that of permuted updates. The model follows the majority of its layers."
-    ),
+    decision_rule="The verdict on the model is that of more than half of its layers.",
     quantities={
         GAIN: Quantity("1", "ΔG(D) / ΔG(|D| ∇G/|∇G|)"),
         "gain, permuted": Quantity("1", "ΔG(D of another token) / ΔG(|D| ∇G/|∇G|)"),

@@ -1,6 +1,6 @@
-"""Coherence: the cost of uniform gates between heads.
+"""Coherence: the cost of weighting the heads of a layer equally.
 
-    h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
+    h = sum_k h_k / H        mixture of heads: the gradient of its log normaliser weights head k by r_k = softmax_k(G_k)
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
 
 Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
@@ -37,36 +37,38 @@ COHERENT, INCOHERENT = 0.1, 0.5
 COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numerator and denominator
 
 FORMULAS = """\
-    h = sum_k h_k / H        heads as a mixture: the gradient of its log normaliser gates head k by r_k = softmax_k(G_k)
-    multi-head attention     gates them all alike: the gradient of a lower bound of that log normaliser
+    h = sum_k h_k / H        mixture of heads: the gradient of its log normaliser weights head k by r_k = softmax_k(G_k)
+    multi-head attention     weights them equally: the gradient of a lower bound of that log normaliser
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats           [theory 6.2]"""
 
 DECLARATION = Declaration(
     title="Coherent heads",
-    claim="Heads are coherent: multi-head attention is nearly the gradient of the mixture of its heads.",
-    formula="KL(uniform‖softmax_k(G_k - <mu_k, q_k>)) over the heads of a layer, in nats",
-    refutes=f"A cost above {INCOHERENT:g} nats: gates by the log normalisers would be far from uniform.",
+    claim="Heads are coherent: multi-head attention is nearly the gradient of the log normaliser of their mixture.",
+    formula=(
+        "cost = KL(uniform‖r) in nats, r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer, mean over rows. "
+        "The gradient of the mixture weights head k by r_k, multi-head attention weights all heads equally. G_k: log "
+        "normaliser, mu_k: mean key, q_k: query of head k"
+    ),
+    supports=f"The cost is below {COHERENT:g} nats.",
+    refutes=f"The cost is above {INCOHERENT:g} nats: the weights r are far from uniform.",
     method=(
         FORMULAS,
         "A log normaliser is defined up to <q, c> for an offset c of the keys, which leaves the attention weights "
         f'unchanged; for "{COST}" the keys of each row are therefore centred, G_k - mean_j u_j, in a random sample of '
         f'rows. "{RAW}" uses the log normalisers without centring, in all rows. Log normalisers are not comparable '
-        "between heads with different visible keys or biases, nor in layers that compute their own logits.",
+        "between heads with different visible keys or biases, nor in layers whose queries and keys are unknown.",
         f'"{SHIFTED}" takes the log normaliser of each head from another row of the same text (minus log n): the cost '
-        "of independent heads.",
+        "if heads were independent.",
         "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "
         "cost alone is not an effect of training.",
     ),
-    decision_rule=(
-        f"A layer supports the claim if its cost is below {COHERENT:g} nats, and refutes it above {INCOHERENT:g} nats. "
-        "The model follows the majority of its layers."
-    ),
+    decision_rule="The verdict on the model is that of more than half of its attention layers.",
     quantities={
         COST: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         SHIFTED: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         RAW: Quantity("nats", "KL(uniform‖softmax_k(G_k))"),
     },
-    statistic="median cost of uniform gates",
+    statistic="median cost of equal head weights",
     null="random-weights baseline",
     unit="attention layer",
     number="{:.3f} nats",

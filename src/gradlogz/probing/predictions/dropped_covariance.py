@@ -37,29 +37,36 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Covariance tracks loss",
-    claim="The covariance of attended values, which attention drops, is large where the model is uncertain.",
-    formula="partial correlation of log sum_h tr Cov_a(v) with the loss of the next token, given log n",
-    refutes=f"A partial correlation below {LEAST:g}.",
+    claim="The covariance of the attended values, which attention discards, is larger where the model is uncertain.",
+    formula=(
+        "partial correlation, over tokens, of the log variance of the attended values, log sum_h tr Cov_a(v) averaged "
+        "over layers, with the loss of the next token, controlling for the log number of visible keys"
+    ),
+    supports=(
+        f"The partial correlation is above {LEAST:g} and above the null, the same correlation with the variance at "
+        "another token."
+    ),
+    refutes=f"The partial correlation is below {LEAST:g}.",
     method=(
         FORMULAS,
         "The trace is that of the values before the output matrix; after it, the full covariance would be needed. It "
         f"is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
         "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
-        "visible keys and a high loss, which alone causes a correlation: the partial correlation is judged. For masked "
+        "visible keys and a high loss, which alone causes a correlation: the judged correlation is therefore "
+        "partial. For masked "
         f'language models the loss of visible tokens is reported as "{PSEUDO}" and not judged, because such models '
         "mostly copy visible tokens. Without a language-model head there is no loss.",
-        "Null: the same with the spread of the token half a text away.",
+        "Null: the same correlation with the spread of the token half a text away.",
     ),
     decision_rule=(
-        "Judged is the average over layers: supported if its partial correlation is above "
-        f"{LEAST:g} and above the null, refuted below {LEAST:g}. Single layers are reported and not judged."
+        "The average over layers is judged, for the model as a whole. Single layers are reported and not judged."
     ),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr P, loss | log n)"),
         PLAIN: Quantity("1", "corr(log Σ_h tr P, loss)"),
         PSEUDO: Quantity("1", "corr(log Σ_h tr P, loss of visible tokens)"),
     },
-    statistic="partial correlation of log tr Cov with the next-token loss",
+    statistic="partial correlation of log variance of attended values with next-token loss",
     null="permuted-token null",
     unit="",
     details={"largest": Label("largest partial correlation of a layer", null="permuted-token null")},

@@ -51,8 +51,11 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Entropy below baseline",
     claim="Training lowers the entropy of attention: heads are more selective than with random weights.",
-    formula="normalised entropy H / log n of every row with n visible keys",
-    refutes="Normalised entropies above those of the same architecture with random weights.",
+    formula=(
+        "normalised entropy H / log n of the attention weights, mean over the rows of a head; n: visible keys of a row"
+    ),
+    supports=f"The normalised entropy is at least {LEAST:g} below the 95 % band of the random-weights baseline.",
+    refutes=f"The normalised entropy is at least {LEAST:g} above that band.",
     method=(
         FORMULAS,
         "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
@@ -61,9 +64,8 @@ DECLARATION = Declaration(
         "the thresholds of the training monitor, on averages over the text.",
     ),
     decision_rule=(
-        f"A head supports the claim if its normalised entropy is at least {LEAST:g} below the band of the "
-        "random-weights baseline, and refutes it if it is above the band by as much. The model follows the majority of "
-        "its heads."
+        f"{LEAST:g} is the smallest difference that counts as relevant. The verdict on the model is that of more than "
+        "half of its heads."
     ),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),

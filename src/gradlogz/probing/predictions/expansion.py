@@ -43,9 +43,14 @@ DECLARATION = Declaration(
     title="Expansion by attention",
     claim="Attention updates increase the variance of tokens more than uncorrelated updates would.",
     formula=(
-        "log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of each attention sublayer, and the same of log determinants"
+        "excess = log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of an attention sublayer, without the first token of "
+        "each sequence; x: residual stream, u: update; 0 if they are uncorrelated"
     ),
-    refutes="A negative excess: attention updates that contract the tokens.",
+    supports=(
+        f"The excess is above {BOUND:g} and above the null band, which covers the random-weights baseline and "
+        "permuted updates."
+    ),
+    refutes=f"The excess is below {-BOUND:g}: attention updates contract the tokens.",
     method=(
         FORMULAS,
         "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
@@ -59,17 +64,14 @@ DECLARATION = Declaration(
         "the excess also contains the permutation null of updates exchanged between tokens, with mean 0 and standard "
         "deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
     ),
-    decision_rule=(
-        f"An attention sublayer supports the claim if its excess without first tokens is above {BOUND:g} and above the "
-        f"null, and refutes it below {-BOUND:g}. The model follows the majority of its sublayers."
-    ),
+    decision_rule="The verdict on the model is that of more than half of its attention sublayers.",
     quantities={
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
         **dict.fromkeys((*EXCESS.values(), *REST.values()), _OF_TRACE),
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
         VOLUME_EXCESS: Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k"),
     },
-    statistic="median excess growth of log tr Cov without first tokens",
+    statistic="median excess of log tr Cov over an uncorrelated update, without first tokens",
     null="random-weights baseline",
     unit="attention sublayer",
     details={GROWTH: Label("median growth of log tr Cov", null="uncorrelated update")},

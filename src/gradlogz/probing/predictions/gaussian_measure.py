@@ -46,7 +46,8 @@ FORMULAS = """\
                         <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
     mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact
     mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, pooled over rows: agreement of directions
-    log normalizer explained, R², correlation      of G, relative to log n + <mu, q>, to a constant, with the formula
+    log normalizer explained     1 - sum (g - <q, Sigma q>/2)² / sum g²,  g = G - log n - <mu, q>; R²: the same relative
+                        to the mean of G - log n; correlation: of G - log n with <mu, q> + <q, Sigma q>/2
     information         log n - H, in nats; frozen: share of rows with Var u > 2 log n, where the largest of n
                         Gaussian logits dominates and no finite sample satisfies the formula             [theory 10.3]
     pooled              with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
@@ -55,12 +56,21 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Gaussian keys",
-    claim="Keys act on queries as a Gaussian measure does: the attended mean is mu + Sigma q.",
-    formula="1 - sum |m - mu - Sigma q|² / sum |m - mu|², m the attended mean, mu and Sigma of the visible keys",
-    refutes=(
-        f"Less than {BAR:g} of the variance of the attended mean around mu, or of the log normaliser around "
-        "log n + <mu, q>, is explained."
+    claim=(
+        "Keys act on a query q like a Gaussian of their mean mu and covariance Sigma: the attended mean is mu + "
+        "Sigma q."
     ),
+    formula=(
+        "explained variance of the attended mean m around mu, 1 - sum |m - mu - Sigma q|² / sum |m - mu|², and of "
+        "the log normaliser G around log n + <mu, q>, 1 - sum (g - <q, Sigma q>/2)² / sum g² with g = G - log n - "
+        "<mu, q>; mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query; sums over "
+        "rows"
+    ),
+    supports=(
+        f"Both explained variances are above {BAR:g}, that of the attended mean is above the null (Sigma of another "
+        f"head's keys), and the attention weights carry at least {INFORMED:g} nats of information (log n - entropy)."
+    ),
+    refutes=f"Either explained variance is below {BAR:g}.",
     method=(
         FORMULAS,
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys; biases are log weights of the "
@@ -70,11 +80,9 @@ DECLARATION = Declaration(
         "baseline.",
     ),
     decision_rule=(
-        f'A head supports the claim if "{EXPLAINED}" is above {BAR:g} and above the null, "{NORMALIZER}" is above '
-        f"{BAR:g}, and its attention carries at least {INFORMED:g} nats of information (below that, any keys would "
-        f"pass); it refutes the claim if either is below {BAR:g}. Both are needed because a single dominant key moves "
-        "the mean along Sigma q for any measure, which the log normaliser reveals. The model follows the majority of "
-        "its heads."
+        f"With less than {INFORMED:g} nats of information any keys would pass. Both explained variances are needed "
+        "because a single dominant key moves the mean along Sigma q for any distribution of the keys, but does not "
+        "give the log normaliser of a Gaussian. The verdict on the model is that of more than half of its heads."
     ),
     quantities={
         EXPLAINED: Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),

@@ -42,8 +42,12 @@ FORMULAS = f"""\
 DECLARATION = Declaration(
     title="Hopfield retrieval",
     claim=f"Heads retrieve few patterns: {100 * MASS:g} % of the attention weight lies on less than half of the keys.",
-    formula=f"k / n, k the smallest number of keys with {100 * MASS:g} % of the weight of a row with n visible keys",
-    refutes=f"{100 * MASS:g} % of the weight spread over more than half of the visible keys.",
+    formula=(
+        f"share k / n of the n visible keys of a row, k the smallest number of keys that hold {100 * MASS:g} % of its "
+        "attention weight; mean over the rows of a head"
+    ),
+    supports=f"The share is below {HALF:g} and below the null, the random-weights baseline.",
+    refutes=f"The share is above {HALF:g}: the head averages over most visible keys.",
     method=(
         FORMULAS,
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys. The state is the query, the "
@@ -52,10 +56,7 @@ DECLARATION = Declaration(
         "nothing to the mean.",
         "Null: the heads of the random-weights baseline, with the 95 % prediction band of a further random head.",
     ),
-    decision_rule=(
-        f'A head supports the claim if "{HELD}" is below {HALF:g} and below the null, and refutes it above {HALF:g}, '
-        "where it averages over most visible keys. The model follows the majority of its heads."
-    ),
+    decision_rule="The verdict on the model is that of more than half of its heads.",
     quantities={
         HELD: Quantity("share of keys", f"k / n,  k keys hold {100 * MASS:g} %"),
         COUNT: Quantity("keys", f"k that hold {100 * MASS:g} %"),

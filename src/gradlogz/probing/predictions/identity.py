@@ -33,21 +33,22 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Attention is a gradient",
     claim="The output of attention is the gradient of its log normaliser.",
-    formula="error = |output - ∇ log sum_j exp(s_j + <v_j, omega>) at 0| / (eps (1 + max |s|) max |v|)",
+    formula=(
+        "error = max |output - ∇ log sum_j exp(s_j + <v_j, omega>)| at omega = 0, in rounding units "
+        "eps (1 + max |s|) max |v|; s_j: logits, v_j: values; the maximum is over the sampled rows of a head"
+    ),
+    supports=f"The error of every head is at most {LIMIT:g} rounding units.",
     refutes=(
-        f"An error above {LIMIT:g} rounding units. The identity holds for any weights, so such an error means that the "
-        "layer was not captured correctly and that its other results are invalid."
+        f"The error of a head is above {LIMIT:g} rounding units. The identity holds for any weights, so such an error "
+        "means that the layer was not captured correctly and that its other results are invalid."
     ),
     method=(
         FORMULAS,
         "The gradient is computed by automatic differentiation from explicit logits, for a random sample of rows; the "
-        "output is the tensor that the model itself passes on. This is a self-check of the measurement and no "
+        "output is the tensor that the model itself passes on. This is a self-check of the measurement, not an "
         "empirical claim.",
     ),
-    decision_rule=(
-        f"A head is exact if the largest error over its sampled rows is at most {LIMIT:g} rounding units. The claim is "
-        "supported if all heads are exact and refuted otherwise."
-    ),
+    decision_rule=f"A head is exact if its error is at most {LIMIT:g}. One head that is not exact refutes the claim.",
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
     statistic="largest error (rounding units)",
     number="{:.3g}",
@@ -55,7 +56,7 @@ DECLARATION = Declaration(
     correction="",
     remarks={
         NOTHING_MEASURED: "No attention layer exposes its queries, keys and values.",
-        "not_exact": "Other results for these heads are invalid (in {layers}).",
+        "not_exact": "Other results for heads that are not exact are invalid (in {layers}).",
     },
 )
 

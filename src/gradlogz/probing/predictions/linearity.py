@@ -47,8 +47,12 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Affine feed-forward maps",
     claim="Feed-forward sublayers are nearly affine maps of their inputs.",
-    formula="held-out R² of the best affine map from the input of a feed-forward sublayer to its update",
-    refutes=f"An R² below {REFUTES:g}, in sample and held out.",
+    formula=(
+        "R² of the best affine map from the input of a feed-forward sublayer to its update: held-out, evaluated on "
+        "other documents than it was fitted on; in-sample, on the same documents"
+    ),
+    supports=f"The held-out R² is above {SUPPORTS:g}.",
+    refutes=f"Both the held-out and the in-sample R² are below {REFUTES:g}.",
     method=(
         FORMULAS,
         "The published linearity score is in sample and includes the residual. Both inflate it: p coordinates explain "
@@ -60,9 +64,8 @@ DECLARATION = Declaration(
         "linear. If the baseline passes the bound too, the result is not an effect of training.",
     ),
     decision_rule=(
-        f"A sublayer supports the claim if its held-out R² is above {SUPPORTS:g}, and refutes it if its held-out R² is "
-        f"below {REFUTES:g} and so is its in-sample R², which a small sample can only increase. The model follows the "
-        "majority of its sublayers."
+        "A small sample can lower the held-out R² but only increase the in-sample R², so both are required for a "
+        "refutation. The verdict on the model is that of more than half of its feed-forward sublayers."
     ),
     quantities={
         HELD_OUT: Quantity("1", "1 − |u − Az − b|² / |u − ū|²,  held out"),

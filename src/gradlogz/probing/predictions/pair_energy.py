@@ -49,18 +49,26 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Pair energy over depth",
-    claim="The pair energy of the tokens of a text does not decrease from layer to layer.",
-    formula="change of log sum_ij exp(<u_i, u_j>) over a block, u_i = x_i / |x_i| the tokens of one sequence",
-    refutes="A significant decrease over any block.",
+    claim="The pair energy of the tokens of a sequence does not decrease from layer to layer.",
+    formula=(
+        "share of blocks over which the pair energy E = sum_ij exp(<u_i, u_j>) increases, u_i = x_i / |x_i| the "
+        "tokens of a sequence; change = log E after the block - log E before, mean over sequences; a block is from "
+        "one attention layer to the next"
+    ),
+    supports=(
+        "No block has a significant decrease, and more blocks have a significant increase than in a random order of "
+        f"the depths (permutation test, p <= {LEVEL:g})."
+    ),
+    refutes=f"A block has a significant decrease: its change is below {-LEAST:g}.",
     method=(
         FORMULAS,
         "Attention whose values are its keys never decreases E, with or without projection to the sphere, if all "
-        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Tied layers come nearest to "
-        "these assumptions; otherwise, and through feed-forward maps, decreases are expected. Tokens are projected to "
-        "the sphere because the norm of the residual stream grows with depth. beta is 1; sqrt(D), the value for tokens "
-        "of radius sqrt(D) and logits divided by sqrt(D), is also reported, where tokens attend almost only to "
-        f"themselves. In a sequence of n tokens a random subset of m = {TOKENS} is compared, and sum_{{i != j}} is "
-        "scaled by n (n - 1) / (m (m - 1)).",
+        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Tied layers come nearest "
+        "to these assumptions; otherwise, and through feed-forward maps, decreases are expected. Tokens are "
+        "projected to the sphere because the norm of the residual stream grows with depth. beta is 1. The energy is "
+        "also reported for beta = sqrt(D), the value for tokens of radius sqrt(D) and logits divided by sqrt(D), "
+        "with which tokens attend almost only to themselves. In a sequence of n tokens a random subset of m = "
+        f"{TOKENS} is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)).",
         f"Also reported over depth, on {SEQUENCES} sequences: mean fraction, effective rank, rank-one residual and "
         "number of clusters of their tokens.",
         "Nulls: for changes, the random-weights baseline, whose attention contracts tokens as well. For the share of "
@@ -68,10 +76,8 @@ DECLARATION = Declaration(
         "Eulerian distribution, with mean L/2.",
     ),
     decision_rule=(
-        f"A block supports the claim if its change is above {LEAST:g} and above that of the random-weights baseline, "
-        f"and refutes it below {-LEAST:g}. The model: refuted if any block is; supported if none is and the "
-        f"permutation test over depths rejects a random order at {100 * LEVEL:g} %; else inconclusive, as with fewer "
-        "than three layers."
+        f"A block has a significant increase if its change is above {LEAST:g} and above that of the random-weights "
+        "baseline. With fewer than three layers the permutation test cannot reject a random order."
     ),
     quantities={
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
@@ -101,7 +107,7 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No residual stream was recognised.",
         "tied": "The theorem assumes tied layers; this model's layers are tied.",
-        "untied": "The theorem assumes tied layers; this model's are untied.",
+        "untied": "The theorem assumes tied layers; this model's layers are not tied.",
     },
 )
 

@@ -54,8 +54,8 @@ FORMULAS = f"""\
     symmetric share   |B_s|² / |B|²
     positive share    sum of positive eigenvalues of B_s over the sum of absolute eigenvalues
     cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold
-                                                    {VARIANCE:.0%} of their variance, at least d: Cov⁻¹ is all in the
-                                                    smallest ones
+                                                    {VARIANCE:.0%} of their variance, and on d at least: the smallest
+                                                    components would dominate Cov⁻¹
     whitened          cosine of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹; weighted by the density of tokens
     Fisher            T = mean of Cov_a(k) over sampled queries, compared with W_kᵀ B_s W_k in the space of the head;
                       not defined with rotary embeddings, which rotate the keys"""
@@ -74,25 +74,30 @@ DECLARATION = Declaration(
     title="Positive QK matrices",
     claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
     formula=(
-        "cosine of W_q W_k^T with its positive symmetric part, and of its symmetric part with I, Cov, Cov^-1, Fisher"
+        "positive cosine = |B_+| / |B| of the QK matrix B = W_q W_k^T of a head, where B_+ is the positive "
+        "semidefinite part of (B + B^T)/2: the cosine of B with the nearest positive semidefinite matrix (Frobenius "
+        "norm)"
     ),
-    refutes="Less than half of the squared norm of a QK matrix in its positive symmetric part.",
+    supports=f"The positive cosine is above {SUPPORTS:g}.",
+    refutes=(
+        f"The positive cosine is below {REFUTES:.2f} = sqrt(1/2): less than half of the squared norm of B is in B_+."
+    ),
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. Norm gains are part of W_q and W_k, so that B "
         "acts on normalised tokens; the direction that a centring norm removes is projected out.",
-        "Nulls: for the first three quantities and the cosine with I, random rotations between queries and keys, with "
-        "standard deviation sqrt(2) / r; for the cosines with other T, rotations of B_s, which separate alignment from "
-        "size: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 "
-        "and T_0 are the traceless parts (an irreducible representation of the rotations). With rotary embeddings B "
+        "Nulls: for the first three quantities and the cosine with I, random rotations between queries and keys, "
+        "with standard deviation sqrt(2) / r for r components; for the cosines with other T, rotations of B_s, which "
+        "keep its eigenvalues: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² "
+        "|T|²), where B_0 and T_0 are the traceless parts (an irreducible representation of the rotations). With "
+        "rotary embeddings B "
         'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ with the rotation averaged over '
-        "the attended distances. With partial rotary embeddings the share of the squared norm in unrotated coordinates "
-        "is reported as well. If queries and keys are normalised, B acts on their directions.",
+        "distances, weighted by attention. With partial rotary embeddings the share of the squared norm in unrotated "
+        "coordinates is reported as well. If queries and keys are normalised, B acts on their directions.",
     ),
     decision_rule=(
-        f"A head supports the claim if its positive cosine, a function of the weights alone, is above {SUPPORTS:g}, "
-        "and refutes it below sqrt(1/2), where less than half of the squared norm is symmetric and positive. The model "
-        "follows the majority of its heads. The other cosines are not judged."
+        "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
+        "directly. The verdict on the model is that of more than half of its heads. The other cosines are not judged."
     ),
     quantities={
         **_OF_FORMS,
@@ -100,7 +105,7 @@ DECLARATION = Declaration(
         **{name + OVER: quantity for name, quantity in _OF_FORMS.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
-    statistic="median positive cosine",
+    statistic="median cosine of QK matrices with their positive part",
     null="random-rotation null",
     correction="",
     details={

@@ -53,15 +53,19 @@ _SCORES = {
 
 DECLARATION = Declaration(
     title="Symmetric QK matrices",
-    claim="The QK matrix W_q W_k^T of each attention layer is symmetric.",
-    formula="tr M² / tr M M^T of M = W_q W_k^T, and the excess of norms of its rows over that of its columns",
-    refutes=f"A symmetry score below {BOUND:g}.",
+    claim="The sum of the QK matrices W_q W_k^T of all heads of an attention layer is symmetric.",
+    formula=(
+        "symmetry score = tr(M M) / tr(M M^T), M = sum_h W_q W_k^T over the heads of a layer: 1 if M is symmetric, "
+        "-1 if it is antisymmetric, near 0 if it is random"
+    ),
+    supports=f"The symmetry score is above {BOUND:g} and above the null of random rotations.",
+    refutes=f"The symmetry score is at most {BOUND:g}.",
     method=(
         FORMULAS,
         "As in the published tables, the matrices are those of the checkpoint, without norm gains and without "
-        'rotations. "Over distances" uses W_q R̄ W_kᵀ with rotary rotations averaged over the attended distances of '
-        "each head. With partial rotary embeddings the share of the squared norm in unrotated coordinates is reported "
-        "as well. Shared key heads are counted with each of their query heads.",
+        'rotations. "Over distances" uses W_q R̄ W_kᵀ with rotary rotations averaged over distances, weighted by '
+        "the attention of each head. With partial rotary embeddings the share of the squared norm in unrotated "
+        "coordinates is reported as well. Shared key heads are counted with each of their query heads.",
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
         ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are reported to be "
@@ -71,9 +75,10 @@ DECLARATION = Declaration(
         "each coordinate.",
     ),
     decision_rule=(
-        "The conjecture that M is a Fisher information makes it symmetric [theory E13]. A layer supports the claim if "
-        f"its symmetry is above {BOUND:g}, where three quarters of |M|² are symmetric, and above the null, and refutes "
-        f"it below {BOUND:g}. The model follows the majority of its layers. Matrices have no sampling error."
+        f"The conjecture that M is a Fisher information makes it symmetric [theory E13]. At a score of {BOUND:g}, "
+        "three quarters of |M|² are in the symmetric part of M. The score depends on the weights alone and has no "
+        "sampling error, so it is compared with the bound directly. The verdict on the model is that of more than "
+        "half of its layers."
     ),
     quantities={
         **_SCORES,
@@ -81,7 +86,7 @@ DECLARATION = Declaration(
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     references=("saponati25",),
-    statistic="median symmetry",
+    statistic="median symmetry score",
     null="random-rotation null",
     unit="attention layer",
     correction="",
@@ -91,7 +96,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention layer has query and key matrices of equal input width.",
-        "published": "Published values: symmetry .51 and directionality -.08 for bert-base, .15 and -.58 for gpt2.",
+        "published": "Published medians: symmetry .51 and directionality -.08 for bert-base, .15 and -.58 for gpt2.",
         **OVER_REMARKS,
     },
 )

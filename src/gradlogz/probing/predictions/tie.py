@@ -51,23 +51,29 @@ _COSINES = {
 
 DECLARATION = Declaration(
     title="Tied QK and OV matrices",
-    claim="The OV matrix W_v W_o of each head is proportional to its transposed QK matrix W_k W_q^T.",
-    formula="cos(W_v W_o, W_k W_q^T) per head, norm gains included, weighted by the covariance of the tokens",
-    refutes=f"A weighted cosine below {BOUND:g}: most of the update is then orthogonal to the gradient.",
+    claim="The OV matrix W_v W_o of each head is a positive multiple of its transposed QK matrix W_k W_q^T.",
+    formula=(
+        "weighted cosine = tr(A^T C B) / sqrt(tr(A^T C A) tr(B^T C B)) between the OV matrix A = W_v W_o of a head and "
+        "its transposed QK matrix B = W_k W_q^T; C: covariance of the tokens that the layer receives"
+    ),
+    supports=(
+        f"The weighted cosine is above {BOUND:g} and above the null, the cosines with the OV matrices of other heads."
+    ),
+    refutes=f"The weighted cosine is below {BOUND:g}.",
     method=(
         FORMULAS,
         "The QK matrix is W_q W_k^T, the OV matrix W_v W_o. If they are tied, the attention update is an ascent step "
         "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
         "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
         "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
-        'itself; "over distances" uses W_q R̄ with the rotation averaged over the attended distances. With partial '
+        'itself; "over distances" uses W_q R̄ with the rotation averaged over distances, weighted by attention. With partial '
         "rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
         "Nulls: for the cosine, random rotations of the output space, with mean 0 and variance |AᵀB|² / (D |A|² |B|²); "
         "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
     ),
     decision_rule=(
-        f"A head supports the claim if its weighted cosine is above {BOUND:g} and above the other-head null, and "
-        f"refutes it below {BOUND:g}. The model follows the majority of its heads."
+        f"At a cosine of {BOUND:g}, {BOUND**2:.0%} of the squared norm of the OV matrix lies along the transposed QK "
+        "matrix. The verdict on the model is that of more than half of its heads."
     ),
     quantities={
         **_COSINES,
@@ -75,7 +81,7 @@ DECLARATION = Declaration(
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
-    statistic="median weighted cosine",
+    statistic="median weighted cosine of OV and transposed QK matrices",
     null="other-head null",
     details={
         "above_rotations": Label("heads above the random-rotation null"),

@@ -41,9 +41,13 @@ class Declaration(NamedTuple):
 
     Attributes:
         title: short name, at most 26 characters for tables of a terminal.
+        formula: definition of the judged statistic, in words and symbols.
+        refutes: condition under which a head or layer (the model, if it is judged as a whole) refutes the claim.
         method: paragraphs on how the quantities are computed.
-        decision_rule: when a head or layer supports or refutes the claim.
+        decision_rule: reasons for the bounds, and how the verdict on the model follows.
         references: keys of references.bib.
+        supports: condition under which a head or layer supports the claim; empty in runs of earlier versions, whose
+            decision rule contains it.
         statistic: name of the value of the claim, such as "median cosine".
         null: name of its null value, such as "random-rotation null".
         unit: singular noun of the objects that are counted ("head"); empty if the model is judged as a whole.
@@ -62,6 +66,7 @@ class Declaration(NamedTuple):
     decision_rule: str
     quantities: Mapping[str, Quantity]
     references: tuple[str, ...] = ()
+    supports: str = ""
     statistic: str = "value"
     null: str = "null"
     unit: str = "head"
@@ -176,7 +181,7 @@ class Summary(NamedTuple):
 
 
 class Token(NamedTuple):
-    """An extreme token: the largest covariance, an attention sink, or a counterexample to a claim."""
+    """A token with one of the largest covariances of attended values, or one of the largest logits, of a layer."""
 
     model: str
     kind: str

@@ -28,7 +28,7 @@ FINE, EIGHTH, OCTAVES = 64, 8, 9  # distances of 2 ** 15 and more are one bin
 OVER = ", over distances"  # suffix of quantities with averaged rotations
 STILL = "share without rotation"
 OVER_KEY = "over_distances"  # of the detail and of the remark
-OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over the attended distances", null="null")}
+OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over distances, weighted by attention", null="null")}
 OVER_REMARKS = {OVER_KEY: "No average over distances in {layers}: queries and keys do not rotate by fixed angles."}
 
 
