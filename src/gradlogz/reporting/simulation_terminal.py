@@ -29,10 +29,11 @@ from .simulation_wording import (
 
 HEADS = ("quantity", "value", "95 % CI", "expected")
 METHODS = (
-    "Values are means over seeds with Student's 95 % confidence interval; final states are shares of seeds with "
-    "Wilson's. ✓ supported: by every seed, or predicted value within the interval or 5 % of the mean. ✗ refuted: by no "
-    "seed, or outside both. ~ inconclusive: by some seeds, or no interval. – no prediction; null band: 95 % band of a "
-    "Gaussian cloud of the same size (sliced W₂: its 99 % quantile)."
+    "Values are means over seeds with Student's 95 % confidence interval (CI), or shares of seeds with Wilson's. ✓ "
+    "supported: every seed meets the prediction, or the predicted value lies in the CI or within 5 % of the mean. ✗ "
+    "refuted: no seed meets it, or the predicted value lies outside both. ~ inconclusive: only some seeds meet it, or "
+    "one seed has no CI. – not tested, because the theory makes no prediction. Null band: not tested; expected is the "
+    "95 % range of a Gaussian cloud of the same size (for sliced W₂, the 99 % quantile)."
 )
 
 
