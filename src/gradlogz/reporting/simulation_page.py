@@ -132,13 +132,13 @@ def data_of(simulation: Simulation) -> dict[str, Any]:
 LABELS = {
     "agrees": "prediction supported",
     "departs": "prediction refuted",
-    "undecided": "inconclusive",  # plain-words: ok
+    "inconclusive": "inconclusive",
     "silent": "no prediction",
 }
 STATUS_OF: dict[str, Status] = {
     "supported": "agrees",
     "refuted": "departs",
-    "inconclusive": "undecided",  # plain-words: ok
+    "inconclusive": "inconclusive",
 }
 
 

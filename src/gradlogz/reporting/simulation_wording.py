@@ -183,7 +183,7 @@ def agreement(simulation: Simulation) -> tuple[Status, str]:
     if preset is None or not preset.expects:
         return "silent", NO_PREDICTION
     met, total = sum(simulation.met), len(simulation.met)
-    status: Status = "agrees" if met == total else "departs" if met == 0 else "undecided"  # plain-words: ok
+    status: Status = "agrees" if met == total else "departs" if met == 0 else "inconclusive"
     return status, f"Prediction ({preset.source}): {prediction_text(preset)}. Met by {met} of {total} seeds."
 
 
