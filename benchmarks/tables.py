@@ -71,7 +71,8 @@ def gpu() -> str:
     table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
     columns = ("attend", "cudnn", "fa2", "flex with lse")
     lines = [
-        "| batch, heads, tokens, size | mask | " + " | ".join(columns) + " | product, exponentials | attend / cuDNN |",
+        "| batch, heads, tokens, size | mask | attend | cuDNN | FlashAttention-2 | FlexAttention with lse | "
+        "bounds: products, exponentials | attend / cuDNN |",
         "|---|---|" + "---|" * (len(columns) + 2),
     ]
     for with_backward in (False, True):
@@ -99,7 +100,7 @@ def gpu_decoding() -> str:
     """Microseconds of decoding as a Python call and as a CUDA graph, one row per problem."""
     table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
     lines = [
-        "| queries | keys | attend, SDPA as called | ratio | at best | ratio | on the device | ratio | reading |",
+        "| queries | keys | Python loop, median | ratio | Python loop, best | ratio | CUDA graph | ratio | reading |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table["decoding"]:
@@ -172,7 +173,10 @@ def dynamics() -> str:
     """Ratios of a step to one call of SDPA, one row per cloud."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics.json").read_text())["rows"]
     names = ("rms_norm", "zca", "rms_norm, observed", "A/A")
-    lines = ["| tokens x dimension | " + " | ".join(names[:-1]) + " | SDPA / SDPA |", "|---|" + "---|" * len(names)]
+    lines = [
+        "| tokens x dimension | rms_norm | zca | rms_norm, recording | SDPA / SDPA |",
+        "|---|" + "---|" * len(names),
+    ]
     for row in rows:
         cells = " | ".join(f"{row[name]:.2f}" for name in names)
         lines.append(f"| {row['tokens']} x {row['dimension']} | {cells} |")
@@ -184,15 +188,16 @@ def dynamics_gpu() -> str:
     rows = json.loads((ROOT / "benchmarks" / "results" / "dynamics_gpu.json").read_text())["rows"]
     names = ("sphere", "layer_norm", "zca", "sphere, observed", "plain again")
     lines = [
-        f"| tokens x dimension | precision | plain attention, ms | {' | '.join(names)} | TFLOP/s of sphere, plain |",
-        "|---|---|---|" + "---|" * (len(names) + 1),
+        "| tokens x dimension | precision | SDPA, ms | sphere | layer_norm | zca | sphere, recording | SDPA / SDPA | "
+        "TFLOP/s of sphere | TFLOP/s of SDPA |",
+        "|---|---|---|" + "---|" * (len(names) + 2),
     ]
     for row in rows:
         cells = " | ".join(f"{row['ratios'][name]:.2f}" for name in names)
         plain, rate = row["ms"][row["plain"]], row["rate"]
         lines.append(
             f"| {row['tokens']} x {row['dimension']} | {row['precision']} | {plain:.1f} | {cells} | "
-            f"{rate['sphere']:.0f}, {rate[row['plain']]:.0f} |"
+            f"{rate['sphere']:.0f} | {rate[row['plain']]:.0f} |"
         )
     return "\n".join(lines)
 
@@ -251,11 +256,21 @@ def probe_gpu() -> str:
     return "\n".join(lines)
 
 
+FILTER_LABELS = {  # labels of the rows, by scenario if they differ; other rows have the names of the JSON file
+    "gpb, 128 Gaussians or 81": ("gpb, depth 8 (128 Gaussians)", "gpb, depth 5 (81 Gaussians)"),
+    "gpb, 1024 Gaussians or 729": ("gpb, depth 11 (1024 Gaussians)", "gpb, depth 7 (729 Gaussians)"),
+    "gpb, 8192 Gaussians or 6561": ("gpb, depth 14 (8192 Gaussians)", "gpb, depth 9 (6561 Gaussians)"),
+    "exact, the likeliest 100": ("enumerate_modes, max_histories=100",) * 2,
+    "rao_blackwell, 100 particles": ("rao_blackwell_filter, 100 particles",) * 2,
+    "rao_blackwell, 400 particles": ("rao_blackwell_filter, 400 particles",) * 2,
+}
+
+
 def filter_quality() -> str:
-    """Errors, NEES and mode accuracy of filters and smoothers, one table per manoeuvre."""
+    """Errors, NEES and mode accuracy of filters and smoothers, one table per scenario."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filter_quality.json").read_text())["rows"]
     tables = []
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+    for number, scenario in enumerate(dict.fromkeys(row["scenario"] for row in rows)):
         lines = [
             f"| {scenario} | position | velocity | NEES / 4 | mode accuracy, % | delay, steps | "
             "NEES / 4, drawn modes | log likelihood lost |",
@@ -274,9 +289,18 @@ def filter_quality() -> str:
                     (row.get("lost"), 3),
                 )
                 cells = (f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if pair else "" for pair, digits in measured)
-                lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+                labels = FILTER_LABELS.get(row["name"])
+                lines.append(f"| {labels[number] if labels else row['name']} | " + " | ".join(cells) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
+
+
+COLUMN_LABELS = {
+    "filterpy, quick logpdf": "filterpy, fast logpdf",
+    "torch": "torch path",
+    "torch, compiled": "torch path, compiled",
+    "gradlogz": "gradlogz, all fields",
+}
 
 
 def filters() -> str:
@@ -287,7 +311,7 @@ def filters() -> str:
         *("jax, all fields", "gradlogz", "gradlogz, last step"),
     )
     lines = [
-        "| thousand target-steps a second | " + " | ".join(names) + " | A/A |",
+        "| thousand target-steps a second | " + " | ".join(COLUMN_LABELS.get(n, n) for n in names) + " | A/A |",
         "|---|" + "---|" * (len(names) + 1),
     ]
     for row in (row for row in rows if "rates" in row):
@@ -302,7 +326,8 @@ def filters_online() -> str:
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters.json").read_text())["rows"]
     rows = [row for row in rows if "microseconds" in row]
     names = tuple(rows[0]["microseconds"])
-    lines = ["| microseconds a step | " + " | ".join(names) + " | A/A |", "|---|" + "---|" * (len(names) + 1)]
+    heads = " | ".join(COLUMN_LABELS.get(n, n) for n in names)
+    lines = [f"| microseconds a step | {heads} | A/A |", "|---|" + "---|" * (len(names) + 1)]
     for row in rows:
         cells = (f"{row['microseconds'][name]:.0f}" for name in names)
         lines.append(f"| {row['problem']} | " + " | ".join(cells) + f" | {row['ratios']['A/A']:.2f} |")
@@ -310,14 +335,15 @@ def filters_online() -> str:
 
 
 def filters_gpu() -> str:
-    """Millions of target-steps per second, fused and torch path, one row per filter."""
+    """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
     asked = ("all fields", "means and modes", "last step", "one step", "gradients")
+    heads = ("all fields", "means and mode probabilities", "last step", "one step", "gradients")
     filters: dict[tuple[str, int, str], dict[tuple[str, str], dict]] = {}
     for row in rows:
         filters.setdefault((row["filter"], row["modes"], row["dtype"]), {})[row["asked"], row["path"]] = row
     lines = [
-        "| million target-steps a second, fused / torch | " + " | ".join(asked) + " | A/A |",
+        "| million target-steps a second, CUDA kernel / torch path | " + " | ".join(heads) + " | A/A |",
         "|---|" + "---|" * (len(asked) + 1),
     ]
     for (method, modes, dtype), measured in filters.items():

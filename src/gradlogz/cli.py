@@ -50,7 +50,7 @@ def application() -> "typer.Typer":
     }
 
     app = typer.Typer(
-        help="Attention is the gradient of a log normaliser.",
+        help="Softmax attention as the gradient of a log normaliser: probe models, simulate tokens, track targets.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,7 +68,7 @@ def application() -> "typer.Typer":
             typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
         ] = None,
     ) -> None:
-        """Attention is the gradient of a log normaliser."""
+        """Softmax attention as the gradient of a log normaliser: probe models, simulate tokens, track targets."""
 
     for name, module in commands.items():
         app.command(name)(bounded(module.command))

@@ -16,12 +16,14 @@ def command(
         list[str], typer.Argument(help="Two or more run folders of gradlogz probe.", metavar="RUN RUN ...")
     ],
     out: Annotated[str, typer.Option(help="HTML file of the page.")] = "compare.html",
-    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+    ] = False,
     open_: Open = False,
 ) -> int:
-    """Compare runs: different models, or checkpoints of one training with trends over its steps.
+    """Compare probe runs on one HTML page: different models, or checkpoints of one training run over its steps.
 
-    The step of a checkpoint is read from its facts, its name or its folder, as in step1000 or checkpoint-500.
+    The step of a checkpoint is read from the metadata of its run, or from a name such as step1000 or checkpoint-500.
     """
     from ..page import write
     from ..reporting.comparison_page import page_of_runs, read_all

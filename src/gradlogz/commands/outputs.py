@@ -29,7 +29,9 @@ STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
 PLAIN_WIDTH = 80  # columns of output that is no terminal
 
-Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).")]
+Open = Annotated[
+    bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).", show_default=False)
+]
 
 
 class Tell(Protocol):

@@ -26,12 +26,12 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file or a Hub name.")
+        str, typer.Argument(help="Model: minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file or a Hub name.")
     ] = "minilm",
     text: Annotated[
         str | None,
         typer.Option(
-            help="Text file, folder of texts or images, or - (default: bundled text).",
+            help="Text file, folder of texts or images, or - for standard input (default: bundled text).",
             show_default=False,
         ),
     ] = None,
@@ -42,9 +42,14 @@ def command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a prediction, repeatable (default: all).", show_default=False),
+        typer.Option(
+            help="Prediction, such as ascent or tie; an unknown name lists all. Repeatable (default: all).",
+            show_default=False,
+        ),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+    ] = False,
     out: Annotated[str | None, typer.Option(help="Run folder (default: runs/MODEL).", show_default=False)] = None,
     json: Annotated[
         str | None,
@@ -52,10 +57,11 @@ def command(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
+        typer.Option(help="Device: cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, float64, bfloat16 or float16 (default: float32).", show_default=False)
+        str | None,
+        typer.Option(help="Precision: float32, float64, bfloat16 or float16 (default: float32).", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
@@ -63,16 +69,15 @@ def command(
         typer.Option("--baseline", help="Share of tokens for the random-weights baseline; 0 for none."),
     ] = 0.1,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Permission to read pickled weights as plain tensors.")
+        bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
     allow_remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Permission to run code shipped with the model.")
+        bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
     ] = False,
 ) -> int:
-    """Test the predictions of the theory on a trained transformer, head by head, with null values and 95 % CIs.
+    """Test the predictions of the theory on a trained transformer, head by head, with 95 % CIs and null models.
 
-    Prints a table of verdicts and writes a run folder with a page. Ctrl-C finishes the current batch and keeps the
-    results so far.
+    Prints a table of verdicts and writes a run folder with an HTML page. Ctrl-C ends the run after the current batch.
     """
     from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
@@ -104,7 +109,7 @@ def command(
     name = measured.probed.name
     print_lines(console, claim_lines(findings, name, console.width, details=details))
     if not measured.complete:
-        console.print("Interrupted: the results are of the text read so far.", style="yellow")
+        console.print("Interrupted: the results cover only the text read so far.", style="yellow")
     if details:
         console.print(measured.report.words(), style="dim", highlight=False)
     print_closing(console, f"{name}, {measured_line(findings.facts[name])}", place, page)

@@ -1,4 +1,4 @@
-"""gradlogz report: make the page of a run again.
+"""gradlogz report: rebuild the page of a run.
 
 Read next: ../reporting/pages_by_result.py.
 """
@@ -16,12 +16,14 @@ def command(
     out: Annotated[
         str | None, typer.Option(help="HTML file of the page (default: report.html in RUN).", show_default=False)
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Sentences with all numbers below each claim.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+    ] = False,
     open_: Open = False,
 ) -> int:
-    """Make the page of a run again: verdicts, a map of heads, figures and data for every claim.
+    """Rebuild the HTML page of a probe run: verdicts, a map of heads, figures and data for every claim.
 
-    The page of a damaged or incomplete run shows the readable part and lists the missing one.
+    If files of the run are damaged or missing, the page shows the rest and lists them.
     """
     from ..page import write
     from ..reporting.findings_page import page_of_run, rendered

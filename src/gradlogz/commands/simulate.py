@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def command(
     preset: Annotated[
         str | None,
-        typer.Argument(help="Preset; options replace its parameters (default: whitening).", show_default=False),
+        typer.Argument(
+            help="Preset, see --list; options replace its parameters (default: whitening).", show_default=False
+        ),
     ] = None,
     beta: Annotated[
         float | None, typer.Option(help="Inverse temperature of attention (default: 0.354).", show_default=False)
@@ -39,7 +41,10 @@ def command(
     ] = None,
     placement: Annotated[
         str | None,
-        typer.Option(help="Position of the contraction: post, pre, peri (default: post).", show_default=False),
+        typer.Option(
+            help="Normalisation after (post), before (pre) or around (peri) attention (default: post).",
+            show_default=False,
+        ),
     ] = None,
     initial: Annotated[
         str | None,
@@ -56,17 +61,20 @@ def command(
         typer.Option("--residual/--no-residual", help="Residual connection (default: yes).", show_default=False),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Number of heads of dim / heads coordinates (default: 1).", show_default=False)
+        int | None,
+        typer.Option(help="Number of heads; each acts on dim / heads coordinates (default: 1).", show_default=False),
     ] = None,
     keys: Annotated[
         int | None,
-        typer.Option(help="Number of frozen keys; 0: tokens are the keys (default: 0).", show_default=False),
+        typer.Option(help="Number of frozen keys; with 0 the tokens are the keys (default: 0).", show_default=False),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds (default: 4).", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="First seed (default: 0).", show_default=False)] = None,
     every: Annotated[
         int | None,
-        typer.Option(help="Recording interval in steps; 0: logarithmic schedule (default: 0).", show_default=False),
+        typer.Option(
+            help="Recording interval in steps; 0 for a logarithmic schedule (default: 0).", show_default=False
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
@@ -77,18 +85,26 @@ def command(
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="Path of the page (default: PRESET.html or phases.html).", show_default=False)
+        str | None,
+        typer.Option(
+            help="HTML file of the page (default: PRESET.html, simulation.html or phases.html).", show_default=False
+        ),
     ] = None,
     json: Annotated[
-        str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)
+        str | None,
+        typer.Option(help="JSON file for the results; - for standard output (default: none).", show_default=False),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Sentences and the evidence of each seed.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print explanations and the numbers of each seed.")
+    ] = False,
     open_: Open = False,
-    list_: Annotated[bool, typer.Option("--list", help="List of presets with their predictions.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the presets with their predictions, and exit.")] = False,
 ) -> int:
-    """Simulate token clouds under repeated attention and normalisation, and compare them with theory.
+    """Simulate tokens under repeated attention and normalisation, and compare the results with theory.
 
-    Prints a table of results and writes a page. Defaults are those of the preset `whitening`.
+    Prints a table of results and writes an HTML page.
+
+    Options not given are taken from the preset; the defaults below are those of `whitening`.
     """
     if list_:
         return _list_presets()

@@ -15,32 +15,46 @@ def command(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="CSV or parquet file with columns time, target, x, y and optionally z (default: built-in scenario).",
+            help="CSV or parquet file: columns time, x, y, optionally target and z (default: built-in scenario).",
             show_default=False,
         ),
     ] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Filter: imm, gpb2 or gpb1 (default: imm).", show_default=False)
+        str | None,
+        typer.Option(
+            "--filter",
+            help="imm (interacting multiple model), gpb2 or gpb1 (generalised pseudo-Bayesian) (default: imm).",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Motion model: cv, cv-ca or turn (default: cv; turn for the scenario).", show_default=False),
+        typer.Option(
+            help="cv (constant velocity), cv-ca (and acceleration) or turn (default: cv; scenario: turn).",
+            show_default=False,
+        ),
     ] = None,
     sigma: Annotated[
         float | None,
-        typer.Option(help="Standard deviation of a detection, length (default: estimated).", show_default=False),
+        typer.Option(
+            help="Standard deviation of a detection, in units of length (default: estimated).", show_default=False
+        ),
     ] = None,
     noise: Annotated[
         float | None,
-        typer.Option(help="Process noise density, length²/time³ (default: estimated).", show_default=False),
+        typer.Option(
+            help="Spectral density of the process noise, length²/time³ (default: estimated).", show_default=False
+        ),
     ] = None,
     turn_rate: Annotated[
         float | None,
-        typer.Option(help="Turn rate of --model turn, degrees/time (default: estimated).", show_default=False),
+        typer.Option(
+            help="Turn rate of --model turn, degrees per unit of time (default: estimated).", show_default=False
+        ),
     ] = None,
-    smooth: Annotated[bool, typer.Option("--smooth", help="Smoothed estimates too, given all detections.")] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Noise levels fitted by EM.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Invalid rows skipped and counted.")] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Also estimate each state from all detections.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit the noise levels by EM.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the built-in scenario.")] = 0,
     out: Annotated[str | None, typer.Option(help="Path of the page (default: FILE.html).", show_default=False)] = None,
     out_table: Annotated[
@@ -50,12 +64,14 @@ def command(
     json: Annotated[
         str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Sentences on consistency and errors.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print consistency, errors and the verdict rule in sentences.")
+    ] = False,
     open_: Open = False,
 ) -> int:
-    """Filter detections of moving targets: tracks, mode probabilities, and consistency of the filter (NIS).
+    """Track moving targets with a switching Kalman filter and test whether the filter is consistent (NIS).
 
-    Prints a table of results and writes a page. Noise levels are estimated from the detections unless given.
+    Prints a table of results and writes an HTML page. Noise levels are estimated from the detections unless given.
     """
     from ..page import as_json
     from ..reporting import report

@@ -14,14 +14,26 @@ from .outputs import check_drawing, check_file, progress, terminal, write_json
 
 
 def command(
-    json: Annotated[str | None, typer.Option(help="JSON file for the results; - is standard output.")] = None,
-    only: Annotated[str | None, typer.Option(help="Key of one statement, or text that statements contain.")] = None,
-    out: Annotated[str | None, typer.Option(help="HTML file for the results.", show_default=False)] = None,
-    details: Annotated[bool, typer.Option("--details", help="Print every formula in full, with tolerances.")] = False,
+    json: Annotated[
+        str | None,
+        typer.Option(help="JSON file for the results; - for standard output (default: none).", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Statements to check: a key from the first column of the table, or text of the source or formula "
+            "(default: all).",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="HTML file of the page (default: none).", show_default=False)] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print every formula in full, with its tolerance.")
+    ] = False,
 ) -> int:
-    """Check every statement of the theory that can be computed, as printed in its source and as corrected.
+    """Check numerically every computable statement of the paper (Shim, 2022), as printed and as corrected.
 
-    Exits with 1 if a corrected statement fails.
+    The exit status is 1 if a corrected statement fails.
     """
     from rich.text import Text
 

@@ -40,6 +40,6 @@ DARK = {
 }
 
 # The colour of each status of a statement, on every page.
-STATUSES = {"agrees": "green", "departs": "vermilion", "undecided": "orange", "silent": "grey"}  # plain-words: ok
+STATUSES = {"agrees": "green", "departs": "vermilion", "inconclusive": "orange", "silent": "grey"}
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")

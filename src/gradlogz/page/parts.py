@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from .marks import Figure, PointCloud
 
-Status = Literal["agrees", "departs", "undecided", "silent"]  # plain-words: ok
+Status = Literal["agrees", "departs", "inconclusive", "silent"]
 
 
 @dataclass(frozen=True)

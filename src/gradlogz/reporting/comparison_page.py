@@ -1,8 +1,8 @@
 """The comparison page of several runs: models, or checkpoints of one training run.
 
-The training step of a run is its fact "step", or a number in the name of its model or folder ("step1000",
-"checkpoint-500"). If every run has a step, runs are ordered by it and figures have it as their axis; otherwise runs
-keep the order of the arguments.
+The training step of a run is the entry "step" of its metadata, or a number in the name of its model or folder
+("step1000", "checkpoint-500"). If every run has a step, runs are ordered by it and figures have it as their axis;
+otherwise runs keep the order of the arguments.
 
 Read next: findings_page.py (one run), comparison_figures.py (the figures).
 """
@@ -119,7 +119,7 @@ def read_all(sources: Sequence[Source]) -> Runs:
 
 
 def _step(run: RunContents) -> float | None:
-    """Training step of a checkpoint, from its facts, its name or its folder; None if unknown."""
+    """Training step of a checkpoint, from its metadata, its name or its folder; None if unknown."""
     step = run.facts.get("step")
     if isinstance(step, int | float) and not isinstance(step, bool):
         return float(step)
@@ -223,7 +223,7 @@ def _sentence(same: int, common: int) -> str:
 def _order(runs: Runs) -> str:
     if runs.steps is None:
         return "Runs are in the order of the arguments, because not every run has a training step."
-    return "Runs are ordered by training step, as given by their facts, names or folders."
+    return "Runs are ordered by training step, read from their metadata, names or folders."
 
 
 def _alike(runs: Runs) -> tuple[Choice, ...]:

@@ -69,7 +69,7 @@ def page_of_run(contents: RunContents) -> Page:
     measured = [claim.prediction for claim in claims]
     absent = [title_of(declarations, each) for each in declarations if each not in measured]
     notes = (*run.notes, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
-    warned = (Chip("incomplete", "undecided"),) if run.notes else ()  # plain-words: ok
+    warned = (Chip("incomplete", "inconclusive"),) if run.notes else ()
     methods, sections = _methods(run), sections_of(contents, claims)
     return Page(
         name=f"gradlogz-{name}",

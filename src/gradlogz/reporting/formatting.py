@@ -34,7 +34,7 @@ class VerdictStyle(NamedTuple):
 STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
-    "inconclusive": VerdictStyle("yellow", "undecided", STATUSES["undecided"]),  # plain-words: ok
+    "inconclusive": VerdictStyle("yellow", "inconclusive", STATUSES["inconclusive"]),
     "not applicable": VerdictStyle("bright_black", "silent", STATUSES["silent"]),
     "": VerdictStyle("", "silent", "blue"),
 }

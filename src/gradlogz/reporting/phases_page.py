@@ -14,7 +14,7 @@ from ..simulation.grid import Range
 from ..simulation.records import GridPoint, Phases
 from ..simulation.theory_boundaries import boundaries
 from .citations import cited
-from .simulation_wording import INITIAL_NAMES, KINDS, NAMED
+from .simulation_wording import INITIAL_NAMES, KINDS, NAMED, STATE_NAMES
 
 ALL = {**KINDS, "undefined": "rule"}
 LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
@@ -29,7 +29,7 @@ def page_of(phases: Phases) -> Page:
     s, completed = phases.settings, len(phases.points)
     kinds = kinds_of(phases)
     counts = {kind: sum(p.kind == kind for p in phases.points.values()) for kind in kinds}
-    states = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "none completed"
+    states = ", ".join(f"{counts[kind]} {STATE_NAMES.get(kind, kind)}" for kind in kinds) or "none completed"
     interrupted = "" if phases.complete else " Interrupted: empty cells were not computed."
     others = (
         f"{s.tokens} tokens in {s.dim} dimensions, {INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse "
@@ -53,7 +53,7 @@ def page_of(phases: Phases) -> Page:
         subtitle=f"{others}, {s.steps} steps, {seeds}, except for the parameters of the grid.",
         verdict=VerdictBanner(
             f"Final states of {completed} grid points: {states}.{interrupted}",
-            tuple(Chip(kind, colour=ALL[kind]) for kind in kinds),
+            tuple(Chip(STATE_NAMES.get(kind, kind), colour=ALL[kind]) for kind in kinds),
         ),
         sections=(
             Section("Phase diagram", (Text((_HOW_TO_READ,), title="How to read this page"), *figures)),
@@ -137,7 +137,7 @@ def _coordinates(phases: Phases) -> tuple[list[float], list[float]]:
 
 def _verdicts(phases: Phases, kinds: list[str]) -> Heat:
     values = [[None if p is None else kinds.index(p.kind) for p in row] for row in _grid(phases)]
-    categories = tuple((kind, ALL[kind]) for kind in kinds)
+    categories = tuple((STATE_NAMES.get(kind, kind), ALL[kind]) for kind in kinds)
     return Heat("final state", *_coordinates(phases), values, _hover(phases), categories)
 
 
@@ -182,7 +182,7 @@ def _table(phases: Phases) -> Table:
     for index, point in sorted(phases.points.items()):
         at: list[Cell] = [r.values[i] for r, i in zip(phases.ranges, index, strict=True)]
         numbers: list[Cell] = [point.evidence.get(name) for name in names]
-        rows.append((*at, Chip(point.kind, colour=ALL[point.kind]), point.share, *numbers))
+        rows.append((*at, Chip(STATE_NAMES.get(point.kind, point.kind), colour=ALL[point.kind]), point.share, *numbers))
     columns = (*heads, *(Column(*NAMED.get(name, (_label(name), "", ""))) for name in names))
     caption = "Most frequent final state over seeds, its share, and medians over the seeds with that state."
     return Table("places", "Grid points", columns, tuple(rows), caption)

@@ -132,13 +132,13 @@ def data_of(simulation: Simulation) -> dict[str, Any]:
 LABELS = {
     "agrees": "prediction supported",
     "departs": "prediction refuted",
-    "undecided": "inconclusive",  # plain-words: ok
+    "inconclusive": "inconclusive",
     "silent": "no prediction",
 }
 STATUS_OF: dict[str, Status] = {
     "supported": "agrees",
     "refuted": "departs",
-    "inconclusive": "undecided",  # plain-words: ok
+    "inconclusive": "inconclusive",
 }
 
 
@@ -197,18 +197,19 @@ def _results(simulation: Simulation) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in final_quantities(simulation):
         value, interval, expected = quantity_cells(row)
-        unjudged = "null band" if row.reference == "null" else "–"
+        unjudged = "null band" if row.reference == "null" else None
         verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else unjudged
-        cells = (value, interval or "–", row.total, expected or "–", verdict)
+        cells = (value, interval or None, row.total, expected or None, verdict)
         rows.append((quantity_name(row), quantity_unit(row), *cells))
-    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _RESULTS)
+    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _RESULTS, stacked=True)
 
 
 _RESULTS = (
-    "Means over n seeds with Student's 95 % CI; final states are shares of seeds with Wilson's 95 % CI; for theorems, "
-    "n is the number of recorded intervals and the value counts violations. Supported: every seed meets the "
-    "prediction, or the predicted value lies in the CI or within 5 % of the mean. Refuted: no seed does, or it lies "
-    "outside both. Inconclusive: otherwise. Null band: 95 % band of a Gaussian cloud of the same size."
+    "Observables are means over n seeds with Student's 95 % CI; final states are shares of seeds with Wilson's 95 % "
+    "CI; for theorems, n is the number of recorded intervals and the value counts violations. Supported: every seed "
+    "meets the prediction, or the predicted value lies in the CI or within 5 % of the mean. Refuted: no seed meets "
+    "it, or the predicted value lies outside both. Inconclusive: otherwise. Null band: not tested; the expected range "
+    "is the 95 % range of a Gaussian cloud of the same size (for the sliced W₂ distance, its 99 % quantile)."
 )
 
 

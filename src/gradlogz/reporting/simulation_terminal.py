@@ -16,6 +16,7 @@ from . import phases_page
 from .result_table import result_table
 from .simulation_wording import (
     NAMED,
+    STATE_NAMES,
     agreement,
     bounds,
     number,
@@ -28,10 +29,11 @@ from .simulation_wording import (
 
 HEADS = ("quantity", "value", "95 % CI", "expected")
 METHODS = (
-    "Values are means over seeds with Student's 95 % confidence interval; final states are shares of seeds with "
-    "Wilson's. ✓ supported: by every seed, or predicted value within the interval or 5 % of the mean. ✗ refuted: by no "
-    "seed, or outside both. ~ inconclusive: by some seeds, or no interval. – no prediction; null band: 95 % band of a "
-    "Gaussian cloud of the same size (sliced W₂: its 99 % quantile)."
+    "Values are means over seeds with Student's 95 % confidence interval (CI), or shares of seeds with Wilson's. ✓ "
+    "supported: every seed meets the prediction, or the predicted value lies in the CI or within 5 % of the mean. ✗ "
+    "refuted: no seed meets it, or the predicted value lies outside both. ~ inconclusive: only some seeds meet it, or "
+    "one seed has no CI. – not tested, because the theory makes no prediction. Null band: not tested; expected is the "
+    "95 % range of a Gaussian cloud of the same size (for sliced W₂, the 99 % quantile)."
 )
 
 
@@ -85,7 +87,9 @@ def phases_table(phases: Phases, width: int) -> list[Text]:
             values = [e[name] for e in evidence if name in e]
             clear = name != "clusters" or kind in phases_page.GATHERED
             ranges.append(bounds(min(values), max(values)) if values and clear else "")
-        rows.append((kind, str(len(evidence)), f"{100 * len(evidence) / len(points):.0f} %", *ranges))
+        rows.append(
+            (STATE_NAMES.get(kind, kind), str(len(evidence)), f"{100 * len(evidence) / len(points):.0f} %", *ranges)
+        )
     return result_table(("final state", "points", "share", "cluster count", "effective rank"), rows, None, width)
 
 

@@ -57,7 +57,7 @@ NAMED = {  # name, unit, formula
     "step": ("step of divergence", "steps", "t"),
     "sliced_wasserstein_null": ("sliced W₂, Gaussian limit", "standard deviations", "99 % quantile"),
 }
-THEOREMS = {"log_pair_energy": "pair energy decreases", "diameter": "diameter above bound"}
+THEOREMS = {"log_pair_energy": "decreases of pair energy", "diameter": "diameters above bound"}
 FORMULAS = {
     "closed form": "Gaussian cloud with the initial moments, in closed form; valid while the cloud is Gaussian",
     "moment closure": "Gaussian cloud with the initial moments, by moment closure; valid while the cloud is Gaussian",
@@ -78,7 +78,7 @@ NO_PREDICTION = "No theoretical prediction for these settings; theory curves are
 
 
 def quantity_name(row: FinalQuantity) -> str:
-    """Name of a quantity: "final state: clusters", "self-weight, start", "pair energy decreases"."""
+    """Name of a quantity: "final state: clusters", "self-weight, start", "decreases of pair energy"."""
     if row.kind == "state":
         return f"final state: {STATE_NAMES.get(row.name, row.name)}"
     if row.kind == "theorem":
@@ -183,7 +183,7 @@ def agreement(simulation: Simulation) -> tuple[Status, str]:
     if preset is None or not preset.expects:
         return "silent", NO_PREDICTION
     met, total = sum(simulation.met), len(simulation.met)
-    status: Status = "agrees" if met == total else "departs" if met == 0 else "undecided"  # plain-words: ok
+    status: Status = "agrees" if met == total else "departs" if met == 0 else "inconclusive"
     return status, f"Prediction ({preset.source}): {prediction_text(preset)}. Met by {met} of {total} seeds."
 
 

@@ -143,14 +143,16 @@ def _results(tracks: Tracks) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in track_quantities(tracks):
         value, interval, expected = quantity_cells(row, tracks)
-        verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else "–"
-        cells = (value, interval or "–", row.total or "–", expected or "–", verdict)
+        verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else None
+        cells = (value, interval or None, row.total or None, expected or None, verdict)
         rows.append((quantity_name(row), *cells))
     caption = (
-        "n: number of innovations, or of rows. 95 % CI: Wilson's interval, as if innovations were independent. "
-        "Consistent: 95 % lies in the CI or within 2 points of the share."
+        "n: number of innovations, or of rows. 95 % CI: Wilson's interval, assuming independent innovations. "
+        "Consistent: 95 % lies in the CI or within 2 percentage points of the share. –: not available."
     )
-    return Table("results", "Quantities of all tracks", columns, tuple(rows), caption)
+    if tracks.errors:
+        caption += " NEES / dof: normalised estimation error squared, divided by its degrees of freedom."
+    return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 
 
 # Rows of targets ----------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def _interesting(tracks: Tracks) -> list[int]:
 
 _COLUMNS = (
     Column("target"), Column("rows"), Column("detections"), Column("from"), Column("to"),
-    Column("mean NIS", "per degree", "vᵀS⁻¹v / o"), Column("inside", "%", "95 % band"),
+    Column("mean NIS", "per degree of freedom", "vᵀS⁻¹v / o"), Column("inside", "%", "95 % band"),
     Column("not in the first mode", "%", "1 − π₁"), Column("speed", "length / time", "|v|"),
 )  # fmt: skip
 
@@ -445,22 +447,23 @@ def _facts(tracks: Tracks) -> Facts:
     else:
         jerk = levels.manoeuvre / levels.step**2
         rows[f"mode {s.modes[1]}"] = f"acceleration noise with spectral density {jerk:.4g} {unit}²/{time}⁵"
-    rows["step"] = f"median {levels.step:.4g} {time}; the first mode lasts 20 steps on average, the others 10"
+    durations = "the filter assumes that the first mode lasts 20 steps on average, the others 10"
+    rows["step"] = f"median {levels.step:.4g} {time}; {durations}"
     rows["log likelihood"] = f"{tracks.log_likelihood:.6g} nats"
     return Facts(rows)
 
 
 def _methods() -> tuple[str, ...]:
     return (
-        "Each mode is a linear Gaussian system in continuous time; modes switch by a Markov chain. Between two "
-        "detections the exact transition for the elapsed time is used. The filter is the interacting multiple model "
+        "Each mode is a linear Gaussian system in continuous time; modes switch by a Markov chain. The transition "
+        "between two detections is computed exactly for the elapsed time. The filter is the interacting multiple model "
         "filter [blom88] or a generalised pseudo-Bayesian filter.",
         "Tracks are initialised at the first detection with a diffuse position prior and velocity N(0, (2 v₉₅)²), v₉₅ "
-        "the 95 % quantile of the speed between detections. Missing coordinates are left out of the update.",
+        "the 95 % quantile of the speed between successive detections. Missing coordinates are left out of the update.",
         "NIS, the normalised innovation squared, is vᵀS⁻¹v for an innovation v with predicted covariance S; for the "
-        "right model it has a chi-square distribution [barshalom01]. The first detection of a coordinate has no "
+        "correct model it has a chi-square distribution [barshalom01]. The first detection of a coordinate has no "
         "innovation.",
         "Noise levels that are not given are estimated from triples of detections: the deviation of a detection from "
-        "the line between its neighbours has a variance that is linear in observation and process noise, and near and "
-        "wide triples give two equations.",
+        "the line through two others of its target has a variance that is linear in observation and process noise. "
+        "Triples of successive detections and triples that span nine rows give two equations.",
     )  # fmt: skip

@@ -14,8 +14,8 @@ from .tracks_wording import headline, quantity_cells, quantity_name, skipped, tr
 
 HEADS = ("quantity", "value", "95 % CI", "expected")
 METHODS = (
-    "95 % CI: Wilson's interval of a share, as if innovations were independent. ✓ consistent: 95 % lies in the "
-    "interval or within 2 points of the share. ✗ inconsistent: otherwise. – no verdict."
+    "95 % CI: Wilson's interval of a share, assuming independent innovations. ✓ consistent: 95 % lies in the interval "
+    "or within 2 percentage points of the share. ✗ inconsistent: otherwise. –: not available."
 )
 
 
@@ -28,6 +28,6 @@ def tracks_table(tracks: Tracks, width: int) -> list[Text]:
 
 
 def tracks_details(tracks: Tracks, width: int) -> list[Text]:
-    """Sentences on consistency and errors, and the rules of the verdicts."""
+    """Sentences on consistency and errors, and the rule for the verdicts."""
     sentences = (headline(tracks), truth_errors(tracks), METHODS)
     return [Text(line) for text in sentences for line in textwrap.wrap(text, width)]

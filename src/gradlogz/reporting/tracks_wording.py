@@ -20,7 +20,7 @@ NAMES = {
     "manoeuvre": "manoeuvre noise",
     "turn_rate": "turn rate",
     "position_error": "position RMS error",
-    "nees": "NEES per degree",
+    "nees": "NEES / dof",
 }
 
 

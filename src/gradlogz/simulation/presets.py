@@ -143,7 +143,7 @@ def _presets() -> list[Preset]:
         settings = SimulationSettings(tokens=1024, dim=64, beta=beta, contraction="none", keys=4096, steps=1, seeds=2)
         rows.append(Preset(f"slope-{beta:g}", description, settings, expects, "theory 10.3"))
     for beta_, expects in CIRCLE.items():
-        description = f"400 tokens on the circle, beta = {beta_}: metastable clusters"
+        description = f"tokens on the circle, beta = {beta_}: metastable clusters"
         settings = SimulationSettings(
             tokens=400, dim=2, beta=float(beta_), contraction="sphere", initial="circle", steps=1000
         )

@@ -1,9 +1,9 @@
 """Results of simulations as plain records.
 
-    Simulation    trajectories and final states of the clouds of all seeds, and the prediction of the theory
-    Curve         predicted values of an observable over time
-    FinalQuantity value, confidence interval, expected value and verdict
-    Phases        a phase diagram: final states over a grid of parameters
+    Simulation      trajectories and final states of the clouds of all seeds, and the prediction of the theory
+    Curve           predicted values of an observable over time
+    FinalQuantity   value, confidence interval, expected value and verdict
+    Phases          a phase diagram: final states over a grid of parameters
 
 Read next: run_simulation.py and parameter_sweep.py (which make them), final_quantities.py (values with confidence
 intervals), ../reporting/simulation_page.py and ../reporting/phases_page.py (the pages).

@@ -57,7 +57,7 @@ def boundaries(phases: Phases) -> list[Boundary]:
         elif "tau" in names:
             lines.append(("τ = 0", _level(swept, names, "tau", 0.0)))
     if "beta" in names and not s.keys and not s.causal and s.heads == 1:
-        lines.append(("self weight 1/2", _half_self_weight(s, swept, names)))
+        lines.append(("self-weight 1/2", _half_self_weight(s, swept, names)))
     if "beta" in names and s.keys and not {"dim", "tokens"} & set(names):
         keys = ascent_of(s).keys
         assert keys is not None  # since s.keys > 0

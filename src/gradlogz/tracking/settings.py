@@ -1,6 +1,6 @@
 """Settings of tracking: filter, motion model, noise levels.
 
-    cv       constant velocity, quiet and manoeuvring
+    cv       constant velocity, with little process noise (quiet) or much (manoeuvring)
     cv-ca    constant velocity, and constant acceleration
     turn     constant velocity, and coordinated turns to the left and to the right
 
