@@ -106,7 +106,9 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
-        "too_even": f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information: too few to support it.",
+        "too_even": (
+            f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
+        ),
     },
 )
 
