@@ -77,7 +77,9 @@ def command(
 ) -> int:
     """Test the predictions of the theory on a trained transformer, head by head, with 95 % CIs and null models.
 
-    Prints a table of verdicts and writes a run folder with an HTML page. Ctrl-C ends the run after the current batch.
+    Prints a table of verdicts and writes a run folder with an HTML page.
+
+    Ctrl-C ends the run after the current batch; the results so far are written.
     """
     from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
