@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
 from ..probing.runs.records import Finding, Quantity
-from .findings_figures import Labels, hover_text, joined, key_of, null_text, unit_name, value_text
+from .findings_figures import Labels, hover_text, joined, key_of, label_of, null_text, unit_name, value_text
 from .formatting import digits
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
@@ -105,7 +105,7 @@ def over_heads(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
         hover = [f"{s.name}\n{hover_text(row, s.labels[row.layer, row.call])}" for s, row in course]
         lines.append(Line(_place(name), x, y, "blue", key=key or "model", text=hover))
     caption = f"One line per {unit_name(series[0].rows, 1)}; click a line to select it. n = {_size(series)} per run."
-    return (_figure(series, "of each head or layer", _axis_of_runs(series), tuple(lines), caption),)
+    return (_figure(series, "by head or layer", _axis_of_runs(series), tuple(lines), caption),)
 
 
 def changes(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
@@ -132,11 +132,11 @@ def changes(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
     unit, formula = series[0].declared
     heat = Heat(f"change [{unit}]", range(width), range(len(layers)), values, hover, keys=keys)
     first = series[0].rows[0]
-    caption = f"Colour: change of {first.quantity}{f', {formula},' if formula else ''} of each head"
+    caption = f"Colour: change, by head, of {label_of(first)}{f' ({formula})' if formula else ''}"
     return (
         Figure(
             f"{first.prediction} {first.quantity} changes",
-            f"{first.quantity}: change from first to last run",
+            f"{label_of(first)}: change from first to last run",
             Axis("head", "number"),
             Axis("layer", "number", names=tuple(layers)),
             (heat,),
@@ -147,8 +147,9 @@ def changes(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
 
 def _figure(series: Sequence[RunSeries], title: str, x: Axis, marks: tuple[Mark, ...], caption: str) -> Figure:
     first = series[0].rows[0]
-    y = Axis(first.quantity, *series[0].declared)
-    return Figure(f"{first.prediction} {first.quantity} {title}", f"{first.quantity} {title}", x, y, marks, caption)
+    label = label_of(first)
+    y = Axis(label, *series[0].declared)
+    return Figure(f"{first.prediction} {first.quantity} {title}", f"{label} {title}", x, y, marks, caption)
 
 
 def _axis_of_runs(series: Sequence[RunSeries]) -> Axis:

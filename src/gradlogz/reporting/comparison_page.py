@@ -38,7 +38,7 @@ from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
 from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
-from .findings_figures import Labels, blocks_of, key_of, labels_of
+from .findings_figures import Labels, blocks_of, key_of, label_of, labels_of
 from .findings_page import GUIDE, rendered
 from .findings_sections import SHOWN, choices_of, counts, judged, statistic
 from .findings_wording import (
@@ -47,6 +47,7 @@ from .findings_wording import (
     claim_of,
     facts_of,
     keys_cited,
+    quantity_label,
     sentences_of,
     title_of,
     unit_and_formula,
@@ -261,7 +262,7 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
         if len(series) > 1:
             figure = over_runs(series)
             named = replace(figure, name=f"trend of {prediction}", title=claim_of(runs.declarations, first), wide=True)
-            views.append(View(f"{title_of(runs.declarations, prediction)}: {series[0].rows[0].quantity}", (named,)))
+            views.append(View(f"{title_of(runs.declarations, prediction)}: {label_of(series[0].rows[0])}", (named,)))
     title = "Trends over training" if runs.steps else "Comparison of runs"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
 
@@ -285,7 +286,7 @@ def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
         if len(series) > 0:
             heads = alike and len(series) > 1 and quantity == first.quantity
             figures = (over_runs(series), by_depth(series), *((*over_heads(series), *changes(series)) if heads else ()))
-            views.append(View(quantity, figures))
+            views.append(View(quantity_label(prediction, quantity), figures))
     declared = facts_of(runs.declarations, prediction)
     parts: list[Part] = [Facts(declared)] if declared else []
     parts += [Views(prediction, "quantity", tuple(views))] if views else []
@@ -346,7 +347,8 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
         first, last = values[0], values[-1]
         change = None if first is None or last is None else last - first
         cells.append((label or "model", int(head) if head else None, *values, change))
-    title = f"{quantity} by {'head' if any('/' in place for place in places) else 'layer'}, values"
+    unit = "head" if any("/" in place for place in places) else "layer"
+    title = f"{quantity_label(prediction, quantity)} by {unit}, values"
     caption = f"Change: {runs.names[-1]} minus {runs.names[0]}."
     return Table(f"{prediction} heads", title, columns, tuple(cells), caption, tuple(places.values()), shown=SHOWN)
 

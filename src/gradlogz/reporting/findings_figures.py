@@ -20,7 +20,7 @@ from .._errors import InputValueError, MissingPackageError
 from ..page import Axis, Figure, Heat, Mark, Points, drawn
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Finding
-from .findings_wording import Declarations, unit_and_formula
+from .findings_wording import Declarations, quantity_label, unit_and_formula
 from .formatting import STYLES, digits, finite, interval
 
 Labels = Mapping[tuple[str, int], str]
@@ -116,7 +116,13 @@ def hover_text(row: Finding, label: str) -> str:
     """Hover text of a row: place, value, null, number of tokens, verdict."""
     place = "model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
     tokens = f"n = {row.tokens:,} tokens" if row.tokens else ""
-    return "\n".join(filter(None, (place, f"{row.quantity} {value_text(row)}", null_text(row), tokens, row.verdict)))
+    value = f"{label_of(row)} {value_text(row)}"
+    return "\n".join(filter(None, (place, value, null_text(row), tokens, row.verdict)))
+
+
+def label_of(row: Finding) -> str:
+    """Readable name of the quantity of a row."""
+    return quantity_label(row.prediction, row.quantity)
 
 
 def value_text(row: Finding) -> str:
@@ -195,16 +201,18 @@ def by_layer(
                     [key_of(r, blocks) for r in judged], 6,
                 )
             )  # fmt: skip
-    ends, outside = _window([v for r in rows for v in (r.value, r.null) if math.isfinite(v)], "axis")
     first = rows[0]
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     valued = [row for row in rows if math.isfinite(row.value)]
+    shown = [row.value for row in valued] + [row.null for row in nulls]
+    composition = f"{len(valued)} {unit_name(valued, len(valued))} and their nulls" if nulls else ""
+    ends, outside = _window(shown, "axis", composition)
     sentences = (_plotted(valued, heads), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
-        f"{first.quantity} by layer",
+        f"{label_of(first)} by layer",
         Axis("layer", "number", names=tuple(name or "model" for name in names)),
-        Axis(first.quantity, unit, formula, range=ends),
+        Axis(label_of(first), unit, formula, range=ends),
         tuple(marks),
         " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
@@ -213,10 +221,10 @@ def by_layer(
 
 def _plotted(rows: Sequence[Finding], heads: int) -> str:
     """The caption's sentence on the points."""
-    quantity = _capitalized(rows[0].quantity)
+    quantity = _capitalized(label_of(rows[0]))
     if all(row.head is None for row in rows):
-        return f"{quantity} of each layer."
-    return f"{quantity} of each head" + (", heads of a layer from left to right." if heads > 1 else ".")
+        return f"{quantity}, by layer."
+    return f"{quantity}, by head." + (" Heads of a layer are from left to right." if heads > 1 else "")
 
 
 def _bars(rows: Sequence[Finding], nulls: Sequence[Finding], null_name: str) -> str:
@@ -241,12 +249,12 @@ def head_map(
     grid = _grid(rows, labels)
     values = [[None if row is None else finite(row.value) for row in line] for line in grid]
     hover, keys = _hover_and_keys(grid, labels, blocks or labels)
-    x, y, name = range(len(grid[0])), range(len(grid)), f"{first.quantity} [{unit}]"
+    x, y, name = range(len(grid[0])), range(len(grid)), f"{label_of(first)} [{unit}]"
     heat = Heat(name, x, y, values, hover, keys=keys, range=ends)
-    plotted = f"Colour: {first.quantity} of each head" + (f", {formula}." if formula else ".")
+    plotted = f"Colour: {label_of(first)}, by head" + (f"; {formula}." if formula else ".")
     caption = " ".join(filter(None, (plotted, f"{sample_size([r for r in valued if r.head is not None])}.", outside)))
-    title = f"{first.quantity} by head"
-    return _mapped(f"{first.prediction} {title}", title, rows, labels, heat, caption)
+    name, title = f"{first.prediction} {first.quantity} by head", f"{label_of(first)} by head"
+    return _mapped(name, title, rows, labels, heat, caption)
 
 
 def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None, correction: str = "") -> Figure:
@@ -263,8 +271,9 @@ def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None =
     counts = Counter(row.verdict for row in rows if row.verdict)
     divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     tests = f" ({correction})" if correction else ""
-    caption = f"Verdict on each head by its {first.quantity}{tests}: {divided}. n = {sum(counts.values())} heads."
-    return _mapped(f"{first.prediction} verdicts", f"verdicts by {first.quantity}", rows, labels, heat, caption)
+    label = label_of(first)
+    caption = f"Verdicts by head; statistic: {label}{tests}. {divided}; n = {sum(counts.values())} heads."
+    return _mapped(f"{first.prediction} verdicts", f"verdicts by head: {label}", rows, labels, heat, caption)
 
 
 def _mapped(name: str, title: str, rows: Sequence[Finding], labels: Labels, heat: Heat, caption: str) -> Figure:
@@ -297,8 +306,11 @@ def _names(rows: Sequence[Finding], labels: Labels) -> list[str]:
     return list(dict.fromkeys(labels[row.layer, row.call] for row in rows))
 
 
-def _window(values: Sequence[float], scale: str) -> tuple[tuple[float, float] | None, str]:
-    """Ends of a scale without its outliers, and a sentence on them; None and "" if there are no outliers."""
+def _window(values: Sequence[float], scale: str, composition: str = "") -> tuple[tuple[float, float] | None, str]:
+    """Ends of a scale without its outliers, and a sentence on them; None and "" if there are no outliers.
+
+    composition: objects that the values belong to, for the sentence.
+    """
     if len(values) < 8:
         return None, ""
     low, *_, high = quantiles(values, n=10, method="inclusive")
@@ -308,5 +320,6 @@ def _window(values: Sequence[float], scale: str) -> tuple[tuple[float, float] | 
         return None, ""
     pad = 0.05 * (max(inside) - min(inside))
     count, ends = len(values) - len(inside), (min(values), max(values))
-    number = f"{count} of {len(values)} values {'is' if count == 1 else 'are'} outside the {scale}"
+    total = f"{len(values)} values" + (f" ({composition})" if composition else "")
+    number = f"{count} of the {total} {'is' if count == 1 else 'are'} outside the {scale}"
     return (min(inside) - pad, max(inside) + pad), f"{number} (full range {ends[0]:.3g} to {ends[1]:.3g})."

@@ -32,8 +32,9 @@ GUIDE = {
         "statistics of covariance matrices. Statistics of weights alone have no sampling error and no interval."
     ),
     "null": (
-        "The same statistic under a null model in which the claim does not hold: the same architecture with random "
-        "weights, randomly rotated matrices, other heads or permuted tokens. Each section names its null. Figures "
+        "The same statistic under a null model: the same architecture with random weights, randomly rotated matrices, "
+        "other heads or permuted tokens. In most null models the claim does not hold; where it holds without training, "
+        "the null value is not used as a bound. Each section names its null. Figures "
         "show it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end "
         "of the band."
     ),
@@ -124,14 +125,18 @@ def _methods(run: Run) -> tuple[str, ...]:
         "Confidence intervals. Tokens of a document are not independent, so documents are the sampling unit: 95 % "
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
         "of covariance matrices from the jackknife over eight groups of documents [busing99].",
-        "Null values. The null value is the same statistic under a null model in which the claim does not hold: the "
-        "same architecture with random weights, randomly rotated matrices, other heads or permuted tokens, as named "
-        "in each section.",
+        "Null values. The null value is the same statistic under a null model: the same architecture with random "
+        "weights, randomly rotated matrices, other heads or permuted tokens, as named in each section. In most null "
+        "models the claim does not hold. Where it holds without training (untrained feed-forward maps are nearly "
+        "affine, untrained heads are coherent), the null value is not used as a bound; instead the result states how "
+        "many supporting layers also pass with random weights.",
         "Verdicts. Each head has one p-value for supporting and one for refuting a claim: the confidence interval is "
-        "inverted at the bound with Student's t distribution (seven degrees of freedom). A head supports or refutes "
-        "the claim if the Benjamini–Hochberg procedure over all heads, at FDR 5 %, rejects the opposite "
-        "[benjamini95]; its 95 % confidence interval then excludes the bound. Otherwise the head is inconclusive. "
-        "Statistics of weights alone are compared with the bound directly. The verdict on the model is that of more "
-        "than half of its heads or layers, unless the decision rule states otherwise.",
-        "Theory. The claims follow from [shim22], with corrections.",
+        "inverted at the bound with Student's t distribution (seven degrees of freedom). A head supports the claim if "
+        "its value passes the bound of support significantly: the Benjamini–Hochberg procedure over all heads, at FDR "
+        "5 %, rejects the hypothesis that it does not [benjamini95]. It refutes the claim if its value passes the "
+        "bound of refutation in the same way. In both cases its 95 % confidence interval excludes the bound. "
+        "Otherwise the head is inconclusive. Statistics of weights alone are compared with the bound directly. "
+        "The verdict on the model is that of more than half of its heads or layers, unless the decision rule states otherwise.",
+        "Theory. The claims follow from [shim22], with corrections. [theory N] refers to the numbered statement N of "
+        "the documentation (docs/theory.md).",
     )

@@ -33,6 +33,7 @@ from .findings_figures import (
     head_map,
     joined,
     key_of,
+    label_of,
     labels_of,
     null_text,
     value_text,
@@ -44,6 +45,7 @@ from .findings_wording import (
     claim_of,
     facts_of,
     method_of,
+    quantity_label,
     sentences_of,
     title_of,
     unit_and_formula,
@@ -128,7 +130,7 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
 def statistic(claim: Summary, declarations: Declarations) -> str | None:
     """Name of the statistic of a claim, with its unit."""
     declared = _declared(claim, declarations)
-    name = claim.quantity if declared is None else declared.statistic
+    name = quantity_label(claim.prediction, claim.quantity) if declared is None else declared.statistic
     unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
     return f"{name} [{unit}]" if claim.quantity and unit != "1" else name or None
 
@@ -159,7 +161,7 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     quantities = [q for q in dict.fromkeys(row.quantity for row in (*decisive, *rows)) if _drawable(rows, q)]
     views = tuple(
         View(
-            quantity,
+            quantity_label(claim.prediction, quantity),
             _figures(_drawable(rows, quantity), blocks, declarations, _null_name(claim, quantity, declarations)),
         )
         for quantity in quantities
@@ -219,7 +221,7 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     )  # fmt: skip
     cells = [
         (
-            labels[row.layer, row.call] or "model", row.head, *((row.quantity,) if several else ()),
+            labels[row.layer, row.call] or "model", row.head, *((label_of(row),) if several else ()),
             row.value, interval(row.low, row.high) or None, row.null,
             interval(row.null_low, row.null_high) or None, row.tokens, chip(row.verdict) if row.verdict else None,
         )
@@ -227,7 +229,7 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     ]  # fmt: skip
     keys = tuple(key_of(row, blocks) for row in rows)
     place = "layer" if all(row.head is None for row in rows) else "head"
-    title = f"values by {place}" if several else f"{rows[0].quantity} by {place}, values"
+    title = f"values by {place}" if several else f"{label_of(rows[0])} by {place}, values"
     return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
 
 

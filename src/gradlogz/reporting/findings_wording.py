@@ -3,6 +3,7 @@
     verdict_sentences                   the result of a claim: value, null value, counts, details, remarks
     title_of, claim_of, method_of       texts of a prediction, by its declaration; its name where there is none
     unit_and_formula                    unit and formula of a quantity
+    quantity_label                      readable name of a quantity
 
 This is the one place that words a result: predictions return numbers and declare names.
 
@@ -24,6 +25,64 @@ NAMED = 3  # layers that a sentence names; the rest are counted
 # Formats and templates come from runs, which may be damaged: only these fields are replaced.
 NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
 FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
+
+# Readable names of quantities whose names in rows are short; other quantities are shown by their names.
+QUANTITY_LABELS: Mapping[str, Mapping[str, str]] = {
+    "identity": {"error": "largest error"},
+    "ascent": {
+        "gain, permuted": "gain of permuted updates",
+        "gain, reversed": "gain of reversed updates",
+        "gain, random": "gain of random directions",
+        "share of tokens that rise": "share of tokens whose log normaliser increases",
+    },
+    "tie": {"share without rotation": "share of the squared norm without rotation"},
+    "qk_geometry": {"share without rotation": "share of the squared norm without rotation"},
+    "symmetry": {
+        "symmetry": "symmetry score",
+        "symmetry of the head": "symmetry score of one head",
+        "share without rotation": "share of the squared norm without rotation",
+    },
+    "gaussian_measure": {
+        "mean explained": "explained variance of the attended mean",
+        "log normalizer explained": "explained variance of the log normaliser",
+        "mean cosine": "cosine of the attended mean with its Gaussian value",
+        "log normalizer R²": "R² of the log normaliser",
+        "log normalizer correlation": "correlation of the log normaliser with its Gaussian value",
+        "frozen": "share of frozen rows",
+        "pooled mean explained": "explained variance of the attended mean, keys of all texts",
+        "within position mean explained": "explained variance of the attended mean, within positions",
+    },
+    "gaussianity": {
+        "excess, cleaned": "excess of max-sliced W², cleaned tokens",
+        "excess, all tokens": "excess of max-sliced W², all tokens",
+        "self weight": "attention weight of a token on itself",
+        "mean fraction": "share of the mean token in the mean squared norm",
+    },
+    "entropy": {"log normalizer": "log normaliser"},
+    "pair_energy": {
+        "log normalizer": "log normaliser",
+        "mean fraction": "share of the mean token in the mean squared norm",
+        "change": "change of log pair energy over a block",
+        "change by attention": "change of log pair energy by attention",
+        "change over depth": "change of log pair energy over all blocks",
+        "sequences that rise": "share of sequences whose pair energy increases",
+        "share of steps that rise": "share of blocks with increasing pair energy",
+        "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
+    },
+    "coherence": {
+        "cost": "cost of weighting heads equally",
+        "cost, other tokens": "cost with log normalisers of other tokens",
+        "raw cost": "cost without centring of the keys",
+    },
+    "hopfield": {
+        "held": "share of keys that hold 90 % of the weight",
+        "keys held": "number of keys that hold 90 % of the weight",
+        "class": "class of the head",
+        **{f"class {name}": f"share of rows of class {name}" for name in ("I", "II", "III", "IV")},
+        "retrieval": "share of rows that retrieve one key",
+        "rows against theorems": "rows that violate a theorem",
+    },
+}
 
 
 def verdict_sentences(claim: Summary, declaration: Declaration | None) -> tuple[str, ...]:
@@ -169,6 +228,16 @@ def unit_and_formula(declarations: Declarations, prediction: str, quantity: str)
         if declared is not None and name in declared.quantities:
             return declared.quantities[name]
     return Quantity("1", "")
+
+
+def quantity_label(prediction: str, quantity: str) -> str:
+    """Readable name of a quantity; its name in the rows if it has no other.
+
+    Qualified names keep their qualifier: "symmetry, over distances" is "symmetry score, over distances".
+    """
+    labels = QUANTITY_LABELS.get(prediction, {})
+    name, comma, qualifier = quantity.partition(",")
+    return labels.get(quantity) or f"{labels.get(name, name)}{comma}{qualifier}"
 
 
 def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:

@@ -41,9 +41,10 @@ DECLARATION = Declaration(
     title="Ascent of log normaliser",
     claim="The update of an attention sublayer increases the log normaliser of its keys.",
     formula=(
-        "gain = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)]: increase of the log normaliser G by the "
-        "update D, relative to that by the steepest-ascent step of equal norm, g = grad G(x); sums over tokens x. "
-        "G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>) over the heads h of a layer"
+        "gain = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)], sums over tokens x: increase of G under the "
+        "update D, divided by its increase under the steepest-ascent step of equal norm; g = grad G(x). G(x) = sum_h "
+        "(1/beta) log sum_j exp(beta <q_h(x), k_hj>): log normalisers of the heads h of a layer; beta: scale of the "
+        "logits"
     ),
     supports=f"The gain is above {LEAST:g} and above the null, the gain of updates permuted between tokens.",
     refutes="The gain is below 0 or below that null.",
@@ -53,7 +54,8 @@ DECLARATION = Declaration(
         "gain of 1 is that of the steepest-ascent step of equal norm. G is convex in the query, so that it rises under "
         "most updates; the gain is therefore compared with the permuted-token null, in which each token receives the "
         "update of another token of the same text. Reversed updates and random directions are "
-        "reported for comparison. G is linear for rows with a single visible key; such rows are included.",
+        "reported for comparison. For a token with a single visible key, G is linear in the query, so that convexity "
+        "does not raise its gain; such tokens are included.",
         f"The sample is one token in {PART}, the same tokens in every layer, without padding.",
     ),
     decision_rule="The verdict on the model is that of more than half of its layers.",

@@ -1,6 +1,7 @@
 """Coherence: the cost of weighting the heads of a layer equally.
 
-    h = sum_k h_k / H        mixture of heads: the gradient of its log normaliser weights head k by r_k = softmax_k(G_k)
+    h = sum_k h_k / H        mixture of heads; in the gradient of its log normaliser, head k has the weight
+                             r_k = softmax_k(G_k)
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
 
 Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
@@ -37,8 +38,9 @@ COHERENT, INCOHERENT = 0.1, 0.5
 COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numerator and denominator
 
 FORMULAS = """\
-    h = sum_k h_k / H        mixture of heads: the gradient of its log normaliser weights head k by r_k = softmax_k(G_k)
-    multi-head attention     weights them equally: the gradient of a lower bound of that log normaliser
+    h = sum_k h_k / H        mixture of heads; in the gradient of its log normaliser, head k has the weight
+                             r_k = softmax_k(G_k)
+    multi-head attention     all heads have equal weight: the gradient of a lower bound of that log normaliser
     cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats           [theory 6.2]"""
 
 DECLARATION = Declaration(
@@ -46,8 +48,8 @@ DECLARATION = Declaration(
     claim="Heads are coherent: multi-head attention is nearly the gradient of the log normaliser of their mixture.",
     formula=(
         "cost = KL(uniform‖r) in nats, r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer, mean over rows. "
-        "The gradient of the mixture weights head k by r_k, multi-head attention weights all heads equally. G_k: log "
-        "normaliser, mu_k: mean key, q_k: query of head k"
+        "In the gradient of the mixture, head k has weight r_k; in multi-head attention all heads have equal weight. "
+        "G_k: log normaliser, mu_k: mean key, q_k: query of head k"
     ),
     supports=f"The cost is below {COHERENT:g} nats.",
     refutes=f"The cost is above {INCOHERENT:g} nats: the weights r are far from uniform.",
@@ -68,7 +70,7 @@ DECLARATION = Declaration(
         SHIFTED: Quantity("nats", "KL(uniform‖softmax_k(G_k − ⟨μ_k, q_k⟩))"),
         RAW: Quantity("nats", "KL(uniform‖softmax_k(G_k))"),
     },
-    statistic="median cost of equal head weights",
+    statistic="median cost of weighting heads equally",
     null="random-weights baseline",
     unit="attention layer",
     number="{:.3f} nats",

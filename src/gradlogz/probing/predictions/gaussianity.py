@@ -88,35 +88,36 @@ _SHAPES = {
     LOGISTIC: Quantity("nats per token", "(log L_logistic − log L_normal) / n"),
     "skewness": Quantity("1", "E (zᵢ·zⱼ)³"),
     "kurtosis": Quantity("1", "E|z|⁴ − d(d + 2)"),
-    EXCESS: Quantity("variance of z", "max W² − that of Gaussian samples"),
+    EXCESS: Quantity("squared standard deviations", "max W² − that of Gaussian samples"),
 }
 
 DECLARATION = Declaration(
     title="Gaussian residual stream",
     claim="The tokens of the residual stream are normally distributed at every depth.",
     formula=(
-        "excess = W² minus its mean over Gaussian samples with the covariances of the data. W²: squared Wasserstein "
-        f"distance to N(0, 1) of the tokens, whitened on their {COMPONENTS} leading principal axes, along the "
-        "direction in which it is largest. Cleaned tokens: without first tokens, massive activations (very large "
-        "coordinates) and position means"
+        "excess = max-sliced W² minus its mean over Gaussian samples whose covariances between and within documents "
+        f"are those of the tokens. The tokens are whitened on their {COMPONENTS} leading principal axes and projected "
+        "on one direction; W² is the squared Wasserstein distance of the projections to N(0, 1), maximised over "
+        "directions (max-sliced). Cleaned tokens: without first tokens, massive activations (very large coordinates) "
+        "and position means"
     ),
     supports=f"The excess of the cleaned tokens is below {BOUND:g}.",
-    refutes=f"The excess of the cleaned tokens is above {BOUND:g} (a logistic distribution: 0.008).",
+    refutes=f"The excess of the cleaned tokens is above {BOUND:g} (for scale: a logistic distribution has 0.008).",
     method=(
         FORMULAS,
         "The fixed point of attention and normalisation is expected to be Gaussian [shim22]. It is an unstable "
         "equilibrium, and tokens that look Gaussian often attend mostly to themselves or lie far from 0 [theory "
-        "10.1]; the self weight a_ii and the mean fraction |E x|² / E|x|² are therefore reported as well. The "
-        "residual stream is sampled before every attention sublayer and at the end, at the same random tokens, in "
+        "10.1]; the attention weight a_ii of a token on itself (self weight) and the share |E x|² / E|x|² of the "
+        "mean token in the mean squared norm (mean fraction) are therefore reported as well. The residual stream is sampled before every attention sublayer and at the end, at the same random tokens, in "
         "its own precision; self weights on a subset of the rows.",
         f"Three artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
         f"{TIMES:g} times the median [sun24]; and position means. Each is removed separately, and all together: "
         f'"{CLEANED}". Neighbouring positions are pooled until {SHARED} tokens share a mean, and k tokens without '
         "their mean are rescaled by 1 / sqrt(1 - 1/k), so that a Gaussian sample remains Gaussian.",
-        f"Null: {DRAWS} Gaussian samples over the same documents, with the covariances between and within documents of "
-        "the data, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated words. The "
-        "null value of the excess is that of the random-weights baseline; its confidence interval is from the "
-        "jackknife over groups, with fixed axes and the null scaled to the number of tokens.",
+        f"Null: {DRAWS} Gaussian samples over the same documents, with the covariances of the tokens between and "
+        "within documents, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated "
+        "words. The null value of the excess is that of the random-weights baseline; its confidence interval is from "
+        "the jackknife over groups, with fixed axes and the null scaled to the number of tokens.",
     ),
     decision_rule=(
         "For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and "
@@ -132,14 +133,14 @@ DECLARATION = Declaration(
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
-    statistic="median excess of W² over Gaussian samples (cleaned tokens)",
+    statistic="median excess, for cleaned tokens, of max-sliced W² over Gaussian samples",
     null="random-weights baseline",
     unit="depth",
     number="{:.3f}",
     details={
-        ALL: Label("median excess with all tokens", "{:.3f}", "random-weights baseline"),
-        SELF: Label("median self weight", null="random-weights baseline"),
-        MEAN: Label("median mean fraction", null="random-weights baseline"),
+        ALL: Label("median excess for all tokens", "{:.3f}", "random-weights baseline"),
+        SELF: Label("median attention weight of a token on itself", null="random-weights baseline"),
+        MEAN: Label("median share of the mean token in the mean squared norm", null="random-weights baseline"),
     },
     remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
 )

@@ -31,8 +31,8 @@ EDGES = torch.tensor([-1.0, -ROUNDING, 0.0, 1.0], dtype=torch.float64)
 
 FORMULAS = f"""\
     held            k / n: smallest number of keys with {100 * MASS:g} % of the weight, over n visible keys [ramsauer20]
-    class           of the median row: I k > n/2, an average of most keys; II k > n/8; III k > n/32, a metastable
-                    state of few; IV the rest, single patterns
+    class           of the median row: I k > n/2, an average of most keys; II n/8 < k <= n/2; III n/32 < k <= n/8, a
+                    metastable state of few keys; IV k <= n/32, single patterns
     retrieval       share of rows whose bound |att - k_1| <= 2 M (n - 1) exp(-(s_1 - s_2)) is below |k_1|: k_1 has the
                     largest logit s_1, s_2 is the second largest, M the largest key norm                   [theory 5.7]
     energy          E(q) - E(att) - |q - att|²/2 >= 0 with E(x) = |x|²/2 - log sum_j w_j exp(beta <k_j, x>) / beta: a
@@ -73,8 +73,17 @@ DECLARATION = Declaration(
     null="random-weights baseline",
     outcomes=(f"are below {HALF:g} and below the baseline", f"above {HALF:g}"),
     details={
-        name: Label(f"heads of {name} ({share})")
-        for name, share in zip(CLASS_NAMES, ("k > n/2", "k > n/8", "k > n/32", "the rest"), strict=True)
+        name: Label(f"{share} ({name})")
+        for name, share in zip(
+            CLASS_NAMES,
+            (
+                f"heads whose median row has {100 * MASS:g} % of its weight on more than 1/2 of the keys",
+                "on 1/8 to 1/2",
+                "on 1/32 to 1/8",
+                "on at most 1/32",
+            ),
+            strict=True,
+        )
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",

@@ -34,8 +34,9 @@ DECLARATION = Declaration(
     title="Attention is a gradient",
     claim="The output of attention is the gradient of its log normaliser.",
     formula=(
-        "error = max |output - ∇ log sum_j exp(s_j + <v_j, omega>)| at omega = 0, in rounding units "
-        "eps (1 + max |s|) max |v|; s_j: logits, v_j: values; the maximum is over the sampled rows of a head"
+        "error = max |output - ∇G(0)| over the sampled rows of a head, in rounding units eps (1 + max |s|) max |v|. "
+        "G(omega) = log sum_j exp(s_j + <v_j, omega>) is the log normaliser of a row; s_j: logit and v_j: value of "
+        "its visible key j, omega: a vector of the dimension of the values"
     ),
     supports=f"The error of every head is at most {LIMIT:g} rounding units.",
     refutes=(

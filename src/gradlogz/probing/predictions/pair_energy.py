@@ -56,8 +56,8 @@ DECLARATION = Declaration(
         "one attention layer to the next"
     ),
     supports=(
-        "No block has a significant decrease, and more blocks have a significant increase than in a random order of "
-        f"the depths (permutation test, p <= {LEVEL:g})."
+        "No block has a significant decrease, and the number of blocks with a significant increase is larger than "
+        f"expected if the depths were in random order (permutation test, p <= {LEVEL:g})."
     ),
     refutes=f"A block has a significant decrease: its change is below {-LEAST:g}.",
     method=(
@@ -87,8 +87,8 @@ DECLARATION = Declaration(
         BY_ATTENTION: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over attention"),
         TOTAL: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over all blocks"),
         RISES: Quantity("share of sequences", "P(Δ log E > 0)"),
-        SHARE: Quantity("share of steps", "P(Δ log E > 0)"),
-        BASELINE: Quantity("share of steps", "P(Δ log E > 0)"),
+        SHARE: Quantity("share of blocks", "P(Δ log E > 0)"),
+        BASELINE: Quantity("share of blocks", "P(Δ log E > 0)"),
         NORMALIZER: Quantity("nats", "Σᵢ Gᵢ / n"),
         OBSERVED["mean_fraction"]: Quantity("1", "|E x|² / E|x|²"),
         OBSERVED["rank_one_residual"]: Quantity("1", "|X − 1 x̄ᵀ| / |X|"),
@@ -106,8 +106,8 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No residual stream was recognised.",
-        "tied": "The theorem assumes tied layers; this model's layers are tied.",
-        "untied": "The theorem assumes tied layers; this model's layers are not tied.",
+        "tied": "The theorem behind the claim assumes that all layers share their weights, as they do here.",
+        "untied": "The theorem behind the claim assumes that all layers share their weights; here they do not.",
     },
 )
 

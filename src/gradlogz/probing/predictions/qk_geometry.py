@@ -53,10 +53,12 @@ FORMULAS = f"""\
     positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
     symmetric share   |B_s|² / |B|²
     positive share    sum of positive eigenvalues of B_s over the sum of absolute eigenvalues
-    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, on the components that hold
-                                                    {VARIANCE:.0%} of their variance, and on d at least: the smallest
-                                                    components would dominate Cov⁻¹
-    whitened          cosine of C^½ B_s C^½ with I: 1 if B_s = c Cov⁻¹; weighted by the density of tokens
+    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, restricted to the leading
+                                                    principal components that hold {VARIANCE:.0%} of the variance (at
+                                                    least d of them), because otherwise Cov⁻¹ is dominated by
+                                                    the smallest components
+    whitened          cosine of C^½ B_s C^½ with I, C = Cov on these components: 1 if B_s = c Cov⁻¹; each direction is
+                      weighted by the variance of the tokens along it
     Fisher            T = mean of Cov_a(k) over sampled queries, compared with W_kᵀ B_s W_k in the space of the head;
                       not defined with rotary embeddings, which rotate the keys"""
 
@@ -86,13 +88,15 @@ DECLARATION = Declaration(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. Norm gains are part of W_q and W_k, so that B "
         "acts on normalised tokens; the direction that a centring norm removes is projected out.",
-        "Nulls: for the first three quantities and the cosine with I, random rotations between queries and keys, "
-        "with standard deviation sqrt(2) / r for r components; for the cosines with other T, rotations of B_s, which "
-        "keep its eigenvalues: mean tr B_s tr T / (r |B_s| |T|), variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² "
-        "|T|²), where B_0 and T_0 are the traceless parts (an irreducible representation of the rotations). With "
-        "rotary embeddings B "
-        'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ with the rotation averaged over '
-        "distances, weighted by attention. With partial rotary embeddings the share of the squared norm in unrotated "
+        "Nulls. The null of the first three quantities is random rotations between queries and keys "
+        f"({DRAWS} draws). Under these rotations the cosine with I and the whitened cosine have mean 0 and standard "
+        "deviation sqrt(2) / r, where r is the number of principal components. The null of the cosines with other T "
+        "is random rotations of B_s, which keep its eigenvalues. Their mean is tr B_s tr T / (r |B_s| |T|) and their "
+        "variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s "
+        "and T, and r is their number of rows.",
+        "With rotary embeddings B "
+        'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged '
+        "over the attended distances. With partial rotary embeddings the share of the squared norm in unrotated "
         "coordinates is reported as well. If queries and keys are normalised, B acts on their directions.",
     ),
     decision_rule=(

@@ -2,7 +2,7 @@
 
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
     symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
-    directionality  = (r - c) / (r + c)                                                    negative: large columns
+    directionality  = (r - c) / (r + c)       negative: columns of M have more outlying norms than rows
 
 Read next: qk_geometry.py (the same matrices with norm gains).
 """
@@ -41,9 +41,9 @@ DRAWS = 200
 FORMULAS = f"""\
     M               = W_q W_kᵀ, of all heads together: sum_h W_q^h W_k^hᵀ                                   [saponati25]
     symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
-    directionality  = (r - c) / (r + c)                                                    negative: large columns
-    r               = sum over rows of the excess of their norm over mean + {DEVIATIONS:g} standard deviations;
-    c                 the same for columns"""
+    directionality  = (r - c) / (r + c)       negative: columns of M have more outlying norms than rows
+    r               = sum of the excesses of row norms of M over their mean + {DEVIATIONS:g} standard deviations
+    c               = the same for columns"""
 
 _SCORES = {
     SYMMETRY: Quantity("1", "tr M² / tr M Mᵀ,  M = W_q W_kᵀ"),
@@ -63,8 +63,8 @@ DECLARATION = Declaration(
     method=(
         FORMULAS,
         "As in the published tables, the matrices are those of the checkpoint, without norm gains and without "
-        'rotations. "Over distances" uses W_q R̄ W_kᵀ with rotary rotations averaged over distances, weighted by '
-        "the attention of each head. With partial rotary embeddings the share of the squared norm in unrotated "
+        'rotations. "Over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged over the attended distances '
+        "of each head. With partial rotary embeddings the share of the squared norm in unrotated "
         "coordinates is reported as well. Shared key heads are counted with each of their query heads.",
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
@@ -91,7 +91,10 @@ DECLARATION = Declaration(
     unit="attention layer",
     correction="",
     details={
-        DIRECTIONALITY: Label("median directionality", null="row-column exchange null"),
+        DIRECTIONALITY: Label(
+            "median directionality (negative: columns have more outlying norms than rows)",
+            null="row-column exchange null",
+        ),
         **OVER_DETAILS,
     },
     remarks={

@@ -42,7 +42,7 @@ FORMULAS = """\
     ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
     update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
     cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices; 1 if they are tied
-    weighted  = the same with <A, B> = tr Aᵀ C B                            C: covariance of the layer's inputs"""
+    weighted  = the same with <A, B> = tr(Aᵀ C B)                           C: covariance of the layer's inputs"""
 
 _COSINES = {
     COSINE: Quantity("1", "cos(W_v W_o, W_k W_qᵀ)"),
@@ -66,10 +66,11 @@ DECLARATION = Declaration(
         "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
         "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
         "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
-        'itself; "over distances" uses W_q R̄ with the rotation averaged over distances, weighted by attention. With '
+        'itself; "over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged over the attended distances. With '
         "partial rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
-        "Nulls: for the cosine, random rotations of the output space, with mean 0 and variance |AᵀB|² / (D |A|² |B|²); "
-        "for the weighted cosine, the OV matrices of the other heads; for the layer, the random-weights baseline.",
+        "Null of the cosine: random rotations of the updates, under which it has mean 0 and variance |AᵀB|² / (D |A|² "
+        "|B|²); A is the OV matrix, B the transposed QK matrix and D the dimension of the updates. Null of the "
+        "weighted cosine: the OV matrices of the other heads. Null of the layer: the random-weights baseline.",
     ),
     decision_rule=(
         f"At a cosine of {BOUND:g}, {100 * BOUND**2:g} % of the squared norm of the OV matrix lies along the "
@@ -84,8 +85,8 @@ DECLARATION = Declaration(
     statistic="median weighted cosine of OV and transposed QK matrices",
     null="other-head null",
     details={
-        "above_rotations": Label("heads above the random-rotation null"),
-        "below_rotations": Label("heads below the random-rotation null"),
+        "above_rotations": Label("heads whose unweighted cosine is above its random-rotation null"),
+        "below_rotations": Label("below"),
         **OVER_DETAILS,
     },
     remarks={
