@@ -136,7 +136,8 @@ def _methods(run: Run) -> tuple[str, ...]:
         "5 %, rejects the hypothesis that it does not [benjamini95]. It refutes the claim if its value passes the "
         "bound of refutation in the same way. In both cases its 95 % confidence interval excludes the bound. "
         "Otherwise the head is inconclusive. Statistics of weights alone are compared with the bound directly. "
-        "The verdict on the model is that of more than half of its heads or layers, unless the decision rule states otherwise.",
+        "The verdict on the model is that of more than half of its heads or layers, unless the decision rule states "
+        "otherwise.",
         "Theory. The claims follow from [shim22], with corrections. [theory N] refers to the numbered statement N of "
         "the documentation (docs/theory.md).",
     )

@@ -108,7 +108,8 @@ DECLARATION = Declaration(
         "The fixed point of attention and normalisation is expected to be Gaussian [shim22]. It is an unstable "
         "equilibrium, and tokens that look Gaussian often attend mostly to themselves or lie far from 0 [theory "
         "10.1]; the attention weight a_ii of a token on itself (self weight) and the share |E x|² / E|x|² of the "
-        "mean token in the mean squared norm (mean fraction) are therefore reported as well. The residual stream is sampled before every attention sublayer and at the end, at the same random tokens, in "
+        "mean token in the mean squared norm (mean fraction) are therefore reported as well.",
+        "The residual stream is sampled before every attention sublayer and at the end, at the same random tokens, in "
         "its own precision; self weights on a subset of the rows.",
         f"Three artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
         f"{TIMES:g} times the median [sun24]; and position means. Each is removed separately, and all together: "
