@@ -23,7 +23,9 @@ def command(
 ) -> int:
     """Compare probe runs on one HTML page: different models, or checkpoints of one training run over its steps.
 
-    The step of a checkpoint is read from the metadata of its run, or from a name such as step1000 or checkpoint-500.
+    Prints a table of verdicts and writes an HTML page.
+
+    The training step is read from the metadata of a run, or from the name of its model or folder, such as step1000.
     """
     from ..page import write
     from ..reporting.comparison_page import page_of_runs, read_all

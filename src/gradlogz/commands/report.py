@@ -23,7 +23,9 @@ def command(
 ) -> int:
     """Rebuild the HTML page of a probe run: verdicts, a map of heads, figures and data for every claim.
 
-    If files of the run are damaged or missing, the page shows the rest and lists them.
+    Prints a table of verdicts and writes an HTML page.
+
+    If files of the run are damaged or missing, the page lists them and shows what can be read.
     """
     from ..page import write
     from ..reporting.findings_page import page_of_run, rendered

@@ -87,7 +87,9 @@ def command(
     out: Annotated[
         str | None,
         typer.Option(
-            help="HTML file of the page (default: PRESET.html, simulation.html or phases.html).", show_default=False
+            help="HTML file of the page (default: PRESET.html; simulation.html without a preset; phases.html with "
+            "--sweep).",
+            show_default=False,
         ),
     ] = None,
     json: Annotated[

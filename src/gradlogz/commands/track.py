@@ -30,26 +30,32 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="cv (constant velocity), cv-ca (and acceleration) or turn (default: cv; scenario: turn).",
+            help="cv (constant velocity), cv-ca (constant velocity or acceleration) or turn (straight, left, right) "
+            "(default: cv; built-in scenario: turn).",
             show_default=False,
         ),
     ] = None,
     sigma: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of a detection, in units of length (default: estimated).", show_default=False
+            help="Standard deviation of a detection, in units of length (default: estimated; built-in scenario: true "
+            "value, 100).",
+            show_default=False,
         ),
     ] = None,
     noise: Annotated[
         float | None,
         typer.Option(
-            help="Spectral density of the process noise, length²/time³ (default: estimated).", show_default=False
+            help="Spectral density of the process noise, length²/time³ (default: estimated; built-in scenario: 1).",
+            show_default=False,
         ),
     ] = None,
     turn_rate: Annotated[
         float | None,
         typer.Option(
-            help="Turn rate of --model turn, degrees per unit of time (default: estimated).", show_default=False
+            help="Turn rate of --model turn, degrees per unit of time (default: estimated; built-in scenario: true "
+            "value, 3).",
+            show_default=False,
         ),
     ] = None,
     smooth: Annotated[bool, typer.Option("--smooth", help="Also estimate each state from all detections.")] = False,

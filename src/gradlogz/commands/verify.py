@@ -21,7 +21,7 @@ def command(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Statements to check: a key from the first column of the table, or text of the source or formula "
+            help="Statements to check: a key from the first column, or text that occurs in the reference or formula "
             "(default: all).",
             show_default=False,
         ),

@@ -33,12 +33,13 @@ from ..page import (
 from ..page.parts import Status
 from ..simulation import theory_curves as curves
 from ..simulation.final_quantities import final_quantities, gaussian_band
-from ..simulation.records import Curve, Simulation
+from ..simulation.records import Curve, FinalQuantity, Simulation
 from .citations import cited
 from .simulation_wording import (
     INITIAL_NAMES,
     KINDS,
     NAMED,
+    NULL_BAND,
     STATE_NAMES,
     agreement,
     curve_text,
@@ -70,12 +71,12 @@ CAPTIONS = {
     "effective_rank": "Exponential of the entropy of the normalised covariance eigenvalues.",
     "entropy": "Entropy of the attention weights, averaged over tokens.",
     "self_weight": "Attention weight of a token on itself, averaged over tokens.",
-    "displacement": "Mean distance that a token moves in one step, divided by the radius.",
+    "displacement": "Root mean square displacement of the tokens in one step, divided by the radius.",
     "skewness": "Mardia's skewness; 0 for a Gaussian.",
     "kurtosis": "Mardia's excess kurtosis; 0 for a Gaussian.",
     "sliced_wasserstein": "Sliced Wasserstein-2 distance of the whitened cloud to a standard Gaussian.",
-    "clusters": "Connected components of tokens nearer than 5 % of the radius.",
-    "slope": "Component of the attention output along the query, divided by the query.",
+    "clusters": "Number of connected components when tokens closer to each other than 5 % of the radius are linked.",
+    "slope": "Component of the attention output along the query, divided by the length of the query.",
     "harmonic": "Amplitude of the fastest-growing harmonic of the token density on the circle.",
 }
 REFERENCES = ("shim22", "geshkovski23", "mardia74")
@@ -195,22 +196,33 @@ def _results(simulation: Simulation) -> Table:
     columns = (Column("quantity"), Column("unit"), Column("value"), Column("95 % CI"), Column("n"), Column("expected"),
                Column("verdict"))  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
-    for row in final_quantities(simulation):
+    quantities = final_quantities(simulation)
+    for row in quantities:
         value, interval, expected = quantity_cells(row)
         unjudged = "null band" if row.reference == "null" else None
         verdict: Cell = Chip(row.verdict, STATUS_OF[row.verdict]) if row.verdict else unjudged
         cells = (value, interval or None, row.total, expected or None, verdict)
         rows.append((quantity_name(row), quantity_unit(row), *cells))
-    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _RESULTS, stacked=True)
+    return Table("results", "Quantities at the end of the run", columns, tuple(rows), _rules(quantities), stacked=True)
 
 
-_RESULTS = (
-    "Observables are means over n seeds with Student's 95 % CI; final states are shares of seeds with Wilson's 95 % "
-    "CI; for theorems, n is the number of recorded intervals and the value counts violations. Supported: every seed "
-    "meets the prediction, or the predicted value lies in the CI or within 5 % of the mean. Refuted: no seed meets "
-    "it, or the predicted value lies outside both. Inconclusive: otherwise. Null band: not tested; the expected range "
-    "is the 95 % range of a Gaussian cloud of the same size (for the sliced W₂ distance, its 99 % quantile)."
-)
+def _rules(quantities: list[FinalQuantity]) -> str:
+    """The statistics in the table of final quantities and the rules of its verdicts."""
+    sentences = [
+        "Observables are means over n seeds with Student's 95 % CI; final states are shares of n seeds with Wilson's "
+        "95 % CI.",
+        *(
+            f"“{quantity_name(row)}” counts the violations of a theorem among n recorded intervals; one violation "
+            "refutes it."
+            for row in quantities
+            if row.kind == "theorem"
+        ),
+        "Supported: every seed meets the prediction, or the predicted value lies in the CI or differs from the mean by "
+        "at most 5 %. Refuted: no seed meets the prediction, or the predicted value lies outside the CI and differs "
+        "from the mean by more than 5 %. Inconclusive: otherwise.",
+        *([NULL_BAND] if any(row.reference == "null" for row in quantities) else []),
+    ]
+    return " ".join(sentences)
 
 
 def cloud_of(simulation: Simulation) -> PointCloud:
@@ -340,7 +352,10 @@ def _spread_change(simulation: Simulation) -> list[Figure]:
     ]
     lines = tuple(mark for mark in marks if isinstance(mark, Line))
     axis = Axis("change of the log spread", "nats per step", "Δ log tr C")
-    caption = "Medians over seeds of the change of the log trace of the covariance. At equilibrium the two cancel."
+    caption = (
+        "Change of the log trace of the covariance by the attention step (ascent) and by the contraction that follows, "
+        "median over seeds. At an equilibrium the two changes cancel."
+    )
     return [Figure("spread", "Change of the spread per step", _time(simulation), axis, lines, caption)]
 
 
@@ -388,9 +403,10 @@ def _methods() -> tuple[str, ...]:
         "then applies the contraction. Double precision, identity weights, no feed-forward layer. Such dynamics on the "
         "sphere are studied in [geshkovski23].",
         "Predicted curves follow from the initial moments, or from the radius and variance at each time; none is "
-        "fitted. Clusters are connected components of tokens nearer than 5 % of the radius, among at most 600 tokens. "
-        "Skewness and kurtosis are Mardia's [mardia74].",
-        "Final states. Collapsed or clusters: tokens lie within 5 % of the radius of their cluster centre. Frozen: the "
-        "mean self-weight exceeds 1/2. Gaussian: sliced Wasserstein distance and kurtosis are those of a Gaussian "
-        "sample of the same size. Blow-up: values are no longer finite.",
+        "fitted. Clusters are the connected components when tokens closer to each other than 5 % of the radius are "
+        "linked, among at most 600 tokens. Skewness and kurtosis are Mardia's [mardia74].",
+        "Final states. Collapsed: one cluster. Clusters: several clusters, with at least 5 tokens each on average. In "
+        "both, the root mean square distance of a token from the mean of its cluster is less than 5 % of the radius of "
+        "the cloud. Frozen: the mean self-weight exceeds 1/2. Gaussian: sliced Wasserstein distance and kurtosis are "
+        "those of a Gaussian sample of the same size. Blow-up: values are no longer finite.",
     )  # fmt: skip

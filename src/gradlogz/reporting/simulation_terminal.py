@@ -16,6 +16,7 @@ from . import phases_page
 from .result_table import result_table
 from .simulation_wording import (
     NAMED,
+    NULL_BAND,
     STATE_NAMES,
     agreement,
     bounds,
@@ -30,10 +31,10 @@ from .simulation_wording import (
 HEADS = ("quantity", "value", "95 % CI", "expected")
 METHODS = (
     "Values are means over seeds with Student's 95 % confidence interval (CI), or shares of seeds with Wilson's. ✓ "
-    "supported: every seed meets the prediction, or the predicted value lies in the CI or within 5 % of the mean. ✗ "
-    "refuted: no seed meets it, or the predicted value lies outside both. ~ inconclusive: only some seeds meet it, or "
-    "one seed has no CI. – not tested, because the theory makes no prediction. Null band: not tested; expected is the "
-    "95 % range of a Gaussian cloud of the same size (for sliced W₂, the 99 % quantile)."
+    "supported: every seed meets the prediction, or the predicted value lies in the CI or differs from the mean by at "
+    "most 5 %. ✗ refuted: no seed meets the prediction, or the predicted value lies outside the CI and differs from "
+    "the mean by more than 5 %. ~ inconclusive: only some seeds meet the prediction, or there is no CI because there "
+    "is only one seed. – not tested, because the theory makes no prediction."
 )
 
 
@@ -63,7 +64,9 @@ def simulation_table(simulation: Simulation, width: int) -> list[Text]:
 
 def simulation_details(simulation: Simulation, width: int) -> list[Text]:
     """Sentences on final states, prediction and plateaus, the rules of the verdicts, and the evidence of each seed."""
-    sentences = [verdict_sentence(simulation), agreement(simulation)[1], plateau_sentence(simulation), METHODS]
+    null_band = NULL_BAND if any(row.reference == "null" for row in final_quantities(simulation)) else ""
+    states, prediction = verdict_sentence(simulation), agreement(simulation)[1]
+    sentences = [states, prediction, plateau_sentence(simulation), METHODS, null_band]
     folded = [line for text in sentences if text for line in textwrap.wrap(text, width)]
     return [Text(line) for line in folded] + evidence_lines(simulation)
 

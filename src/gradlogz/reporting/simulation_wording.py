@@ -43,7 +43,7 @@ NAMED = {  # name, unit, formula
     "log_pair_energy": ("log pair energy", "nats", "log Σᵢⱼ exp β⟨xᵢ, xⱼ⟩"),
     "entropy": ("attention entropy", "nats", "−Σⱼ aᵢⱼ log aᵢⱼ"),
     "self_weight": ("self-weight", "1", "aᵢᵢ"),
-    "displacement": ("displacement", "radii per step", "|x′ − x| / √E|x|²"),
+    "displacement": ("displacement", "radii per step", "√(E|x′ − x|² / E|x|²)"),
     "expansion": ("change by attention", "nats", "log tr C(x + τA) − log tr C(x)"),
     "contraction": ("change by contraction", "nats", "log tr C(x′) − log tr C(x + τA)"),
     "skewness": ("skewness", "1", "E (zᵢ·zⱼ)³"),
@@ -61,16 +61,22 @@ THEOREMS = {"log_pair_energy": "decreases of pair energy", "diameter": "diameter
 FORMULAS = {
     "closed form": "Gaussian cloud with the initial moments, in closed form; valid while the cloud is Gaussian",
     "moment closure": "Gaussian cloud with the initial moments, by moment closure; valid while the cloud is Gaussian",
-    "harmonic": "harmonic of degree {degree}, the fastest, multiplied by {factor:.4g} per step; valid while small",
-    "sphere mean": "mean (mode 1 of the uniform sphere) multiplied by {factor:.4g} per step; valid while small",
-    "hermite": "Hermite mode {degree}, the first that whitening leaves free, multiplied by {factor:.4g} per step; "
-    "valid while small",
+    "harmonic": "the fastest harmonic has degree {degree} and is multiplied by {factor:.4g} per step while its "
+    "amplitude is small",
+    "sphere mean": "the mean (mode 1 of the uniform distribution on the sphere) is multiplied by {factor:.4g} per step "
+    "while it is small",
+    "hermite": "Hermite mode {degree}, the lowest that whitening leaves free, is multiplied by {factor:.4g} per step "
+    "while its amplitude is small",
     "self-weight": "sigmoid(β r² − β² r² c / 2 − log n), the limit of many Gaussian tokens with the radius r and "
     "variance c at each time",
     "slope": "s + (1 − s)(β c + mean fraction) with self-weight s, the limit of many Gaussian tokens with the radius "
     "and variance c at each time",
     "dobrushin": "(1 − Σⱼ minᵢ aᵢⱼ) times the previous diameter over one step, the previous diameter over several",
 }  # fmt: skip
+NULL_BAND = (
+    "The verdict “null band” means that nothing is tested; the column “expected” then gives the 95 % range of a "
+    "Gaussian cloud of the same size (for the sliced W₂ distance, the range up to the 99 % quantile)."
+)
 NO_PREDICTION = "No theoretical prediction for these settings; theory curves are shown where available."
 
 
@@ -195,7 +201,11 @@ def plateau_sentence(simulation: Simulation) -> str:
     lasting = [p for p in plateaus(counts, times, flicker=least / 2, least=least) if 0 < p.clusters <= most]
     if not lasting:
         return ""
-    parts = [f"{p.clusters} from step {p.start:.0f} to {'the end' if p.censored else f'{p.end:.0f}'}" for p in lasting]
+    parts = [
+        f"{p.clusters} cluster{'s' * (p.clusters > 1)} from step {p.start:.0f} to "
+        f"{'the end' if p.censored else f'step {p.end:.0f}'}"
+        for p in lasting
+    ]
     return f"Metastable plateaus of the cluster count (seed {simulation.settings.seed}): {'; '.join(parts)}."
 
 

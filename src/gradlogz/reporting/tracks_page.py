@@ -59,6 +59,11 @@ CLOSE = 7  # rows on either side of the largest change of the mode probabilities
 FAR = 100.0  # distance from 0, in widths of a figure, beyond which axes are shifted
 CORNERS = 24  # of the polygon of an ellipse
 ELLIPSE_95 = math.sqrt(-2 * math.log(0.05))  # standard deviations of the 95 % ellipse in the plane
+FILTERS = {  # name and source
+    "imm": ("interacting multiple model (IMM) filter", "blom88"),
+    "gpb1": ("first-order generalised pseudo-Bayesian filter (GPB1)", "ackerson70"),
+    "gpb2": ("second-order generalised pseudo-Bayesian filter (GPB2)", "chang78"),
+}
 COLOURS = ("blue", "vermilion", "green")
 Axes = tuple[Axis, Axis]
 
@@ -76,13 +81,13 @@ def page_of(tracks: Tracks) -> Page:
         subtitle=f"{method(tracks)}.",
         verdict=VerdictBanner(headline(tracks), chips, notes),
         sections=_sections(tracks),
-        methods=_methods(),
+        methods=_methods(s.filter),
         reproduce={
             "version": f"gradlogz {__version__}, torch {torch.__version__}",
             **({"seed": f"{s.seed}"} if simulated else {}),
             "command": tracks.command,
         },
-        references=cited(("blom88", "barshalom01")),
+        references=cited((FILTERS[s.filter][1], "barshalom01")),
         data=data_of(tracks),
         made_by="gradlogz track",
     )
@@ -437,27 +442,29 @@ def _facts(tracks: Tracks) -> Facts:
     density = f"{unit}²/{time}³"
     rows = {
         "detections": f"standard deviation {levels.sigma:.4g} {unit} in each of {d} coordinates",
-        f"mode {s.modes[0]}": f"velocity noise with spectral density {levels.noise:.4g} {density}",
+        f"mode {s.modes[0]}": f"process noise (on the velocity) with spectral density {levels.noise:.4g} {density}",
     }
     if s.model == "turn":
         rate = math.degrees(levels.turn_rate)
-        rows["modes left and right"] = f"velocity noise as above, turn rate {rate:.4g} degrees per {time}"
+        rows["modes left and right"] = f"process noise as in the first mode, turn rate {rate:.4g} degrees per {time}"
     elif s.model == "cv":
-        rows[f"mode {s.modes[1]}"] = f"velocity noise with spectral density {levels.manoeuvre:.4g} {density}"
+        noise = f"process noise (on the velocity) with spectral density {levels.manoeuvre:.4g} {density}"
+        rows[f"mode {s.modes[1]}"] = noise
     else:
         jerk = levels.manoeuvre / levels.step**2
-        rows[f"mode {s.modes[1]}"] = f"acceleration noise with spectral density {jerk:.4g} {unit}²/{time}⁵"
+        noise = f"process noise (on the acceleration) with spectral density {jerk:.4g} {unit}²/{time}⁵"
+        rows[f"mode {s.modes[1]}"] = noise
     durations = "the filter assumes that the first mode lasts 20 steps on average, the others 10"
     rows["step"] = f"median {levels.step:.4g} {time}; {durations}"
     rows["log likelihood"] = f"{tracks.log_likelihood:.6g} nats"
     return Facts(rows)
 
 
-def _methods() -> tuple[str, ...]:
+def _methods(filter_: str) -> tuple[str, ...]:
+    name, source = FILTERS[filter_]
     return (
         "Each mode is a linear Gaussian system in continuous time; modes switch by a Markov chain. The transition "
-        "between two detections is computed exactly for the elapsed time. The filter is the interacting multiple model "
-        "filter [blom88] or a generalised pseudo-Bayesian filter.",
+        f"between two detections is computed exactly for the elapsed time. The filter is the {name} [{source}].",
         "Tracks are initialised at the first detection with a diffuse position prior and velocity N(0, (2 v₉₅)²), v₉₅ "
         "the 95 % quantile of the speed between successive detections. Missing coordinates are left out of the update.",
         "NIS, the normalised innovation squared, is vᵀS⁻¹v for an innovation v with predicted covariance S; for the "

@@ -43,9 +43,9 @@ def time_unit(tracks: Tracks) -> str:
 
 
 def quantity_name(row: TrackQuantity) -> str:
-    """Name of a quantity: "innovation in 95 % band, x", "mode straight"."""
+    """Name of a quantity: "innovation in 95 % band, x", "mode straight, mean prob."."""
     if row.name == "mode":
-        return f"mode {row.part}"
+        return f"mode {row.part}, mean prob."
     return NAMES[row.name] + (f", {row.part}" if row.part else "")
 
 
