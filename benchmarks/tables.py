@@ -212,12 +212,13 @@ def findings() -> str:
             claim = row["claims"][prediction]
             parts = [claim["verdict"]]
             if claim["value"] is not None:
-                exact = claim["low"] is None or claim["low"] == claim["high"]
-                interval = "" if exact else f" [{claim['low']:.2f}, {claim['high']:.2f}]"
+                low, high = claim.get("low"), claim.get("high")
+                interval = "" if low is None or low == high else f" [{low:.2f}, {high:.2f}]"
                 null = "" if claim["null"] is None else f", null {claim['null']:.2f}"
                 parts.append(f"{claim['value']:.2f}{interval}{null}")
             if claim["judged"]:
-                parts.append(f"{claim['supported']}/{claim['refuted']} of {claim['judged']}")
+                refuted = f"/{claim['refuted']}" if "refuted" in claim else ""
+                parts.append(f"{claim['supported']}{refuted} of {claim['judged']}")
             cells.append("<br>".join(parts))
         lines.append(f"| {prediction} | " + " | ".join(cells) + " |")
     return "\n".join(lines).replace("-0.00", "0.00")
