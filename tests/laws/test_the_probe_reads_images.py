@@ -85,3 +85,14 @@ def test_rows_are_told_apart_into_the_groups_of_their_names():
     assert met == {name: float(i) for i, name in enumerate(names)}
     assert reading.report.rows == 12
     assert reading.report.words() == f"12 inputs in {reading.report.groups} groups."
+
+
+def test_batches_of_token_ids_need_no_tokenizer():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    batches = [{"input_ids": torch.randint(0, 50, (4, 12))} for _ in range(2)]
+    findings = gradlogz.probe(transformers.GPT2LMHeadModel(config), None, batches, predictions=["identity"])
+    assert findings.summary()[0].verdict == "supported"
+    ids = {str(i) for batch in batches for i in batch["input_ids"].flatten().tolist()}
+    assert findings.tokens
+    assert all(set(token.text.replace("[", "").replace("]", "").split()) <= ids for token in findings.tokens)

@@ -49,11 +49,15 @@ class ExtremeToken(NamedTuple):
     behind: tuple[int, ...]
 
     def token(self, model: str, tokenizer: Any) -> Token:
-        """Return the token as a finding, with its text in brackets inside its context."""
+        """Return the token as a finding, with its text in brackets inside its context; ids without a tokenizer."""
         layer, call = split(self.layer)
-        parts = [tokenizer.decode(list(ids)).strip() for ids in (self.before, (self.here,), self.behind)]
+        parts = [_text(ids, tokenizer) for ids in (self.before, (self.here,), self.behind)]
         text = f"{parts[0]} [{parts[1]}] {parts[2]}".strip()
         return Token(model, self.kind, layer, call, self.head, self.value, self.document, self.position, text)
+
+
+def _text(ids: tuple[int, ...], tokenizer: Any) -> str:
+    return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(list(ids))).strip()
 
 
 def candidates(event: Attended, batch_pass: BatchPass) -> list[Candidates]:
