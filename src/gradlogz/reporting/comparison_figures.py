@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
 from ..probing.runs.records import Finding, Quantity
-from .findings_figures import Labels, hover_text, joined, key_of, label_of, null_text, unit_name, value_text
+from .findings_figures import Labels, hover_text, joined, key_of, null_text, unit_name, value_text
 from .formatting import digits
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
@@ -25,7 +25,7 @@ class RunSeries(NamedTuple):
     """The rows of one quantity in one run.
 
     place: index of the run among all. step: training step, None if unknown. labels, blocks: short names of layers and
-    of their blocks. declared: unit and formula of the quantity.
+    of their blocks. declared: unit and formula of the quantity. label: its readable name.
     """
 
     name: str
@@ -35,6 +35,7 @@ class RunSeries(NamedTuple):
     labels: Labels
     blocks: Labels
     declared: Quantity
+    label: str
 
     @property
     def at(self) -> float:
@@ -102,7 +103,7 @@ def over_heads(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
     lines = []
     for (name, key), course in courses.items():
         x, y = [s.at for s, _ in course], [row.value for _, row in course]
-        hover = [f"{s.name}\n{hover_text(row, s.labels[row.layer, row.call])}" for s, row in course]
+        hover = [f"{s.name}\n{hover_text(row, s.labels[row.layer, row.call], s.label)}" for s, row in course]
         lines.append(Line(_place(name), x, y, "blue", key=key or "model", text=hover))
     caption = f"One line per {unit_name(series[0].rows, 1)}; click a line to select it. n = {_size(series)} per run."
     return (_figure(series, "by head or layer", _axis_of_runs(series), tuple(lines), caption),)
@@ -132,11 +133,11 @@ def changes(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
     unit, formula = series[0].declared
     heat = Heat(f"change [{unit}]", range(width), range(len(layers)), values, hover, keys=keys)
     first = series[0].rows[0]
-    caption = f"Colour: change, by head, of {label_of(first)}{f' ({formula})' if formula else ''}"
+    caption = f"Colour: change, by head, of {series[0].label}{f' ({formula})' if formula else ''}"
     return (
         Figure(
             f"{first.prediction} {first.quantity} changes",
-            f"{label_of(first)}: change from first to last run",
+            f"{series[0].label}: change from first to last run",
             Axis("head", "number"),
             Axis("layer", "number", names=tuple(layers)),
             (heat,),
@@ -147,7 +148,7 @@ def changes(series: Sequence[RunSeries]) -> tuple[Figure, ...]:
 
 def _figure(series: Sequence[RunSeries], title: str, x: Axis, marks: tuple[Mark, ...], caption: str) -> Figure:
     first = series[0].rows[0]
-    label = label_of(first)
+    label = series[0].label
     y = Axis(label, *series[0].declared)
     return Figure(f"{first.prediction} {first.quantity} {title}", f"{label} {title}", x, y, marks, caption)
 

@@ -38,7 +38,7 @@ from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
 from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
-from .findings_figures import Labels, blocks_of, key_of, label_of, labels_of
+from .findings_figures import Labels, blocks_of, key_of, labels_of
 from .findings_page import GUIDE, rendered
 from .findings_sections import SHOWN, choices_of, counts, judged, statistic
 from .findings_wording import (
@@ -262,7 +262,7 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
         if len(series) > 1:
             figure = over_runs(series)
             named = replace(figure, name=f"trend of {prediction}", title=claim_of(runs.declarations, first), wide=True)
-            views.append(View(f"{title_of(runs.declarations, prediction)}: {label_of(series[0].rows[0])}", (named,)))
+            views.append(View(f"{title_of(runs.declarations, prediction)}: {series[0].label}", (named,)))
     title = "Trends over training" if runs.steps else "Comparison of runs"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
 
@@ -286,7 +286,7 @@ def _claim(runs: Runs, prediction: str, alike: tuple[Choice, ...]) -> Section:
         if len(series) > 0:
             heads = alike and len(series) > 1 and quantity == first.quantity
             figures = (over_runs(series), by_depth(series), *((*over_heads(series), *changes(series)) if heads else ()))
-            views.append(View(quantity_label(prediction, quantity), figures))
+            views.append(View(quantity_label(runs.declarations, prediction, quantity), figures))
     declared = facts_of(runs.declarations, prediction)
     parts: list[Part] = [Facts(declared)] if declared else []
     parts += [Views(prediction, "quantity", tuple(views))] if views else []
@@ -306,7 +306,9 @@ def _series(runs: Runs, prediction: str, quantity: str) -> list[RunSeries]:
         if valued:
             step = None if runs.steps is None else runs.steps[i]
             declared = unit_and_formula(runs.declarations, prediction, quantity)
-            series.append(RunSeries(runs.names[i], i, step, valued, labels_of(rows), runs.blocks[i], declared))
+            label = quantity_label(runs.declarations, prediction, quantity)
+            layers, blocks = labels_of(rows), runs.blocks[i]
+            series.append(RunSeries(runs.names[i], i, step, valued, layers, blocks, declared, label))
     return series
 
 
@@ -348,7 +350,7 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
         change = None if first is None or last is None else last - first
         cells.append((label or "model", int(head) if head else None, *values, change))
     unit = "head" if any("/" in place for place in places) else "layer"
-    title = f"{quantity_label(prediction, quantity)} by {unit}, values"
+    title = f"{quantity_label(runs.declarations, prediction, quantity)} by {unit}, values"
     caption = f"Change: {runs.names[-1]} minus {runs.names[0]}."
     return Table(f"{prediction} heads", title, columns, tuple(cells), caption, tuple(places.values()), shown=SHOWN)
 

@@ -112,17 +112,20 @@ def key_of(row: Finding, blocks: Labels) -> str:
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
-def hover_text(row: Finding, label: str) -> str:
-    """Hover text of a row: place, value, null, number of tokens, verdict."""
+def hover_text(row: Finding, label: str, name: str) -> str:
+    """Hover text of a row: place, value, null, number of tokens, verdict.
+
+    label: the layer. name: the quantity.
+    """
     place = "model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
     tokens = f"n = {row.tokens:,} tokens" if row.tokens else ""
-    value = f"{label_of(row)} {value_text(row)}"
+    value = f"{name} {value_text(row)}"
     return "\n".join(filter(None, (place, value, null_text(row), tokens, row.verdict)))
 
 
-def label_of(row: Finding) -> str:
+def label_of(row: Finding, declarations: Declarations) -> str:
     """Readable name of the quantity of a row."""
-    return quantity_label(row.prediction, row.quantity)
+    return quantity_label(declarations, row.prediction, row.quantity)
 
 
 def value_text(row: Finding) -> str:
@@ -171,7 +174,7 @@ def by_layer(
     blocks: short names of blocks, the keys that a reader selects by; labels by default.
     """
     blocks = blocks or labels
-    names = _names(rows, labels)
+    names, quantity = _names(rows, labels), label_of(rows[0], declarations)
     heads = 1 + max((row.head or 0) for row in rows)
     place = {name: i for i, name in enumerate(names)}
 
@@ -185,7 +188,7 @@ def by_layer(
         marks.append(
             Points(
                 "null", [at(r) for r in nulls], [r.null for r in nulls], "grey", "line-ew-open",
-                [hover_text(r, labels[r.layer, r.call]) for r in nulls],
+                [hover_text(r, labels[r.layer, r.call], quantity) for r in nulls],
                 [finite(r.null_low) for r in nulls], [finite(r.null_high) for r in nulls],
                 [key_of(r, blocks) for r in nulls], 7,
             )
@@ -196,7 +199,7 @@ def by_layer(
             marks.append(
                 Points(
                     verdict or "value", [at(r) for r in judged], [r.value for r in judged], style.colour, "circle",
-                    [hover_text(r, labels[r.layer, r.call]) for r in judged],
+                    [hover_text(r, labels[r.layer, r.call], quantity) for r in judged],
                     [finite(r.low) for r in judged], [finite(r.high) for r in judged],
                     [key_of(r, blocks) for r in judged], 6,
                 )
@@ -207,21 +210,21 @@ def by_layer(
     shown = [row.value for row in valued] + [row.null for row in nulls]
     composition = f"{len(valued)} {unit_name(valued, len(valued))} and their nulls" if nulls else ""
     ends, outside = _window(shown, "axis", composition)
-    sentences = (_plotted(valued, heads), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
+    sentences = (_plotted(valued, heads, quantity), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
-        f"{label_of(first)} by layer",
+        f"{quantity} by layer",
         Axis("layer", "number", names=tuple(name or "model" for name in names)),
-        Axis(label_of(first), unit, formula, range=ends),
+        Axis(quantity, unit, formula, range=ends),
         tuple(marks),
         " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
     )
 
 
-def _plotted(rows: Sequence[Finding], heads: int) -> str:
+def _plotted(rows: Sequence[Finding], heads: int, quantity: str) -> str:
     """The caption's sentence on the points."""
-    quantity = _capitalized(label_of(rows[0]))
+    quantity = _capitalized(quantity)
     if all(row.head is None for row in rows):
         return f"{quantity}, by layer."
     return f"{quantity}, by head." + (" Heads of a layer are from left to right." if heads > 1 else "")
@@ -242,22 +245,28 @@ def head_map(
     rows: Sequence[Finding], labels: Labels, declarations: Declarations, blocks: Labels | None = None
 ) -> Figure:
     """Heat map of the values of one quantity, layers by heads."""
-    first = rows[0]
+    first, quantity = rows[0], label_of(rows[0], declarations)
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     valued = [row for row in rows if math.isfinite(row.value)]
     ends, outside = _window([row.value for row in valued], "colour scale")
     grid = _grid(rows, labels)
     values = [[None if row is None else finite(row.value) for row in line] for line in grid]
-    hover, keys = _hover_and_keys(grid, labels, blocks or labels)
-    x, y, name = range(len(grid[0])), range(len(grid)), f"{label_of(first)} [{unit}]"
+    hover, keys = _hover_and_keys(grid, labels, blocks or labels, quantity)
+    x, y, name = range(len(grid[0])), range(len(grid)), f"{quantity} [{unit}]"
     heat = Heat(name, x, y, values, hover, keys=keys, range=ends)
-    plotted = f"Colour: {label_of(first)}, by head" + (f"; {formula}." if formula else ".")
+    plotted = f"Colour: {quantity}, by head" + (f"; {formula}." if formula else ".")
     caption = " ".join(filter(None, (plotted, f"{sample_size([r for r in valued if r.head is not None])}.", outside)))
-    name, title = f"{first.prediction} {first.quantity} by head", f"{label_of(first)} by head"
+    name, title = f"{first.prediction} {first.quantity} by head", f"{quantity} by head"
     return _mapped(name, title, rows, labels, heat, caption)
 
 
-def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None = None, correction: str = "") -> Figure:
+def verdict_map(
+    rows: Sequence[Finding],
+    labels: Labels,
+    declarations: Declarations,
+    blocks: Labels | None = None,
+    correction: str = "",
+) -> Figure:
     """Heat map of the verdicts on one quantity, layers by heads.
 
     correction: name of the multiple-testing correction, for the caption.
@@ -266,12 +275,12 @@ def verdict_map(rows: Sequence[Finding], labels: Labels, blocks: Labels | None =
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
     categories = tuple((verdict, STYLES[verdict].colour) for verdict in VERDICTS)
-    hover, keys = _hover_and_keys(grid, labels, blocks or labels)
+    label = label_of(first, declarations)
+    hover, keys = _hover_and_keys(grid, labels, blocks or labels, label)
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
     counts = Counter(row.verdict for row in rows if row.verdict)
     divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     tests = f" ({correction})" if correction else ""
-    label = label_of(first)
     caption = f"Verdicts by head; statistic: {label}{tests}. {divided}; n = {sum(counts.values())} heads."
     return _mapped(f"{first.prediction} verdicts", f"verdicts by head: {label}", rows, labels, heat, caption)
 
@@ -297,8 +306,11 @@ def _grid(rows: Sequence[Finding], labels: Labels) -> Grid:
     return [[by.get((name, head)) for head in range(heads)] for name in names]
 
 
-def _hover_and_keys(grid: Grid, labels: Labels, blocks: Labels) -> tuple[list[list[str]], list[list[str]]]:
-    hover = [["" if row is None else hover_text(row, labels[row.layer, row.call]) for row in line] for line in grid]
+def _hover_and_keys(grid: Grid, labels: Labels, blocks: Labels, name: str) -> tuple[list[list[str]], list[list[str]]]:
+    def text(row: Finding | None) -> str:
+        return "" if row is None else hover_text(row, labels[row.layer, row.call], name)
+
+    hover = [[text(row) for row in line] for line in grid]
     return hover, [["" if row is None else key_of(row, blocks) for row in line] for line in grid]
 
 

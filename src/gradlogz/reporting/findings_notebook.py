@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import Finding
 from .findings_figures import hover_text, labels_of
-from .findings_wording import sentences_of
+from .findings_wording import Declarations, quantity_label, sentences_of
 from .formatting import STYLES, counts_of, decimals, interval, measured_line
 
 CELL = 11  # pixels of a head
@@ -33,21 +33,24 @@ def notebook_html(findings: Findings) -> str:
             row = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
             pieces.append(f'<tr>{row}<td style="color:{colour};font-weight:600">{html.escape(s.verdict)}</td></tr>')
         pieces.append("</tbody></table>")
-        pieces.append(inline_maps([row for row in findings.rows if row.model == model]))
+        pieces.append(inline_maps([row for row in findings.rows if row.model == model], findings.declarations))
     return "\n".join(pieces)
 
 
-def inline_maps(rows: Sequence[Finding]) -> str:
+def inline_maps(rows: Sequence[Finding], declarations: Declarations) -> str:
     """One map for each prediction about heads, in a row; first layers at the bottom."""
     judged = [row for row in rows if row.verdict and row.head is not None]
     groups: dict[tuple[str, str], list[Finding]] = {}
     for row in judged:
         groups.setdefault((row.prediction, row.quantity), []).append(row)
-    maps = [_map(f"{prediction}: {quantity}", each) for (prediction, quantity), each in groups.items()]
+    maps = [
+        _map(prediction, quantity_label(declarations, prediction, quantity), each)
+        for (prediction, quantity), each in groups.items()
+    ]
     return f'<div style="display:flex;flex-wrap:wrap;gap:1.2em">{"".join(maps)}</div>' if maps else ""
 
 
-def _map(title: str, rows: Sequence[Finding]) -> str:
+def _map(prediction: str, quantity: str, rows: Sequence[Finding]) -> str:
     labels = labels_of(rows)
     places = {label: i for i, label in enumerate(dict.fromkeys(labels.values()))}
     width, height = CELL * (1 + max(row.head or 0 for row in rows)), CELL * len(places)
@@ -55,9 +58,9 @@ def _map(title: str, rows: Sequence[Finding]) -> str:
     for row in rows:
         label = labels[row.layer, row.call]
         x, y = CELL * (row.head or 0), height - CELL * (places[label] + 1)
-        text = html.escape(hover_text(row, label).replace("\n", ", "))
+        text = html.escape(hover_text(row, label, quantity).replace("\n", ", "))
         square = f'x="{x}" y="{y}" width="{CELL - GAP}" height="{CELL - GAP}" fill="{STYLES[row.verdict].hexadecimal}"'
         cells.append(f"<rect {square}><title>{text}</title></rect>")
-    name = html.escape(title)
+    name = html.escape(f"{prediction}: {quantity}")
     drawing = f'<svg width="{width}" height="{height}" role="img" aria-label="{name}">{"".join(cells)}</svg>'
     return f'<figure style="margin:0"><figcaption>{name}</figcaption>{drawing}</figure>'

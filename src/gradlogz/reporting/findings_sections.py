@@ -130,7 +130,7 @@ def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
 def statistic(claim: Summary, declarations: Declarations) -> str | None:
     """Name of the statistic of a claim, with its unit."""
     declared = _declared(claim, declarations)
-    name = quantity_label(claim.prediction, claim.quantity) if declared is None else declared.statistic
+    name = quantity_label(declarations, claim.prediction, claim.quantity) if declared is None else declared.statistic
     unit, _ = unit_and_formula(declarations, claim.prediction, claim.quantity)
     return f"{name} [{unit}]" if claim.quantity and unit != "1" else name or None
 
@@ -161,7 +161,7 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     quantities = [q for q in dict.fromkeys(row.quantity for row in (*decisive, *rows)) if _drawable(rows, q)]
     views = tuple(
         View(
-            quantity_label(claim.prediction, quantity),
+            quantity_label(declarations, claim.prediction, quantity),
             _figures(_drawable(rows, quantity), blocks, declarations, _null_name(claim, quantity, declarations)),
         )
         for quantity in quantities
@@ -169,7 +169,7 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     parts: list[Part] = [Text((words,)), Facts(_definition(claim, declarations))]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
     listed = decisive or list(rows)
-    parts += [_table(claim.prediction, listed, blocks)] if listed else []
+    parts += [_table(claim.prediction, listed, blocks, declarations)] if listed else []
     method = method_of(declarations, claim.prediction)
     parts += [Text(tuple(map(dedent, method)), "Method")] if method else []
     return Section(
@@ -212,7 +212,7 @@ def _figures(rows: Sequence[Finding], blocks: Labels, declarations: Declarations
     return (head_map(rows, labels, declarations, blocks), layers)
 
 
-def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
+def _table(name: str, rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> Table:
     labels = labels_of(rows)
     several = len({row.quantity for row in rows}) > 1
     columns = (
@@ -221,7 +221,7 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     )  # fmt: skip
     cells = [
         (
-            labels[row.layer, row.call] or "model", row.head, *((label_of(row),) if several else ()),
+            labels[row.layer, row.call] or "model", row.head, *((label_of(row, declarations),) if several else ()),
             row.value, interval(row.low, row.high) or None, row.null,
             interval(row.null_low, row.null_high) or None, row.tokens, chip(row.verdict) if row.verdict else None,
         )
@@ -229,7 +229,7 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels) -> Table:
     ]  # fmt: skip
     keys = tuple(key_of(row, blocks) for row in rows)
     place = "layer" if all(row.head is None for row in rows) else "head"
-    title = f"values by {place}" if several else f"{label_of(rows[0])} by {place}, values"
+    title = f"values by {place}" if several else f"{label_of(rows[0], declarations)} by {place}, values"
     return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
 
 
@@ -253,7 +253,7 @@ def _map(
     views = total if len(heads) > 1 else []
     for name, rows in heads.items():
         correction = declarations[name].correction if name in declarations else ""
-        views.append(View(title_of(declarations, name), (verdict_map(rows, labels, blocks, correction),)))
+        views.append(View(title_of(declarations, name), (verdict_map(rows, labels, declarations, blocks, correction),)))
     words = Text(("Click a head, or choose one from the list above, to filter every section.",))
     return (Section("Layers and heads", (words, Views("map", "map of", tuple(views), wide=False), table), name="map"),)
 

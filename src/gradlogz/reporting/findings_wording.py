@@ -26,65 +26,8 @@ NAMED = 3  # layers that a sentence names; the rest are counted
 NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
 FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
 
+
 # Readable names of quantities whose names in rows are short; other quantities are shown by their names.
-QUANTITY_LABELS: Mapping[str, Mapping[str, str]] = {
-    "identity": {"error": "largest error"},
-    "ascent": {
-        "gain, permuted": "gain of permuted updates",
-        "gain, reversed": "gain of reversed updates",
-        "gain, random": "gain of random directions",
-        "share of tokens that rise": "share of tokens whose log normaliser increases",
-    },
-    "tie": {"share without rotation": "share of the squared norm without rotation"},
-    "qk_geometry": {"share without rotation": "share of the squared norm without rotation"},
-    "symmetry": {
-        "symmetry": "symmetry score",
-        "symmetry of the head": "symmetry score of one head",
-        "share without rotation": "share of the squared norm without rotation",
-    },
-    "gaussian_measure": {
-        "mean explained": "explained variance of the attended mean",
-        "log normalizer explained": "explained variance of the log normaliser",
-        "mean cosine": "cosine of the attended mean with its Gaussian value",
-        "log normalizer R²": "R² of the log normaliser",
-        "log normalizer correlation": "correlation of the log normaliser with its Gaussian value",
-        "frozen": "share of frozen rows",
-        "pooled mean explained": "explained variance of the attended mean, keys of all texts",
-        "within position mean explained": "explained variance of the attended mean, within positions",
-    },
-    "gaussianity": {
-        "excess, cleaned": "excess of max-sliced W², cleaned tokens",
-        "excess, all tokens": "excess of max-sliced W², all tokens",
-        "self weight": "attention weight of a token on itself",
-        "mean fraction": "share of the mean token in the mean squared norm",
-    },
-    "entropy": {"log normalizer": "log normaliser"},
-    "pair_energy": {
-        "log normalizer": "log normaliser",
-        "mean fraction": "share of the mean token in the mean squared norm",
-        "change": "change of log pair energy over a block",
-        "change by attention": "change of log pair energy by attention",
-        "change over depth": "change of log pair energy over all blocks",
-        "sequences that rise": "share of sequences whose pair energy increases",
-        "share of steps that rise": "share of blocks with increasing pair energy",
-        "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
-    },
-    "coherence": {
-        "cost": "cost of weighting heads equally",
-        "cost, other tokens": "cost with log normalisers of other tokens",
-        "raw cost": "cost without centring of the keys",
-    },
-    "hopfield": {
-        "held": "share of keys that hold 90 % of the weight",
-        "keys held": "number of keys that hold 90 % of the weight",
-        "class": "class of the head",
-        **{f"class {name}": f"share of rows of class {name}" for name in ("I", "II", "III", "IV")},
-        "retrieval": "share of rows that retrieve one key",
-        "rows against theorems": "rows that violate a theorem",
-    },
-}
-
-
 def verdict_sentences(claim: Summary, declaration: Declaration | None) -> tuple[str, ...]:
     """Sentences for the result of a claim, each with its numbers.
 
@@ -114,7 +57,7 @@ def sentences_of(declarations: Declarations, claim: Summary) -> str:
     return " ".join(verdict_sentences(claim, declarations.get(claim.prediction)))
 
 
-def written(value: float, number: str = "{:.2f}") -> str:
+def written(value: float | int, number: str = "{:.2f}") -> str:
     """A number in a declared format, with a minus sign and without a negative zero.
 
     The format has one field such as `{:.2f}`; a format without one, as of a damaged run, is replaced by `{:.3g}`.
@@ -230,12 +173,13 @@ def unit_and_formula(declarations: Declarations, prediction: str, quantity: str)
     return Quantity("1", "")
 
 
-def quantity_label(prediction: str, quantity: str) -> str:
-    """Readable name of a quantity; its name in the rows if it has no other.
+def quantity_label(declarations: Declarations, prediction: str, quantity: str) -> str:
+    """Declared label of a quantity; its name in the rows if it has none.
 
     Qualified names keep their qualifier: "symmetry, over distances" is "symmetry score, over distances".
     """
-    labels = QUANTITY_LABELS.get(prediction, {})
+    declared = declarations.get(prediction)
+    labels: Mapping[str, str] = {} if declared is None else declared.labels
     name, comma, qualifier = quantity.partition(",")
     return labels.get(quantity) or f"{labels.get(name, name)}{comma}{qualifier}"
 

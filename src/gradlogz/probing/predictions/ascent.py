@@ -72,6 +72,12 @@ DECLARATION = Declaration(
     remarks={
         NOTHING_MEASURED: "No attention layer allows queries to be computed for moved tokens, or the text is too short."
     },
+    labels={
+        "gain, permuted": "gain of permuted updates",
+        "gain, reversed": "gain of reversed updates",
+        "gain, random": "gain of random directions",
+        "share of tokens that rise": "share of tokens whose log normaliser increases",
+    },
 )
 
 

@@ -83,6 +83,11 @@ DECLARATION = Declaration(
             "result is not an effect of training."
         ),
     },
+    labels={
+        "cost": "cost of weighting heads equally",
+        "cost, other tokens": "cost with log normalisers of other tokens",
+        "raw cost": "cost without centring of the keys",
+    },
 )
 
 

@@ -89,6 +89,9 @@ DECLARATION = Declaration(
         "attention_sink": "Alert: attention sink in more than half of the heads of {layers}.",
         "logit_explosion": f"Alert: logits above {LOGIT:g} in {{layers}}.",
     },
+    labels={
+        "log normalizer": "log normaliser",
+    },
 )
 
 

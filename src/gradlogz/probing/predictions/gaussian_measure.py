@@ -110,6 +110,16 @@ DECLARATION = Declaration(
             f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
         ),
     },
+    labels={
+        "mean explained": "explained variance of the attended mean",
+        "log normalizer explained": "explained variance of the log normaliser",
+        "mean cosine": "cosine of the attended mean with its Gaussian value",
+        "log normalizer R²": "R² of the log normaliser",
+        "log normalizer correlation": "correlation of the log normaliser with its Gaussian value",
+        "frozen": "share of frozen rows",
+        "pooled mean explained": "explained variance of the attended mean, keys of all texts",
+        "within position mean explained": "explained variance of the attended mean, within positions",
+    },
 )
 
 

@@ -144,6 +144,12 @@ DECLARATION = Declaration(
         MEAN: Label("median share of the mean token in the mean squared norm", null="random-weights baseline"),
     },
     remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
+    labels={
+        "excess, cleaned": "excess of max-sliced W², cleaned tokens",
+        "excess, all tokens": "excess of max-sliced W², all tokens",
+        "self weight": "attention weight of a token on itself",
+        "mean fraction": "share of the mean token in the mean squared norm",
+    },
 )
 
 

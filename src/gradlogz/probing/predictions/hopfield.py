@@ -91,6 +91,17 @@ DECLARATION = Declaration(
             "{rows:.0f} rows violate the energy or the retrieval bound, which is impossible: the capture is wrong."
         ),
     },
+    labels={
+        "held": "share of keys that hold 90 % of the weight",
+        "keys held": "number of keys that hold 90 % of the weight",
+        "class": "class of the head",
+        "class I": "share of rows of class I",
+        "class II": "share of rows of class II",
+        "class III": "share of rows of class III",
+        "class IV": "share of rows of class IV",
+        "retrieval": "share of rows that retrieve one key",
+        "rows against theorems": "rows that violate a theorem",
+    },
 )
 
 

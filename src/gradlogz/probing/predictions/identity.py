@@ -59,6 +59,9 @@ DECLARATION = Declaration(
         NOTHING_MEASURED: "No attention layer exposes its queries, keys and values.",
         "not_exact": "Other results for heads that are not exact are invalid (in {layers}).",
     },
+    labels={
+        "error": "largest error",
+    },
 )
 
 

@@ -109,6 +109,16 @@ DECLARATION = Declaration(
         "tied": "The theorem behind the claim assumes that all layers share their weights, as they do here.",
         "untied": "The theorem behind the claim assumes that all layers share their weights; here they do not.",
     },
+    labels={
+        "log normalizer": "log normaliser",
+        "mean fraction": "share of the mean token in the mean squared norm",
+        "change": "change of log pair energy over a block",
+        "change by attention": "change of log pair energy by attention",
+        "change over depth": "change of log pair energy over all blocks",
+        "sequences that rise": "share of sequences whose pair energy increases",
+        "share of steps that rise": "share of blocks with increasing pair energy",
+        "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
+    },
 )
 
 

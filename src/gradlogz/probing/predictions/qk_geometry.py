@@ -123,6 +123,9 @@ DECLARATION = Declaration(
         NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
         **OVER_REMARKS,
     },
+    labels={
+        "share without rotation": "share of the squared norm without rotation",
+    },
 )
 
 

@@ -102,6 +102,11 @@ DECLARATION = Declaration(
         "published": "Published medians: symmetry .51 and directionality -.08 for bert-base, .15 and -.58 for gpt2.",
         **OVER_REMARKS,
     },
+    labels={
+        "symmetry": "symmetry score",
+        "symmetry of the head": "symmetry score of one head",
+        "share without rotation": "share of the squared norm without rotation",
+    },
 )
 
 

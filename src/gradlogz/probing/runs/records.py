@@ -56,6 +56,7 @@ class Declaration(NamedTuple):
         correction: the multiple-testing correction of the counts; empty if there is none.
         details: labels of details by key.
         remarks: one sentence for each remark, by key; `{name}` is a number of the remark, `{layers}` its layers.
+        labels: readable names of quantities whose names in the rows are not.
     """
 
     title: str
@@ -75,6 +76,7 @@ class Declaration(NamedTuple):
     correction: str = "FDR 5 %, Benjamini–Hochberg"
     details: Mapping[str, Label] = {}
     remarks: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
 
 
 class Finding(NamedTuple):
