@@ -69,7 +69,7 @@ def test_a_head_is_followed_through_training(opened, path):
     (row,) = rows_of(one, "entropy-heads")
     assert row[:2] == ["1", "2"]
     assert float(row[-1]) == pytest.approx(0.2)
-    figure = one.page.locator("#figure-entropy-entropy-of-each-head-or-layer [data-figure]")
+    figure = one.page.locator("#figure-entropy-entropy-by-head-or-layer [data-figure]")
     figure.scroll_into_view_if_needed()
     expect(figure).to_have_attribute("data-choice", "1/2")
     widths = figure.evaluate("box => box.data.map(t => [t.customdata[0], t.line.width])")
