@@ -50,4 +50,5 @@ def contrastive_rank(rank, port, folder):
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
     results["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
     torch.save(results, f"{folder}/{rank}.pt")
+    distributed.barrier()  # a process that leaves early takes the threads of the other down
     distributed.destroy_process_group()
