@@ -18,9 +18,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.attention import dispatch
 from ..kernels.attention.dropout import Dropout
-from ..kernels.attention.operator import attention, is_plain_call
+from ..kernels.attention.operator import attention, eager, eager_way
 from ..kernels.attention.reference import Statistics, StatisticsAndMean
 from ..kernels.attention.scoring import Scoring, Sight
 from . import masks
@@ -100,7 +99,7 @@ def attend(
         and (statistics == "scalar" or statistics == "none")
         and (scale is None or type(scale) is float)
         and (softcap is None or type(softcap) is float)
-        and is_plain_call((query, key, value))
+        and (way := eager_way((query, key, value))) != "other"
         and query.dtype is key.dtype is value.dtype
         and query.device == key.device == value.device
         and not query.is_nested
@@ -109,7 +108,10 @@ def attend(
         shapes = query.shape, key.shape, value.shape
         plain = _plain_scoring(query.dtype, shapes, bool(enable_gqa), scale, softcap, left, right)
         if plain is not None:
-            rows = dispatch.forward(query, key, value, EVERYTHING, plain, None, statistics=statistics == "scalar")
+            rows = eager(
+                query, key, value, EVERYTHING, plain, None,
+                statistics=statistics == "scalar", differentiable=way == "reverse",
+            )  # fmt: skip
             return Attention(*rows[:2]) if statistics == "none" else _scalars(rows, query, key, EVERYTHING)
     _check(query, key, value, dropout_p, statistics)
     _check_number("scale", scale)

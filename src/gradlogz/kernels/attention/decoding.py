@@ -32,22 +32,24 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from ..._typing import Float, Tensor
 from .gpu import (
-    LOG_2,
     PRECISION,
     START,
-    _empty_aligned,
+    UNMASKED,
+    _kind,
     _logit,
     _padded,
     _span,
-    _Strided,
+    _store_statistics,
     _strided,
     _tile,
     backward,
+    coefficients,
 )
+from .launching import Kernel, aligned, current_stream
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight, blocks
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "coefficients", "forward"]
 
 
 class Tiling(NamedTuple):
@@ -70,7 +72,6 @@ TILINGS = {
 PARTS = 8
 FEW_PARTS = 16
 FEW_ROWS = 16
-UNMASKED = _Strided()
 # Integers that Triton must not specialise, so that one handle serves all values.
 INTEGERS = [f"{name}_{axis}" for name in ("query", "key", "value") for axis in ("batch", "head", "row")]
 INTEGERS += ["key_heads", "m", "n", "lines", "splits"]
@@ -125,32 +126,12 @@ def _store(
     state, output, statistics, line, lines, there,
     STATISTICS: tl.constexpr, SIZE_V: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Store output, log normaliser, entropy, variance, maximum and mean of rows, as in gpu.py."""
-    o, top, z, a, b = state
-    dead = z == 0.0
-    z = tl.where(dead, 1.0, z)
-    # A maximum ignores NaN, a sum does not.
-    top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
-    log_z = tl.log2(z)
-    mean = a / z
-    # Rounding may make them slightly negative; a comparison with NaN is false.
-    entropy = log_z - mean
-    entropy = tl.where(entropy < 0.0, 0.0, entropy)
-    variance = b / z - mean * mean
-    variance = tl.where(variance < 0.0, 0.0, variance)
-    if not STATISTICS:
-        entropy = tl.zeros_like(z)
-        variance = entropy
-    mean_logit = tl.where(dead, 0.0, top + log_z - entropy)
+    """Store the output and the statistics of rows."""
+    rows = statistics, statistics + lines, statistics + 2 * lines, statistics + 3 * lines, statistics + 4 * lines
+    o = _store_statistics(state, rows, line, there, STATISTICS)
     column = tl.arange(0, DV)
     place = output + line.to(tl.int64)[:, None] * SIZE_V + column[None, :]
-    tl.store(place, (o / z[:, None]).to(output.dtype.element_ty), there[:, None] & (column < SIZE_V)[None, :])
-    place = statistics + line
-    tl.store(place, (top + log_z) * LOG_2, there)
-    tl.store(place + lines, entropy * LOG_2, there)
-    tl.store(place + 2 * lines, variance * (LOG_2 * LOG_2), there)
-    tl.store(place + 3 * lines, top * LOG_2, there)
-    tl.store(place + 4 * lines, mean_logit * LOG_2, there)
+    tl.store(place, o.to(output.dtype.element_ty), there[:, None] & (column < SIZE_V)[None, :])
 
 
 @triton.jit
@@ -312,9 +293,9 @@ def forward(
     masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
     call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)
     if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
-        return forward(_aligned(query), _aligned(key), _aligned(value), sight, scoring, statistics=statistics)
-    split, join, programs, lines, splits, workspace, shape, rows, numbers = call
-    stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
+        return forward(aligned(query), aligned(key), aligned(value), sight, scoring, statistics=statistics)
+    split, join, programs, lines, splits, workspace, shape, rows, numbers, _, _ = call
+    stream = current_stream(query.device)
     output = torch.empty_like(query) if shape is None else query.new_empty(shape)
     statistics_rows = torch.empty_strided(*rows, dtype=torch.float32, device=query.device)
     parts = ended = None
@@ -322,13 +303,12 @@ def forward(
         parts, ended = (_shared_workspace if stream == 0 else _new_workspace)(query.device, workspace, programs)
     if masked:
         strided = _strided(sight)
-        split = _kernel(split.function, split.constants, split.options, (*split.kind, _kind(strided)))
+        split = _kernel(_split, split.constants, call.options, (*call.kind, _kind(strided)))
         numbers = (strided, *numbers[1:])
-    split.launch(
-        programs, stream, (query, key, value, output, statistics_rows, parts, ended if join is None else None), numbers
-    )
+    pointers = query, key, value, output, statistics_rows, parts, ended if join is None else None
+    split.launch(programs, stream, (), pointers, numbers)
     if join is not None:
-        join.launch(lines, stream, (parts, output, statistics_rows), (lines, splits))
+        join.launch(lines, stream, (), (parts, output, statistics_rows), (lines, splits))
     *four, mean_logit = statistics_rows.unbind()
     result = StatisticsAndMean(output, *four)
     result.mean_logit = mean_logit
@@ -355,50 +335,17 @@ def _new_workspace(device: torch.device, size: int, programs: int) -> tuple[Tens
     return parts, torch.zeros(programs, device=device, dtype=torch.int32)
 
 
-class _Kernel:
-    """A kernel with its constants for one kind of input, compiled at the first launch, then launched by its handle."""
-
-    def __init__(self, function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]):
-        self.function, self.constants, self.options, self.kind = function, constants, options, kind
-        self.run: Any = None
-        self.handle: tuple[Any, ...] = ()
-
-    def launch(
-        self, programs: int, stream: int | None, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
-    ) -> None:
-        if self.run is None:
-            warps, stages = self.options
-            start = self.function[(programs,)]
-            compiled = start(*tensors, *numbers, *self.constants, num_warps=warps, num_stages=stages)
-            if compiled is not None:  # it is None in the interpreter
-                self.run, self.handle = _launcher(compiled)
-            return
-        places = [None if t is None else t.data_ptr() for t in tensors]
-        self.run(programs, 1, 1, stream, *self.handle, *places, *numbers, *self.constants)
-
-
-def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Function that launches a kernel, and its arguments after grid and stream: Triton's launcher or its C function.
-
-    Triton's launcher also allocates scratch memory, which these kernels do not use.
-    """
-    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-    if triton.__version__.startswith("3.6.") and not (run.global_scratch_size or run.profile_scratch_size):
-        how = run.launch_cooperative_grid, run.launch_pdl
-        return run.launch, (function, *how, None, None, packed, None, None, None)
-    return run, (function, packed, None, None, None)
-
-
 @cache
-def _kernel(function: Any, constants: tuple[Any, ...], options: tuple[int, int], kind: tuple[Any, ...]) -> _Kernel:
-    return _Kernel(function, constants, options, kind)
+def _kernel(function: Any, constants: tuple[Any, ...], options: tuple[int, int], _kind: tuple[Any, ...]) -> Kernel:
+    warps, stages = options
+    return Kernel(function, constants, {"num_warps": warps, "num_stages": stages})
 
 
 class _Call(NamedTuple):
     """Kernels, sizes and arguments shared by all calls with operands of equal sizes and strides."""
 
-    split: _Kernel
-    join: _Kernel | None  # None: the last program joins the parts, or there is only one
+    split: Kernel
+    join: Kernel | None  # None: the last program joins the parts, or there is only one
     programs: int
     lines: int
     splits: int
@@ -406,6 +353,8 @@ class _Call(NamedTuple):
     output: tuple[int, ...] | None  # None: like the query
     rows: tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of the statistics
     numbers: tuple[Any, ...]
+    options: tuple[int, int]
+    kind: tuple[Any, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -441,8 +390,9 @@ def _call(
     like_query = v == d and layout[0] == (h * m * d, m * d, d, 1)
     output = None if like_query else (b, h, m, v)
     statistics_layout = (5, b, h, m), (lines, h * m, m, 1)
+    workspace, options = lines * splits * (v + 4), (tiling.warps, tiling.stages)
     return _Call(
-        split, join, b * hk * splits, lines, splits, lines * splits * (v + 4), output, statistics_layout, numbers
+        split, join, b * hk * splits, lines, splits, workspace, output, statistics_layout, numbers, options, kind
     )
 
 
@@ -454,14 +404,6 @@ def _tiling(dtype: torch.dtype, queries: int, size: int, masked: bool) -> tuple[
         return tiling, FEW_ROWS
     # Hopper multiplies 64 rows at once, which need shared memory too.
     return tiling._replace(keys=tiling.keys // 2), max(64, _padded(queries))
-
-
-def _kind(strided: _Strided) -> tuple[Any, ...]:
-    """Properties of masks and strides that Triton specialises: dtype, alignment, and numbers 1 or multiples of 16."""
-    return tuple(
-        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
-        for t in strided
-    )
 
 
 def _splits(groups: int, m: int, n: int, scoring: Scoring, tiling: Tiling, device: torch.device) -> int:
@@ -484,12 +426,3 @@ def _without_idle_limits(scoring: Scoring, m: int, n: int) -> Scoring:
     if right is not None:
         right = None if right >= m - 1 else max(right, -m - n)
     return Scoring(float(scale), None if softcap is None else float(softcap), left, right)
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Make rows start at multiples of 16 bytes; copies only if they do not."""
-    step = 16 // tensor.element_size()
-    batch, head, row, last = tensor.stride()
-    if last == 1 and not ((batch | head | row) % step or tensor.data_ptr() % 16):
-        return tensor
-    return _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)

@@ -1,5 +1,6 @@
 """The only place where a kernel is chosen.
 
+    gluon      Hopper GPUs, float16, bfloat16, head sizes 16 to 128, forward without masks        hopper.py
     triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
     numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
     flash      CPU without numba, if only output and log normaliser are needed          flash.py
@@ -9,6 +10,7 @@ All take the same arguments and return the same numbers up to rounding. The stat
 float64 inputs.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from ..._typing import Float, Tensor
 from ..optional import kernel_module
 from . import blocked, flash
-from .blocked import Coefficients
+from .blocked import Gradients, coefficients
 from .dropout import Dropout
 from .reference import Statistics
 from .scoring import Scoring, Sight
@@ -45,6 +47,9 @@ def forward(
         return Statistics(query.new_empty(*query.shape[:-1], value.shape[-1]), *rows)
     kernel = _compiled_kernel(query, key, value, dropout)
     if kernel is not None and query.is_cuda:
+        hopper = _hopper_kernel(query.device) if kernel is _many_queries() else None
+        if hopper is not None and hopper.takes(query, key, value, sight, scoring):
+            return hopper.forward(query, key, value, scoring, statistics=statistics)
         return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
     if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
         return flash.forward(query, key, value, sight, scoring)
@@ -63,16 +68,25 @@ def backward(
     sight: Sight,
     scoring: Scoring,
     dropout: Dropout | None,
-    row: Coefficients,
-    grad_output: Float[Tensor, "b h m v"],
+    result: Statistics,
+    gradients: Gradients,
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and bias, each in the dtype of its operand."""
+    """Gradients of query, key, value and bias, each in the dtype of its operand, from those of the statistics.
+
+    The gradient of the maximum is not included.
+    """
     kernel = _compiled_kernel(query, key, value, dropout)
-    G, E, c0, c1, c2 = row
+    grad_output = gradients.output
+    if grad_output is None:
+        grad_output = torch.zeros_like(result.output)
     if kernel is not None and query.is_cuda:
-        return kernel.backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, needs_bias=needs_bias)
+        per_row = kernel.coefficients(result, gradients)
+        return kernel.backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
+    along = None if gradients.output is None else (_wide(grad_output) * _wide(result.output)).sum(-1)
+    row = coefficients(result, gradients, along)
+    G, E, c0, c1, c2 = row
     q, k, v, wide_sight, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
     grad_bias: Tensor | None = None
     if kernel is not None:
@@ -90,18 +104,6 @@ def backward(
     return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), grad_bias
 
 
-def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
-    """Inner product <left, right> of every row, in float32 or float64."""
-    kernel = (
-        kernel_module(f"{__package__}.gpu", "triton")
-        if left.device.type == "cuda" and left.dtype != torch.float64
-        else None
-    )
-    if kernel is not None and 16 <= left.shape[-1] <= 256 and left.numel():
-        return kernel.inner(left, right)
-    return (_wide(left) * _wide(right)).sum(-1)
-
-
 def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
     """Module of the compiled kernel for these arguments, with `forward` and `backward`; None if there is none."""
     if dropout is not None or query.dtype is torch.float64 or query.numel() == 0:
@@ -110,12 +112,29 @@ def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout
         (_, h, m, d), (_, hk, _, v) = query.shape, value.shape
         if d < 16 or d > 256 or v < 16:
             return None
-        name = "decoding" if h // hk * m <= FEW_QUERIES else "gpu"
-        kernel = kernel_module(f"{__package__}.{name}", "triton")
+        few = h // hk * m <= FEW_QUERIES
+        kernel = kernel_module(f"{__package__}.decoding", "triton") if few else _many_queries()
         return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
     if query.device.type == "cpu" and query.numel() // query.shape[-1] * key.shape[2] >= WORTH_COMPILING:
         return kernel_module(f"{__package__}.cpu", "numba")
     return None
+
+
+def _many_queries() -> Any:
+    return kernel_module(f"{__package__}.gpu", "triton")
+
+
+@cache
+def _hopper_kernel(device: torch.device) -> Any:
+    """Module of the kernel for Hopper GPUs; None for other devices, and for versions of Triton not tested with it."""
+    triton = kernel_module("triton", "triton")
+    if (
+        torch.cuda.get_device_capability(device) != (9, 0)
+        or triton is None
+        or not triton.__version__.startswith("3.6.")
+    ):
+        return None
+    return kernel_module(f"{__package__}.hopper", "triton.experimental.gluon")
 
 
 def _wide(tensor: Tensor) -> Tensor:

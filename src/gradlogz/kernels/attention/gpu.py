@@ -27,7 +27,9 @@ log n below it: the relative error of V is 2e-5 over 16384 keys.
 Read next: scoring.py (the definition of a logit), reference.py (attention by definition).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -35,7 +37,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from ..._typing import Float, Tensor
-from .reference import Statistics
+from .blocked import Gradients
+from .launching import Kernel, aligned, current_stream, dense, empty_output
+from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -211,7 +215,8 @@ def _absorb(
 
 @triton.jit
 def _forward(
-    query, key, value, output, log_normalizer, entropy, logit_variance, max_logit, sight, scoring, heads, m, n,
+    query, key, value, output, log_normalizer, entropy, logit_variance, max_logit, mean_logit,
+    sight, scoring, heads, m, n,
     GROUP: tl.constexpr, STATISTICS: tl.constexpr, EDGES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -239,22 +244,38 @@ def _forward(
         )  # fmt: skip
     o, top, z, a, b = state
 
+    rows = log_normalizer, entropy, logit_variance, max_logit, mean_logit
+    line = (batch * heads + head).to(tl.int64) * m + row
+    o = _store_statistics((o, top, z, a, b), rows, line, row < m, STATISTICS)
+    output.store([batch, head, start, 0], o.to(output.dtype).reshape([1, 1, BM, DV]))
+
+
+@triton.jit
+def _store_statistics(state, rows, line, there, STATISTICS: tl.constexpr):
+    """Store log normaliser, entropy, variance, maximum and mean of rows; return their outputs."""
+    log_normalizer, entropies, logit_variance, max_logit, mean_logits = rows
+    o, top, z, a, b = state
     dead = z == 0.0
     z = tl.where(dead, 1.0, z)
     # A maximum ignores NaN, a sum does not.
     top = tl.where(dead, -float("inf"), tl.where(z == z, top, z))
     log_z = tl.log2(z)
-    output.store([batch, head, start, 0], (o / z[:, None]).to(output.dtype).reshape([1, 1, BM, DV]))
-    out = (batch * heads + head).to(tl.int64) * m + row
-    tl.store(log_normalizer + out, (top + log_z) * LOG_2, row < m)
-    tl.store(max_logit + out, top * LOG_2, row < m)
-    if STATISTICS:
-        mean = a / z
-        variance = b / z - mean * mean
-        uncertainty = log_z - mean
-        # Rounding may make them slightly negative; a comparison with NaN is false.
-        tl.store(entropy + out, tl.where(uncertainty < 0.0, 0.0, uncertainty) * LOG_2, row < m)
-        tl.store(logit_variance + out, tl.where(variance < 0.0, 0.0, variance) * (LOG_2 * LOG_2), row < m)
+    mean = a / z
+    # Rounding may make them slightly negative; a comparison with NaN is false.
+    entropy = log_z - mean
+    entropy = tl.where(entropy < 0.0, 0.0, entropy)
+    variance = b / z - mean * mean
+    variance = tl.where(variance < 0.0, 0.0, variance)
+    if not STATISTICS:
+        entropy = tl.zeros_like(z)
+        variance = entropy
+    mean_logit = tl.where(dead, 0.0, top + log_z - entropy)
+    tl.store(log_normalizer + line, (top + log_z) * LOG_2, there)
+    tl.store(entropies + line, entropy * LOG_2, there)
+    tl.store(logit_variance + line, variance * (LOG_2 * LOG_2), there)
+    tl.store(max_logit + line, top * LOG_2, there)
+    tl.store(mean_logits + line, mean_logit * LOG_2, there)
+    return o / z[:, None]
 
 
 def forward(
@@ -267,45 +288,127 @@ def forward(
     statistics: bool = True,
 ) -> Statistics:
     """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0."""
-    (b, h, m, d), n, v = query.shape, key.shape[2], value.shape[3]
+    device = query.device
+    if device.index is not None and device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(query):
+            return forward(query, key, value, sight, scoring, statistics=statistics)
     if scoring.scale < 0:  # the largest product must have the largest logit
         return forward(-query, key, value, sight, scoring._replace(scale=-scoring.scale), statistics=statistics)
-    output = _empty_aligned(query, v)
-    entropy, logit_variance = query.new_zeros((2, b, h, m), dtype=torch.float32)
-    log_normalizer, max_logit = query.new_full((2, b, h, m), -torch.inf, dtype=torch.float32)
-    result = Statistics(output, log_normalizer, entropy, logit_variance, max_logit)
-    if n == 0 or output.numel() == 0:
-        return result._replace(output=output.zero_())
-    if query.dtype is torch.float32:
+    query, key, value = aligned(query), aligned(key), aligned(value)
+    strided = _strided(sight)
+    layouts = query.stride(), key.stride(), value.stride()
+    kernel, programs, numbers = _forward_call(
+        query.dtype, device, query.shape, value.shape, layouts, scoring, statistics, _kind(strided)
+    )
+    output = empty_output(query, value.shape[3])
+    rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(5)]
+    if programs:
+        kernel.launch(programs, current_stream(device), (query, key, value, output), rows, (strided, *numbers))
+    else:
+        output.zero_()
+        for row, nothing in zip(rows, (-torch.inf, 0.0, 0.0, -torch.inf, 0.0), strict=True):
+            row.fill_(nothing)
+    result = StatisticsAndMean(dense(output), *rows[:4])
+    result.mean_logit = rows[4]
+    return result
+
+
+@lru_cache(maxsize=1024)
+def _forward_call(
+    dtype: torch.dtype,
+    _device: torch.device,
+    query_shape: torch.Size,
+    value_shape: torch.Size,
+    _layouts: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    statistics: bool,
+    masks: tuple[Any, ...],
+) -> tuple[Kernel, int, tuple[Any, ...]]:
+    """Kernel, number of programs and numbers of a call.
+
+    Arguments that are not read distinguish kernels: handles are those of a device, and tensor maps contain strides.
+    """
+    (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
+    if dtype is torch.float32:
         kind = "float32"
-    elif _masks(sight):
+    elif masks:
         kind = "masked"
     else:
         kind = "statistics" if statistics else "output"
     rows, keys, warps, stages = tiling(kind, max(d, v))
-    with torch.cuda.device_of(query):
-        _forward[(triton.cdiv(m, rows) * b * h,)](
-            *map(_tiles, (query, key, value, output), (rows, keys, keys, rows)), *result[1:],
-            _strided(sight), _clipped(scoring, m, n), h, m, n,
-            GROUP=h // key.shape[1], STATISTICS=statistics, EDGES=_has_edges(sight, scoring, n, keys),
-            BM=rows, BN=keys, D=_padded(d), DV=_padded(v), PRECISION=PRECISION, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    return result._replace(output=output.contiguous())
+    edges = _has_edges(masks, scoring, n, keys)
+    constants = h // hk, statistics, edges, rows, keys, _padded(d), _padded(v), PRECISION
+    options = {"num_warps": warps, "num_stages": stages}
+    kernel = Kernel(_forward, constants, options, (_by_rows(rows), _by_rows(keys), _by_rows(keys), _by_rows(rows)))
+    programs = triton.cdiv(m, rows) * b * h if n else 0
+    return kernel, programs, (_clipped(scoring, m, n), h, m, n)
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _rows(per_row, first, row, m):
-    """Log normaliser, k0, k1 and k2 of a tile of queries, as computed by _per_row."""
-    log_normalizer, c0, c1, c2 = per_row
-    G = tl.load(log_normalizer + first + row, row < m, -LOW)
-    k0 = tl.load(c0 + first + row, row < m, 0.0)
+def _coefficients(
+    output, grad_output, log_normalizer, entropy, logit_variance,
+    grad_log_normalizer, grad_entropy, grad_logit_variance, coefficients,
+    output_batch, output_head, output_row, output_column, grad_batch, grad_head, grad_row, grad_column,
+    lines, heads, m, v,
+    MOMENTS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """G, k0, k1 and k2 of every row, from its statistics and their gradients, which may be None."""
+    tiles = tl.cdiv(m, BM)
+    index = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
+    there = row < m
+    line = index * m + row
+    batch = index // heads
+    head = index % heads
+    G = tl.load(log_normalizer + line, there, 0.0)
+    dead = G == -float("inf")
+    along = tl.zeros([BM], tl.float32)
+    if grad_output is not None:
+        o = output + (batch * output_batch + head * output_head) + row.to(tl.int64) * output_row
+        go = grad_output + (batch * grad_batch + head * grad_head) + row.to(tl.int64) * grad_row
+        for first in tl.range(0, v, BV):
+            column = first + tl.arange(0, BV)
+            inside = there[:, None] & (column < v)[None, :]
+            x = tl.load(o[:, None] + (column * output_column)[None, :], inside, 0.0).to(tl.float32)
+            y = tl.load(go[:, None] + (column * grad_column)[None, :], inside, 0.0).to(tl.float32)
+            along += tl.sum(x * y, 1)
+    k0 = -along
+    if grad_log_normalizer is not None:
+        k0 += tl.where(dead, 0.0, tl.load(grad_log_normalizer + line, there, 0.0))
+    place = coefficients + line
+    # The log normaliser is finite in rows without keys, whose mass is then 0.
+    tl.store(place, tl.where(dead, -LOW, G * LOG2_E), there)
+    if MOMENTS:
+        c1 = tl.zeros([BM], tl.float32)
+        c2 = tl.zeros([BM], tl.float32)
+        if grad_entropy is not None:
+            c1 = -tl.load(grad_entropy + line, there, 0.0)
+        if grad_logit_variance is not None:
+            c2 = tl.load(grad_logit_variance + line, there, 0.0)
+            c1 += 2.0 * c2
+            k0 -= c2 * tl.load(logit_variance + line, there, 0.0)
+        c1 = tl.where(dead, 0.0, c1)
+        c2 = tl.where(dead, 0.0, c2)
+        H = tl.load(entropy + line, there, 0.0)
+        k0 += H * (c1 + H * c2)
+        tl.store(place + 2 * lines, (c1 + 2.0 * H * c2) * LOG_2, there)
+        tl.store(place + 3 * lines, c2 * (LOG_2 * LOG_2), there)
+    tl.store(place + lines, k0, there)
+
+
+@triton.jit
+def _rows(coefficients, lines, first, row, m, MOMENTS: tl.constexpr):
+    """Log normaliser, k0, k1 and k2 of a tile of queries."""
+    place = coefficients + first + row
+    G = tl.load(place, row < m, -LOW)
+    k0 = tl.load(place + lines, row < m, 0.0)
     k1, k2 = k0, k0
-    if c1 is not None:
-        k1 = tl.load(c1 + first + row, row < m, 0.0)
-        k2 = tl.load(c2 + first + row, row < m, 0.0)
+    if MOMENTS:
+        k1 = tl.load(place + 2 * lines, row < m, 0.0)
+        k2 = tl.load(place + 3 * lines, row < m, 0.0)
     return G, k0, k1, k2
 
 
@@ -329,19 +432,18 @@ def _logit_gradient(p, dp, x, k0, k1, k2, MOMENTS: tl.constexpr):
 
 @triton.jit
 def _gather_key(
-    state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
-    EDGE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+    state, k, v, query, grad_output, coefficients, key_index, batch, head, lines, heads, span, sight, scoring, m, n,
+    MOMENTS: tl.constexpr, EDGE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients from tiles of queries inside the band, or at its edge, to a tile of keys; transposed."""
     dk, dv = state
     begin, inner, outer, end = span
-    MOMENTS: tl.constexpr = per_row[2] is not None
     first = (batch * heads + head).to(tl.int64) * m
     for step in tl.range(0, end - begin - (outer - inner) if EDGE else outer - inner):
         start = _tile(step, begin, inner, outer, EDGE) * BM
         row = start + tl.arange(0, BM)
         q = query.load([batch, head, start, 0]).reshape([BM, D])
-        G, k0, k1, k2 = _rows(per_row, first, row, m)
+        G, k0, k1, k2 = _rows(coefficients, lines, first, row, m, MOMENTS)
         t = tl.dot(k, q.T, input_precision=PRECISION)
         s, slope = _logit(t, row[None, :], key_index[:, None], batch, head, sight, scoring, m, n, EDGE)
         x, p = _mass(s, G[None, :], MOMENTS, EDGE)
@@ -355,8 +457,8 @@ def _gather_key(
 
 @triton.jit
 def _backward_key(
-    query, key, value, grad_output, grad_key, grad_value, per_row, sight, scoring, heads, m, n,
-    GROUP: tl.constexpr, EDGES: tl.constexpr,
+    query, key, value, grad_output, grad_key, grad_value, coefficients, sight, scoring, lines, heads, m, n,
+    GROUP: tl.constexpr, MOMENTS: tl.constexpr, EDGES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(n, BN)
@@ -376,13 +478,13 @@ def _backward_key(
         head = key_head * GROUP + member
         if sight.bias is None and sight.mask is None and sight.segments is None:
             state = _gather_key(
-                state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
-                False, BM, D, DV, PRECISION,
+                state, k, v, query, grad_output, coefficients, key_index, batch, head, lines, heads, span,
+                sight, scoring, m, n, MOMENTS, False, BM, D, DV, PRECISION,
             )  # fmt: skip
         if EDGES:
             state = _gather_key(
-                state, k, v, query, grad_output, per_row, key_index, batch, head, heads, span, sight, scoring, m, n,
-                True, BM, D, DV, PRECISION,
+                state, k, v, query, grad_output, coefficients, key_index, batch, head, lines, heads, span,
+                sight, scoring, m, n, MOMENTS, True, BM, D, DV, PRECISION,
             )  # fmt: skip
     dk, dv = state
     dk = (dk * scoring.scale).to(grad_key.dtype)
@@ -418,8 +520,8 @@ def _gather_query(
 
 @triton.jit
 def _backward_query(
-    query, key, value, grad_output, grad_query, grad_logit, per_row, sight, scoring, heads, m, n,
-    GROUP: tl.constexpr, EDGES: tl.constexpr,
+    query, key, value, grad_output, grad_query, grad_logit, coefficients, sight, scoring, lines, heads, m, n,
+    GROUP: tl.constexpr, MOMENTS: tl.constexpr, EDGES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(m, BM)
@@ -432,8 +534,7 @@ def _backward_query(
 
     q = query.load([batch, head, start, 0]).reshape([BM, D])
     go = grad_output.load([batch, head, start, 0]).reshape([BM, DV])
-    rows = _rows(per_row, (batch * heads + head).to(tl.int64) * m, row, m)
-    MOMENTS: tl.constexpr = per_row[2] is not None
+    rows = _rows(coefficients, lines, (batch * heads + head).to(tl.int64) * m, row, m, MOMENTS)
     dq = tl.zeros([BM, D], tl.float32)
     if sight.bias is None and sight.mask is None and sight.segments is None:
         dq = _gather_query(
@@ -449,95 +550,118 @@ def _backward_query(
     grad_query.store([batch, head, start, 0], dq.reshape([1, 1, BM, D]))
 
 
+def coefficients(result: Statistics, gradients: Gradients) -> Float[Tensor, "k b h m"]:
+    """Coefficients G and k0 of every row, and k1 and k2 if entropies or variances have gradients."""
+    output, grad_output = result.output, gradients.output
+    (b, h, m, _), device = output.shape, output.device
+    if device.index is not None and device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(output):
+            return coefficients(result, gradients)
+    grads = [None if g is None else g.contiguous() for g in gradients[1:4]]
+    pointers = output, grad_output, *result[1:4], *grads
+    kinds = tuple(None if t is None else t.data_ptr() % 16 == 0 for t in pointers)
+    layout = (*output.stride(), *(output if grad_output is None else grad_output).stride())
+    grad_dtype = output.dtype if grad_output is None else grad_output.dtype
+    kernel, programs, numbers = _coefficients_call(output.dtype, grad_dtype, device, output.shape, layout, kinds)
+    moments = grads[1] is not None or grads[2] is not None
+    per_row = torch.empty((4 if moments else 2, b, h, m), dtype=torch.float32, device=device)
+    if programs:
+        kernel.launch(programs, current_stream(device), (), (*pointers, per_row), numbers)
+    return per_row
+
+
+@lru_cache(maxsize=1024)
+def _coefficients_call(
+    _dtype: torch.dtype,
+    _grad_dtype: torch.dtype,
+    _device: torch.device,
+    shape: torch.Size,
+    layout: tuple[int, ...],
+    kinds: tuple[bool | None, ...],
+) -> tuple[Kernel, int, tuple[int, ...]]:
+    """Kernel for gradients that are missing (None), unaligned or aligned, number of programs, and numbers."""
+    b, h, m, v = shape
+    moments = kinds[6] is not None or kinds[7] is not None
+    kernel = Kernel(_coefficients, (moments, 32, min(128, _padded(v))), {"num_warps": 4})
+    return kernel, triton.cdiv(m, 32) * b * h, (*layout, b * h * m, h, m, v)
+
+
 def backward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
     value: Float[Tensor, "b hk n v"],
     sight: Sight,
     scoring: Scoring,
-    log_normalizer: Float[Tensor, "b h m"],
-    mean_logit: Float[Tensor, "b h m"],
+    per_row: Float[Tensor, "k b h m"],
     grad_output: Float[Tensor, "b h m v"],
-    c0: Float[Tensor, "b h m"],
-    c1: Float[Tensor, "b h m"] | None,
-    c2: Float[Tensor, "b h m"] | None,
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of queries, keys, values and bias; log_normalizer is +inf in rows that see no key."""
-    (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
-    grad_query, grad_key, grad_value = _empty_aligned(query, d), _empty_aligned(key, d), _empty_aligned(value, v)
+    """Gradients of queries, keys, values and bias, from the coefficients of every row."""
+    device = query.device
+    if device.index is not None and device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(query):
+            return backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
+    (b, h, m, _), n = query.shape, key.shape[2]
+    query, key, value, grad_output = map(aligned, (query, key, value, grad_output.to(value.dtype)))
+    grad_query, grad_key, grad_value = (empty_output(t, t.shape[3]) for t in (query, key, value))
     # A bias shared by heads or batches gets the sum, in a fixed order of torch.
     grad_logit = query.new_zeros((b, h, m, n), dtype=torch.float32) if needs_bias else None
     if 0 in (b, h, m, n):
-        grads = grad_query.zero_(), grad_key.zero_(), grad_value.zero_()
-    else:
-        per_row = _per_row(log_normalizer, mean_logit, c0, c1, c2)
-        grad_output = grad_output.to(value.dtype)
-        if query.dtype is torch.float32:
-            kind = "float32 "
-        elif _masks(sight):
-            kind = "masked "
-        else:
-            kind = "" if per_row[2] is None else "moments "
-        shared = {"GROUP": h // hk, "D": _padded(d), "DV": _padded(v), "PRECISION": PRECISION}
-        inputs = query, key, value, grad_output
-        sizes = per_row, _strided(sight), _clipped(scoring, m, n), h, m, n
-        with torch.cuda.device_of(query):
-            rows, keys, warps, stages = tiling(kind + "grad key", max(d, v))
-            _backward_key[(triton.cdiv(n, keys) * b * hk,)](
-                *map(_tiles, (*inputs, grad_key, grad_value), (rows, keys, keys, rows, keys, keys)), *sizes, **shared,
-                BM=rows, BN=keys, EDGES=_has_edges(sight, scoring, m, rows), num_warps=warps, num_stages=stages,
-            )  # fmt: skip
-            rows, keys, warps, stages = tiling(kind + "grad query", max(d, v))
-            _backward_query[(triton.cdiv(m, rows) * b * h,)](
-                *map(_tiles, (*inputs, grad_query), (rows, keys, keys, rows, rows)), grad_logit, *sizes, **shared,
-                BM=rows, BN=keys, EDGES=_has_edges(sight, scoring, n, keys), num_warps=warps, num_stages=stages,
-            )  # fmt: skip
-        grads = grad_query.contiguous(), grad_key.contiguous(), grad_value.contiguous()
+        return grad_query.zero_(), grad_key.zero_(), grad_value.zero_(), _bias_gradient(grad_logit, sight)
+    inputs, strided = (query, key, value, grad_output), _strided(sight)
+    layouts = tuple(t.stride() for t in (*inputs, grad_query, grad_key, grad_value))
+    by_key, by_query, programs, numbers = _backward_call(
+        query.dtype, device, query.shape, value.shape, layouts, scoring, len(per_row) == 4, _kind(strided), needs_bias
+    )
+    stream, numbers = current_stream(device), (strided, *numbers)
+    by_key.launch(programs[0], stream, (*inputs, grad_key, grad_value), (per_row,), numbers)
+    by_query.launch(programs[1], stream, (*inputs, grad_query), (grad_logit, per_row), numbers)
+    return dense(grad_query), dense(grad_key), dense(grad_value), _bias_gradient(grad_logit, sight)
+
+
+@lru_cache(maxsize=1024)
+def _backward_call(
+    dtype: torch.dtype,
+    _device: torch.device,
+    query_shape: torch.Size,
+    value_shape: torch.Size,
+    _layouts: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    moments: bool,
+    masks: tuple[Any, ...],
+    _needs_bias: bool,
+) -> tuple[Kernel, Kernel, tuple[int, int], tuple[Any, ...]]:
+    """Kernels of keys and queries with their numbers of programs, and the numbers of a call."""
+    (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
+    kind = "float32 " if dtype is torch.float32 else "masked " if masks else "moments " if moments else ""
+    shapes = _padded(d), _padded(v), PRECISION
+    rows, keys, warps, stages = tiling(kind + "grad key", max(d, v))
+    by_key = Kernel(
+        _backward_key,
+        (h // hk, moments, _has_edges(masks, scoring, m, rows), rows, keys, *shapes),
+        {"num_warps": warps, "num_stages": stages},
+        tuple(map(_by_rows, (rows, keys, keys, rows, keys, keys))),
+    )
+    programs_of_keys = triton.cdiv(n, keys) * b * hk
+    rows, keys, warps, stages = tiling(kind + "grad query", max(d, v))
+    by_query = Kernel(
+        _backward_query,
+        (h // hk, moments, _has_edges(masks, scoring, n, keys), rows, keys, *shapes),
+        {"num_warps": warps, "num_stages": stages},
+        tuple(map(_by_rows, (rows, keys, keys, rows, rows))),
+    )
+    programs = programs_of_keys, triton.cdiv(m, rows) * b * h
+    return by_key, by_query, programs, (_clipped(scoring, m, n), b * h * m, h, m, n)
+
+
+def _bias_gradient(grad_logit: Tensor | None, sight: Sight) -> Tensor | None:
     if grad_logit is None or sight.bias is None:
-        return *grads, None
-    return *grads, grad_logit.sum_to_size(sight.bias.shape).to(sight.bias.dtype)
-
-
-@triton.jit
-def _inner(left, right, products, heads, m, BM: tl.constexpr, DV: tl.constexpr):
-    tiles = tl.cdiv(m, BM)
-    start = tl.program_id(0) % tiles * BM
-    index = tl.program_id(0) // tiles
-    x = left.load([index // heads, index % heads, start, 0]).reshape([BM, DV]).to(tl.float32)
-    y = right.load([index // heads, index % heads, start, 0]).reshape([BM, DV]).to(tl.float32)
-    row = start + tl.arange(0, BM)
-    tl.store(products + index.to(tl.int64) * m + row, tl.sum(x * y, 1), row < m)
-
-
-def inner(left: Float[Tensor, "b h m v"], right: Float[Tensor, "b h m v"]) -> Float[Tensor, "b h m"]:
-    """Inner products <left_m, right_m> in float32, each tensor read once; <go, o> is part of c0."""
-    b, h, m, v = left.shape
-    products = left.new_zeros((b, h, m), dtype=torch.float32)
-    if left.numel() > 0:
-        with torch.cuda.device_of(left):
-            _inner[(triton.cdiv(m, 32) * b * h,)](_tiles(left, 32), _tiles(right, 32), products, h, m, 32, _padded(v))
-    return products
+        return None
+    return grad_logit.sum_to_size(sight.bias.shape).to(sight.bias.dtype)
 
 
 # Arguments of the kernels ---------------------------------------------------------------------------------------------
-
-
-def _per_row(
-    log_normalizer: Tensor, mean_logit: Tensor, c0: Tensor, c1: Tensor | None, c2: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """G, k0, k1 and k2 for logits in units of log 2; G is finite in rows without keys, whose mass is then 0."""
-    c0 = c0.to(torch.float32).contiguous()
-    G = (log_normalizer.to(torch.float32) * LOG2_E.value).clamp(max=-LOW.value).contiguous()
-    if c1 is None and c2 is None:
-        return G, c0, None, None
-    dead = log_normalizer == torch.inf
-    H = torch.where(dead, 0.0, log_normalizer - mean_logit)
-    c1 = torch.zeros_like(c0) if c1 is None else torch.where(dead, 0.0, c1)
-    c2 = torch.zeros_like(c0) if c2 is None else torch.where(dead, 0.0, c2)
-    k1, k2 = (c1 + 2 * H * c2) * LOG_2.value, c2 * LOG_2.value**2
-    return G, c0 + H * (c1 + H * c2), k1.contiguous(), k2.contiguous()
 
 
 class _Strided(NamedTuple):
@@ -555,9 +679,12 @@ class _Strided(NamedTuple):
     segments_batch: int = 0
 
 
+UNMASKED = _Strided()
+
+
 def _strided(sight: Sight) -> _Strided:
     # One flat tuple: Triton 3.6 loses a stride of 1 in a tuple within a tuple.
-    strided = _Strided()
+    strided = UNMASKED
     for name, tensor in sight._asdict().items():
         if tensor is not None:
             tensor = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
@@ -575,27 +702,27 @@ def _clipped(scoring: Scoring, m: int, n: int) -> Scoring:
     return Scoring(float(scoring.scale), softcap, left, right)
 
 
-def _masks(sight: Sight) -> bool:
-    """Return whether every tile needs a mask."""
-    return any(tensor is not None for tensor in sight)
+def _kind(strided: _Strided) -> tuple[Any, ...]:
+    """Properties of masks and strides that Triton specialises: dtype, alignment, and numbers 1 or multiples of 16."""
+    if strided is UNMASKED:
+        return ()
+    return tuple(
+        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
+        for t in strided
+    )
 
 
-def _has_edges(sight: Sight, scoring: Scoring, size: int, tile: int) -> bool:
+def _has_edges(masks: tuple[Any, ...], scoring: Scoring, size: int, tile: int) -> bool:
     """Return whether any tile needs a mask."""
-    return _masks(sight) or scoring.left is not None or scoring.right is not None or size % tile != 0
+    return bool(masks) or scoring.left is not None or scoring.right is not None or size % tile != 0
 
 
-def _empty_aligned(like: Tensor, size: int) -> Tensor:
-    """Empty tensor with rows of `size` that start at multiples of 16 bytes, as descriptors require."""
-    step = 16 // like.element_size()
-    return like.new_empty((*like.shape[:-1], -(-size // step) * step))[..., :size]
+def _by_rows(rows: int) -> Callable[[Tensor], TensorDescriptor]:
+    return partial(_tiles, rows=rows)
 
 
 def _tiles(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Descriptor of tiles [rows, d] of a tensor [b, h, m, d], copied if its layout is not supported."""
-    *strides, last = tensor.stride()
-    if last != 1 or tensor.data_ptr() % 16 or any(s == 0 or s * tensor.element_size() % 16 for s in strides):
-        tensor = _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
+    """Descriptor of tiles [rows, d] of a tensor [b, h, m, d]."""
     return TensorDescriptor.from_tensor(tensor, [1, 1, rows, _padded(tensor.shape[-1])])
 
 

@@ -2,7 +2,9 @@
 
     query, key, value, bias  ->  output, log_normalizer, entropy, logit_variance, max_logit
 
-    eager      _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap
+    eager      _AttendInReverse, the case of training: a kernel forward and kernels backward
+    transforms _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap; the
+               second is also the differentiable backward of _AttendInReverse
     compiled   the operator gradlogz::attention with its backward operator: first derivatives only; also for tracers,
                dispatch modes and wrapper subclasses, which intercept operators
     else       the definition, where torch would silently return zero tangents: forward mode inside forward mode, and
@@ -11,7 +13,7 @@
 Read next: dispatch.py (the choice of the kernel), derivatives.py (derivatives without kernels).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack
@@ -22,9 +24,9 @@ from torch.nn.functional import pad
 from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
 from . import blocked, derivatives, dispatch
-from .blocked import Gradients, coefficients
+from .blocked import Gradients
 from .dropout import Dropout
-from .reference import Statistics
+from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
 
@@ -43,8 +45,9 @@ def attention(
     With statistics=False only output and log normaliser are valid.
     """
     operands = (query, key, value) if sight.bias is None else (query, key, value, sight.bias)
-    if is_plain_call(operands):
-        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
+    way = eager_way(operands)
+    if way != "other":
+        return eager(query, key, value, sight, scoring, dropout, statistics=statistics, differentiable=way == "reverse")
     transformed = under_transform() or forward_ad._current_level >= 0
     traced = torch.compiler.is_compiling() or is_traced(operands)
     probability, seed = (0.0, None) if dropout is None else dropout
@@ -57,16 +60,46 @@ def attention(
     return Statistics(*_Attend.apply(query, key, value, *sight, seed, scoring, probability, statistics))
 
 
-def is_plain_call(operands: tuple[Tensor, ...]) -> bool:
-    """Return whether a kernel may be called directly: no derivative, transform, tracer or dispatch mode is active."""
+def eager_way(operands: tuple[Tensor, ...]) -> Literal["kernel", "reverse", "other"]:
+    """How a call is made: by the kernel alone, in reverse mode, or otherwise.
+
+    "kernel": no derivative is needed; "reverse": a derivative in reverse mode, as in training. In both no transform,
+    tracer or dispatch mode is active.
+    """
     if torch.compiler.is_compiling():
-        return False
-    differentiable = torch.is_grad_enabled()
+        return "other"
+    way: Literal["kernel", "reverse", "other"] = "kernel"
     for t in operands:
-        if type(t) is not Tensor or (differentiable and t.requires_grad):
-            return False
-    transformed = maybe_current_level() is not None or forward_ad._current_level >= 0
-    return not (transformed or _get_tracing_state() is not None or _len_torch_dispatch_stack())
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return "other"
+        if t.requires_grad:
+            way = "reverse"
+    if maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return "other"
+    if _get_tracing_state() is not None or _len_torch_dispatch_stack():
+        return "other"
+    return way if torch.is_grad_enabled() else "kernel"
+
+
+def eager(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    *,
+    statistics: bool,
+    differentiable: bool,
+) -> Statistics:
+    """Statistics of every row, by the kernel alone or differentiable in reverse mode."""
+    if not differentiable:
+        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
+    probability, seed = (0.0, None) if dropout is None else dropout
+    *five, mean_logit = _AttendInReverse.apply(query, key, value, *sight, seed, scoring, probability, statistics)
+    result = StatisticsAndMean(*five)
+    result.mean_logit = mean_logit
+    return result
 
 
 def directional(
@@ -128,18 +161,43 @@ def _gradients(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and bias from those of the statistics."""
-    grad_output, along = gradients.output, None
-    if grad_output is None:
-        grad_output = torch.zeros_like(result.output)
-    else:
-        along = dispatch.inner(grad_output, result.output)
-    row = coefficients(result, gradients, along)
-    grads = dispatch.backward(
-        query, key, value, sight, scoring, dropout, row, grad_output, needs_bias=needs_bias and sight.bias is not None
-    )
+    needs_bias = needs_bias and sight.bias is not None
+    grads = dispatch.backward(query, key, value, sight, scoring, dropout, result, gradients, needs_bias=needs_bias)
     if gradients.max_logit is not None:
         blocked.add_gradient_of_highest(grads, query, key, sight, scoring, gradients.max_logit)
     return grads
+
+
+class _AttendInReverse(torch.autograd.Function):
+    """_Attend in eager reverse mode, as in training, with the mean logit where the kernel computes it.
+
+    It has no rules for transforms: torch's checks of such rules take longer than a kernel on few tokens.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
+        *tensors, ctx.scoring, ctx.probability, statistics = inputs
+        q, k, v, sight, dropout = _read(tensors, ctx.probability)
+        result = dispatch.forward(q, k, v, sight, ctx.scoring, dropout, statistics=statistics)
+        ctx.save_for_backward(*tensors, *result)
+        ctx.set_materialize_grads(False)
+        return *result, result.mean_logit if isinstance(result, StatisticsAndMean) else None
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, needs_bias = ctx.saved_tensors, ctx.needs_input_grad[3]
+        *first, grad_mean = gradients
+        if grad_mean is not None:  # the mean is the log normaliser less the entropy
+            first[1] = grad_mean if first[1] is None else first[1] + grad_mean
+            first[2] = -grad_mean if first[2] is None else first[2] - grad_mean
+        batched = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in first)
+        if torch.is_grad_enabled() or batched:  # a second derivative, or one for each of several cotangents
+            *grads, bias = _AttendBackward.apply(*saved, *first, ctx.scoring, ctx.probability, needs_bias)
+        else:
+            q, k, v, sight, dropout = _read(saved[:7], ctx.probability)
+            result, cotangents = Statistics(*saved[7:]), Gradients(*first)
+            *grads, bias = _gradients(q, k, v, sight, ctx.scoring, dropout, result, cotangents, needs_bias)
+        return *grads, bias if needs_bias else None, *[None] * 6
 
 
 class _Attend(torch.autograd.Function):
@@ -301,7 +359,7 @@ def _operator(
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
     scoring = Scoring(scale, softcap, left, right)
     result = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
-    return _in_own_storage(result)  # type: ignore[return-value]
+    return _as_declared(result.output, query), *map(_in_own_storage, result[1:5])  # type: ignore[return-value]
 
 
 @torch.library.custom_op("gradlogz::attention_backward", mutates_args=())
@@ -335,29 +393,42 @@ def _operator_backward(
     gradients = Gradients(grad_output, grad_log_normalizer, grad_entropy, grad_logit_variance, grad_max_logit)
     scoring = Scoring(scale, softcap, left, right)
     *grads, grad_bias = _gradients(q, k, v, sight, scoring, dropout, result, gradients, needs_bias)
-    return _in_own_storage((*grads, query.new_zeros(()) if grad_bias is None else grad_bias))  # type: ignore[return-value]
+    declared = map(_as_declared, grads, (query, key, value))
+    return *declared, query.new_zeros(()) if grad_bias is None else _in_own_storage(grad_bias)  # type: ignore[return-value]
 
 
-def _in_own_storage(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make each tensor contiguous in its own storage, as torch requires of operators and the fake results declare."""
-    separate = (t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in tensors)
-    return tuple(
-        t if alone else t.clone(memory_format=torch.contiguous_format)
-        for t, alone in zip(tensors, separate, strict=True)
-    )
+def _declared(like: Tensor, size: int) -> Tensor:
+    """Empty [..., size]: in the order of `like` in memory on a GPU, where kernels store it so; else contiguous."""
+    same = like.is_cuda and like.shape[-1] == size
+    return torch.empty_like(like) if same else like.new_empty(*like.shape[:-1], size)
+
+
+def _as_declared(tensor: Tensor, like: Tensor) -> Tensor:
+    """Result of an operator with the strides of the fake result, in its own storage; copied if they differ."""
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    if alone and tensor.stride() == like.stride():  # the usual case, in which nothing is to be done
+        return tensor
+    declared = _declared(like, tensor.shape[-1])
+    return tensor if alone and tensor.stride() == declared.stride() else declared.copy_(tensor)
+
+
+def _in_own_storage(tensor: Tensor) -> Tensor:
+    """Make a tensor contiguous in its own storage, as torch requires of operators."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
 @_operator.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, ...]:
     number = torch.promote_types(query.dtype, torch.float32)
-    rows = query.shape[:-1]
-    return query.new_empty(*rows, value.shape[-1]), *(query.new_empty(rows, dtype=number) for _ in range(4))
+    rows = (query.new_empty(query.shape[:-1], dtype=number) for _ in range(4))
+    return _declared(query, value.shape[-1]), *rows
 
 
 @_operator_backward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     grad_bias = bias.new_empty(bias.shape) if rest[-1] and bias is not None else query.new_empty(())
-    return *(t.new_empty(t.shape) for t in (query, key, value)), grad_bias
+    return *(_declared(t, t.shape[-1]) for t in (query, key, value)), grad_bias
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

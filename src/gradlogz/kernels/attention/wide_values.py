@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
+from .blocked import Gradients
 from .reference import Statistics
 from .scoring import Scoring, Sight
 
@@ -41,6 +42,10 @@ class Chunked(NamedTuple):
         ]
         return results[0]._replace(output=torch.cat([part.output for part in results], -1))
 
+    def coefficients(self, result: Statistics, gradients: Gradients) -> Float[Tensor, "k b h m"]:
+        """Coefficients of every row, which do not depend on the width of the values."""
+        return self.kernel.coefficients(result, gradients)
+
     def backward(
         self,
         query: Float[Tensor, "b h m d"],
@@ -48,21 +53,17 @@ class Chunked(NamedTuple):
         value: Float[Tensor, "b hk n v"],
         sight: Sight,
         scoring: Scoring,
-        log_normalizer: Float[Tensor, "b h m"],
-        mean_logit: Float[Tensor, "b h m"],
+        per_row: Float[Tensor, "k b h m"],
         grad_output: Float[Tensor, "b h m v"],
-        c0: Float[Tensor, "b h m"],
-        c1: Float[Tensor, "b h m"] | None,
-        c2: Float[Tensor, "b h m"] | None,
         *,
         needs_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of query, key, value and bias."""
+        without_c = torch.stack((per_row[0], torch.zeros_like(per_row[1])))
         grads: list[Any] = []
         for part, grad in zip(self.parts(value), self.parts(grad_output), strict=True):
-            row = (c0, c1, c2) if not grads else (torch.zeros_like(c0), None, None)
-            arguments = (query, key, part, sight, scoring, log_normalizer, mean_logit, grad, *row)
-            grads.append(self.kernel.backward(*arguments, needs_bias=needs_bias))
+            rows = without_c if grads else per_row
+            grads.append(self.kernel.backward(query, key, part, sight, scoring, rows, grad, needs_bias=needs_bias))
         query_grads, key_grads, value_grads, bias_grads = zip(*grads, strict=True)
         bias = None if bias_grads[0] is None else torch.stack(bias_grads).sum(0)
         return torch.stack(query_grads).sum(0), torch.stack(key_grads).sum(0), torch.cat(value_grads, -1), bias

@@ -1,0 +1,579 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Attention with its statistics on a Hopper GPU (H100, H200), in Gluon: products and exponentials at the same time.
+
+    producer      one warp           brings tiles of queries, keys and values into shared memory
+    consumers     two warpgroups     64 queries each: logits, exponentials, sums, output
+
+    consumer      | S_j = Q K_j^T    | max | exponentials and sums of S_j           | P_j = exponentials in 16 bits
+    tensor cores  | S_j ------------ | O += P_{j-1} V_{j-1} --------------- |       | S_{j+1} ---
+    ring          slot j holds K_j and V_{j-1}; loaded[j] and released[j] are its barriers
+
+    x = s - ref,  e = exp x,  z = sum e,  a = sum e x,  b = sum e x^2           moments about a reference, as in gpu.py
+    G = ref + log z,  H = log z - a / z,  V = b / z - (a / z)^2
+
+Tensor cores and exponentials take nearly the same time, so that each must run while the other does. A consumer issues
+two products at once, the logits of the next tile and the output of the last one, and takes exponentials under the
+second. The sums stay with the thread that holds the logits: four threads share a row, and meet once per tile of
+queries. The reference follows the maximum of a row only when that is a factor 2^LAZY ahead, so that the output is
+seldom rescaled. Each program takes tiles of queries from a plan made on the host, in which all programs end together.
+
+The compiler (ptxas) undoes the overlap unless it is held: see _hold. tests/kernels/test_the_hopper_kernel_overlaps.py
+compiles for this GPU on any machine and looks at the instructions.
+
+Taken are half-precision operands of head sizes up to 128, bands (causal, windows) in which every query sees a key, and
+grouped heads; the rest is gpu.py's. Logits are in units of log 2.
+
+Read next: gpu.py (the same sums without overlap, masks, and the backward pass).
+"""
+
+import heapq
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from triton.experimental import gluon  # type: ignore[import-untyped]
+from triton.experimental.gluon import language as gl  # type: ignore[import-untyped]
+from triton.experimental.gluon.language.nvidia.hopper import (  # type: ignore[import-untyped]
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # type: ignore[import-untyped]
+
+from ..._typing import Float, Tensor
+from .launching import Kernel, aligned, current_stream, dense, empty_output
+from .reference import Statistics, StatisticsAndMean
+from .scoring import Scoring, Sight
+
+LOG2_E = 1.4426950408889634
+LOG_2 = gl.constexpr(0.6931471805599453)
+# The product of a hidden key, and the least reference.
+LOW = gl.constexpr(-1e30)
+START = gl.constexpr(-1e20)
+# Scales for which LOW is far below every logit.
+LEAST_SCALE = 1e-6
+
+WARPGROUP = gl.constexpr(64)  # queries of a consumer
+CONSUMERS = gl.constexpr(2)
+ROWS = gl.constexpr(128)  # queries of a program: WARPGROUP * CONSUMERS
+KEYS = gl.constexpr(128)  # keys of a tile
+SLOTS = gl.constexpr(2)  # tiles of keys in shared memory
+PIECE = gl.constexpr(32)  # columns whose exponentials are taken together
+PIECES_UNDER_PRODUCT = gl.constexpr(2)  # of the four pieces of a tile, before the product with the values must end
+LAZY = gl.constexpr(8.0)
+# Registers of a thread of a consumer and of the producer: together the 65536 of a multiprocessor.
+CONSUMER_REGISTERS = gl.constexpr(240)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+# Instructions that Gluon has no name for -------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _exp2(x):
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _hold(sums):
+    """Keep what `sums` (two numbers per thread) depends on above this point.
+
+    ptxas moves exponentials below the next wait for a product, where nothing runs beside them. It does not move them
+    past a branch that depends on them; no sum is this NaN, so that the branch is never taken.
+    """
+    gl.inline_asm_elementwise("""{
+        .reg .pred p, q;
+        setp.eq.b32 p, $2, 0x7fabcdef;
+        setp.eq.or.b32 p, $3, 0x7fabcdef, p;
+        vote.sync.any.pred q, p, 0xffffffff;
+        @q nanosleep.u32 1;
+        mov.b32 $0, 0; mov.b32 $1, 0;
+        }""", "=r,=r,r,r", [sums], dtype=gl.int32, is_pure=False, pack=2)  # fmt: skip
+
+
+@gluon.constexpr_function
+def _rescaling(count):
+    """Multiply `count` accumulators of a thread by the factors of its two rows, unless all factors of the warp are 1."""
+    first, second = f"${2 * count}", f"${2 * count + 2}"
+    lines = [
+        "{ .reg .pred p, q;",
+        f"setp.eq.f32 p, {first}, 0f3F800000;",
+        f"setp.eq.and.f32 p, {second}, 0f3F800000, p;",
+        "vote.sync.all.pred q, p, 0xffffffff;",
+        "@q bra DONE;",
+        *(f"mul.f32 ${i}, ${i}, {second if i & 2 else first};" for i in range(count)),
+        "DONE: }",
+    ]
+    return " ".join(lines)
+
+
+@gluon.constexpr_function
+def _rescaling_operands(count):
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def _rescale(o, factor):
+    """Multiply the rows of the output by their factors, which are nearly always 1."""
+    COUNT: gl.constexpr = o.shape[1] // 2
+    CODE: gl.constexpr = _rescaling(COUNT)
+    OPERANDS: gl.constexpr = _rescaling_operands(COUNT)
+    f = gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True)[:, None]
+    return gl.inline_asm_elementwise(CODE, OPERANDS, [o, f], dtype=gl.float32, is_pure=False, pack=COUNT)
+
+
+# A tile of logits [64, KEYS]: a thread holds two adjacent columns in every eight, of two rows -----------------------------
+
+
+@gluon.jit
+def _sum_of_thread(t):
+    """Sums over the columns that a thread holds: [64, columns] -> [64, 4]."""
+    R: gl.constexpr = t.shape[0]
+    C: gl.constexpr = t.shape[1]
+    return gl.sum(t.reshape([R, C // 8, 4, 2]).permute(0, 2, 1, 3).reshape([R, 4, C // 4]), 2)
+
+
+@gluon.jit
+def _masked(s, position, start, n, left, right):
+    """Give hidden keys the product LOW.
+
+    What depends on the thread is on the side of the row in the comparison; the other side is a constant of the
+    instruction instead of 32 registers.
+    """
+    R: gl.constexpr = s.shape[0]
+    C: gl.constexpr = s.shape[1]
+    t = s.reshape([R, C // 8, 4, 2])
+    L: gl.constexpr = t.type.layout
+    ROW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    eight = gl.arange(0, C // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
+    thread = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
+    column = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
+    key = 8 * eight.expand_dims(0).expand_dims(2).expand_dims(3) + column.expand_dims(0).expand_dims(1).expand_dims(2)
+    offset = 2 * thread.expand_dims(0).expand_dims(1).expand_dims(3)
+    last = gl.zeros_like(position) + (n - 1 - start)
+    if right is not None:
+        last = gl.minimum(last, position + right - start)
+    last = gl.convert_layout(last, ROW, assert_trivial=True).expand_dims(1).expand_dims(2).expand_dims(3)
+    visible = key <= last - offset
+    if left is not None:
+        first = gl.convert_layout(position - left - start, ROW, assert_trivial=True)
+        visible = visible & (key >= first.expand_dims(1).expand_dims(2).expand_dims(3) - offset)
+    return gl.convert_layout(gl.where(visible, t, LOW).reshape([R, C]), s.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _pieces(s):
+    """Columns of a tile in pieces; nothing moves."""
+    if s.shape[1] == PIECE:
+        return (gl.convert_layout(s, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16]), assert_trivial=True),)
+    else:
+        left, right = s.reshape([s.shape[0], 2, s.shape[1] // 2]).permute(0, 2, 1).split()
+        return _pieces(left) + _pieces(right)
+
+
+@gluon.jit
+def _joined(pieces):
+    if len(pieces) == 1:
+        return pieces[0]
+    else:
+        left = _joined(pieces[: len(pieces) // 2])
+        right = _joined(pieces[len(pieces) // 2 :])
+        return gl.join(left, right).permute(0, 2, 1).reshape([left.shape[0], 2 * left.shape[1]])
+
+
+@gluon.jit
+def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
+    """e = exp x of a piece, and the sums z, a and b of each thread."""
+    x = s * unit - gl.convert_layout(ref, gl.SliceLayout(1, s.type.layout), assert_trivial=True)[:, None]
+    e = _exp2(x)
+    z = _sum_of_thread(e)
+    a, b = z, z
+    if STATISTICS:
+        ex = e * x
+        a = _sum_of_thread(ex)
+        b = _sum_of_thread(ex * x)
+    return e, z, a, b
+
+
+# Tiles of queries and their keys ----------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _tiles_of_keys(start, sizes, left, right):
+    """Tiles [begin, end) of keys that the queries from `start` on see."""
+    m, n, unit, heads, all_heads = sizes
+    begin = 0
+    end = gl.cdiv(n, KEYS)
+    if left is not None:
+        begin = gl.maximum(start + (n - m) - left, 0) // KEYS
+    if right is not None:
+        end = gl.minimum(end, gl.cdiv(gl.minimum(start + ROWS, m) + (n - m) + right, KEYS))
+    return begin, end
+
+
+@gluon.jit
+def _produce(tensors, buffers, barriers, plan, sizes, left, right, GROUP: gl.constexpr):
+    """Load the queries of each tile, and its keys and values from the last to the first."""
+    query, key, value, output = tensors
+    q_buffer, k_ring, v_ring, o_buffer = buffers
+    loaded, released, q_loaded, q_released = barriers
+    table, width = plan
+    m, n, unit, heads, all_heads = sizes
+    KEY_BYTES: gl.constexpr = key.block_type.nbytes
+    VALUE_BYTES: gl.constexpr = value.block_type.nbytes
+    slot = 0
+    mine = table + gl.program_id(0) * width
+    tile = gl.load(mine + 1)
+    for turn in range(gl.load(mine)):
+        start = tile // all_heads * ROWS
+        batch = tile % all_heads // heads
+        head = tile % all_heads % heads
+        tile = gl.load(mine + 2 + turn)  # read long before it is needed
+        begin, end = _tiles_of_keys(start, sizes, left, right)
+        for j in range(end - begin + 1):
+            i = slot % SLOTS
+            mbarrier.wait(released.index(i), ((slot // SLOTS) & 1) ^ 1)
+            has_key = j < end - begin
+            has_value = j > 0
+            mbarrier.expect(loaded.index(i), KEY_BYTES + VALUE_BYTES, pred=has_key & has_value)
+            mbarrier.expect(loaded.index(i), KEY_BYTES, pred=has_value == 0)
+            mbarrier.expect(loaded.index(i), VALUE_BYTES, pred=has_key == 0)
+            tma.async_copy_global_to_shared(
+                key, [batch, head // GROUP, (end - 1 - j) * KEYS, 0], loaded.index(i), k_ring.index(i), pred=has_key
+            )
+            tma.async_copy_global_to_shared(
+                value, [batch, head // GROUP, (end - j) * KEYS, 0], loaded.index(i), v_ring.index(i), pred=has_value
+            )
+            if j == 0:
+                for w in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_released.index(w), (turn & 1) ^ 1)
+                    mbarrier.expect(q_loaded.index(w), query.block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        query, [batch, head, start + w * WARPGROUP, 0], q_loaded.index(w), q_buffer.index(w)
+                    )
+            slot += 1
+
+
+@gluon.jit
+def _step(
+    state, q, k, v, position, start, n, unit, left, right, edge, released, next_loaded, next_phase,
+    EDGES: gl.constexpr, STATISTICS: gl.constexpr,
+):  # fmt: skip
+    """Add the last tile of values to the output, and take the exponentials of the next tile of logits meanwhile."""
+    o, p, top, ref, z, a, b = state
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    s = warpgroup_mma(q, k, gl.zeros([WARPGROUP, KEYS], gl.float32, LOGITS), use_acc=False, is_async=True)
+    o = warpgroup_mma(p, v, o, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    if EDGES:
+        if edge:
+            s = _masked(s, position, start, n, left, right)
+    here = gl.max(s, 1) * unit
+    top = gl.maximum(top, here)
+    new = gl.where(here > ref + LAZY, here, ref)
+    r = ref - new
+    fade = _exp2(r)
+    r4 = gl.convert_layout(r, gl.SliceLayout(1, z.type.layout), assert_trivial=True)[:, None]
+    fade4 = gl.convert_layout(fade, gl.SliceLayout(1, z.type.layout), assert_trivial=True)[:, None]
+    if STATISTICS:
+        b = fade4 * (b + r4 * (2.0 * a + r4 * z))
+        a = fade4 * (a + r4 * z)
+    z = fade4 * z
+    pieces = _pieces(s)
+    es = ()
+    for i in gl.static_range(len(pieces)):
+        e, z_i, a_i, b_i = _exponentials(pieces[i], new, unit, STATISTICS)
+        if i == 0:
+            z_tile, a_tile, b_tile = z_i, a_i, b_i
+        else:
+            z_tile = z_tile + z_i
+            if STATISTICS:
+                a_tile = a_tile + a_i
+                b_tile = b_tile + b_i
+        es = es + (e,)
+        if i == PIECES_UNDER_PRODUCT - 1:
+            _hold(b_tile if STATISTICS else z_tile)
+            o, p = warpgroup_mma_wait(0, deps=[o, p])
+            mbarrier.arrive(released, count=1)
+            o = _rescale(o, fade)
+    z = z + z_tile
+    if STATISTICS:
+        a = a + a_tile
+        b = b + b_tile
+    ps = ()
+    for i in gl.static_range(len(pieces)):
+        ps = ps + (es[i].to(p.dtype),)
+    p = gl.convert_layout(_joined(ps), p.type.layout, assert_trivial=True)
+    mbarrier.wait(next_loaded, next_phase)
+    return o, p, top, new, z, a, b
+
+
+@gluon.jit
+def _consume(
+    tensors, buffers, barriers, plan, sizes, left, right, rows,
+    CONSUMER: gl.constexpr, LAST_EDGE: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
+):  # fmt: skip
+    """Attention and statistics of 64 queries of each tile."""
+    query, key, value, output = tensors
+    q_buffer, k_ring, v_ring, o_buffer = buffers
+    loaded, released, q_loaded, q_released = barriers
+    table, width = plan
+    m, n, unit, heads, all_heads = sizes
+    D: gl.constexpr = query.block_type.shape[3]
+    DV: gl.constexpr = value.block_type.shape[3]
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
+    q = q_buffer.index(CONSUMER).reshape([WARPGROUP, D])
+    slot = 0
+    mine = table + gl.program_id(0) * width
+    tile = gl.load(mine + 1)
+    for turn in range(gl.load(mine)):
+        start = tile // all_heads * ROWS
+        batch = tile % all_heads // heads
+        head = tile % all_heads % heads
+        tile = gl.load(mine + 2 + turn)
+        begin, end = _tiles_of_keys(start, sizes, left, right)
+        start += CONSUMER * WARPGROUP
+        row = start + gl.arange(0, WARPGROUP, gl.SliceLayout(1, LOGITS))
+        position = row + (n - m)
+        # Keys that all these queries see: only tiles across these bounds are masked.
+        low, high = 0, n
+        if left is not None:
+            low = start + WARPGROUP - 1 + (n - m) - left
+        if right is not None:
+            high = gl.minimum(high, start + (n - m) + right + 1)
+
+        # The last tile, which is at the edge of a causal band.
+        mbarrier.wait(q_loaded.index(CONSUMER), turn & 1)
+        i = slot % SLOTS
+        mbarrier.wait(loaded.index(i), (slot // SLOTS) & 1)
+        k = k_ring.index(i).reshape([KEYS, D]).permute((1, 0))
+        s = warpgroup_mma(q, k, gl.zeros([WARPGROUP, KEYS], gl.float32, LOGITS), use_acc=False)
+        mbarrier.arrive(released.index(i), count=1)
+        slot += 1
+        if LAST_EDGE:
+            s = _masked(s, position, (end - 1) * KEYS, n, left, right)
+        top = gl.maximum(gl.max(s, 1) * unit, START)
+        pieces = _pieces(s)
+        ps = ()
+        for c in gl.static_range(len(pieces)):
+            e, z_i, a_i, b_i = _exponentials(pieces[c], top, unit, STATISTICS)
+            ps = ps + (e.to(query.dtype),)
+            if c == 0:
+                z, a, b = z_i, a_i, b_i
+            else:
+                z, a, b = z + z_i, a + a_i, b + b_i
+        p = gl.convert_layout(_joined(ps), gl.DotOperandLayout(0, OUTPUT, 2), assert_trivial=True)
+        state = (gl.zeros([WARPGROUP, DV], gl.float32, OUTPUT), p, top, top, z, a, b)
+
+        i = slot % SLOTS
+        mbarrier.wait(loaded.index(i), (slot // SLOTS) & 1)
+        for j in range(1, end - begin):
+            first = (end - 1 - j) * KEYS
+            slot += 1
+            previous = i
+            i = slot % SLOTS
+            state = _step(
+                state, q, k_ring.index(previous).reshape([KEYS, D]).permute((1, 0)),
+                v_ring.index(previous).reshape([KEYS, DV]), position, first, n, unit, left, right,
+                (first < low) | (first + KEYS > high), released.index(previous), loaded.index(i), (slot // SLOTS) & 1,
+                EDGES, STATISTICS,
+            )  # fmt: skip
+        o, p, top, ref, z, a, b = state
+        mbarrier.arrive(q_released.index(CONSUMER), count=1)
+        o = warpgroup_mma(p, v_ring.index(i).reshape([KEYS, DV]), o)
+        mbarrier.arrive(released.index(i), count=1)
+        slot += 1
+
+        o = _store_statistics(o, top, ref, z, a, b, rows, (batch * heads + head) * m, row, m, STATISTICS)
+        tma.store_wait(0)
+        o_buffer.index(CONSUMER).reshape([WARPGROUP, DV]).store(o.to(output.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(output, [batch, head, start, 0], o_buffer.index(CONSUMER))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _store_statistics(o, top, ref, z, a, b, rows, line, row, m, STATISTICS: gl.constexpr):
+    """Store log normaliser, entropy, variance, maximum and mean of rows; return their outputs."""
+    log_normalizer, entropies, logit_variance, max_logit, mean_logits = rows
+    ROW: gl.constexpr = row.type.layout
+    z = gl.convert_layout(gl.sum(z, 1), ROW)
+    dead = z == 0.0
+    z = gl.where(dead, 1.0, z)
+    # A maximum ignores NaN, a sum does not.
+    top = gl.where(dead, -float("inf"), gl.where(z == z, top, z))
+    ref = gl.where(dead, -float("inf"), ref)
+    inverse = 1.0 / z
+    log_z = gl.log2(z)
+    entropy = gl.zeros_like(z)
+    variance = gl.zeros_like(z)
+    if STATISTICS:
+        mean = gl.convert_layout(gl.sum(a, 1), ROW) * inverse
+        square = gl.convert_layout(gl.sum(b, 1), ROW) * inverse
+        entropy = log_z - mean
+        # Rounding may make them slightly negative; a comparison with NaN is false.
+        entropy = gl.where(entropy < 0.0, 0.0, entropy)
+        variance = square - mean * mean
+        variance = gl.where(variance < 0.0, 0.0, variance)
+    place = line + row
+    there = row < m
+    gl.store(log_normalizer + place, (ref + log_z) * LOG_2, there)
+    gl.store(entropies + place, entropy * LOG_2, there)
+    gl.store(logit_variance + place, variance * (LOG_2 * LOG_2), there)
+    gl.store(max_logit + place, top * LOG_2, there)
+    gl.store(mean_logits + place, gl.where(dead, 0.0, (ref + log_z - entropy) * LOG_2), there)
+    return o * gl.convert_layout(inverse, gl.SliceLayout(1, o.type.layout))[:, None]
+
+
+@gluon.jit
+def _attention(
+    query, key, value, output, log_normalizer, entropy, logit_variance, max_logit, mean_logit,
+    table, width, m, n, unit, heads, all_heads, left, right,
+    GROUP: gl.constexpr, LAST_EDGE: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
+):  # fmt: skip
+    q_buffer = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_type.shape, query.layout)
+    k_ring = gl.allocate_shared_memory(key.dtype, [SLOTS] + key.block_type.shape, key.layout)
+    v_ring = gl.allocate_shared_memory(value.dtype, [SLOTS] + value.block_type.shape, value.layout)
+    o_buffer = gl.allocate_shared_memory(output.dtype, [CONSUMERS] + output.block_type.shape, output.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    released = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    q_loaded = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_released = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(released.index(i), count=CONSUMERS)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_loaded.index(i), count=1)
+        mbarrier.init(q_released.index(i), count=1)
+    tensors = (query, key, value, output)
+    buffers = (q_buffer, k_ring, v_ring, o_buffer)
+    barriers = (loaded, released, q_loaded, q_released)
+    plan = (table, width)
+    sizes = (m, n, unit, heads, all_heads)
+    rows = (log_normalizer, entropy, logit_variance, max_logit, mean_logit)
+    gl.warp_specialize(
+        [
+            (_consume, (tensors, buffers, barriers, plan, sizes, left, right, rows, 0, LAST_EDGE, EDGES, STATISTICS)),
+            (_consume, (tensors, buffers, barriers, plan, sizes, left, right, rows, 1, LAST_EDGE, EDGES, STATISTICS)),
+            (_produce, (tensors, buffers, barriers, plan, sizes, left, right, GROUP)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+# Calls ------------------------------------------------------------------------------------------------------------------
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring) -> bool:
+    """Return whether this kernel computes attention for these arguments."""
+    bias, mask, segments = sight
+    scale, softcap, left, right = scoring
+    return (
+        bias is mask is segments is softcap is None
+        and query.shape[2] <= key.shape[2]
+        and query.shape[3] <= 128
+        and value.shape[3] <= 128
+        and query.dtype is not torch.float32
+        and scale >= LEAST_SCALE
+        and (left is None or left >= 0)
+        and (right is None or right >= 0)
+    )
+
+
+def forward(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    scoring: Scoring,
+    *,
+    statistics: bool,
+) -> Statistics:
+    """Attention and the statistics of its rows, for arguments that `takes` accepts."""
+    device, v = query.device, value.shape[3]
+    if device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device_of(query):
+            return forward(query, key, value, scoring, statistics=statistics)
+    query, key, value = aligned(query), aligned(key), aligned(value)
+    layouts = query.stride(), key.stride(), value.stride()
+    kernel, programs, table, numbers = _call(
+        query.dtype, device, query.shape, value.shape, layouts, scoring, statistics
+    )
+    output = empty_output(query, v)
+    rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(5)]
+    kernel.launch(programs, current_stream(device), (query, key, value, output), (*rows, table), numbers)
+    result = StatisticsAndMean(dense(output), *rows[:4])
+    result.mean_logit = rows[4]
+    return result
+
+
+@lru_cache(maxsize=1024)
+def _call(
+    dtype: torch.dtype,
+    device: torch.device,
+    query_shape: torch.Size,
+    value_shape: torch.Size,
+    _layouts: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    statistics: bool,
+) -> tuple[Kernel, int, Tensor, tuple[Any, ...]]:
+    """Kernel, number of programs, plan and numbers of a call."""
+    (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
+    left = None if scoring.left is None or scoring.left >= n - 1 else scoring.left
+    right = None if scoring.right is None or scoring.right >= m - 1 else scoring.right
+    # A causal band whose edge is that of a tile crosses the last tile only.
+    edges = left is not None or (right is not None and (n - m + right + 1) % KEYS.value != 0)
+    last_edge = left is not None or right is not None or n % KEYS.value != 0
+    element = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+    descriptors = (
+        _by_rows(WARPGROUP.value, d, element),
+        _by_rows(KEYS.value, d, element),
+        _by_rows(KEYS.value, v, element),
+        _by_rows(WARPGROUP.value, v, element),
+    )
+    kernel = Kernel(_attention, (h // hk, last_edge, edges, statistics), {"num_warps": 4}, descriptors)
+    table = _plan(m, n, b * h, left, right, _multiprocessors(device))
+    numbers = table.shape[1], m, n, scoring.scale * LOG2_E, h, b * h, left, right
+    return kernel, table.shape[0], table.to(device), numbers
+
+
+def _plan(m: int, n: int, heads: int, left: int | None, right: int | None, programs: int) -> Tensor:
+    """Tiles of queries of each program: their number, then tile * heads + head of each.
+
+    Heads one after the other, so that their keys stay in the cache; of each head the last tile first, which has most
+    keys in a causal band; each tile to the program that is the first to be free. A tile costs its tiles of keys, and
+    one for its start.
+    """
+    costs = []
+    for start in range(0, m, ROWS.value):
+        low = 0 if left is None else max(0, start + n - m - left)
+        high = n if right is None else min(n, min(start + ROWS.value, m) + n - m + right)
+        costs.append(1 + -(-high // KEYS.value) - low // KEYS.value)
+    programs = min(programs, len(costs) * heads)
+    tiles: list[list[int]] = [[] for _ in range(programs)]
+    free = [(0, program) for program in range(programs)]
+    for head in range(heads):
+        for tile in reversed(range(len(costs))):
+            time, program = free[0]
+            tiles[program].append(tile * heads + head)
+            heapq.heapreplace(free, (time + costs[tile], program))
+    width = max(map(len, tiles)) + 2
+    return torch.tensor([[len(mine), *mine, *[0] * (width - 1 - len(mine))] for mine in tiles], dtype=torch.int32)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _by_rows(rows: int, size: int, element: Any) -> Callable[[Tensor], TensorDescriptor]:
+    block = [1, 1, rows, 64 if size <= 64 else 128]
+    return partial(_tiles, block=block, layout=gl.NVMMASharedLayout.get_default_for(block, element))
+
+
+def _tiles(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(tensor, block, layout)

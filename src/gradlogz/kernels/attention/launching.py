@@ -1,0 +1,118 @@
+"""Launch of Triton kernels by their handles: ten microseconds of Python instead of a hundred.
+
+For every launch Triton binds the arguments, looks the kernel up by their properties and encodes a tensor map for each
+descriptor. Between two calls with operands of equal sizes, strides and alignment only the addresses differ: a Kernel
+looks up once and then sends addresses and the same numbers to Triton's launcher in C.
+
+    kernel = Kernel(function, constants, options, blocks)
+    kernel.launch(programs, stream, tiled, pointers, numbers)      function(*tiled, *pointers, *numbers, *constants)
+
+The caller holds one Kernel for each kind of call, and the kind includes all that Triton specialises: which arguments
+are None, numbers that are 1 or multiples of 16, pointers that are multiples of 16 bytes. The handle is used with
+Triton 3.6; another version launches as Triton does, more slowly.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+
+from ..._typing import Tensor
+
+# The version whose launcher is called directly.
+KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+
+
+class Kernel:
+    """A kernel with its constants for one kind of call."""
+
+    def __init__(
+        self,
+        function: Any,
+        constants: tuple[Any, ...],
+        options: dict[str, int],
+        descriptors: tuple[Callable[[Tensor], Any], ...] = (),
+    ):
+        self.function, self.constants, self.options, self.descriptors = function, constants, options, descriptors
+        self.run: Any = None
+        self.handle: tuple[Any, ...] = ()
+        self.maps: list[tuple[Any, ...]] = []
+
+    def launch(
+        self,
+        programs: int,
+        stream: int,
+        tiled: Sequence[Tensor],
+        pointers: Sequence[Tensor | None],
+        numbers: tuple[Any, ...],
+    ) -> None:
+        """Launch the kernel; `tiled` are the tensors that it reads and writes by tiles, through descriptors."""
+        if self.run is None:
+            described = [describe(t) for describe, t in zip(self.descriptors, tiled, strict=True)]
+            start = self.function[(programs,)]
+            compiled = start(*described, *pointers, *numbers, *self.constants, **self.options)
+            if compiled is not None and KNOWN_LAUNCHER:  # it is None in Triton's interpreter
+                self._remember(compiled, described)
+            return
+        arguments: list[Any] = []
+        for tensor, (encode, form, sizes) in zip(tiled, self.maps, strict=True):
+            arguments.append(encode(tensor.data_ptr(), *form))
+            arguments += sizes
+        arguments += [None if t is None else t.data_ptr() for t in pointers]
+        self.run(programs, 1, 1, stream, *self.handle, *arguments, *numbers, *self.constants)
+
+    def _remember(self, compiled: Any, described: list[Any]) -> None:
+        """Save the launcher in C, its arguments after grid and stream, and the form of each tensor map."""
+        run = compiled.run
+        if run.global_scratch_size or run.profile_scratch_size:
+            return  # Triton allocates it at each launch
+        launch = run.launch
+        if described:
+            metadata = compiled.metadata.tensordesc_meta
+            if not metadata or any(m is None for m in metadata):
+                return
+            encode = triton.runtime.driver.active.utils.fill_tma_descriptor
+            element = triton.backends.nvidia.driver.TMA_DTYPE_DEVICE_TO_HOST
+            for m, d in zip(metadata, described, strict=True):
+                shape, strides = list(d.shape), list(d.strides)
+                form = m["swizzle"], m["elem_size"], element[m["elem_type"]], m["block_size"], shape, strides, 0
+                self.maps.append((encode, form, [*shape, *strides]))
+            names = launch.__code__.co_freevars
+            launch = launch.__closure__[names.index("launcher")].cell_contents
+        cooperative = run.launch_cooperative_grid, run.launch_pdl
+        self.handle = (compiled.function, *cooperative, None, None, compiled.packed_metadata, None, None, None)
+        self.run = launch
+
+
+def current_stream(device: torch.device) -> int:
+    """Handle of the current stream of a device; 0 in Triton's interpreter."""
+    return 0 if device.index is None else torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def empty_output(like: Tensor, size: int) -> Tensor:
+    """Empty tensor [..., size] with the order of dimensions of `like` in memory, readable by descriptors."""
+    if size == like.shape[-1] and size * like.element_size() % 16 == 0:
+        return torch.empty_like(like)
+    return _empty_aligned(like, size)
+
+
+def _empty_aligned(like: Tensor, size: int) -> Tensor:
+    """Empty tensor with rows of `size` that start at multiples of 16 bytes, as descriptors require."""
+    step = 16 // like.element_size()
+    return like.new_empty((*like.shape[:-1], -(-size // step) * step))[..., :size]
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Without the padding of _empty_aligned."""
+    return tensor if tensor.shape[-1] * tensor.element_size() % 16 == 0 else tensor.contiguous()
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Make rows start at multiples of 16 bytes, as descriptors require; copies only if they do not."""
+    batch, head, row, last = tensor.stride()
+    size = tensor.element_size()
+    unsupported = last != 1 or not (batch and head and row) or (batch | head | row) * size % 16
+    if unsupported or tensor.data_ptr() % 16:
+        return _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
+    return tensor
