@@ -43,9 +43,7 @@ def command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Prediction to test: identity, ascent, tie, qk_geometry, symmetry, gaussian_measure, expansion, "
-            "gaussianity, linearity, entropy, pair_energy, dropped_covariance, coherence, hopfield; repeatable "
-            "(default: all).",
+            help="Name of a prediction to test, such as ascent or tie; repeatable (default: all).",
             show_default=False,
         ),
     ] = None,
