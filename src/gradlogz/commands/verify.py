@@ -32,9 +32,11 @@ def command(
 ) -> int:
     """Check numerically every computable statement of the paper (Shim, 2022), two draft notes and docs/theory.md.
 
-    Prints a table. A formula with a known error is checked as corrected and, where it can be computed, as printed.
+    Prints a table. For a formula with a known error, the corrected form is checked, and also the published form where
+    it can be computed.
 
-    The exit status is 1 if a statement fails; a known error does not count, its correction does.
+    The exit status is 1 if a statement or a correction fails. The failure of a published formula with a known error
+    does not count.
     """
     from rich.text import Text
 

@@ -56,9 +56,9 @@ DECLARATION = Declaration(
         "an attention layer and all that follows it, up to the next attention layer or the end of the model"
     ),
     supports=(
-        f"No block has a significant decrease, and more blocks have a significant increase (change above {LEAST:g} and "
-        "above that of the random-weights baseline) than expected if the depths were in random order (permutation "
-        f"test, p <= {LEVEL:g})."
+        "No block has a significant decrease, and significantly many blocks have a significant increase. An increase "
+        f"is significant if it is significantly above {LEAST:g} and above that of the random-weights baseline. The "
+        f"number of such blocks is compared with that for depths in random order (permutation test, p <= {LEVEL:g})."
     ),
     refutes=f"A block has a significant decrease: its change is significantly below {-LEAST:g}.",
     method=(

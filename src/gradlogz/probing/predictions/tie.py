@@ -55,8 +55,8 @@ DECLARATION = Declaration(
     formula=(
         "weighted cosine = tr(A^T C B) / sqrt(tr(A^T C A) tr(B^T C B)) between the OV matrix A = W_v W_o of a head and "
         "its transposed QK matrix B = W_k W_q^T; C: covariance of the tokens that the layer receives. Also "
-        "reported, but not judged: the unweighted cosine (C = I) with its random-rotation null, in which the updates "
-        "are rotated at random"
+        "reported, but not judged: the unweighted cosine (C = I). Its null is the cosine of B with A R, for random "
+        "rotations R"
     ),
     supports=(
         f"The weighted cosine is above {BOUND:g} and above the null, the cosines with the OV matrices of other heads."
