@@ -50,7 +50,8 @@ def application() -> "typer.Typer":
     }
 
     app = typer.Typer(
-        help="Softmax attention as the gradient of a log normaliser: probe models, simulate tokens, track targets.",
+        help="Verify the theory that attention is the gradient of a log normaliser, test it on trained models and in "
+        "simulations, and track moving targets with switching filters.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,7 +69,7 @@ def application() -> "typer.Typer":
             typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
         ] = None,
     ) -> None:
-        """Softmax attention as the gradient of a log normaliser: probe models, simulate tokens, track targets."""
+        """Options of the command line itself."""
 
     for name, module in commands.items():
         app.command(name)(bounded(module.command))

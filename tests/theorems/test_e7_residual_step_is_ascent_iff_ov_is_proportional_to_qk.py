@@ -1,4 +1,4 @@
-"""x + W_O W_V sum_j a_ij x_j is a step up log Z iff W_O W_V = tau W_q^T W_k, with frozen keys.   [theory E7]
+"""x + W_O W_V sum_j a_ij x_j is a step up log Z iff W_O W_V = tau W_q^T W_k, with fixed keys.   [theory E7]
 
     ∇_{x_i} (1/beta) log sum_j exp(beta <W_q x_i, W_k x_j>) = W_q^T W_k sum_j a_ij x_j
 

@@ -1,6 +1,6 @@
 """sum_ij exp(beta <x_i, B x_j>) never decreases when all tokens step at once, B >= 0, any tau > 0.   [theory 5.3]
 
-With or without a projection to the sphere. And for frozen keys the log normaliser itself ascends.   [theory 5.1, 5.4]
+With or without a projection to the sphere. And for fixed keys the log normaliser itself ascends.   [theory 5.1, 5.4]
 """
 
 import torch

@@ -15,17 +15,17 @@ def command(
     runs: Annotated[
         list[str], typer.Argument(help="Two or more run folders of gradlogz probe.", metavar="RUN RUN ...")
     ],
-    out: Annotated[str, typer.Option(help="HTML file of the page.")] = "compare.html",
+    out: Annotated[str, typer.Option(help="HTML page to write.")] = "compare.html",
     details: Annotated[
-        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
     open_: Open = False,
 ) -> int:
-    """Compare probe runs on one HTML page: different models, or checkpoints of one training run over its steps.
+    """Compare results of gradlogz probe: for different models, or for checkpoints of one model during training.
 
     Prints a table of verdicts and writes an HTML page.
 
-    The training step is read from the metadata of a run, or from the name of its model or folder, such as step1000.
+    The training step is read from the metadata of a run folder, or from the name of the folder or model (step1000).
     """
     from ..page import write
     from ..reporting.comparison_page import page_of_runs, read_all

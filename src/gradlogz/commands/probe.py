@@ -43,12 +43,12 @@ def command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Prediction, such as ascent or tie; an unknown name lists all. Repeatable (default: all).",
+            help="Name of a prediction to test, such as ascent or tie; repeatable (default: all).",
             show_default=False,
         ),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
     out: Annotated[str | None, typer.Option(help="Run folder (default: runs/MODEL).", show_default=False)] = None,
     json: Annotated[
@@ -66,7 +66,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of tokens for the random-weights baseline; 0 for none."),
+        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
     ] = 0.1,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
@@ -75,7 +75,7 @@ def command(
         bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
     ] = False,
 ) -> int:
-    """Test the predictions of the theory on a trained transformer, head by head, with 95 % CIs and null models.
+    """Test the theory of attention (Shim, 2022) on a trained transformer, head by head, with 95 % CIs and null models.
 
     Prints a table of verdicts and writes a run folder with an HTML page.
 

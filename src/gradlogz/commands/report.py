@@ -14,10 +14,10 @@ from .outputs import RUN_PAGE, Open, check_drawing, check_file, open_page, print
 def command(
     run: Annotated[str, typer.Argument(help="Run folder of gradlogz probe.")],
     out: Annotated[
-        str | None, typer.Option(help="HTML file of the page (default: report.html in RUN).", show_default=False)
+        str | None, typer.Option(help="HTML page to write (default: report.html in RUN).", show_default=False)
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Print an explanation with all numbers below each claim.")
+        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
     open_: Open = False,
 ) -> int:

@@ -26,7 +26,8 @@ def command(
         float | None, typer.Option(help="Inverse temperature of attention (default: 0.354).", show_default=False)
     ] = None,
     tau: Annotated[
-        float | None, typer.Option(help="Step size; negative values descend (default: 0.5).", show_default=False)
+        float | None,
+        typer.Option(help="Step size of the ascent; negative for descent (default: 0.5).", show_default=False),
     ] = None,
     dim: Annotated[int | None, typer.Option(help="Dimension of a token (default: 8).", show_default=False)] = None,
     tokens: Annotated[int | None, typer.Option(help="Number of tokens (default: 500).", show_default=False)] = None,
@@ -34,7 +35,7 @@ def command(
     contraction: Annotated[
         str | None,
         typer.Option(
-            help="Normalisation after each step: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
+            help="Normalisation in each step: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
             "sphere, rms_norm, layer_norm, resolvent; join several with + (default: zca).",
             show_default=False,
         ),
@@ -42,7 +43,8 @@ def command(
     placement: Annotated[
         str | None,
         typer.Option(
-            help="Normalisation after (post), before (pre) or around (peri) attention (default: post).",
+            help="Position of the normalisation: after (post), before (pre) or around (peri) attention "
+            "(default: post).",
             show_default=False,
         ),
     ] = None,
@@ -66,7 +68,7 @@ def command(
     ] = None,
     keys: Annotated[
         int | None,
-        typer.Option(help="Number of frozen keys; with 0 the tokens are the keys (default: 0).", show_default=False),
+        typer.Option(help="Number of fixed keys; with 0 the tokens are the keys (default: 0).", show_default=False),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds (default: 4).", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="First seed (default: 0).", show_default=False)] = None,
@@ -87,7 +89,7 @@ def command(
     out: Annotated[
         str | None,
         typer.Option(
-            help="HTML file of the page (default: PRESET.html; simulation.html without a preset; phases.html with "
+            help="HTML page to write (default: PRESET.html; simulation.html if no preset is named; phases.html with "
             "--sweep).",
             show_default=False,
         ),

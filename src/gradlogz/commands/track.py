@@ -59,25 +59,37 @@ def command(
         ),
     ] = None,
     smooth: Annotated[bool, typer.Option("--smooth", help="Also estimate each state from all detections.")] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit the noise levels by EM.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Refine the given or estimated noise levels by EM.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the built-in scenario.")] = 0,
-    out: Annotated[str | None, typer.Option(help="Path of the page (default: FILE.html).", show_default=False)] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="HTML page to write (default: name of FILE with .html; built-in scenario: track.html).",
+            show_default=False,
+        ),
+    ] = None,
     out_table: Annotated[
         str | None,
-        typer.Option(help="Path of a .csv or .parquet table, one row per detection.", show_default=False),
+        typer.Option(
+            help="Table to write, .csv or .parquet, with one row per detection (default: none).", show_default=False
+        ),
     ] = None,
     json: Annotated[
-        str | None, typer.Option(help="Path of the results as JSON; - for standard output.", show_default=False)
+        str | None,
+        typer.Option(help="JSON file for the results; - for standard output (default: none).", show_default=False),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Also print consistency, errors and the verdict rule in sentences.")
+        bool,
+        typer.Option("--details", help="Also print sentences on consistency and errors, and the rule of the verdicts."),
     ] = False,
     open_: Open = False,
 ) -> int:
     """Track moving targets with a switching Kalman filter and test whether the filter is consistent (NIS).
 
-    Prints a table of results and writes an HTML page. Noise levels are estimated from the detections unless given.
+    Prints a table of results and writes an HTML page.
+
+    Noise levels are given by --sigma and --noise, or estimated from the detections; --fit refines them by EM.
     """
     from ..page import as_json
     from ..reporting import report

@@ -21,19 +21,22 @@ def command(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Statements to check: a key from the first column, or text that occurs in the reference or formula "
-            "(default: all).",
+            help="Statement to check: its key, such as E8, or text in its key, source or formula (default: all).",
             show_default=False,
         ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="HTML file of the page (default: none).", show_default=False)] = None,
+    out: Annotated[str | None, typer.Option(help="HTML page to write (default: none).", show_default=False)] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Print every formula in full, with its tolerance.")
     ] = False,
 ) -> int:
-    """Check numerically every computable statement of the paper (Shim, 2022), as printed and as corrected.
+    """Check numerically every computable statement of the paper (Shim, 2022), two draft notes and docs/theory.md.
 
-    The exit status is 1 if a corrected statement fails.
+    Prints a table. For a formula with a known error, the corrected form is checked, and also the published form where
+    it can be computed.
+
+    The exit status is 1 if a statement or a correction fails. The failure of a published formula with a known error
+    does not count.
     """
     from rich.text import Text
 

@@ -38,8 +38,8 @@ class Ascent:
         beta: inverse temperature; a number or a tensor [*b].
         B: bilinear form of the logits [d, d], or [h, d, d] for heads, whose outputs are averaged; default: identity.
         W_v: value matrix; default: B, which makes the step a gradient step.
-        keys: frozen keys [*b, k, d]; default: the tokens.
-        causal: apply a causal mask; not supported with frozen keys.
+        keys: fixed keys [*b, k, d]; default: the tokens.
+        causal: apply a causal mask; not supported with fixed keys.
         residual: add the token itself; without it the step is tau times attention.
         feed_forward: map of tokens, added after attention as a residual.
         precision: dtype of the attention call, such as torch.bfloat16 on a GPU; the cloud keeps its dtype.
@@ -280,7 +280,7 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
                 "Project one of them to the dimension of the other.",
             )
     if ascent.causal and ascent.keys is not None:
-        problem = f"frozen keys have no order, so causal=True needs keys=None, got shape {shape_of(ascent.keys)}"
+        problem = f"fixed keys have no order, so causal=True needs keys=None, got shape {shape_of(ascent.keys)}"
         raise InputValueError("evolve", "keys", problem, "Drop causal= or keys=.")
     if ascent.precision not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         condition, remedy = "precision must be a floating dtype", "Use torch.bfloat16."

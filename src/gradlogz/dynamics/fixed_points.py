@@ -1,6 +1,6 @@
 """Fixed points of maps of tokens, with gradients by the implicit function theorem.
 
-    x* = f(x*)                                           e.g. f = N(x + tau att_K(x)) with frozen keys      [theory 5.8]
+    x* = f(x*)                                           e.g. f = N(x + tau att_K(x)) with fixed keys      [theory 5.8]
     dx*/dtheta = (I - J)^-1 df/dtheta,  J = df/dx        one linear solve with products J^T v, no unrolled graph
     x' = x + t (I - J)^-1 (f(x) - x)                     Newton's method with products J v; t = 1, 1/2, 1/4, ...
     x  = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max              on the sphere, Gaussian keys [theory 4.4]

@@ -1,7 +1,7 @@
 """Hypothesis tests: from values and null values to verdicts, the same way for every prediction.
 
-    supported      H0: value <= bounds.supports is rejected     one-sided test, in the direction of the claim
-    refuted        H0: value >= bounds.refutes is rejected      one-sided test, in the other direction
+    supported      H0: value <= bounds.supports is rejected     two-sided p-value, counted in the direction of the claim
+    refuted        H0: value >= bounds.refutes is rejected      the same, in the other direction
     inconclusive   neither, or no confidence interval; not applicable without measurements
 
 For each of the two questions the false discovery rate over all heads (or layers) of the model is 5 % (Benjamini–

@@ -45,7 +45,8 @@ GUIDE = {
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
-        "otherwise; otherwise inconclusive. Not applicable: the model has no layer on which the claim can be tested."
+        "otherwise; otherwise inconclusive. Not applicable: the model lacks what the claim needs, such as a "
+        "feed-forward sublayer or a next-token loss."
     ),
     "QK matrix": "W_q W_kᵀ of a head: the logit of tokens x and y is x W_q W_kᵀ yᵀ, up to scale and rotary embedding.",
     "OV matrix": "W_v W_o of a head: with attention weights a_j it adds Σ_j a_j x_j W_v W_o to the residual stream.",

@@ -384,7 +384,7 @@ def _number(value: float | None) -> float | int | None:
 
 def _facts(simulation: Simulation) -> Facts:
     s = simulation.settings
-    keys = f"{s.keys} frozen keys" if s.keys else "the tokens themselves"
+    keys = f"{s.keys} fixed keys" if s.keys else "the tokens themselves"
     return Facts({
         "tokens": f"{s.tokens} in {s.dim} dimension{'s' * (s.dim > 1)}",
         "initial distribution": INITIAL_NAMES.get(s.initial, s.initial),

@@ -60,7 +60,7 @@ def starts(settings: SimulationSettings) -> Float[Tensor, "b n d"]:
 
 
 def ascent_of(settings: SimulationSettings) -> Ascent:
-    """The attention step of these settings; frozen keys are drawn with the seed `seed - 1`."""
+    """The attention step of these settings; fixed keys are drawn with the seed `seed - 1`."""
     s, B, W, keys = settings, None, None, None
     if s.heads > 1:
         blocks = torch.eye(s.heads, dtype=torch.float64).repeat_interleave(s.dim // s.heads, 1)

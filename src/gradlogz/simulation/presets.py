@@ -81,17 +81,17 @@ SINGLE = [
         "blow-up", "theory 5.1",
     ),
     Preset(
-        "theorem-1", "frozen Gaussian keys and whitening: every distribution with these moments is stationary",
+        "theorem-1", "fixed Gaussian keys and whitening: every distribution with these moments is stationary",
         SimulationSettings(tokens=400, dim=2, beta=0.3, keys=4096, initial="uniform", steps=20),
         "displacement 0-0.01", "theory 4.1",
     ),
     Preset(
-        "hopfield", "six frozen patterns, division by 1 + tau: each token retrieves a pattern",
+        "hopfield", "six fixed patterns, division by 1 + tau: each token retrieves a pattern",
         SimulationSettings(tokens=300, beta=4.0, contraction="resolvent", initial="sphere", keys=6, steps=120),
         "clusters 4-6", "theory 5.6",
     ),
     Preset(
-        "hopfield-warm", "six frozen patterns with beta diam² < 4: one fixed point, no retrieval",
+        "hopfield-warm", "six fixed patterns with beta diam² < 4: one fixed point, no retrieval",
         SimulationSettings(tokens=300, beta=0.1, contraction="resolvent", initial="sphere", keys=6, steps=120),
         "collapsed", "theory 5.7",
     ),

@@ -32,7 +32,7 @@ class SimulationSettings:
         causal: whether each token attends only to itself and earlier tokens.
         residual: whether the residual connection is kept.
         heads: number of heads; each has dim / heads coordinates, as in a transformer with identity weights.
-        keys: number of frozen keys, drawn from `initial` if that is a sphere or circle, else Gaussian; with 0, tokens
+        keys: number of fixed keys, drawn from `initial` if that is a sphere or circle, else Gaussian; with 0, tokens
             attend to each other.
         seeds: number of clouds.
         seed: seed of the first cloud; the others have the seeds that follow.
@@ -104,7 +104,7 @@ def _problems(s: SimulationSettings) -> Iterator[tuple[bool, str, str, str]]:
         (s.dim % s.heads != 0, "heads", f"heads must divide dim, got {s.heads} heads and dim {s.dim}",
          "Choose a number of heads that divides dim."),
         (s.causal and s.keys > 0, "keys", f"keys must be 0 with a causal mask, got {s.keys}",
-         "Drop causal or keys: frozen keys have no order relative to the tokens."),
+         "Drop causal or keys: fixed keys have no order relative to the tokens."),
         (s.initial == "circle" and s.dim < 2, "dim", f"dim must be at least 2 for initial 'circle', got {s.dim}",
          "Pass dim=2 (--dim 2) or more."),
         (whitened and s.tokens <= s.dim, "tokens",

@@ -5,7 +5,7 @@
     gamma_n = -1                            descent overshoots in mode n, the first that the contraction leaves free
         tau = s / (1 - s beta),  s = -2 / (n beta^(n-1))
     beta = 1 - sqrt(1 - 2 log N / d)        tokens of norm sqrt(d) have self-weight 1/2                   [theory 10.3]
-    beta = 4 / diam²                        below it frozen keys have one fixed point                     [theory 5.7]
+    beta = 4 / diam²                        below it fixed keys have one fixed point                     [theory 5.7]
 
 Read next: ../reporting/phases_page.py, which draws them.
 """

@@ -33,7 +33,7 @@ FEW = 3  # largest dimension in which tokens on a sphere are far from Gaussian
 def moments(simulation: Simulation) -> dict[str, Curve]:
     """Radius, mean fraction and effective rank of a Gaussian cloud with the initial moments, as medians over seeds.
 
-    Empty without a closed form: with a causal mask, several heads, frozen keys, another placement than "post", or
+    Empty without a closed form: with a causal mask, several heads, fixed keys, another placement than "post", or
     tokens on a circle or a low-dimensional sphere.
     """
     s = simulation.settings

@@ -47,9 +47,10 @@ DECLARATION = Declaration(
     title="Coherent heads",
     claim="Heads are coherent: multi-head attention is nearly the gradient of the log normaliser of their mixture.",
     formula=(
-        "cost = KL(uniform‖r) in nats, r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer, mean over rows. "
-        "In the gradient of the mixture, head k has weight r_k; in multi-head attention all heads have equal weight. "
-        "G_k: log normaliser, mu_k: mean key, q_k: query of head k"
+        "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer. "
+        "The mixture is one softmax over the keys of all heads; in the gradient of its log normaliser, head k has "
+        "weight r_k. In multi-head attention all heads have equal weight. G_k: log normaliser, mu_k: mean key, q_k: "
+        "query of head k"
     ),
     supports=f"The cost is below {COHERENT:g} nats.",
     refutes=f"The cost is above {INCOHERENT:g} nats: the weights r are far from uniform.",

@@ -39,12 +39,13 @@ DECLARATION = Declaration(
     title="Covariance tracks loss",
     claim="The covariance of the attended values, which attention discards, is larger where the model is uncertain.",
     formula=(
-        "partial correlation, over tokens, of the log variance of the attended values, log sum_h tr Cov_a(v) averaged "
-        "over layers, with the loss of the next token, controlling for the log number of visible keys"
+        "partial correlation over tokens between (1) the log variance of the attended values, log sum_h tr Cov_a(v), "
+        "averaged over layers, and (2) the loss of the next token, controlling for the log number of visible keys. "
+        "Cov_a(v): covariance of the values of head h under the attention weights"
     ),
     supports=(
-        f"The partial correlation is above {LEAST:g} and above the null, the same correlation with the variance at "
-        "another token."
+        f"The partial correlation is above {LEAST:g} and above the null, the correlation of the loss with the variance "
+        "at another token."
     ),
     refutes=f"The partial correlation is below {LEAST:g}.",
     method=(

@@ -47,7 +47,7 @@ DECLARATION = Declaration(
         "each sequence; x: residual stream, u: update; 0 if they are uncorrelated"
     ),
     supports=(
-        f"The excess is above {BOUND:g} and above the null band, which covers the random-weights baseline and "
+        f"The excess is above {BOUND:g} and above the null, whose band covers the random-weights baseline and "
         "permuted updates."
     ),
     refutes=f"The excess is below {-BOUND:g}: attention updates contract the tokens.",

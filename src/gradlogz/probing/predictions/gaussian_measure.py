@@ -61,10 +61,9 @@ DECLARATION = Declaration(
         "Sigma q."
     ),
     formula=(
-        "explained variance of the attended mean m around mu, 1 - sum |m - mu - Sigma q|² / sum |m - mu|², and of "
-        "the log normaliser G around log n + <mu, q>, 1 - sum (g - <q, Sigma q>/2)² / sum g² with g = G - log n - "
-        "<mu, q>; mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query; sums over "
-        "rows"
+        "two explained variances: that of the attended mean m, 1 - sum |m - mu - Sigma q|² / sum |m - mu|², which the "
+        "table shows, and that of the log normaliser G, 1 - sum (g - <q, Sigma q>/2)² / sum g² with g = G - log n - "
+        "<mu, q>; sums over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query"
     ),
     supports=(
         f"Both explained variances are above {BAR:g}, that of the attended mean is above the null (Sigma of another "

@@ -95,11 +95,13 @@ DECLARATION = Declaration(
     title="Gaussian residual stream",
     claim="The tokens of the residual stream are normally distributed at every depth.",
     formula=(
-        "excess = max-sliced W² minus its mean over Gaussian samples whose covariances between and within documents "
-        f"are those of the tokens. The tokens are whitened on their {COMPONENTS} leading principal axes and projected "
-        "on one direction; W² is the squared Wasserstein distance of the projections to N(0, 1), maximised over "
-        "directions (max-sliced). Cleaned tokens: without first tokens, massive activations (very large coordinates) "
-        "and position means"
+        "excess = M of the tokens - mean M of Gaussian samples. M (max-sliced W²): the tokens are whitened on their "
+        f"{COMPONENTS} leading principal axes; W² is their squared Wasserstein distance to N(0, 1) along a direction, "
+        "and M is the largest W² over several directions. A Gaussian sample has as many documents and tokens as the "
+        "text: each document has a random Gaussian mean, and its tokens are Gaussian around this mean. The covariance "
+        "of the means and the covariance within documents are estimated from the tokens. Cleaned tokens: first tokens "
+        "and tokens with massive activations (very large coordinates) are left out, and the mean of each position is "
+        "subtracted"
     ),
     supports=f"The excess of the cleaned tokens is below {BOUND:g}.",
     refutes=f"The excess of the cleaned tokens is above {BOUND:g} (for scale: a logistic distribution has 0.008).",

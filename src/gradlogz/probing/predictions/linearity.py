@@ -48,8 +48,9 @@ DECLARATION = Declaration(
     title="Affine feed-forward maps",
     claim="Feed-forward sublayers are nearly affine maps of their inputs.",
     formula=(
-        "R² of the best affine map from the input of a feed-forward sublayer to its update: held-out, evaluated on "
-        "other documents than it was fitted on; in-sample, on the same documents"
+        "held-out R² (the value) and in-sample R² of the least-squares affine map from the input of a feed-forward "
+        "sublayer to its update. Held-out: the map is fitted on other documents than it is evaluated on; in-sample: on "
+        "the same documents"
     ),
     supports=f"The held-out R² is above {SUPPORTS:g}.",
     refutes=f"Both the held-out and the in-sample R² are below {REFUTES:g}.",

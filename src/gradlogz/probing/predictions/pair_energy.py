@@ -1,7 +1,7 @@
 """Pair energy of the tokens of a sequence, and its changes over depth.
 
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
-    change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
+    change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
 
 Read next: observables/residual_stream.py (the depths), ../../dynamics/observables.py.
 """
@@ -43,7 +43,7 @@ COUNT = "tokens"
 
 FORMULAS = """\
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
-    change   = log E after a block - log E before  mean over sequences; a block is from one attention layer to the next
+    change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
     log normalizer, log pair energy of logits      sum_i G_i / n and log sum_i exp(G_i) - 2 log n of the model's own
                                                    logits, mean over heads and sequences"""
 
@@ -51,15 +51,16 @@ DECLARATION = Declaration(
     title="Pair energy over depth",
     claim="The pair energy of the tokens of a sequence does not decrease from layer to layer.",
     formula=(
-        "share of blocks over which the pair energy E = sum_ij exp(<u_i, u_j>) increases, u_i = x_i / |x_i| the "
-        "tokens of a sequence; change = log E after the block - log E before, mean over sequences; a block is from "
-        "one attention layer to the next"
+        "share of blocks with a positive change. Change of a block: log E after the block - log E before it, mean "
+        "over sequences. E = sum_ij exp(<u_i, u_j>): pair energy of a sequence with tokens u_i = x_i / |x_i|. Block: "
+        "an attention layer and all that follows it, up to the next attention layer or the end of the model"
     ),
     supports=(
-        "No block has a significant decrease, and the number of blocks with a significant increase is larger than "
-        f"expected if the depths were in random order (permutation test, p <= {LEVEL:g})."
+        "No block has a significant decrease, and significantly many blocks have a significant increase. An increase "
+        f"is significant if it is significantly above {LEAST:g} and above that of the random-weights baseline. The "
+        f"number of such blocks is compared with that for depths in random order (permutation test, p <= {LEVEL:g})."
     ),
-    refutes=f"A block has a significant decrease: its change is below {-LEAST:g}.",
+    refutes=f"A block has a significant decrease: its change is significantly below {-LEAST:g}.",
     method=(
         FORMULAS,
         "Attention whose values are its keys never decreases E, with or without projection to the sphere, if all "
@@ -76,8 +77,8 @@ DECLARATION = Declaration(
         "Eulerian distribution, with mean L/2.",
     ),
     decision_rule=(
-        f"A block has a significant increase if its change is above {LEAST:g} and above that of the random-weights "
-        "baseline. With fewer than three layers the permutation test cannot reject a random order."
+        "Increases and decreases are significant at FDR 5 % over all blocks. With fewer than three layers the "
+        "permutation test cannot reject a random order."
     ),
     quantities={
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),

@@ -54,7 +54,9 @@ DECLARATION = Declaration(
     claim="The OV matrix W_v W_o of each head is a positive multiple of its transposed QK matrix W_k W_q^T.",
     formula=(
         "weighted cosine = tr(A^T C B) / sqrt(tr(A^T C A) tr(B^T C B)) between the OV matrix A = W_v W_o of a head and "
-        "its transposed QK matrix B = W_k W_q^T; C: covariance of the tokens that the layer receives"
+        "its transposed QK matrix B = W_k W_q^T; C: covariance of the tokens that the layer receives. Also "
+        "reported, but not judged: the unweighted cosine (C = I). Its null is the cosine of B with A R, for random "
+        "rotations R"
     ),
     supports=(
         f"The weighted cosine is above {BOUND:g} and above the null, the cosines with the OV matrices of other heads."
