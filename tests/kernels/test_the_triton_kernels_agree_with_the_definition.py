@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from gradlogz.kernels.attention import gpu, reference
-from gradlogz.kernels.attention.reference import Statistics
+from gradlogz.kernels.attention.reference import Gradients, Statistics
 from gradlogz.kernels.attention.scoring import Block, Scoring, Sight, logits, visible
 
 pytestmark = pytest.mark.usefixtures("bounds_of_loops")
@@ -64,20 +64,8 @@ def agree(inputs, sight: Sight = Sight(), scoring: Scoring = Scoring(0.3)) -> St
     total = (theirs.output * grad_output).sum() + (theirs.log_normalizer * grad_G)[alive].sum()
     total = total + (theirs.entropy * grad_H).sum() + (theirs.logit_variance * grad_V).sum()
     wanted = torch.autograd.grad(total, exact)
-    got = gpu.backward(
-        query,
-        key,
-        value,
-        sight,
-        scoring,
-        torch.where(alive, ours.log_normalizer, torch.inf),
-        ours.log_normalizer - ours.entropy,
-        grad_output,
-        grad_G - gpu.inner(grad_output, ours.output) - grad_V * ours.logit_variance,
-        2 * grad_V - grad_H,
-        grad_V,
-        needs_bias=sight.bias is not None,
-    )
+    per_row = gpu.coefficients(ours, Gradients(grad_output, grad_G, grad_H, grad_V, None))
+    got = gpu.backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=sight.bias is not None)
     for name, one, other in zip(("query", "key", "value", "bias"), got, wanted, strict=False):
         close(one, other, 3 * rough, f"gradient of the {name}")
     return ours
@@ -104,7 +92,12 @@ def test_bands_are_those_of_the_definition(band, m, n):
 def test_no_tiling_changes_the_result(monkeypatch, band, size):
     small = (gpu.Tiling(16, size, 4, 2),) * 3
     monkeypatch.setattr(gpu, "TILINGS", dict.fromkeys(gpu.TILINGS, small))
+    prepared = gpu._forward_call, gpu._backward_call
+    for call in prepared:
+        call.cache_clear()
     agree(draw(m=50, n=75), scoring=Scoring(0.25, None, *band))
+    for call in prepared:  # they have the small tiles
+        call.cache_clear()
 
 
 def bias(*shape: int) -> torch.Tensor:
@@ -187,8 +180,8 @@ def test_without_keys_every_row_is_empty():
     ours = gpu.forward(query, key, value, Sight(), Scoring(0.25))
     assert (ours.output == 0).all()
     assert (ours.log_normalizer == -torch.inf).all()
-    grads = gpu.backward(query, key, value, Sight(), Scoring(0.25), *ours[1:3], ours.output, ours.entropy, None, None,
-                         needs_bias=False)  # fmt: skip
+    per_row = gpu.coefficients(ours, Gradients(ours.output, None, None, None, None))
+    grads = gpu.backward(query, key, value, Sight(), Scoring(0.25), per_row, ours.output, needs_bias=False)
     assert all((grad == 0).all() for grad in grads[:3])
 
 
@@ -226,22 +219,45 @@ def test_without_statistics_the_output_is_the_same():
     assert (without.logit_variance == 0).all()
 
 
-@pytest.mark.parametrize("moments", [(False, False), (True, False), (False, True)], ids=["none", "c1", "c2"])
-def test_a_coefficient_that_is_missing_is_zero(moments):
+@pytest.mark.parametrize("present", [0, 1, 2, 3, 12, 13, 23, 123])
+def test_a_gradient_that_is_missing_is_zero(present):
+    """Of log normaliser (1), entropy (2) and variance (3), with and without a gradient of the output."""
     inputs, scoring = draw(m=40), Scoring(0.25, None, None, 0)
     forward = gpu.forward(*inputs, Sight(), scoring)
-    grad_output, (c0, c1, c2) = rand(*forward.output.shape), rand(3, 1, 2, 40)
-    zero = torch.zeros_like(c0)
+    grad_output, rows = rand(*forward.output.shape), rand(3, 1, 2, 40)
+    there = [str(i + 1) in str(present) for i in range(3)]
 
-    def gradients(c1, c2):
-        mean = forward.log_normalizer - forward.entropy
-        return gpu.backward(*inputs, Sight(), scoring, forward.log_normalizer, mean, grad_output, c0, c1, c2,
-                            needs_bias=False)  # fmt: skip
+    def gradients(output, rows):
+        per_row = gpu.coefficients(forward, Gradients(output, *rows, None))
+        given = torch.zeros_like(grad_output) if output is None else output
+        return gpu.backward(*inputs, Sight(), scoring, per_row, given, needs_bias=False)
 
-    short = gradients(c1 if moments[0] else None, c2 if moments[1] else None)
-    full = gradients(c1 if moments[0] else zero, c2 if moments[1] else zero)
-    for one, other in zip(short[:3], full[:3], strict=True):
-        close(one, other.double(), 1e-6, "gradient")
+    for output in (grad_output, None):
+        short = gradients(output, [row if some else None for row, some in zip(rows, there, strict=True)])
+        zeros = [row if some else torch.zeros_like(row) for row, some in zip(rows, there, strict=True)]
+        full = gradients(torch.zeros_like(grad_output) if output is None else output, zeros)
+        for one, other in zip(short[:3], full[:3], strict=True):
+            close(one, other.double(), 1e-6, "gradient")
+
+
+def test_gradients_of_any_layout_are_read_as_they_are():
+    """Expanded, transposed and odd addresses: what autograd may pass."""
+    inputs, scoring = draw(m=40), Scoring(0.25, None, None, 0)
+    forward = gpu.forward(*inputs, Sight(), scoring)
+    dense, row = rand(*forward.output.shape), rand(1, 2, 40)
+    layouts = {
+        "expanded": (dense[:, :, :1, :1].expand_as(dense), row[..., :1].expand_as(row)),
+        "transposed": (dense.mT.contiguous().mT, row.mT.contiguous().mT),
+        "odd": (torch.cat([dense, dense], -1)[..., 1:17], torch.cat([row, row], -1)[..., 1:41]),
+    }
+    for name, (grad_output, grad_row) in layouts.items():
+        results = []
+        for output, rows in ((grad_output, grad_row), (grad_output.contiguous(), grad_row.contiguous())):
+            per_row = gpu.coefficients(forward, Gradients(output, rows, rows, rows, None))
+            results.append(gpu.backward(*inputs, Sight(), scoring, per_row, output, needs_bias=False))
+        for one, other in zip(*results, strict=True):
+            if one is not None:
+                close(one, other.double(), 1e-6, name)
 
 
 def test_results_repeat_bit_for_bit():

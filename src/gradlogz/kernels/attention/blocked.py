@@ -14,7 +14,7 @@ import torch
 
 from ..._typing import Float, Tensor
 from .dropout import Dropout
-from .reference import Statistics, statistics
+from .reference import Gradients, Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, visible
 
 # Logits per block. On a CPU the buffer should stay in the cache; on a GPU it must occupy the device.
@@ -42,16 +42,6 @@ class Coefficients(NamedTuple):
     c0: Float[Tensor, "b h m"]
     c1: Float[Tensor, "b h m"] | None
     c2: Float[Tensor, "b h m"] | None
-
-
-class Gradients(NamedTuple):
-    """Cotangents of Statistics; None is zero."""
-
-    output: Float[Tensor, "b h m v"] | None
-    log_normalizer: Float[Tensor, "b h m"] | None
-    entropy: Float[Tensor, "b h m"] | None
-    logit_variance: Float[Tensor, "b h m"] | None
-    max_logit: Float[Tensor, "b h m"] | None
 
 
 def coefficients(result: Statistics, gradients: Gradients, along: Float[Tensor, "b h m"] | None) -> Coefficients:

@@ -283,17 +283,20 @@ def forward(
     scoring: Scoring,
     *,
     statistics: bool = True,
+    separate: bool = False,
 ) -> Statistics:
-    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0."""
+    """Attention and the statistics of its rows, as in gpu.py."""
     index = query.device.index
     if index is not None and index != torch._C._cuda_getDevice():
         with torch.cuda.device_of(query):
-            return forward(query, key, value, sight, scoring, statistics=statistics)
+            return forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     layout = query.stride(), key.stride(), value.stride()
     masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
     call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)
     if call is None or (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16:
-        return forward(aligned(query), aligned(key), aligned(value), sight, scoring, statistics=statistics)
+        return forward(
+            aligned(query), aligned(key), aligned(value), sight, scoring, statistics=statistics, separate=separate
+        )
     split, join, programs, lines, splits, workspace, shape, rows, numbers, _, _ = call
     stream = current_stream(query.device)
     output = torch.empty_like(query) if shape is None else query.new_empty(shape)
@@ -309,7 +312,7 @@ def forward(
     split.launch(programs, stream, (), pointers, numbers)
     if join is not None:
         join.launch(lines, stream, (), (parts, output, statistics_rows), (lines, splits))
-    *four, mean_logit = statistics_rows.unbind()
+    *four, mean_logit = (row.clone() for row in statistics_rows) if separate else statistics_rows.unbind()
     result = StatisticsAndMean(output, *four)
     result.mean_logit = mean_logit
     return result

@@ -17,9 +17,9 @@ import torch
 from torch.nn.functional import pad
 
 from ..._typing import Float, Tensor
-from .blocked import Gradients, logits_at_once
+from .blocked import logits_at_once
 from .dropout import Dropout
-from .reference import Statistics, statistics
+from .reference import Gradients, Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, logits, visible
 
 Operands = tuple[Tensor, ...]  # the differentiable tensors: query, key, value and, if there is one, bias

@@ -10,17 +10,17 @@ All take the same arguments and return the same numbers up to rounding. The stat
 float64 inputs.
 """
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..._typing import Float, Tensor
 from ..optional import kernel_module
-from . import blocked, flash
-from .blocked import Gradients, coefficients
+from . import blocked, canary, flash
+from .blocked import coefficients
 from .dropout import Dropout
-from .reference import Statistics
+from .reference import Gradients, Statistics
 from .scoring import Scoring, Sight
 from .wide_values import Chunked
 
@@ -39,18 +39,16 @@ def forward(
     dropout: Dropout | None,
     *,
     statistics: bool,
+    separate: bool = False,
 ) -> Statistics:
-    """Statistics of every row, by the fastest kernel for these arguments."""
+    """Statistics of every row, by the fastest kernel for these arguments; each in its own memory if `separate`."""
     if query.is_meta:
         number = torch.promote_types(query.dtype, torch.float32)
         rows = [query.new_empty(query.shape[:-1], dtype=number) for _ in range(4)]
         return Statistics(query.new_empty(*query.shape[:-1], value.shape[-1]), *rows)
-    kernel = _compiled_kernel(query, key, value, dropout)
+    kernel = _compiled_kernel(query, key, value, sight, scoring, dropout, backward=False)
     if kernel is not None and query.is_cuda:
-        hopper = _hopper_kernel(query.device) if kernel is _many_queries() else None
-        if hopper is not None and hopper.takes(query, key, value, sight, scoring):
-            return hopper.forward(query, key, value, scoring, statistics=statistics)
-        return kernel.forward(query, key, value, sight, scoring, statistics=statistics)
+        return kernel.forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
         return flash.forward(query, key, value, sight, scoring)
     q, k, v, wide_sight = _wide(query), _wide(key), _wide(value), _wide_sight(sight)
@@ -77,7 +75,7 @@ def backward(
 
     The gradient of the maximum is not included.
     """
-    kernel = _compiled_kernel(query, key, value, dropout)
+    kernel = _compiled_kernel(query, key, value, sight, scoring, dropout, backward=True)
     grad_output = gradients.output
     if grad_output is None:
         grad_output = torch.zeros_like(result.output)
@@ -104,35 +102,62 @@ def backward(
     return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), grad_bias
 
 
-def _compiled_kernel(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout | None) -> Any:
+def _compiled_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    *,
+    backward: bool,
+) -> Any:
     """Module of the compiled kernel for these arguments, with `forward` and `backward`; None if there is none."""
-    if dropout is not None or query.dtype is torch.float64 or query.numel() == 0:
+    if dropout is not None or query.dtype is torch.float64:
         return None
     if query.is_cuda:
-        (_, h, m, d), (_, hk, _, v) = query.shape, value.shape
-        if d < 16 or d > 256 or v < 16:
-            return None
-        few = h // hk * m <= FEW_QUERIES
-        kernel = kernel_module(f"{__package__}.decoding", "triton") if few else _many_queries()
-        return kernel if kernel is None or v <= 256 else Chunked(kernel, 256)
-    if query.device.type == "cpu" and query.numel() // query.shape[-1] * key.shape[2] >= WORTH_COMPILING:
+        masked = not (sight.bias is sight.mask is sight.segments is None)
+        arguments = query.dtype, query.device, query.shape, value.shape, scoring, masked
+        return _gpu_kernel(*arguments, FEW_QUERIES, backward)
+    logits = query.numel() // max(1, query.shape[-1]) * key.shape[2]
+    if query.device.type == "cpu" and logits >= WORTH_COMPILING:
         return kernel_module(f"{__package__}.cpu", "numba")
     return None
 
 
-def _many_queries() -> Any:
-    return kernel_module(f"{__package__}.gpu", "triton")
+@lru_cache(maxsize=1024)
+def _gpu_kernel(
+    dtype: torch.dtype,
+    device: torch.device,
+    query_shape: torch.Size,
+    value_shape: torch.Size,
+    scoring: Scoring,
+    masked: bool,
+    few_queries: int,
+    backward: bool,
+) -> Any:
+    """Module of the first kernel for these arguments that passes its check: `forward`, `coefficients`, `backward`."""
+    (_, h, m, d), (_, hk, _, v) = query_shape, value_shape
+    if 0 in query_shape or d < 16 or d > 256 or v < 16:
+        return None
+    few = h // hk * m <= few_queries
+    hopper = None if few else _hopper_kernel(device)
+    if hopper is not None and not hopper.takes(dtype, query_shape, value_shape, scoring, masked=masked):
+        hopper = None
+    for kernel in (hopper, kernel_module(f"{__package__}.{'decoding' if few else 'gpu'}", "triton")):
+        if kernel is not None:
+            kind = canary.Kind(kernel.__name__, backward, dtype, d, min(v, 256), masked, few)
+            if canary.passes(kernel, kind, device):
+                return kernel if v <= 256 else Chunked(kernel, 256)
+    return None
 
 
-@cache
 def _hopper_kernel(device: torch.device) -> Any:
     """Module of the kernel for Hopper GPUs; None for other devices, and for versions of Triton not tested with it."""
     triton = kernel_module("triton", "triton")
-    if (
-        torch.cuda.get_device_capability(device) != (9, 0)
-        or triton is None
-        or not triton.__version__.startswith("3.6.")
-    ):
+    if triton is None or not triton.__version__.startswith("3.6."):
+        return None
+    if torch.cuda.get_device_capability(device) != (9, 0):
         return None
     return kernel_module(f"{__package__}.hopper", "triton.experimental.gluon")
 

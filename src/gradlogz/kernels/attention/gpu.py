@@ -37,9 +37,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from ..._typing import Float, Tensor
-from .blocked import Gradients
-from .launching import Kernel, aligned, current_stream, dense, empty_output
-from .reference import Statistics, StatisticsAndMean
+from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows
+from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -286,14 +285,19 @@ def forward(
     scoring: Scoring,
     *,
     statistics: bool = True,
+    separate: bool = False,
 ) -> Statistics:
-    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0."""
+    """Attention and the statistics of its rows; without `statistics`, entropy and variance are 0.
+
+    With `separate`, each of them has its own memory.
+    """
     device = query.device
     if device.index is not None and device.index != torch._C._cuda_getDevice():
         with torch.cuda.device_of(query):
-            return forward(query, key, value, sight, scoring, statistics=statistics)
+            return forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     if scoring.scale < 0:  # the largest product must have the largest logit
-        return forward(-query, key, value, sight, scoring._replace(scale=-scoring.scale), statistics=statistics)
+        scoring = scoring._replace(scale=-scoring.scale)
+        return forward(-query, key, value, sight, scoring, statistics=statistics, separate=separate)
     query, key, value = aligned(query), aligned(key), aligned(value)
     strided = _strided(sight)
     layouts = query.stride(), key.stride(), value.stride()
@@ -301,7 +305,7 @@ def forward(
         query.dtype, device, query.shape, value.shape, layouts, scoring, statistics, _kind(strided)
     )
     output = empty_output(query, value.shape[3])
-    rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(5)]
+    rows = empty_rows(query, separate=separate)
     if programs:
         kernel.launch(programs, current_stream(device), (query, key, value, output), rows, (strided, *numbers))
     else:
@@ -433,7 +437,8 @@ def _logit_gradient(p, dp, x, k0, k1, k2, MOMENTS: tl.constexpr):
 @triton.jit
 def _gather_key(
     state, k, v, query, grad_output, coefficients, key_index, batch, head, lines, heads, span, sight, scoring, m, n,
-    MOMENTS: tl.constexpr, EDGE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENTS: tl.constexpr, EDGE: tl.constexpr,
+    BM: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients from tiles of queries inside the band, or at its edge, to a tile of keys; transposed."""
     dk, dv = state

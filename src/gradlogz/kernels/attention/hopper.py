@@ -1,4 +1,5 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+# ruff: noqa: RUF005, SIM102 (Gluon does not know *, and joins only constants by `and`)
 """Attention with its statistics on a Hopper GPU (H100, H200), in Gluon: products and exponentials at the same time.
 
     producer      one warp           brings tiles of queries, keys and values into shared memory
@@ -32,21 +33,24 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
-from triton.experimental import gluon  # type: ignore[import-untyped]
-from triton.experimental.gluon import language as gl  # type: ignore[import-untyped]
-from triton.experimental.gluon.language.nvidia.hopper import (  # type: ignore[import-untyped]
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # type: ignore[import-untyped]
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..._typing import Float, Tensor
-from .launching import Kernel, aligned, current_stream, dense, empty_output
+from .gpu import backward, coefficients
+from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
+
+__all__ = ["backward", "coefficients", "forward", "takes"]
 
 LOG2_E = 1.4426950408889634
 LOG_2 = gl.constexpr(0.6931471805599453)
@@ -69,7 +73,7 @@ CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 
-# Instructions that Gluon has no name for -------------------------------------------------------------------------------
+# Instructions that Gluon has no name for ------------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -96,7 +100,7 @@ def _hold(sums):
 
 @gluon.constexpr_function
 def _rescaling(count):
-    """Multiply `count` accumulators of a thread by the factors of its two rows, unless all factors of the warp are 1."""
+    """Multiply `count` accumulators of a thread by the factors of its two rows, unless all of the warp are 1."""
     first, second = f"${2 * count}", f"${2 * count + 2}"
     lines = [
         "{ .reg .pred p, q;",
@@ -125,7 +129,7 @@ def _rescale(o, factor):
     return gl.inline_asm_elementwise(CODE, OPERANDS, [o, f], dtype=gl.float32, is_pure=False, pack=COUNT)
 
 
-# A tile of logits [64, KEYS]: a thread holds two adjacent columns in every eight, of two rows -----------------------------
+# A tile of logits [64, KEYS]: a thread holds two adjacent columns in every eight, of two rows -------------------------
 
 
 @gluon.jit
@@ -198,13 +202,12 @@ def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
     return e, z, a, b
 
 
-# Tiles of queries and their keys ----------------------------------------------------------------------------------------
+# Tiles of queries and their keys --------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def _tiles_of_keys(start, sizes, left, right):
+def _tiles_of_keys(start, m, n, left, right):
     """Tiles [begin, end) of keys that the queries from `start` on see."""
-    m, n, unit, heads, all_heads = sizes
     begin = 0
     end = gl.cdiv(n, KEYS)
     if left is not None:
@@ -215,13 +218,12 @@ def _tiles_of_keys(start, sizes, left, right):
 
 
 @gluon.jit
-def _produce(tensors, buffers, barriers, plan, sizes, left, right, GROUP: gl.constexpr):
+def _produce(inputs, buffers, barriers, plan, m, n, left, right, GROUP: gl.constexpr):
     """Load the queries of each tile, and its keys and values from the last to the first."""
-    query, key, value, output = tensors
-    q_buffer, k_ring, v_ring, o_buffer = buffers
+    query, key, value = inputs
+    q_buffer, k_ring, v_ring = buffers
     loaded, released, q_loaded, q_released = barriers
-    table, width = plan
-    m, n, unit, heads, all_heads = sizes
+    table, width, heads, all_heads = plan
     KEY_BYTES: gl.constexpr = key.block_type.nbytes
     VALUE_BYTES: gl.constexpr = value.block_type.nbytes
     slot = 0
@@ -232,7 +234,7 @@ def _produce(tensors, buffers, barriers, plan, sizes, left, right, GROUP: gl.con
         batch = tile % all_heads // heads
         head = tile % all_heads % heads
         tile = gl.load(mine + 2 + turn)  # read long before it is needed
-        begin, end = _tiles_of_keys(start, sizes, left, right)
+        begin, end = _tiles_of_keys(start, m, n, left, right)
         for j in range(end - begin + 1):
             i = slot % SLOTS
             mbarrier.wait(released.index(i), ((slot // SLOTS) & 1) ^ 1)
@@ -313,17 +315,15 @@ def _step(
 
 @gluon.jit
 def _consume(
-    tensors, buffers, barriers, plan, sizes, left, right, rows,
+    output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
     CONSUMER: gl.constexpr, LAST_EDGE: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Attention and statistics of 64 queries of each tile."""
-    query, key, value, output = tensors
-    q_buffer, k_ring, v_ring, o_buffer = buffers
+    q_buffer, k_ring, v_ring = buffers
     loaded, released, q_loaded, q_released = barriers
-    table, width = plan
-    m, n, unit, heads, all_heads = sizes
-    D: gl.constexpr = query.block_type.shape[3]
-    DV: gl.constexpr = value.block_type.shape[3]
+    table, width, heads, all_heads = plan
+    D: gl.constexpr = q_buffer.shape[4]
+    DV: gl.constexpr = v_ring.shape[4]
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     q = q_buffer.index(CONSUMER).reshape([WARPGROUP, D])
@@ -335,7 +335,7 @@ def _consume(
         batch = tile % all_heads // heads
         head = tile % all_heads % heads
         tile = gl.load(mine + 2 + turn)
-        begin, end = _tiles_of_keys(start, sizes, left, right)
+        begin, end = _tiles_of_keys(start, m, n, left, right)
         start += CONSUMER * WARPGROUP
         row = start + gl.arange(0, WARPGROUP, gl.SliceLayout(1, LOGITS))
         position = row + (n - m)
@@ -361,7 +361,7 @@ def _consume(
         ps = ()
         for c in gl.static_range(len(pieces)):
             e, z_i, a_i, b_i = _exponentials(pieces[c], top, unit, STATISTICS)
-            ps = ps + (e.to(query.dtype),)
+            ps = ps + (e.to(q_buffer.dtype),)
             if c == 0:
                 z, a, b = z_i, a_i, b_i
             else:
@@ -449,36 +449,34 @@ def _attention(
     for i in gl.static_range(CONSUMERS):
         mbarrier.init(q_loaded.index(i), count=1)
         mbarrier.init(q_released.index(i), count=1)
-    tensors = (query, key, value, output)
-    buffers = (q_buffer, k_ring, v_ring, o_buffer)
-    barriers = (loaded, released, q_loaded, q_released)
-    plan = (table, width)
-    sizes = (m, n, unit, heads, all_heads)
+    inputs = (query, key, value)
     rows = (log_normalizer, entropy, logit_variance, max_logit, mean_logit)
-    gl.warp_specialize(
-        [
-            (_consume, (tensors, buffers, barriers, plan, sizes, left, right, rows, 0, LAST_EDGE, EDGES, STATISTICS)),
-            (_consume, (tensors, buffers, barriers, plan, sizes, left, right, rows, 1, LAST_EDGE, EDGES, STATISTICS)),
-            (_produce, (tensors, buffers, barriers, plan, sizes, left, right, GROUP)),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )
+    buffers = (q_buffer, k_ring, v_ring)
+    barriers = (loaded, released, q_loaded, q_released)
+    plan = (table, width, heads, all_heads)
+    gl.warp_specialize([
+        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
+                    0, LAST_EDGE, EDGES, STATISTICS)),
+        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
+                    1, LAST_EDGE, EDGES, STATISTICS)),
+        (_produce, (inputs, buffers, barriers, plan, m, n, left, right, GROUP)),
+    ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-# Calls ------------------------------------------------------------------------------------------------------------------
+# Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def takes(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring) -> bool:
+def takes(
+    dtype: torch.dtype, query_shape: torch.Size, value_shape: torch.Size, scoring: Scoring, *, masked: bool
+) -> bool:
     """Return whether this kernel computes attention for these arguments."""
-    bias, mask, segments = sight
     scale, softcap, left, right = scoring
     return (
-        bias is mask is segments is softcap is None
-        and query.shape[2] <= key.shape[2]
-        and query.shape[3] <= 128
-        and value.shape[3] <= 128
-        and query.dtype is not torch.float32
+        not masked
+        and dtype is not torch.float32
+        and query_shape[2] <= value_shape[2]
+        and max(query_shape[3], value_shape[3]) <= 128
+        and softcap is None
         and scale >= LEAST_SCALE
         and (left is None or left >= 0)
         and (right is None or right >= 0)
@@ -489,22 +487,24 @@ def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
     value: Float[Tensor, "b hk n v"],
+    _sight: Sight,
     scoring: Scoring,
     *,
-    statistics: bool,
+    statistics: bool = True,
+    separate: bool = False,
 ) -> Statistics:
-    """Attention and the statistics of its rows, for arguments that `takes` accepts."""
+    """Attention and the statistics of its rows, as in gpu.py, for arguments that `takes` accepts."""
     device, v = query.device, value.shape[3]
     if device.index != torch._C._cuda_getDevice():
         with torch.cuda.device_of(query):
-            return forward(query, key, value, scoring, statistics=statistics)
+            return forward(query, key, value, _sight, scoring, statistics=statistics, separate=separate)
     query, key, value = aligned(query), aligned(key), aligned(value)
     layouts = query.stride(), key.stride(), value.stride()
     kernel, programs, table, numbers = _call(
         query.dtype, device, query.shape, value.shape, layouts, scoring, statistics
     )
     output = empty_output(query, v)
-    rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(5)]
+    rows = empty_rows(query, separate=separate)
     kernel.launch(programs, current_stream(device), (query, key, value, output), (*rows, table), numbers)
     result = StatisticsAndMean(dense(output), *rows[:4])
     result.mean_logit = rows[4]

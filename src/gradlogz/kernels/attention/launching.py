@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-untyped]
+import triton
 
 from ..._typing import Tensor
 
 # The version whose launcher is called directly.
 KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+# Tensor maps that a kernel remembers for each operand: a training loop reuses its addresses.
+REMEMBERED_ADDRESSES = 1024
 
 
 class Kernel:
@@ -37,7 +39,8 @@ class Kernel:
         self.function, self.constants, self.options, self.descriptors = function, constants, options, descriptors
         self.run: Any = None
         self.handle: tuple[Any, ...] = ()
-        self.maps: list[tuple[Any, ...]] = []
+        # For each descriptor: tensor maps by address, their other arguments, and the sizes and strides passed beside.
+        self.maps: list[tuple[dict[int, Any], tuple[Any, ...], list[int]]] = []
 
     def launch(
         self,
@@ -56,8 +59,14 @@ class Kernel:
                 self._remember(compiled, described)
             return
         arguments: list[Any] = []
-        for tensor, (encode, form, sizes) in zip(tiled, self.maps, strict=True):
-            arguments.append(encode(tensor.data_ptr(), *form))
+        for tensor, (known, form, sizes) in zip(tiled, self.maps, strict=True):
+            place = tensor.data_ptr()
+            encoded = known.get(place)
+            if encoded is None:
+                if len(known) >= REMEMBERED_ADDRESSES:
+                    known.clear()
+                encoded = known[place] = _encode(place, *form)
+            arguments.append(encoded)
             arguments += sizes
         arguments += [None if t is None else t.data_ptr() for t in pointers]
         self.run(programs, 1, 1, stream, *self.handle, *arguments, *numbers, *self.constants)
@@ -72,17 +81,20 @@ class Kernel:
             metadata = compiled.metadata.tensordesc_meta
             if not metadata or any(m is None for m in metadata):
                 return
-            encode = triton.runtime.driver.active.utils.fill_tma_descriptor
             element = triton.backends.nvidia.driver.TMA_DTYPE_DEVICE_TO_HOST
             for m, d in zip(metadata, described, strict=True):
                 shape, strides = list(d.shape), list(d.strides)
                 form = m["swizzle"], m["elem_size"], element[m["elem_type"]], m["block_size"], shape, strides, 0
-                self.maps.append((encode, form, [*shape, *strides]))
+                self.maps.append(({}, form, [*shape, *strides]))
             names = launch.__code__.co_freevars
             launch = launch.__closure__[names.index("launcher")].cell_contents
         cooperative = run.launch_cooperative_grid, run.launch_pdl
         self.handle = (compiled.function, *cooperative, None, None, compiled.packed_metadata, None, None, None)
         self.run = launch
+
+
+def _encode(*arguments: Any) -> Any:
+    return triton.runtime.driver.active.utils.fill_tma_descriptor(*arguments)
 
 
 def current_stream(device: torch.device) -> int:
@@ -116,3 +128,13 @@ def aligned(tensor: Tensor) -> Tensor:
     if unsupported or tensor.data_ptr() % 16:
         return _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
     return tensor
+
+
+def empty_rows(query: Tensor, *, separate: bool) -> tuple[Tensor, ...]:
+    """Empty log normaliser, entropy, variance, maximum and mean of every row, in one piece of memory or separate."""
+    b, h, m, _ = query.shape
+    strides = b * h * m, h * m, m, 1
+    if separate:
+        empty = torch.empty_strided((b, h, m), strides[1:], dtype=torch.float32, device=query.device)
+        return empty, *(torch.empty_like(empty) for _ in range(4))
+    return torch.empty_strided((5, b, h, m), strides, dtype=torch.float32, device=query.device).unbind()

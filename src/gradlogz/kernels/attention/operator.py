@@ -24,9 +24,8 @@ from torch.nn.functional import pad
 from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
 from . import blocked, derivatives, dispatch
-from .blocked import Gradients
 from .dropout import Dropout
-from .reference import Statistics, StatisticsAndMean
+from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
 
@@ -358,7 +357,7 @@ def _operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
     scoring = Scoring(scale, softcap, left, right)
-    result = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics)
+    result = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics, separate=True)
     return _as_declared(result.output, query), *map(_in_own_storage, result[1:5])  # type: ignore[return-value]
 
 

@@ -43,6 +43,16 @@ class StatisticsAndMean(Statistics):
     )
 
 
+class Gradients(NamedTuple):
+    """Cotangents of Statistics; None is zero."""
+
+    output: Float[Tensor, "b h m v"] | None
+    log_normalizer: Float[Tensor, "b h m"] | None
+    entropy: Float[Tensor, "b h m"] | None
+    logit_variance: Float[Tensor, "b h m"] | None
+    max_logit: Float[Tensor, "b h m"] | None
+
+
 def statistics(
     s: Float[Tensor, "b h m n"], value: Float[Tensor, "b hk n v"], factors: Float[Tensor, "b h m n"] | None = None
 ) -> Statistics:

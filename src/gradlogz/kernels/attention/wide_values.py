@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from .blocked import Gradients
-from .reference import Statistics
+from .reference import Gradients, Statistics
 from .scoring import Scoring, Sight
 
 
@@ -34,10 +33,11 @@ class Chunked(NamedTuple):
         scoring: Scoring,
         *,
         statistics: bool,
+        separate: bool = False,
     ) -> Statistics:
         """Statistics of every row, computed with the first chunk of columns."""
         results = [
-            self.kernel.forward(query, key, part, sight, scoring, statistics=statistics and i == 0)
+            self.kernel.forward(query, key, part, sight, scoring, statistics=statistics and i == 0, separate=separate)
             for i, part in enumerate(self.parts(value))
         ]
         return results[0]._replace(output=torch.cat([part.output for part in results], -1))

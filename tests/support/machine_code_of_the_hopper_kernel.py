@@ -1,0 +1,78 @@
+"""Compile the Hopper kernel ahead of time, on any machine, and print what its machine code has, as JSON.
+
+python machine_code_of_the_hopper_kernel.py
+
+A process of its own: Triton must not be in its interpreter, which the suite uses where there is no GPU.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import MockTensor, create_function_from_signature
+
+from gradlogz.kernels.attention import hopper
+
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+VARIANTS = {
+    "128, causal": (128, True, False, None, 0),
+    "64, window": (64, True, True, 511, 0),
+}
+
+
+def compiled(size: int, last_edge: bool, edges: bool, left: int | None, right: int | None) -> bytes:
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    operand = torch.empty(2, 4, 256, size, dtype=torch.bfloat16)
+    rows = (64, 128, 128, 64)
+    tiled = [hopper._by_rows(count, size, gl.bfloat16)(operand) for count in rows]
+    pointers = [*[MockTensor(torch.float32)] * 5, MockTensor(torch.int32)]
+    numbers = 10, 256, 256, 0.1, 4, 8, left, right
+    constants = {"GROUP": 1, "LAST_EDGE": last_edge, "EDGES": edges, "STATISTICS": True}
+    kernel = hopper._attention
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(*tiled, *pointers, *numbers, **constants, num_warps=4, debug=False)
+    packed = kernel._pack_args(backend, {"num_warps": 4}, bound, specialization, options)
+    options, signature, constexprs, attributes = packed
+    source = GluonASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=target, options=options.__dict__).asm["cubin"]
+
+
+def instructions(cubin: bytes) -> list[str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run([BIN / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return [found.strip() for found in re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][^;]*);", listing)]
+
+
+def facts(code: list[str]) -> dict[str, object]:
+    """Spills, and the exponentials that each consumer takes between its two waits for products in flight."""
+    overlapped, inside = [], None
+    for instruction in code:
+        name = instruction.split()[0]
+        if instruction.startswith("WARPGROUP.DEPBAR") and instruction.endswith("0x1"):
+            inside = 0
+        elif instruction.startswith("WARPGROUP.DEPBAR") and inside is not None:
+            overlapped.append(inside)
+            inside = None
+        elif name == "MUFU.EX2" and inside is not None:
+            inside += 1
+    return {
+        "spills": sum(i.split()[0].split(".")[0] in ("LDL", "STL") for i in code),
+        "overlapped exponentials": overlapped,
+        "products": sum(i.startswith("HGMMA") for i in code),
+    }
+
+
+if __name__ == "__main__":
+    json.dump({name: facts(instructions(compiled(*variant))) for name, variant in VARIANTS.items()}, sys.stdout)
