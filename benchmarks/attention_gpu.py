@@ -3,6 +3,7 @@
 python benchmarks/attention_gpu.py [section ...]        all sections by default; writes results/attention_gpu.json
 
     rows        as many queries as keys, forward and backward, against cuDNN, flash attention 2 and flex attention
+    training    a step of GPT-2 small on attend and on scaled_dot_product_attention, eager and compiled
     masks       forward with masks, against scaled_dot_product_attention with a dense mask
     decoding    few queries and many keys, against scaled_dot_product_attention
 
@@ -35,7 +36,7 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import attend
-from gradlogz.kernels.attention import decoding, gpu
+from gradlogz.kernels.attention import decoding, gpu, hopper
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
@@ -91,42 +92,64 @@ def rivals(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) 
 
 
 def ours(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) -> dict[str, float | None]:
-    scoring = Scoring(inputs[0].shape[3] ** -0.5, right=0 if causal else None)
-
-    def both_ways(statistics: bool) -> object:
-        r = gpu.forward(*inputs, Sight(), scoring, statistics=statistics)
-        c0 = -gpu.inner(grad_output, r.output)
-        c1, c2 = (r.entropy, r.logit_variance) if statistics else (None, None)
-        mean = r.log_normalizer - r.entropy
-        return gpu.backward(
-            *inputs, Sight(), scoring, r.log_normalizer, mean, grad_output, c0, c1, c2, needs_bias=False
-        )
-
-    times = {}
-    for name, statistics in (("output", False), ("statistics", True), ("statistics again", True)):
-        times[name] = milliseconds(
-            lambda statistics=statistics: gpu.forward(*inputs, Sight(), scoring, statistics=statistics)
-        )
-    times["output with backward"] = milliseconds(lambda: both_ways(False))
-    times["statistics with backward through them"] = milliseconds(lambda: both_ways(True))
-
-    # The calls of a user: a training step with statistics, with a z-loss, and the Fisher-vector product.
+    """Return the times of attend as a user calls it: with all scalar statistics, or with none."""
     leaves = [x.detach().requires_grad_() for x in inputs]
-    grad_log_normalizer = torch.randn_like(inputs[0][..., 0], dtype=torch.float32)
+    rows = [torch.randn_like(inputs[0][..., 0], dtype=torch.float32) for _ in range(3)]
+
+    def through_every_statistic() -> object:
+        r = attend(*leaves, is_causal=causal)
+        results = r.output, r.log_normalizer, r.entropy, r.logit_variance
+        return torch.autograd.grad(results, leaves, (grad_output, *rows))
 
     def with_z_loss() -> object:
-        result = attend(*leaves, is_causal=causal)
-        gradients = (grad_output, grad_log_normalizer)
-        return torch.autograd.grad((result.output, result.log_normalizer), leaves, gradients)
+        r = attend(*leaves, is_causal=causal)
+        return torch.autograd.grad((r.output, r.log_normalizer), leaves, (grad_output, rows[0]))
+
+    def output(q, k, v):
+        return attend(q, k, v, is_causal=causal).output
 
     query, key, _ = inputs
-    times["attend"] = milliseconds(lambda: attend(*inputs, is_causal=causal))
-    times["attend with backward"] = milliseconds(
-        with_backward(lambda q, k, v: attend(q, k, v, is_causal=causal).output, inputs, grad_output)
-    )
-    times["attend with backward and z-loss"] = milliseconds(with_z_loss)
-    times["Fisher-vector product"] = milliseconds(lambda: directional(query, key, Sight(), scoring, grad_output))
-    return times
+    scoring = Scoring(query.shape[3] ** -0.5, right=0 if causal else None)
+    calls: dict[str, Call] = {
+        "attend": lambda: attend(*inputs, is_causal=causal),
+        "attend again": lambda: attend(*inputs, is_causal=causal),
+        "attend without statistics": lambda: attend(*inputs, is_causal=causal, statistics="none"),
+        "attend with backward": with_backward(output, inputs, grad_output),
+        "attend with backward and z-loss": with_z_loss,
+        "attend with backward through every statistic": through_every_statistic,
+        "Fisher-vector product": lambda: directional(query, key, Sight(), scoring, grad_output),
+    }
+    return {name: milliseconds(call) for name, call in calls.items()}
+
+
+def in_python(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: bool) -> dict[str, dict[str, float]]:
+    """Return milliseconds per call in a loop, and the microseconds after which a call returns to Python."""
+
+    def ours(q, k, v):
+        return attend(q, k, v, is_causal=causal).output
+
+    def theirs(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    calls: dict[str, Call] = {
+        "attend": lambda: ours(*inputs),
+        "sdpa": lambda: theirs(*inputs),
+        "attend with backward": with_backward(ours, inputs, grad_output),
+        "sdpa with backward": with_backward(theirs, inputs, grad_output),
+    }
+    loop = in_turns(calls, 50, rounds=9)
+    host: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(9):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(20):
+                call()
+            host[name].append((time.perf_counter() - start) / 20 * 1e6)
+    return {
+        "as called, ms": {name: round(numbers.median(t), 4) for name, t in loop.items()},
+        "host, microseconds": {name: round(numbers.median(t), 1) for name, t in host.items()},
+    }
 
 
 def ceilings() -> dict[str, float]:
@@ -165,19 +188,18 @@ def ratio(one: float | None, other: float | None) -> float | None:
 def row(shape: tuple[int, int, int, int], causal: bool, top: dict[str, float]) -> dict[str, object]:
     *inputs, grad_output = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     times = {**ours(inputs, grad_output, causal), **rivals(inputs, grad_output, causal)}
-    backward = "attend with backward"
     ratios = {
-        **{f"attend / {name}": ratio(times["attend"], times[name]) for name in ("cudnn", "fa2", "flex with lse")},
-        **{
-            f"{backward} / {name}": ratio(times[backward], times[f"{name} with backward"])
-            for name in ("cudnn", "fa2", "flex with lse")
-        },
+        f"{way} / {name}": ratio(times[way], times[f"{name} with backward" if "backward" in way else name])
+        for way in times
+        if way.startswith("attend")
+        for name in ("cudnn", "fa2", "flex with lse")
     }
     return {
         "shape": shape,
         "causal": causal,
         "ms": {name: None if t is None else round(t, 4) for name, t in times.items()},
         "ratios": ratios,
+        **(in_python(inputs, grad_output, causal) if shape[2] <= 1024 else {}),
         "floor forward": floor(shape, causal, top, 2),
         "floor with backward": floor(shape, causal, top, 7),
     }
@@ -191,6 +213,44 @@ def squares(top: dict[str, float]) -> list[dict[str, object]]:
             print(shape, "causal" if causal else "full", flush=True)
             print("   ms    ", rows[-1]["ms"], flush=True)
             print("   ratios", rows[-1]["ratios"], flush=True)
+            print(
+                "   ", {k: v for k, v in rows[-1].items() if k in ("as called, ms", "host, microseconds")}, flush=True
+            )
+    return rows
+
+
+def training(_top: dict[str, float]) -> list[dict[str, object]]:
+    """Steps of GPT-2 small in bfloat16, in turns; the statistics of attend are computed and not used."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from gradlogz import register
+
+    register()
+    rows = []
+    for batch, compiled in ((16, False), (4, False), (16, True)):
+        steps: dict[str, Call] = {}
+        for name in ("sdpa", "gradlogz"):
+            torch.manual_seed(0)
+            config = GPT2Config(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+            model = GPT2LMHeadModel._from_config(config, attn_implementation=name).cuda().train()
+            call = torch.compile(model) if compiled else model
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+            ids = torch.randint(0, 50000, (batch, 1024), device="cuda")
+
+            def step(call=call, optimizer=optimizer, ids=ids) -> None:
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = call(input_ids=ids, labels=ids, use_cache=False).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            for _ in range(3):
+                step()
+            steps["attend" if name == "gradlogz" else name] = step
+        times = in_turns(steps | {"sdpa again": steps["sdpa"]}, 5, rounds=7)
+        ms = {name: round(numbers.median(t), 3) for name, t in times.items()}
+        rows.append({"batch": (batch, 1024), "compiled": compiled, "ms": ms, "ratio": ratio(ms["attend"], ms["sdpa"])})
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -283,7 +343,12 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
-SECTIONS = {"rows": (squares, (gpu,)), "masks": (masks, (gpu,)), "decoding": (few_queries, (gpu, decoding))}
+SECTIONS = {
+    "rows": (squares, (gpu, hopper)),
+    "training": (training, (gpu, hopper)),
+    "masks": (masks, (gpu, hopper)),
+    "decoding": (few_queries, (gpu, decoding)),
+}
 
 
 def main(names: list[str]) -> None:

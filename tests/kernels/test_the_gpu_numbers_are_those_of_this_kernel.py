@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KERNELS = {"rows": {"gpu.py"}, "masks": {"gpu.py"}, "decoding": {"gpu.py", "decoding.py"}}
+KERNELS = {
+    "rows": {"gpu.py", "hopper.py"},
+    "training": {"gpu.py", "hopper.py"},
+    "masks": {"gpu.py", "hopper.py"},
+    "decoding": {"gpu.py", "decoding.py"},
+}
 
 
 @pytest.mark.parametrize("section", KERNELS)

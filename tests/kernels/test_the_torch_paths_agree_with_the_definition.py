@@ -81,16 +81,23 @@ def test_torchs_flash_attention_gives_output_and_log_normalizer(name):
 
 
 class OfFewColumns:
-    """A kernel that takes three columns at most."""
+    """A kernel that refuses wide values; its coefficients of a row are G, and c0, c1 and c2 about the mean."""
 
-    @staticmethod
-    def forward(query, key, value, sight, scoring, *, statistics):  # noqa: ARG004
+    def __init__(self):
+        self.mean = None
+
+    def forward(self, query, key, value, sight, scoring, *, statistics, separate):
         assert value.shape[-1] <= 3
         return blocked.forward(query, key, value, sight, scoring)
 
-    @staticmethod
-    def backward(query, key, value, sight, scoring, G, E, grad_output, c0, c1, c2, *, needs_bias):
-        row = blocked.Coefficients(G, E, c0, c1, c2)
+    def coefficients(self, result, gradients):
+        G, self.mean, *c = coefficients(result, gradients, (gradients.output * result.output).sum(-1))
+        return torch.stack([G, *c])
+
+    def backward(self, query, key, value, sight, scoring, per_row, grad_output, *, needs_bias):
+        assert value.shape[-1] <= 3
+        G, c0, *c = per_row
+        row = blocked.Coefficients(G, self.mean, c0, *(c or (None, None)))
         return blocked.backward(query, key, value, sight, scoring, row, grad_output, needs_bias=needs_bias)
 
 
@@ -100,12 +107,12 @@ def test_wide_values_go_in_parts(name):
     operands = (query, key, torch.cat([value, value.square()], -1))
     gradients = random_gradients(operands)._replace(max_logit=torch.zeros(query.shape[:-1]).double())
     expected, expected_gradients = pulled_back(operands, sight, scoring, None, gradients)
-    chunked = Chunked(OfFewColumns, 3)
+    chunked = Chunked(OfFewColumns(), 3)
     found = chunked.forward(*operands, sight, scoring, statistics=True)
     for actual, number in zip(found, expected, strict=True):
         close(actual, number.detach(), 10.0)
-    row = coefficients(found, gradients, (gradients.output * found.output).sum(-1))
-    whole = chunked.backward(*operands, sight, scoring, *row[:2], gradients.output, *row[2:], needs_bias=True)
+    per_row = chunked.coefficients(found, gradients)
+    whole = chunked.backward(*operands, sight, scoring, per_row, gradients.output, needs_bias=True)
     for actual, number in zip([g for g in whole if g is not None], expected_gradients, strict=True):
         close(actual, number, 100.0)
 

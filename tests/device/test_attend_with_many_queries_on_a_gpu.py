@@ -1,0 +1,159 @@
+"""attend with many queries on a GPU: the definition in float64, bit for bit the same again, streams, graphs, memory."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradlogz import attend
+from gradlogz.kernels.attention import dispatch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SCRIPT = Path(__file__).parents[1] / "support" / "every_attention_kernel.py"
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+BANDS = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "window before": {"window": (200, 0)},
+    "window around": {"window": (77, 130)},
+    "own key": {"window": (0, 0)},
+}
+# Batch, heads, heads of keys, queries, keys, size of keys, size of values.
+SHAPES = [
+    (2, 4, 4, 512, 512, 64, 64),
+    (1, 4, 2, 777, 777, 128, 128),
+    (2, 3, 1, 300, 1111, 40, 96),
+    (1, 2, 2, 129, 640, 128, 64),
+    (1, 6, 3, 1000, 1001, 16, 128),
+    (1, 2, 2, 400, 400, 256, 256),
+]
+
+
+def drawn(shape, dtype, per_token=False):
+    b, h, hk, m, n, d, v = shape
+
+    def draw(heads, tokens, size):
+        if per_token:  # as the projections of a model, [b, n, h, d] in memory
+            return torch.randn(b, tokens, heads, size, device="cuda", dtype=dtype).transpose(1, 2)
+        return torch.randn(b, heads, tokens, size, device="cuda", dtype=dtype)
+
+    return 3 * draw(h, m, d), draw(hk, n, d), draw(hk, n, v)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "band"),
+    [
+        *((torch.bfloat16, shape, band) for shape in SHAPES for band in BANDS),
+        *((dtype, shape, band) for dtype in (torch.float16, torch.float32) for shape in SHAPES
+          for band in ("causal", "window around")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_statistics_and_gradients_are_those_of_float64(shape, band, dtype):
+    inputs = [t.requires_grad_() for t in drawn(shape, dtype, per_token=shape[4] % 2 == 1)]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    options = BANDS[band] | {"enable_gqa": True}
+    found, expected = attend(*inputs, **options), attend(*exact, **options)
+    rough = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    for name, one, other in zip(found._fields[:6], found[:6], expected[:6], strict=True):
+        size = 1 + float(other.detach().abs().max())
+        close = (rough if name == "output" else 1e-5) * size
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=close, msg=lambda m, name=name: f"{name}: {m}")
+    cotangents = [torch.randn_like(t, dtype=torch.float32) for t in found[:5]]
+    grads = [
+        torch.autograd.grad(result[:5], operands, [g.to(t) for g, t in zip(cotangents, result, strict=False)])
+        for result, operands in ((found, inputs), (expected, exact))
+    ]
+    for name, one, other in zip(("query", "key", "value"), *grads, strict=True):
+        close = 3 * rough * (1 + float(other.abs().max()))
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=close, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.skipif(not HOPPER, reason="a kernel for Hopper GPUs")
+def test_the_hopper_kernel_is_the_one_that_is_used():
+    for shape in SHAPES[:5]:
+        query, key, value = drawn(shape, torch.bfloat16)
+        sight, scoring = dispatch.Sight(), dispatch.Scoring(0.1, right=0)
+        kernel = dispatch._compiled_kernel(query, key, value, sight, scoring, None, backward=False)
+        assert kernel.__name__.endswith("hopper")
+
+
+@pytest.mark.parametrize("statistics", ["scalar", "none"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_two_hundred_calls_are_equal_bit_for_bit(size, statistics):
+    inputs = [t.requires_grad_() for t in drawn((2, 8, 4, 1000, 1000, size, size), torch.bfloat16)]
+    first = None
+    for _ in range(200):
+        result = attend(*inputs, is_causal=True, enable_gqa=True, statistics=statistics)
+        grads = torch.autograd.grad(result.output.float().square().sum(), inputs)
+        tensors = [t for t in (*result, *grads) if t is not None]
+        first = first or tensors
+        assert all(torch.equal(one, other) for one, other in zip(tensors, first, strict=True))
+
+
+def test_results_have_the_memory_layout_of_their_operands():
+    """As those of scaled_dot_product_attention, so that the transposition after attention copies nothing."""
+    inputs = [t.requires_grad_() for t in drawn((2, 4, 4, 512, 512, 64, 64), torch.bfloat16, per_token=True)]
+    result = attend(*inputs)
+    assert result.output.transpose(1, 2).is_contiguous()
+    for grad in torch.autograd.grad(result.output.sum(), inputs):
+        assert grad.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+def test_streams_and_graphs_give_the_numbers_of_the_default_stream():
+    inputs = drawn((2, 4, 4, 512, 512, 64, 64), torch.bfloat16)
+    leaves = [t.requires_grad_() for t in inputs]
+
+    def step():
+        result = attend(*leaves, is_causal=True)
+        loss = result.output.float().square().sum() + result.log_normalizer.square().sum()
+        return (*result[:6], *torch.autograd.grad(loss, leaves))
+
+    expected = step()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        in_stream = step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        in_graph = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for found in (in_stream, in_graph):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("per_token", [False, True], ids=["contiguous", "per token"])
+def test_a_compiled_step_has_one_graph_with_its_statistics_and_the_same_numbers(per_token):
+    leaves = [t.requires_grad_() for t in drawn((2, 4, 4, 512, 512, 64, 64), torch.bfloat16, per_token)]
+
+    def loss(query, key, value):
+        result = attend(query, key, value, is_causal=True)
+        z_loss = result.log_normalizer.square().mean() - result.entropy.mean()
+        return result.output.transpose(1, 2).reshape(2, 512, 256).float().square().mean() + z_loss
+
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-2 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("kernel", ["hopper", "gpu, half", "gpu, float32", "decoding"])
+def test_no_kernel_leaves_its_memory_or_races(kernel, tool):
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("needs compute-sanitizer")
+    if kernel == "hopper" and not HOPPER:
+        pytest.skip("a kernel for Hopper GPUs")
+    script = [sys.executable, str(SCRIPT), kernel]
+    subprocess.run(script, check=True, timeout=280)  # compiles outside the sanitizer, where it is slow
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert "0 errors" in done.stdout or "0 hazards" in done.stdout
