@@ -367,7 +367,7 @@ def main(names: list[str]) -> None:
         sources = [Path(module.__file__) for module in modules]
         table["sha256"][name] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
         table[name] = measure(table["ceilings"])
-    RESULTS.write_text(json.dumps(table, indent=2) + "\n")
+        RESULTS.write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

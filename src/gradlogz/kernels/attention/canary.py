@@ -77,8 +77,8 @@ def _is_right(kernel: Any, kind: Kind, device: torch.device, *, causal: bool) ->
     grad_G, grad_H, grad_V = draw(3, b, h, m).float()
     gradients = Gradients(draw(*result.output.shape), grad_G, grad_H, grad_V, None)
     per_row = kernel.coefficients(result, gradients)
-    found = kernel.backward(query, key, value, sight, scoring, per_row, gradients.output, needs_bias=False)[:3]
-    return _agree(found, _defined_gradients(query, key, value, sight, scoring, gradients), kind.dtype)
+    grads = kernel.backward(query, key, value, sight, scoring, per_row, gradients.output, needs_bias=False)[:3]
+    return _agree(grads, _defined_gradients(query, key, value, sight, scoring, gradients), kind.dtype)
 
 
 def _definition(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring) -> Statistics:
@@ -104,13 +104,13 @@ def _defined_gradients(
 
 def _logits(query: Tensor, key: Tensor, sight: Sight, scoring: Scoring) -> Tensor:
     m, n = query.shape[2], key.shape[2]
-    seen = visible(sight, scoring, Block(0, m, 0, n), m, n, query.device)
-    return logits(query.double(), key.double(), None, seen, scoring)
+    visible_keys = visible(sight, scoring, Block(0, m, 0, n), m, n, query.device)
+    return logits(query.double(), key.double(), None, visible_keys, scoring)
 
 
-def _agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
+def _agree(results: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
     """Compare finite numbers by their largest difference; a NaN agrees with nothing."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(results, expected, strict=True):
         if not bool(((one.double() - other).abs().max() <= TOLERANCE[dtype] * (1 + other.abs().max())).item()):
             return False
     return True
