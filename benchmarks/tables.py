@@ -86,6 +86,34 @@ def gpu() -> str:
     return "\n".join(lines)
 
 
+def gpu_without_and_through() -> str:
+    """Ratios to cuDNN without statistics, with them, and with the gradients of all of them, one row per shape."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["rows"]
+    columns = {
+        "forward, no statistics": "attend without statistics",
+        "forward, statistics": "attend",
+        "both, gradient of the output": "attend with backward",
+        "both, gradients of every statistic": "attend with backward through every statistic",
+    }
+    lines = ["| batch, heads, tokens, size | mask | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    for row in rows:
+        cells = (f"{row['ratios'][f'{name} / cudnn']:.2f}" for name in columns.values())
+        lines.append(f"| {tuple(row['shape'])} | {'causal' if row['causal'] else 'full'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu_training() -> str:
+    """Milliseconds of a training step on attend and on SDPA, one row per batch."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["training"]
+    lines = ["| sequences x tokens | | attend | SDPA | SDPA again | attend / SDPA |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        ms, (batch, tokens) = row["ms"], row["batch"]
+        how = "compiled" if row["compiled"] else "eager"
+        times = f"{ms['attend']:.1f} | {ms['sdpa']:.1f} | {ms['sdpa again']:.1f}"
+        lines.append(f"| {batch} x {tokens} | {how} | {times} | {row['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
 def gpu_masks() -> str:
     """Milliseconds of attention with masks, one row per mask."""
     table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
@@ -393,6 +421,8 @@ TABLES = {
     "cpu": cpu,
     "gpu": gpu,
     "layers": layers,
+    "gpu ratios": gpu_without_and_through,
+    "gpu training": gpu_training,
     "gpu masks": gpu_masks,
     "gpu decoding": gpu_decoding,
     "models": models,

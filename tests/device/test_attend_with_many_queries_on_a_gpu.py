@@ -113,9 +113,9 @@ def test_results_have_the_memory_layout_of_their_operands():
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_streams_and_graphs_give_the_numbers_of_the_default_stream():
     inputs = drawn((2, 4, 4, 512, 512, 64, 64), torch.bfloat16)
-    leaves = [t.requires_grad_() for t in inputs]
 
     def step():
+        leaves = [t.detach().requires_grad_() for t in inputs]  # of the stream of the step
         result = attend(*leaves, is_causal=True)
         loss = result.output.float().square().sum() + result.log_normalizer.square().sum()
         return (*result[:6], *torch.autograd.grad(loss, leaves))
