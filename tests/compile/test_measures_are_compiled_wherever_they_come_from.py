@@ -1,4 +1,8 @@
-"""A measure may be an argument of a compiled function, live in its closure, or be built inside it."""
+"""A measure may be an argument of a compiled function, live in its closure, or be built inside it.
+
+Where a measure comes from is what torch._dynamo traces: graphs are run as they are. What autograd's compiler makes of
+the same operations is in test_every_statistic_compiles.py, for every kind.
+"""
 
 import dataclasses
 
@@ -26,7 +30,7 @@ def test_argument_closure_and_built_inside_agree(name):
     def everywhere(argument, e):
         return argument.mean(e), h.mean(e), built(h).mean(e), built(argument).log_normalizer(e)
 
-    compiled = torch.compile(everywhere, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(everywhere, fullgraph=True, backend="eager")
     argument, closure, inside, G = compiled(h, eta)
     for actual in (argument, closure, inside):
         close(actual, h.mean(eta), scale_of(h, eta))
@@ -53,6 +57,6 @@ BUILT = {
 def test_the_algebra_runs_inside_a_compiled_function(name):
     _, _, source = case("empirical")
     x, s, eta = source.normal(5, 3), source.positive(3), 0.3 * source.normal(4, 3)
-    compiled = torch.compile(lambda x, s, e: BUILT[name](x, s).mean(e), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x, s, e: BUILT[name](x, s).mean(e), fullgraph=True, backend="eager")
     h = BUILT[name](x, s)
     close(compiled(x, s, eta), h.mean(eta), scale_of(h, eta))

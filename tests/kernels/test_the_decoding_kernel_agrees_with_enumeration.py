@@ -19,7 +19,10 @@ pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=[(1, True), (2, False), (7, True)], ids=["1 part", "2 parts, joined later", "7 parts"])
+PARTS = {"1 part": (1, True), "2 parts, joined later": (2, False), "7 parts": (7, True)}
+
+
+@pytest.fixture(params=PARTS.values(), ids=PARTS)
 def parts(request, monkeypatch):
     """Tiles of 32 keys, so that 75 of them are 3 tiles: 2 parts are not equal, 7 leave some without any."""
     small, (count, at_once) = (decoding.Tiling(32, 4, 2, 1),) * 3, request.param
@@ -95,8 +98,19 @@ def moved(tensor, dtype=None):
     return tensor.to(dtype) if floating and dtype is not None else tensor
 
 
+# How parts are joined does not depend on what a query sees in them: every case in 7 parts, some of which see nothing;
+# in 1 and in 2 those whose rows, keys or parts are few or empty, and the others in the long suite.
+JOINED = {"one query", "one key", "more rows than fit a small tile", "causal, first rows without keys",
+          "bool mask with an empty row", "window in the middle of a tile", "everything"}  # fmt: skip
+EACH = [
+    pytest.param(way, name, id=f"{kind}-{name}", marks=() if kind == "7 parts" or name in JOINED else pytest.mark.long)
+    for kind, way in PARTS.items()
+    for name in CASES
+]
+
+
 @pytest.mark.usefixtures("parts")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("parts", "name"), EACH, indirect=["parts"])
 def test_statistics_are_those_of_enumeration(name):
     three, options = CASES[name]()
     found = attend(*map(moved, three), **{k: moved(t) for k, t in options.items()}, enable_gqa=True)

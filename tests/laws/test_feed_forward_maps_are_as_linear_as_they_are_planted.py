@@ -111,8 +111,10 @@ def test_every_quantity_is_that_of_least_squares(post):
     else:
         model, batches, name, keep = planted(0.7).double(), BATCHES, "transformer.h.1.mlp", matrices.WIDTH
     layout = probed(model, batches[0])
+    one = tuple(s for s in layout.architecture.sublayers if s.name == name)
+    alone = replace(layout, architecture=layout.architecture._replace(sublayers=one))
     try:
-        state = state_of(linearity, model, batches, layout.architecture)
+        state = state_of(linearity, model, batches, alone.architecture)
         x, z, u = [], [], []
         for batch in batches:
             found = capture(model, batch.inputs, architecture=layout.architecture).sublayers[name]
@@ -121,8 +123,6 @@ def test_every_quantity_is_that_of_least_squares(post):
                 store.append(t[seen].numpy())
     finally:
         model.float()
-    one = tuple(s for s in layout.architecture.sublayers if s.name == name)
-    alone = replace(layout, architecture=layout.architecture._replace(sublayers=one))
     rows = {m.quantity: m.value for m in linearity.evaluate(state, alone)}
     whole = {k: np.concatenate(v) for k, v in (("x", x), ("z", z), ("u", u))}
     for quantity, source, target in (

@@ -226,7 +226,8 @@ def test_switches_bring_a_mode_back_from_nothing(method):
 
 
 COMPILED = find_spec("numba") is not None
-LENGTHS = [3_000, 200_000 if COMPILED else pytest.param(200_000, marks=pytest.mark.long)]
+FEW = 600  # of torch, whose steps cost a thousand times those of the compiled path
+LENGTHS = [FEW, 200_000 if COMPILED else pytest.param(200_000, marks=pytest.mark.long)]
 LENGTHS.append(pytest.param(1_000_000, marks=pytest.mark.long))
 
 
@@ -244,7 +245,7 @@ def test_long_runs_stay_symmetric_and_positive(filter, steps):
     path = torch.randn(steps, 2, dtype=F64, generator=generator).cumsum(0).cumsum(0) * 0.01  # as far as it goes
     y = path + 1e-3 * torch.randn(steps, 2, dtype=F64, generator=generator)
     state = Prior(torch.zeros(4, dtype=F64), 1e6 * torch.eye(4, dtype=F64))
-    if steps == 3_000:
+    if steps == FEW:
         y.requires_grad_()  # by torch
     names = ("covariance", "mode_covariance", "predicted_covariance", "innovation_covariance")
     carried = ("mean", "covariance") if filter is gpb1 else ("mode_mean", "mode_covariance")

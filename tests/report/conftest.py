@@ -21,14 +21,20 @@ def browser():
 class Opened:
     """A page in the browser, with everything that it complained of or asked for."""
 
-    def __init__(self, browser, path, *, width=1440, scheme="light"):
+    def __init__(self, page, path, *, width=1440, scheme="light"):
         self.complaints, self.requests = [], []
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
+        self.page = page
+        self.listeners = {
+            "console": lambda message: self.complaints.append(message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        for event, listener in self.listeners.items():
+            page.on(event, listener)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
 
     def taken(self, selector):
         """What a click gives the reader: the name of a file, and its text."""
@@ -36,16 +42,30 @@ class Opened:
             self.page.click(selector)
         return waiting.value.suggested_filename, waiting.value.path().read_text(encoding="utf-8")
 
+    def left(self):
+        """The tab, empty and with nothing kept."""
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def tabs(browser):
+    """Tabs that no test uses now. A new one costs a process that reads plotly anew: three times what a page costs."""
+    return []
+
 
 @pytest.fixture
-def opened(browser):
-    """Open pages; they are closed after the test."""
+def opened(browser, tabs):
+    """Open pages, each loaded anew; their tabs are empty after the test."""
     pages = []
 
     def open_(path, **options):
-        pages.append(Opened(browser, path, **options))
+        pages.append(Opened(tabs.pop() if tabs else browser.new_page(), path, **options))
         return pages[-1]
 
     yield open_
-    for one in pages:
-        one.page.close()
+    tabs.extend(one.left() for one in pages)
