@@ -7,7 +7,7 @@
     levels            noise levels that the filter used
     errors            root mean square errors and NEES, if the truth is known                   expected of NEES: 1
 
-    consistent        95 % lies in the interval of the share, or within 2 percentage points of it
+    consistent        95 % lies in the interval of the share, or differs from the share by at most 2 percentage points
     inconsistent      otherwise
 
 Read next: records.py (Tracks), ../reporting/tracks_terminal.py (the table).
