@@ -159,7 +159,10 @@ def _results(tracks: Tracks) -> Table:
         "available."
     )
     if tracks.errors:
-        caption += " NEES / dof: normalised estimation error squared, divided by its degrees of freedom."
+        caption += (
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom, from the second "
+            "detection of each coordinate on."
+        )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 
 
