@@ -15,6 +15,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+PLAIN_WIDTH = 80  # columns of output that is no terminal
+
 _DISPLAYS: dict[tuple[type, str], Callable[..., Any]] = {}
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 from rich.console import Console
 
+from .._displays import PLAIN_WIDTH
 from .._input_errors import InputValueError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
-PLAIN_WIDTH = 80  # columns of output that is no terminal
 
 Open = Annotated[
     bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).", show_default=False)

@@ -37,6 +37,7 @@ def render(page: Page) -> str:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = number
+    environment.filters["unbroken"] = unbroken
     environment.filters["slug"] = slug
     return environment.get_template("template.html").render(
         page=page,
@@ -118,6 +119,12 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def unbroken(text: str) -> str:
+    """The text without line breaks inside "95 %", "9–10" and "τ = 0"."""
+    joined = re.sub(r"(?<=\d) %", "\u00a0%", re.sub(r"(?<=\w) = (?=[−\d])", "\u00a0=\u00a0", text))
+    return re.sub(r"(?<=\d)–(?=\d)", "–\u2060", joined)
+
+
 def slug(name: str) -> str:
     """A name reduced to letters, digits and hyphens, for files and element ids."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "page"
@@ -174,6 +181,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
     values = {key: [v for trace in traces if trace["type"] == "scatter" for v in trace[key]] for key in ("x", "y")}
     layout = {"xaxis": _axis(figure.x, values["x"]), "yaxis": _axis(figure.y, values["y"])}
     if figure.equal:
+        layout["xaxis"] |= {"constrain": "domain"}  # limits fit the marks; the plot becomes narrower instead
         layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
     return {"title": figure.title, "traces": traces, "layout": layout}
 

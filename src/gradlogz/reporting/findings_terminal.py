@@ -14,12 +14,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._displays import PLAIN_WIDTH
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Summary
 from .findings_wording import Declarations, sentences_of, title_of
 from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
 
-PLAIN_WIDTH = 80  # columns of plain text
 WIDEST = 100  # columns of a sentence on a wide terminal
 NO_BREAK = "\N{NO-BREAK SPACE}"
 TITLE = 28  # columns of a title with its symbol

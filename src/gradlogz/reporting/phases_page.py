@@ -14,12 +14,19 @@ from ..simulation.grid import Range
 from ..simulation.records import GridPoint, Phases
 from ..simulation.theory_boundaries import boundaries
 from .citations import cited
-from .simulation_wording import INITIAL_NAMES, KINDS, NAMED, STATE_NAMES
+from .simulation_wording import INITIAL_NAMES, KINDS, NAMED, STATE_NAMES, normalisation_text
 
 ALL = {**KINDS, "undefined": "rule"}
 LETTERS = {"beta": "β", "tau": "τ", "dim": "d", "tokens": "N", "heads": "h", "contraction": ""}
 NAMES = {"beta": "inverse temperature", "tau": "step size", "dim": "dimension"}
 HOVER = "Hover over a cell for its numbers."
+MEANINGS = {  # of the boundaries of the theory, by the beginning of their names
+    "τ = 0": "ascent for larger τ, descent for smaller",
+    "1 + τβ = 0": "one step maps a Gaussian cloud of variance 1 to a point",
+    "γ of mode": "one step reverses the lowest mode that the normalisation leaves free; below it, descent overshoots",
+    "self-weight 1/2": "frozen for larger β",
+    "β diam² = 4": "for smaller β the fixed keys have one fixed point",
+}
 GATHERED = ("clusters", "collapsed")  # final states with a cluster count
 UNITS = {"beta": "1", "tau": "1", "dim": "dimensions", "tokens": "tokens", "heads": "heads", "contraction": "kind"}
 
@@ -31,26 +38,24 @@ def page_of(phases: Phases) -> Page:
     counts = {kind: sum(p.kind == kind for p in phases.points.values()) for kind in kinds}
     states = ", ".join(f"{counts[kind]} {STATE_NAMES.get(kind, kind)}" for kind in kinds) or "none completed"
     interrupted = "" if phases.complete else " Interrupted: empty cells were not computed."
-    others = (
-        f"{s.tokens} tokens in {s.dim} dimensions, {INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse "
-        f"temperature β = {s.beta:g}, step size τ = {s.tau:g}, contraction {s.contraction}"
-    )
     lines = _lines(phases)
-    theory = f"Dashed lines: boundaries of the theory ({', '.join(line.name for line in lines)}). " if lines else ""
+    meanings = "; ".join(f"{line.name} ({_meaning(line.name)})" for line in lines)
+    theory = f"Dashed lines, the boundaries of the theory: {meanings}. " if lines else ""
     seeds = f"{s.seeds} seed{'s' * (s.seeds > 1)}"
+    median = f"Median over {seeds} per grid point" if s.seeds > 1 else "One seed per grid point"
     figures = [
         Figure("verdicts", "Final states", *_axes(phases), (_verdicts(phases, kinds), *lines),
-               f"Most frequent final state of {seeds} per grid point. {theory}{HOVER}",
+               f"{'Most frequent final' if s.seeds > 1 else 'Final'} state of {seeds} per grid point. {theory}{HOVER}",
                wide=True),
         Figure("clusters", "Cluster count", *_axes(phases), (_numbers(phases, "clusters", "clusters"),),
-               f"Median over {seeds} per grid point, where clusters have formed; empty elsewhere."),
+               f"{median}, where clusters have formed; empty elsewhere."),
         Figure("rank", "Effective rank", *_axes(phases), (_numbers(phases, "effective_rank", "dimensions"),),
-               f"Median over {seeds} per grid point: exponential of the entropy of the covariance eigenvalues."),
+               f"{median}: exponential of the entropy of the covariance eigenvalues, normalised to sum 1."),
     ]  # fmt: skip
     return Page(
         name="gradlogz-phases",
         title=f"Phase diagram over {' and '.join(r.name for r in phases.ranges)}",
-        subtitle=f"{others}, {s.steps} steps, {seeds}, except for the parameters of the grid.",
+        subtitle=f"Outside the grid: {_others(phases)}, {seeds}.",
         verdict=VerdictBanner(
             f"Final states of {completed} grid points: {states}.{interrupted}",
             tuple(Chip(STATE_NAMES.get(kind, kind), colour=ALL[kind]) for kind in kinds),
@@ -79,9 +84,28 @@ _HOW_TO_READ = (
 _HOW = (
     "Every grid point is simulated from the same initial clouds; its final state is the most frequent one over seeds, "
     "its numbers are medians over the seeds with that state. Boundaries are those of Gaussian clouds of variance 1 "
-    "with many tokens; none is fitted. Final states are defined under Methods on the page of a single simulation and "
-    "in the documentation of evolve."
+    "with many tokens; none is fitted. The page of a single simulation defines the final states under Methods."
 )
+
+
+def _others(phases: Phases) -> str:
+    """The parameters outside the grid."""
+    s, swept = phases.settings, [r.name for r in phases.ranges]
+    texts = {
+        "tokens": f"{s.tokens} tokens",
+        "dim": f"{s.dim} dimension{'s' * (s.dim > 1)}",
+        "initial": f"{INITIAL_NAMES.get(s.initial, s.initial)} initial cloud",
+        "beta": f"inverse temperature β\u00a0=\u00a0{s.beta:g}",
+        "tau": f"step size τ\u00a0=\u00a0{s.tau:g}",
+        "contraction": normalisation_text(s.contraction, s.placement),
+        "steps": f"{s.steps} step{'s' * (s.steps != 1)}",
+    }
+    return ", ".join(text for name, text in texts.items() if name not in swept)
+
+
+def _meaning(boundary: str) -> str:
+    """Meaning of a boundary of the theory."""
+    return next(text for name, text in MEANINGS.items() if boundary.startswith(name))
 
 
 def kinds_of(phases: Phases) -> list[str]:
@@ -176,7 +200,7 @@ def _table(phases: Phases) -> Table:
     heads = (
         *(Column(r.name, UNITS[r.name]) for r in phases.ranges),
         Column("final state"),
-        Column("share", "of seeds"),
+        Column("share of seeds", "1"),
     )
     rows: list[tuple[Cell, ...]] = []
     for index, point in sorted(phases.points.items()):
@@ -185,4 +209,4 @@ def _table(phases: Phases) -> Table:
         rows.append((*at, Chip(STATE_NAMES.get(point.kind, point.kind), colour=ALL[point.kind]), point.share, *numbers))
     columns = (*heads, *(Column(*NAMED.get(name, (_label(name), "", ""))) for name in names))
     caption = "Most frequent final state over seeds, its share, and medians over the seeds with that state."
-    return Table("places", "Grid points", columns, tuple(rows), caption)
+    return Table("places", "Grid points", columns, tuple(rows), caption, stacked=True)

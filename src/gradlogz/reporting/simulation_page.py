@@ -36,6 +36,8 @@ from ..simulation.final_quantities import final_quantities, gaussian_band
 from ..simulation.records import Curve, FinalQuantity, Simulation
 from .citations import cited
 from .simulation_wording import (
+    BY_SEEDS,
+    BY_VALUE,
     INITIAL_NAMES,
     KINDS,
     NAMED,
@@ -43,6 +45,7 @@ from .simulation_wording import (
     STATE_NAMES,
     agreement,
     curve_text,
+    normalisation_text,
     plateau_sentence,
     quantity_cells,
     quantity_name,
@@ -52,7 +55,7 @@ from .simulation_wording import (
 
 TITLES = {
     "radius": "Radius of the cloud",
-    "mean_fraction": "Mean fraction",
+    "mean_fraction": "Share of the mean in the squared norm",
     "effective_rank": "Effective rank",
     "log_pair_energy": "Pair energy",
     "entropy": "Attention entropy",
@@ -60,25 +63,28 @@ TITLES = {
     "displacement": "Displacement per step",
     "skewness": "Skewness",
     "kurtosis": "Excess kurtosis",
-    "sliced_wasserstein": "Distance to a Gaussian",
+    "sliced_wasserstein": "Sliced Wasserstein distance",
     "clusters": "Cluster count",
     "slope": "Slope of attention along the query",
     "harmonic": "Unstable mode",
 }
+AXES = {"mean_fraction": "share of the mean"}  # names that are too long for an axis
 CAPTIONS = {
     "radius": "Root mean square norm of the tokens.",
     "mean_fraction": "Squared norm of the mean divided by the mean squared norm of the tokens.",
-    "effective_rank": "Exponential of the entropy of the normalised covariance eigenvalues.",
+    "effective_rank": "Exponential of the entropy of the covariance eigenvalues, normalised to sum 1.",
     "entropy": "Entropy of the attention weights, averaged over tokens.",
     "self_weight": "Attention weight of a token on itself, averaged over tokens.",
     "displacement": "Root mean square displacement of the tokens in one step, divided by the radius.",
     "skewness": "Mardia's skewness; 0 for a Gaussian.",
     "kurtosis": "Mardia's excess kurtosis; 0 for a Gaussian.",
-    "sliced_wasserstein": "Sliced Wasserstein-2 distance of the whitened cloud to a standard Gaussian.",
+    "sliced_wasserstein": "Wasserstein-2 distance of the whitened cloud to a standard Gaussian, averaged over "
+    "one-dimensional projections.",
     "clusters": "Number of connected components when tokens closer to each other than 5 % of the radius are linked.",
     "slope": "Component of the attention output along the query, divided by the length of the query.",
     "harmonic": "Amplitude of the fastest-growing harmonic of the token density on the circle.",
 }
+ROUNDING = 1e-12
 REFERENCES = ("shim22", "geshkovski23", "mardia74")
 
 
@@ -94,7 +100,7 @@ def page_of(simulation: Simulation) -> Page:
     subtitle = (
         f"{description}{clouds}{s.tokens} tokens in {s.dim} dimension{'s' if s.dim > 1 else ''}, "
         f"{INITIAL_NAMES.get(s.initial, s.initial)} initial cloud, inverse temperature β\u00a0=\u00a0{s.beta:g}, step "
-        f"size τ\u00a0=\u00a0{s.tau:g}, contraction {s.contraction}, {s.steps} steps."
+        f"size τ\u00a0=\u00a0{s.tau:g}, {normalisation_text(s.contraction, s.placement)}, {s.steps} steps."
     )
     return Page(
         name=f"gradlogz-{name}" if preset else "gradlogz-simulation",
@@ -182,12 +188,14 @@ _HOW_TO_READ = (
     "The banner gives the final state of all clouds and the prediction of the theory. The first table lists each "
     "quantity at the end of the run with its 95 % confidence interval (CI) over seeds and, where the theory predicts "
     "it, the predicted value and a verdict. In the figures, blue lines are medians over seeds, blue bands the range of "
-    "all seeds, dashed lines predictions of the theory (never fitted), and grey bands the 95 % band of a Gaussian "
-    "cloud of the same size (the null). Time axes are logarithmic unless a recording interval was chosen."
+    "all seeds, dashed lines predictions of the theory (never fitted), and grey bands the 95 % range for Gaussian "
+    "clouds with the same number of tokens (the null distribution). Time axes are logarithmic unless a recording "
+    "interval was chosen."
 )
 _ON_NULLS = (
-    "The grey band contains a Gaussian cloud of the same number of tokens with probability 95 %, whatever its mean and "
-    "covariance. A collapsed or frozen cloud may lie inside it; that is no evidence of a Gaussian equilibrium."
+    "Grey band: 95 % range of the quantity for Gaussian clouds with the same number of tokens, whatever their mean and "
+    "covariance. A collapsed or frozen cloud may have a value in this range; that is no evidence of a Gaussian "
+    "equilibrium."
 )
 
 
@@ -208,21 +216,26 @@ def _results(simulation: Simulation) -> Table:
 
 def _rules(quantities: list[FinalQuantity]) -> str:
     """The statistics in the table of final quantities and the rules of its verdicts."""
+    judged = [row for row in quantities if row.verdict and row.kind != "theorem"]
     sentences = [
         "Observables are means over n seeds with Student's 95 % CI; final states are shares of n seeds with Wilson's "
         "95 % CI.",
         *(
-            f"“{quantity_name(row)}” counts the violations of a theorem among n recorded intervals; one violation "
+            f"“{quantity_name(row)}” counts the violations of a theorem among n recording intervals; one violation "
             "refutes it."
             for row in quantities
             if row.kind == "theorem"
         ),
-        "Supported: every seed meets the prediction, or the predicted value lies in the CI or differs from the mean by "
-        "at most 5 %. Refuted: no seed meets the prediction, or the predicted value lies outside the CI and differs "
-        "from the mean by more than 5 %. Inconclusive: otherwise.",
+        *([BY_SEEDS] if any(not _is_value(row) for row in judged) else []),
+        *([BY_VALUE] if any(_is_value(row) for row in judged) else []),
         *([NULL_BAND] if any(row.reference == "null" for row in quantities) else []),
     ]
     return " ".join(sentences)
+
+
+def _is_value(row: FinalQuantity) -> bool:
+    """True if a single value of an observable is predicted."""
+    return row.kind == "observable" and row.expected is not None and row.expected[0] == row.expected[1]
 
 
 def cloud_of(simulation: Simulation) -> PointCloud:
@@ -280,7 +293,7 @@ def _times(simulation: Simulation) -> list[int]:
 
 def _axis(name: str, scale: str = "linear") -> Axis:
     label, unit, formula = NAMED[name]
-    return Axis(label, unit, formula, scale="log" if scale == "log" else "linear")
+    return Axis(AXES.get(name, label), unit, formula, scale="log" if scale == "log" else "linear")
 
 
 def _figure(simulation: Simulation, name: str, theory: Curve | None, scale: str = "linear") -> Figure:
@@ -312,15 +325,21 @@ def _energy(simulation: Simulation) -> Figure:
     if at and applies:
         heights = [float(values[t + 1, i]) for t, i in at]
         marks.append(Points("decrease", [times[t + 1] for t, _ in at], heights, "vermilion", "x"))
-    count = f"Decreases in {len(at)} of {decreases.numel()} recorded intervals"
-    theorem = "none are possible here (theory 5.3)" if applies else "theory 5.3 does not apply to these settings"
+    pairs = "a token and a key" if simulation.settings.keys else "tokens"
+    intervals, seeds = decreases.shape
+    each = f" ({intervals} for each of {seeds} seeds)" if seeds > 1 else ""
+    theorem = "excludes decreases" if applies else "which excludes decreases, does not apply to these settings"
+    caption = (
+        f"Logarithm of the sum of exp β⟨xᵢ, xⱼ⟩ over all pairs of {pairs}. It decreases in {len(at)} of "
+        f"{decreases.numel()} recording intervals{each}; [theory 5.3]{' ' if applies else ', '}{theorem}."
+    )
     return Figure(
         "log_pair_energy",
         TITLES["log_pair_energy"],
         _time(simulation),
         _axis("log_pair_energy"),
         tuple(marks),
-        f"{count}; {theorem}.",
+        caption,
     )
 
 
@@ -337,24 +356,26 @@ def _hull(simulation: Simulation) -> list[Figure]:
         [Points("above the bound", [t for t, _ in above], [a for _, a in above], "vermilion", "x")] if above else []
     )
     axis = _axis("diameter", "log")
-    caption = f"Bound: {curve_text(bound)}. Exceeded at {len(above)} of {len(times) - 1} recorded times."
+    caption = (
+        f"Bound: {curve_text(bound)}. The simulation exceeds it at {len(above)} of {len(times) - 1} recorded times."
+    )
     return [Figure("diameter", "Diameter of the convex hull", _time(simulation), axis, tuple(marks), caption)]
 
 
 def _spread_change(simulation: Simulation) -> list[Figure]:
-    """Change of the spread of the cloud by the attention step and by the contraction."""
+    """Change of the spread of the cloud by the attention step and by the normalisation."""
     observed = simulation.trajectory.observed
     if "expansion" not in observed or "contraction" not in observed:
         return []
     marks = [
         *_series(simulation, "expansion", "vermilion", "attention step"),
-        *_series(simulation, "contraction", "green", "contraction"),
+        *_series(simulation, "contraction", "green", "normalisation"),
     ]
     lines = tuple(mark for mark in marks if isinstance(mark, Line))
     axis = Axis("change of the log spread", "nats per step", "Δ log tr C")
     caption = (
-        "Change of the log trace of the covariance by the attention step (ascent) and by the contraction that follows, "
-        "median over seeds. At an equilibrium the two changes cancel."
+        "Change of the log trace of the covariance by the attention step and by the normalisation, median over seeds. "
+        "At an equilibrium the two changes cancel."
     )
     return [Figure("spread", "Change of the spread per step", _time(simulation), axis, lines, caption)]
 
@@ -370,8 +391,8 @@ def _table(simulation: Simulation) -> Table:
         rows.append(
             (simulation.settings.seed + i, Chip(STATE_NAMES.get(v.kind, v.kind), colour=KINDS[v.kind]), *met, *numbers)
         )
-    caption = "Final state of the cloud of each seed, with the numbers that determine it."
-    return Table("clouds", "Final state of each seed", columns, tuple(rows), caption)
+    caption = "Final state of the cloud of each seed, as defined under Methods, and observables at the end of the run."
+    return Table("clouds", "Final state of each seed", columns, tuple(rows), caption, stacked=True)
 
 
 def _column(name: str) -> Column:
@@ -379,6 +400,9 @@ def _column(name: str) -> Column:
 
 
 def _number(value: float | None) -> float | int | None:
+    """A cell; values below 1e-12 are rounding, and written as 0."""
+    if value is not None and abs(value) < ROUNDING:
+        return 0
     return value if value is None or not float(value).is_integer() or math.isinf(value) else int(value)
 
 
@@ -389,24 +413,28 @@ def _facts(simulation: Simulation) -> Facts:
         "tokens": f"{s.tokens} in {s.dim} dimension{'s' * (s.dim > 1)}",
         "initial distribution": INITIAL_NAMES.get(s.initial, s.initial),
         "keys": keys,
-        "step": f"x + τ A(x), τ = {s.tau:g}" if s.residual else f"τ A(x), τ = {s.tau:g}, no residual connection",
-        "attention": f"softmax β⟨x, y⟩, β = {s.beta:g}" + (", causal mask" if s.causal else "")
+        "attention step": f"{'x + τ A(x)' if s.residual else 'τ A(x), no residual connection'}; τ = {s.tau:g}, A(x) is "
+        "the output of attention for the query x",
+        "attention weights": f"softmax over keys y of β⟨x, y⟩, β = {s.beta:g}" + (", causal mask" if s.causal else "")
         + (f", {s.heads} heads of {s.dim // s.heads} coordinates" if s.heads > 1 else ""),
-        "contraction": f"{s.contraction}, placement {s.placement}",
+        "normalisation": normalisation_text(s.contraction, s.placement),
         "steps": f"{simulation.trajectory.step}, recorded {len(simulation.trajectory.times)} times",
     })  # fmt: skip
 
 
 def _methods() -> tuple[str, ...]:
     return (
-        "Each step adds softmax attention over the cloud, the gradient of a log normaliser [shim22], to every token, "
-        "then applies the contraction. Double precision, identity weights, no feed-forward layer. Such dynamics on the "
-        "sphere are studied in [geshkovski23].",
-        "Predicted curves follow from the initial moments, or from the radius and variance at each time; none is "
-        "fitted. Clusters are the connected components when tokens closer to each other than 5 % of the radius are "
-        "linked, among at most 600 tokens. Skewness and kurtosis are Mardia's [mardia74].",
-        "Final states. Collapsed: one cluster. Clusters: several clusters, with at least 5 tokens each on average. In "
-        "both, the root mean square distance of a token from the mean of its cluster is less than 5 % of the radius of "
-        "the cloud. Frozen: the mean self-weight exceeds 1/2. Gaussian: sliced Wasserstein distance and kurtosis are "
-        "those of a Gaussian sample of the same size. Blow-up: values are no longer finite.",
+        "The output of softmax attention is the gradient of a log normaliser [shim22]: attention steps are an ascent "
+        "if τ > 0, a descent if τ < 0. All weight matrices are identities, there is no feed-forward layer, and "
+        "the precision is double. Such dynamics on the sphere are studied in [geshkovski23].",
+        "[theory N]: statement N in docs/theory.md; those of section 10 are results of experiments, not theorems. "
+        "Predicted curves follow from the initial moments, or from the simulated radius and variance at each time; "
+        "none is fitted.",
+        "Clusters are the connected components when tokens closer to each other than 5 % of the radius are linked, "
+        "among at most 600 tokens. Skewness and kurtosis are Mardia's [mardia74].",
+        "Final states. Blow-up: values are no longer finite. Collapsed: one cluster. Clusters: several clusters, with "
+        "at least 5 tokens each on average. In both, the root mean square distance of a token from the mean of its "
+        "cluster is less than 5 % of the radius of the cloud. Frozen: the mean self-weight exceeds 1/2. Gaussian: the "
+        "sliced Wasserstein distance is at most the 99 % quantile, and the excess kurtosis within three standard "
+        "deviations of 0, for Gaussian samples with the same number of tokens. Other: none of these.",
     )  # fmt: skip

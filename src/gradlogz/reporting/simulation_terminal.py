@@ -15,7 +15,8 @@ from ..simulation.records import Phases, Simulation
 from . import phases_page
 from .result_table import result_table
 from .simulation_wording import (
-    NAMED,
+    BY_SEEDS,
+    BY_VALUE,
     NULL_BAND,
     STATE_NAMES,
     agreement,
@@ -25,16 +26,14 @@ from .simulation_wording import (
     prediction_text,
     quantity_cells,
     quantity_name,
+    short_name,
     verdict_sentence,
 )
 
 HEADS = ("quantity", "value", "95 % CI", "expected")
 METHODS = (
-    "Values are means over seeds with Student's 95 % confidence interval (CI), or shares of seeds with Wilson's. ✓ "
-    "supported: every seed meets the prediction, or the predicted value lies in the CI or differs from the mean by at "
-    "most 5 %. ✗ refuted: no seed meets the prediction, or the predicted value lies outside the CI and differs from "
-    "the mean by more than 5 %. ~ inconclusive: only some seeds meet the prediction, or there is no CI because there "
-    "is only one seed. – not tested, because the theory makes no prediction."
+    "Values are means over seeds with Student's 95 % confidence interval (CI), or shares of seeds with Wilson's. A "
+    f"dash in the last column: not tested, because the theory makes no prediction. {BY_SEEDS} {BY_VALUE}"
 )
 
 
@@ -55,8 +54,11 @@ def simulation_table(simulation: Simulation, width: int) -> list[Text]:
     """One line per quantity: value, 95 % confidence interval, expected value and verdict."""
     rows = final_quantities(simulation)
     verdicts = [row.verdict or ("null band" if row.reference == "null" else "") for row in rows]
+    names = [quantity_name(row, short=True) for row in rows]
     tables = [
-        result_table(HEADS, [(quantity_name(row), *quantity_cells(row, digits)) for row in rows], verdicts, width)
+        result_table(
+            HEADS, [(n, *quantity_cells(row, digits)) for n, row in zip(names, rows, strict=True)], verdicts, width
+        )
         for digits in (3, 2)  # shorter intervals if the table would be too wide
     ]
     return next((lines for lines in tables if lines[0].plain.startswith(HEADS[0])), tables[0])
@@ -76,7 +78,7 @@ def evidence_lines(simulation: Simulation) -> list[Text]:
     lines = []
     for i, verdict in enumerate(simulation.verdicts):
         lines.append(Text(f"seed {simulation.settings.seed + i}: {verdict.kind}", "bold"))
-        lines += [Text(f"  {NAMED[name][0]:<26}{number(value)}") for name, value in verdict.evidence.items()]
+        lines += [Text(f"  {short_name(name):<26}{number(value)}") for name, value in verdict.evidence.items()]
     return lines
 
 

@@ -38,44 +38,71 @@ INITIAL_NAMES = {
 }
 NAMED = {  # name, unit, formula
     "radius": ("radius", "1", "√E|x|²"),
-    "mean_fraction": ("mean fraction", "1", "|E x|² / E|x|²"),
+    "mean_fraction": ("share of the mean in the squared norm", "1", "|E x|² / E|x|²"),
     "effective_rank": ("effective rank", "dimensions", "exp H(λ)"),
     "log_pair_energy": ("log pair energy", "nats", "log Σᵢⱼ exp β⟨xᵢ, xⱼ⟩"),
     "entropy": ("attention entropy", "nats", "−Σⱼ aᵢⱼ log aᵢⱼ"),
     "self_weight": ("self-weight", "1", "aᵢᵢ"),
     "displacement": ("displacement", "radii per step", "√(E|x′ − x|² / E|x|²)"),
     "expansion": ("change by attention", "nats", "log tr C(x + τA) − log tr C(x)"),
-    "contraction": ("change by contraction", "nats", "log tr C(x′) − log tr C(x + τA)"),
+    "contraction": ("change by normalisation", "nats", "log tr C(x′) − log tr C(x + τA)"),
     "skewness": ("skewness", "1", "E (zᵢ·zⱼ)³"),
     "kurtosis": ("excess kurtosis", "1", "E|z|⁴ − d(d + 2)"),
     "sliced_wasserstein": ("sliced W₂ to Gaussian", "standard deviations", "E_u W₂(u·z, N(0,1))"),
-    "clusters": ("cluster count", "clusters", "linked at 5 % of √E|x|²"),
-    "within": ("spread within clusters", "radii", "√E|x − centre|²"),
+    "clusters": ("cluster count", "clusters", ""),
+    "within": ("spread within clusters", "radii", "√(E|x − centre|² / E|x|²)"),
     "slope": ("slope of attention", "1", "⟨A(x), x⟩ / |x|²"),
     "harmonic": ("fastest harmonic", "1", "|E exp(ilθ)|"),
     "diameter": ("diameter", "1", "max |xᵢ − xⱼ|"),
     "step": ("step of divergence", "steps", "t"),
     "sliced_wasserstein_null": ("sliced W₂, Gaussian limit", "standard deviations", "99 % quantile"),
 }
+SHORT = {"mean_fraction": "share of mean in |x|²"}  # names that are too long for a terminal
+CONTRACTIONS = {
+    "none": "none",
+    "center": "centring",
+    "scalar": "centring and a common scale",
+    "batch_norm": "batch norm",
+    "zca": "whitening (ZCA)",
+    "pca": "whitening (PCA)",
+    "cholesky": "whitening (Cholesky)",
+    "monge": "whitening (Monge map)",
+    "sphere": "projection onto the unit sphere",
+    "rms_norm": "RMS norm",
+    "layer_norm": "layer norm",
+    "resolvent": "division by 1 + τ",
+}
+PLACEMENTS = {"post": "after each step", "pre": "before attention", "peri": "before and after attention"}
 THEOREMS = {"log_pair_energy": "decreases of pair energy", "diameter": "diameters above bound"}
+SELF_WEIGHT = "sigmoid(β d c − β² r² c / 2 − log n)".replace(" ", "\u00a0")  # no line breaks in formulas
+SLOPE = "s + (1 − s)(β c + m)".replace(" ", "\u00a0")
 FORMULAS = {
     "closed form": "Gaussian cloud with the initial moments, in closed form; valid while the cloud is Gaussian",
     "moment closure": "Gaussian cloud with the initial moments, by moment closure; valid while the cloud is Gaussian",
     "harmonic": "the fastest harmonic has degree {degree} and is multiplied by {factor:.4g} per step while its "
     "amplitude is small",
-    "sphere mean": "the mean (mode 1 of the uniform distribution on the sphere) is multiplied by {factor:.4g} per step "
-    "while it is small",
-    "hermite": "Hermite mode {degree}, the lowest that whitening leaves free, is multiplied by {factor:.4g} per step "
-    "while its amplitude is small",
-    "self-weight": "sigmoid(β r² − β² r² c / 2 − log n), the limit of many Gaussian tokens with the radius r and "
-    "variance c at each time",
-    "slope": "s + (1 − s)(β c + mean fraction) with self-weight s, the limit of many Gaussian tokens with the radius "
-    "and variance c at each time",
+    "sphere mean": "while the mean is small, each step multiplies it by {factor:.4g} and its share in the squared norm "
+    "by {square:.4g}",
+    "hermite": "while the Hermite mode of order {degree} of the token density is small, each step multiplies it by "
+    "{factor:.4g} and the skewness, which is quadratic in it, by {square:.4g}; lower orders are fixed by whitening",
+    "self-weight": f"{SELF_WEIGHT} for a large number n of Gaussian tokens in d dimensions; r is the radius of the "
+    "cloud and c its variance per coordinate, both as simulated at each time",
+    "slope": f"{SLOPE} for many Gaussian tokens; s is the self-weight predicted by theory, c the variance per "
+    "coordinate and m the share of the mean in the squared norm, both as simulated at each time",
+    "slope, fixed keys": "β c for many Gaussian keys with variance c = 1 per coordinate",
     "dobrushin": "(1 − Σⱼ minᵢ aᵢⱼ) times the previous diameter over one step, the previous diameter over several",
 }  # fmt: skip
 NULL_BAND = (
-    "The verdict “null band” means that nothing is tested; the column “expected” then gives the 95 % range of a "
-    "Gaussian cloud of the same size (for the sliced W₂ distance, the range up to the 99 % quantile)."
+    "The verdict “null band” means that nothing is tested; the column “expected” then gives the 95 % range for "
+    "Gaussian clouds with the same number of tokens (for the sliced W₂ distance, the range up to the 99 % quantile)."
+)
+BY_SEEDS = (
+    "A predicted final state or range is supported if every seed meets it, refuted if none does, and otherwise "
+    "inconclusive."
+)
+BY_VALUE = (
+    "A predicted single value is supported if it lies in the CI or differs from the mean by at most 5 %, and otherwise "
+    "refuted (inconclusive with one seed, which gives no CI)."
 )
 NO_PREDICTION = "No theoretical prediction for these settings; theory curves are shown where available."
 
@@ -83,14 +110,19 @@ NO_PREDICTION = "No theoretical prediction for these settings; theory curves are
 # Cells of tables -----------------------------------------------------------------------------------------------------
 
 
-def quantity_name(row: FinalQuantity) -> str:
-    """Name of a quantity: "final state: clusters", "self-weight, start", "decreases of pair energy"."""
+def quantity_name(row: FinalQuantity, *, short: bool = False) -> str:
+    """Name of a quantity: "final state: clusters", "self-weight, start"; at most 26 characters if `short`."""
     if row.kind == "state":
         return f"final state: {STATE_NAMES.get(row.name, row.name)}"
     if row.kind == "theorem":
         return THEOREMS[row.name]
     name = row.name.removeprefix("start ")
-    return NAMED[name][0] + (", start" if name != row.name else "")
+    return (short_name(name) if short else NAMED[name][0]) + (", start" if name != row.name else "")
+
+
+def short_name(observable: str) -> str:
+    """Name of an observable, of at most 26 characters."""
+    return SHORT.get(observable, NAMED[observable][0])
 
 
 def quantity_unit(row: FinalQuantity) -> str:
@@ -190,7 +222,7 @@ def agreement(simulation: Simulation) -> tuple[Status, str]:
         return "silent", NO_PREDICTION
     met, total = sum(simulation.met), len(simulation.met)
     status: Status = "agrees" if met == total else "departs" if met == 0 else "inconclusive"
-    return status, f"Prediction ({preset.source}): {prediction_text(preset)}. Met by {met} of {total} seeds."
+    return status, f"Prediction {preset.source}: {prediction_text(preset)}. Met by {met} of {total} seeds."
 
 
 def plateau_sentence(simulation: Simulation) -> str:
@@ -211,16 +243,25 @@ def plateau_sentence(simulation: Simulation) -> str:
 
 def curve_text(curve: Curve) -> str:
     """The formula of a predicted curve."""
-    return FORMULAS[curve.formula].format(factor=curve.factor, degree=curve.degree)
+    return FORMULAS[curve.formula].format(factor=curve.factor, square=curve.factor**2, degree=curve.degree)
+
+
+def normalisation_text(contraction: str, placement: str) -> str:
+    """The normalisation and its place: "whitening (ZCA) after each step"."""
+    if contraction == "none":
+        return "no normalisation"
+    names = ", then ".join(CONTRACTIONS.get(name, name) for name in contraction.split("+"))
+    return f"{names} {PLACEMENTS[placement]}"
 
 
 def run_text(simulation: Simulation) -> str:
-    """Parameters of the run: seeds, tokens, dimension, attention, contraction, steps."""
+    """Parameters of the run: seeds, tokens, dimension, attention, normalisation, steps."""
     s, preset = simulation.settings, simulation.preset
     name = "" if preset is None else f"{preset.name}, "
     return (
         f"{name}{s.seeds} seed{'s' * (s.seeds > 1)} × {s.tokens} tokens in {s.dim} dimension{'s' * (s.dim > 1)}, "
-        f"β = {s.beta:g}, τ = {s.tau:g}, contraction {s.contraction}, {simulation.trajectory.step} steps"
+        f"β = {s.beta:g}, τ = {s.tau:g}, {normalisation_text(s.contraction, s.placement)}, "
+        f"{simulation.trajectory.step} steps"
     )
 
 

@@ -40,11 +40,14 @@ from .citations import cited
 from .tracks_wording import (
     LABELS,
     STATUS_OF,
+    counted,
+    counts_text,
     headline,
     length_unit,
     method,
     quantity_cells,
     quantity_name,
+    rule,
     skipped,
     time_unit,
     truth_errors,
@@ -107,7 +110,7 @@ def data_of(tracks: Tracks) -> dict[str, Any]:
         "inside": {**share._asdict(), "value": share.value},
         "log_likelihood": tracks.log_likelihood,
         "errors": tracks.errors,
-        "targets": [dict(zip([c.name for c in _COLUMNS], row, strict=True)) for row in _rows(tracks)],
+        "targets": [dict(zip([c.name for c in _columns(tracks)], row, strict=True)) for row in _rows(tracks)],
     }
 
 
@@ -134,7 +137,7 @@ def _sections(tracks: Tracks) -> tuple[Section, ...]:
 
 _HOW_TO_READ = (
     "A filter is consistent if its innovations (detection minus prediction) are as large as their predicted "
-    "covariances: then 95 % of the normalised innovations squared (NIS) lie inside the 95 % chi-square band. The "
+    "covariances imply; then 95 % of the normalised innovations squared (NIS) lie inside the 95 % chi-square band. The "
     "banner and the first table give this share with its 95 % confidence interval (CI). In the figures of a target, "
     "the line is the estimated path, ellipses contain the position with probability 95 %, and circles mark detections "
     "whose NIS is above the band."
@@ -152,11 +155,14 @@ def _results(tracks: Tracks) -> Table:
         cells = (value, interval or None, row.total or None, expected or None, verdict)
         rows.append((quantity_name(row), *cells))
     caption = (
-        "n: number of innovations, or of rows. 95 % CI: Wilson's interval, assuming independent innovations. "
-        "Consistent: 95 % lies in the CI or within 2 percentage points of the share. –: not available."
+        f"{counts_text(tracks)} 95 % CI: Wilson's interval, assuming independent innovations. {rule()} –: not "
+        "available."
     )
     if tracks.errors:
-        caption += " NEES / dof: normalised estimation error squared, divided by its degrees of freedom."
+        caption += (
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom, from the second "
+            "detection of each coordinate on."
+        )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 
 
@@ -184,11 +190,13 @@ def _interesting(tracks: Tracks) -> list[int]:
     return sorted(best.tolist()) if len(lengths) <= SHOWN else best.tolist()
 
 
-_COLUMNS = (
-    Column("target"), Column("rows"), Column("detections"), Column("from"), Column("to"),
-    Column("mean NIS", "per degree of freedom", "vᵀS⁻¹v / o"), Column("inside", "%", "95 % band"),
-    Column("not in the first mode", "%", "1 − π₁"), Column("speed", "length / time", "|v|"),
-)  # fmt: skip
+def _columns(tracks: Tracks) -> tuple[Column, ...]:
+    time = tracks.detections.unit if all(isinstance(at, float | int) for at in tracks.detections.label) else ""
+    return (
+        Column("target"), Column("rows"), Column("detections"), Column("from", time), Column("to", time),
+        Column("mean NIS", "per degree of freedom"), Column("inside", "%"), Column("not in the first mode", "%"),
+        Column("speed", f"{length_unit(tracks)}/{time_unit(tracks)}"),
+    )  # fmt: skip
 
 
 def _rows(tracks: Tracks) -> list[tuple[Any, ...]]:
@@ -213,12 +221,18 @@ def _rows(tracks: Tracks) -> list[tuple[Any, ...]]:
 
 def _table(tracks: Tracks) -> Table:
     rows = _rows(tracks)
-    caption = "Means over the rows of each target; inside: share of the NIS inside the 95 % band (expected 95 %)."
+    first = tracks.settings.modes[0]
+    caption = (
+        "Rows: rows of the input, one for each time; detections: rows with at least one coordinate. Mean NIS: "
+        "sum of the NIS divided by the sum of their degrees of freedom (expected 1). Inside: share of the NIS inside "
+        f"the 95 % band (expected 95 %). Not in the first mode: 1 − probability of the mode {first}, mean over rows. "
+        "Speed: norm of the estimated velocity, mean over rows."
+    )
     if len(rows) > LISTED:
         chosen = set(_interesting(tracks))
         rows = [row for i, row in enumerate(rows) if i in chosen or i < LISTED]
         caption = f"{caption} {len(rows)} of {len(tracks.detections.names)} targets."
-    return Table("targets", "Targets", _COLUMNS, tuple(rows), caption, shown=50)
+    return Table("targets", "Targets", _columns(tracks), tuple(rows), caption, shown=50, stacked=True)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
@@ -281,7 +295,7 @@ def _map(tracks: Tracks, axes: Axes) -> Figure:
     marks: list[Mark] = [dots, *_truth(tracks, rows), Line(_estimate_name(tracks), x, y)]
     shown = len(target.unique())
     which = f"all {count} targets" if shown == count else f"{shown} of {count} targets, every {every}th"
-    caption = f"Estimated paths and detections of {which}."
+    caption = f"{_estimate_name(tracks).capitalize()} paths and detections of {which}."
     return Figure("tracks", "All tracks", *axes, tuple(marks), caption, wide=True, equal=True)
 
 
@@ -308,14 +322,21 @@ def _target(tracks: Tracks, axes: Axes, target: int) -> tuple[Text | Table | Fig
     change = tracks.best.probability[rows].diff(dim=0).abs().sum(-1)
     centre = int(change.argmax()) + 1 if len(change) else 0
     near = rows[max(0, centre - CLOSE) : centre + CLOSE]
-    part = f"every {math.ceil(len(rows) / STEPS)}th of {len(rows)} rows" if len(rows) > STEPS else f"{len(rows)} rows"
+    every = f"every {math.ceil(len(rows) / STEPS)}th of " if len(rows) > STEPS else ""
+    part = f"{every}{_counted(tracks, rows)}"
     caption = f"{_estimate_name(tracks).capitalize()} path of {name}, {part}, with 95 % ellipses of the position."
     path = _path(tracks, axes, f"path-{target}", f"{name}: path", _thinned(rows, STEPS), caption)
     closer = _around(tracks, axes, near)
-    caption = f"The {len(near)} rows of {name} around the largest change of its mode probabilities."
+    caption = f"The {_counted(tracks, near)} of {name} around the largest change of its mode probabilities."
     close = _path(tracks, closer, f"close-{target}", f"{name}: largest change of modes", near, caption)
     figures = [path, close] if len(rows) > 2 * CLOSE else [path]
     return (*figures, _modes(tracks, target, name, rows), _innovations(tracks, target, name, rows))
+
+
+def _counted(tracks: Tracks, rows: Tensor) -> str:
+    """Number of rows: "50 detections", or "50 rows" if some have no detection."""
+    detected = bool((~tracks.detections.position[rows].isnan()).any(-1).all())
+    return counted(len(rows), "detection" if detected else "row")
 
 
 def _around(tracks: Tracks, axes: Axes, rows: Tensor) -> Axes:
@@ -375,20 +396,39 @@ def _innovations(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure
     part = _thinned(rows, STEPS)
     part = part[~tracks.nis[part].isnan()]
     times = (tracks.detections.time[part] - tracks.detections.time[rows[0]]).tolist()
-    inside = tracks.inside[part]
-    low, high = tracks.nis_low[part].tolist(), tracks.nis_high[part].tolist()
-    marks: list[Mark] = [Ribbon("95 % band", times, low, high, "grey")]
-    for label, chosen, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
-        if bool(chosen.any()):
-            at = [t for t, yes in zip(times, chosen.tolist(), strict=True) if yes]
-            marks.append(Points(label, at, tracks.nis[part][chosen].tolist(), colour, size=6))
-    axis = Axis("NIS", "1", "vᵀS⁻¹v", scale="log")
+    inside, degrees = tracks.inside[part], tracks.degrees[part]
+    usual = degrees == degrees.mode().values if len(part) else degrees == 0
+    marks: list[Mark] = []
+    if len(part):  # one band for the usual number of coordinates: the bands of the others would be spikes
+        low, high = (float(band[part][usual][0]) for band in (tracks.nis_low, tracks.nis_high))
+        marks.append(Ribbon("95 % band", [times[0], times[-1]], [low] * 2, [high] * 2, "grey"))
+    for label, side, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
+        for extra, chosen, symbol in (("", side & usual, "circle"), (", other band", side & ~usual, "diamond-open")):
+            if bool(chosen.any()):
+                at = [t for t, yes in zip(times, chosen.tolist(), strict=True) if yes]
+                marks.append(Points(label + extra, at, tracks.nis[part][chosen].tolist(), colour, symbol, size=6))
+    axis = Axis("NIS", "1", "eᵀS⁻¹e", scale="log")
     share = share_of(int(inside.sum()), len(part))
     caption = f"NIS of {name}: {share.number} of {share.total} inside the 95 % chi-square band"
     caption += f" (95 % CI {100 * share.low:.0f}–{100 * share.high:.0f} %; expected 95 %)." if share.total else "."
+    caption += _other_bands(tracks, part[usual], part[~usual])
     return Figure(
         f"nis-{target}", f"{name}: normalised innovations squared", _time_axis(tracks), axis, tuple(marks), caption
     )
+
+
+def _other_bands(tracks: Tracks, usual: Tensor, others: Tensor) -> str:
+    """The bands of innovations with another number of coordinates than usual; empty if there are none."""
+    if len(others) == 0:
+        return ""
+    bands = []
+    for degrees in tracks.degrees[others].unique().tolist():
+        rows = others[tracks.degrees[others] == degrees]
+        low, high = float(tracks.nis_low[rows[0]]), float(tracks.nis_high[rows[0]])
+        several = counted(len(rows), "innovation")
+        bands.append(f"{several} with {counted(int(degrees), 'coordinate')}, band {low:.2g} to {high:.2g}")
+    shown = counted(int(tracks.degrees[usual[0]]), "coordinate")
+    return f" The band shown is that of innovations with {shown}. Diamonds: {'; '.join(bands)}."
 
 
 def _calibration(tracks: Tracks) -> Figure:
@@ -407,10 +447,10 @@ def _calibration(tracks: Tracks) -> Figure:
         Line("consistent filter", places, places, "ink", "dash"),
         Line("innovations", places, share.tolist()),
     )
-    x, y = Axis("chi-square level", "1", "p"), Axis("share of the NIS below the quantile", "1", "share")
+    x, y = Axis("level of the quantile", "1", "p"), Axis("share of NIS below the quantile", "1")
     caption = (
-        f"Share of {len(level)} NIS values below each chi-square quantile. Above the diagonal the predicted "
-        "covariances are too large, below it too small."
+        f"Share of {len(level)} NIS values below the chi-square quantile of each level p. Above the diagonal the "
+        "predicted covariances are too large, below it too small."
     )
     return Figure("calibration", "Calibration of the NIS", x, y, marks, caption)
 
@@ -429,9 +469,9 @@ def _over_time(tracks: Tracks) -> Figure:
         else Line("none", [], []),
         Points("inside", times, values, low=[100 * s.low for s in shares], high=[100 * s.high for s in shares]),
     ]
-    axis = Axis("NIS inside the band", "%", "95 % band")
+    axis = Axis("share of NIS inside the 95 % band", "%")
     size = len(parts[0]) if parts else 0
-    caption = f"Each point: share of about {size} consecutive innovations inside the 95 % band, with its 95 % CI."
+    caption = f"Each point: share of about {size} consecutive NIS values inside their 95 % band, with its 95 % CI."
     return Figure("inside", "Consistency over time", _time_axis(tracks), axis, tuple(marks), caption)
 
 
@@ -463,14 +503,15 @@ def _facts(tracks: Tracks) -> Facts:
 def _methods(filter_: str) -> tuple[str, ...]:
     name, source = FILTERS[filter_]
     return (
-        "Each mode is a linear Gaussian system in continuous time; modes switch by a Markov chain. The transition "
+        "Each mode is a linear Gaussian system in continuous time; modes follow a Markov chain. The transition "
         f"between two detections is computed exactly for the elapsed time. The filter is the {name} [{source}].",
-        "Tracks are initialised at the first detection with a diffuse position prior and velocity N(0, (2 v₉₅)²), v₉₅ "
-        "the 95 % quantile of the speed between successive detections. Missing coordinates are left out of the update.",
-        "NIS, the normalised innovation squared, is vᵀS⁻¹v for an innovation v with predicted covariance S; for the "
-        "correct model it has a chi-square distribution [barshalom01]. The first detection of a coordinate has no "
-        "innovation.",
+        "Tracks are initialised at the first detection with a diffuse position prior and the velocity prior "
+        "N(0, (2 v₉₅)²); v₉₅ is the 95 % quantile of the speed between successive detections. Missing coordinates are "
+        "left out of the update.",
+        "NIS, the normalised innovation squared, is eᵀS⁻¹e for an innovation e with predicted covariance S; for the "
+        "correct model it has a chi-square distribution with as many degrees of freedom as e has coordinates "
+        "[barshalom01]. The first detection of a coordinate has no innovation.",
         "Noise levels that are not given are estimated from triples of detections: the deviation of a detection from "
-        "the line through two others of its target has a variance that is linear in observation and process noise. "
-        "Triples of successive detections and triples that span nine rows give two equations.",
+        "the line through two others of its target has a variance that is linear in the variance of a detection and in "
+        "the process noise. Triples of successive detections and triples that span nine rows give two equations.",
     )  # fmt: skip

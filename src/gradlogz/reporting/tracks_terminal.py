@@ -10,13 +10,10 @@ from rich.text import Text
 from ..tracking.records import Tracks
 from ..tracking.track_quantities import track_quantities
 from .result_table import result_table
-from .tracks_wording import headline, quantity_cells, quantity_name, skipped, truth_errors
+from .tracks_wording import headline, quantity_cells, quantity_name, rule, skipped, truth_errors
 
 HEADS = ("quantity", "value", "95 % CI", "expected")
-METHODS = (
-    "95 % CI: Wilson's interval of a share, assuming independent innovations. ✓ consistent: 95 % lies in the interval "
-    "or within 2 percentage points of the share. ✗ inconsistent: otherwise. –: not available."
-)
+METHODS = f"95 % CI: Wilson's interval of a share, assuming independent innovations. {rule()} –: not available."
 
 
 def tracks_table(tracks: Tracks, width: int) -> list[Text]:

@@ -6,7 +6,9 @@ Read next: tracks_page.py and tracks_terminal.py, which show them; ../tracking/t
 import math
 
 from ..page.parts import Status
-from ..tracking.records import LEVEL, TrackQuantity, Tracks, consistency_verdict
+from ..tracking.records import LEVEL, TOLERANCE, TrackQuantity, Tracks, consistency_verdict
+from ..tracking.scenario import settings_of
+from ..tracking.settings import TrackingSettings
 
 STATUS_OF: dict[str, Status] = {"consistent": "agrees", "inconsistent": "departs", "": "silent"}
 LABELS = {"consistent": "consistent (NIS)", "inconsistent": "inconsistent (NIS)", "": "no innovations"}
@@ -86,12 +88,23 @@ def sample(tracks: Tracks) -> str:
 def method(tracks: Tracks) -> str:
     """Filter, modes, smoothing and origin of the noise levels."""
     s = tracks.settings
+    options = [s.sigma, s.noise, *([s.turn_rate] if s.model == "turn" else [])]
     if s.fit:
         levels = f"fitted by EM ({counted(tracks.rounds, 'iteration')})"
+    elif tracks.detections.truth is not None and _levels(s) == _levels(settings_of(s.model)):
+        levels = "preset for the scenario"
+    elif all(options):
+        levels = "given by the options"
     else:
-        levels = "given" if s.sigma and s.noise else "estimated from the detections"
+        levels = (
+            "partly given, partly estimated from the detections" if any(options) else "estimated from the detections"
+        )
     smoothed = ", smoothed" if s.smooth else ""
     return f"{s.filter.upper()} filter with modes {', '.join(s.modes)}{smoothed}; noise levels {levels}"
+
+
+def _levels(settings: TrackingSettings) -> tuple[float | None, ...]:
+    return settings.sigma, settings.noise, settings.turn_rate
 
 
 def headline(tracks: Tracks) -> str:
@@ -102,6 +115,26 @@ def headline(tracks: Tracks) -> str:
     inside = f"{100 * share.value:.1f}\u00a0% of {counted(share.total, 'innovation')} inside the 95\u00a0% band"
     interval = f"95\u00a0% CI {100 * share.low:.1f}–{100 * share.high:.1f}\u00a0%"
     return f"{sample(tracks)}. NIS: {inside} ({interval}): {_meaning(tracks)}."
+
+
+def rule() -> str:
+    """The rule of the verdicts on consistency."""
+    return (
+        f"Consistent: the expected share ({LEVEL:.0%}) lies in the CI, or differs from the measured share by at most "
+        f"{100 * TOLERANCE:.0f} percentage points."
+    ).replace("%", " %")
+
+
+def counts_text(tracks: Tracks) -> str:
+    """The meaning of the column n, and the reason why there are fewer innovations than detections."""
+    rows = tracks.detections
+    detected = ~rows.position.isnan()
+    complete = bool(detected.any(-1).all())
+    noun = "detections" if complete else "rows of the input"
+    numbers = (detected.any(-1, keepdim=True) & ~detected).sum(0).tolist()
+    missing = [f"{number} detections lack {axis}" for axis, number in zip(rows.axes, numbers, strict=True) if number]
+    reasons = "; ".join(["The first detection of a coordinate has no innovation", *missing])
+    return f"n: number of innovations (NIS and innovations) or of {noun} (other quantities). {reasons}."
 
 
 def _meaning(tracks: Tracks) -> str:
@@ -129,6 +162,7 @@ def truth_errors(tracks: Tracks) -> str:
     parts = [f"detections {e['error of detections']:.0f}\u00a0m"]
     for name in ("filtered", "smoothed"):
         if f"{name} position" in e:
-            parts.append(f"{name} {e[f'{name} position']:.0f}\u00a0m and {e[f'{name} velocity']:.1f}\u00a0m/s")
+            parts.append(f"{name} positions {e[f'{name} position']:.0f}\u00a0m")
+            parts.append(f"{name} velocities {e[f'{name} velocity']:.1f}\u00a0m/s")
     nees = ", ".join(f"{name} {e[f'{name} NEES']:.2f}" for name in ("filtered", "smoothed") if f"{name} NEES" in e)
     return f"RMS errors relative to the truth: {', '.join(parts)}. NEES per degree of freedom (expected 1): {nees}."

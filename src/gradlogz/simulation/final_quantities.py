@@ -3,11 +3,12 @@
     final state        share of the seeds, Wilson's interval                 theory: the preset
     observables        mean over seeds, Student's interval                   theory: the preset, or curves
     theorems           number of violations among the recorded intervals     theory: 0
-    Gaussianity        mean over seeds, Student's interval                   null: a Gaussian cloud of equal size
+    Gaussianity        mean over seeds, Student's interval                   null: Gaussian clouds of as many tokens
 
-    supported      every seed meets the prediction; for a curve, its last value lies in the interval or within 5 %
-    refuted        no seed meets it; for a curve, the value lies outside both
-    inconclusive   some seeds meet it; for a curve, the value lies outside 5 % and one seed gives no interval
+                   state or range                 last value of a curve
+    supported      every seed meets it            it lies in the interval, or differs from the mean by at most 5 %
+    refuted        no seed meets it               it lies outside the interval and differs by more than 5 %
+    inconclusive   only some seeds meet it        it differs by more than 5 %, and one seed gives no interval
 
 Curves for Gaussian clouds are compared only if every cloud is Gaussian at the end.
 
@@ -165,7 +166,7 @@ def _no(violations: int) -> Verdict:
 
 
 def gaussian_band(simulation: Simulation, name: str) -> ConfidenceBand | None:
-    """95 % band of an observable for a Gaussian cloud of the same size; None for observables without one."""
+    """95 % band of an observable for Gaussian clouds of as many tokens; None for observables without one."""
     s = simulation.settings
     if name in ("skewness", "kurtosis") and s.tokens > s.dim + 1:
         return mardia_band(name, s.tokens, s.dim)

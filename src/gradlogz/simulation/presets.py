@@ -68,38 +68,38 @@ CIRCLE = {5: "clusters 2-3", 20: "clusters 4-5", 80: "clusters 8-11"}
 DEFAULT = "whitening"
 SINGLE = [
     Preset(
-        DEFAULT, "Gaussian cloud under ascent and whitening, as in the paper: clusters form",
-        SimulationSettings(), "clusters 9-10", "theory 10.1",
+        DEFAULT, "Gaussian cloud under attention steps (ascent) and whitening, the setting of [shim22]: clusters form",
+        SimulationSettings(), "clusters 9-10", "[theory 10.1]",
     ),
     Preset(
-        "riccati", "no contraction, small steps: the precision of a Gaussian cloud decreases linearly",
-        SimulationSettings(dim=2, beta=0.5, tau=0.01, contraction="none", steps=50), "radius 1.9-2.1", "theory 4.4",
+        "riccati", "no normalisation, small steps: the precision of a Gaussian cloud decreases linearly",
+        SimulationSettings(dim=2, beta=0.5, tau=0.01, contraction="none", steps=50), "radius 1.9-2.1", "[theory 4.4]",
     ),
     Preset(
-        "blow-up", "no contraction, large steps: tokens diverge",
+        "blow-up", "no normalisation, large steps: tokens diverge",
         SimulationSettings(tokens=200, dim=2, beta=1.0, tau=10.0, contraction="none", steps=400),
-        "blow-up", "theory 5.1",
+        "blow-up", "[theory 5.1]",
     ),
     Preset(
-        "theorem-1", "fixed Gaussian keys and whitening: every distribution with these moments is stationary",
+        "theorem-1", "fixed Gaussian keys and whitening: every cloud of mean 0 and unit covariance is stationary",
         SimulationSettings(tokens=400, dim=2, beta=0.3, keys=4096, initial="uniform", steps=20),
-        "displacement 0-0.01", "theory 4.1",
+        "displacement 0-0.01", "[theory 4.1]",
     ),
     Preset(
         "hopfield", "six fixed patterns, division by 1 + tau: each token retrieves a pattern",
         SimulationSettings(tokens=300, beta=4.0, contraction="resolvent", initial="sphere", keys=6, steps=120),
-        "clusters 4-6", "theory 5.6",
+        "clusters 4-6", "[theory 5.6]",
     ),
     Preset(
         "hopfield-warm", "six fixed patterns with beta diam² < 4: one fixed point, no retrieval",
         SimulationSettings(tokens=300, beta=0.1, contraction="resolvent", initial="sphere", keys=6, steps=120),
-        "collapsed", "theory 5.7",
+        "collapsed", "[theory 5.7]",
     ),
     Preset(
         "no-residual", "attention without residual connection: the convex hull shrinks to a point",
         SimulationSettings(tokens=200, dim=2, beta=0.2, tau=1.0, contraction="none", initial="exponential",
                            residual=False, steps=100),
-        "collapsed", "theory 5.5",
+        "collapsed", "[theory 5.5]",
     ),
     Preset(
         "causal", "causal mask on the sphere, small beta: all tokens converge to the first",
@@ -113,8 +113,8 @@ SINGLE = [
         "clusters 3-12", "[karagodin24]",
     ),
     Preset(
-        "heads", "two heads of four coordinates each, whitening: no prediction of the cluster count",
-        SimulationSettings(heads=2, steps=600), "", "theory 3.9",
+        "heads", "two heads of four coordinates each, whitening: the theory does not predict the cluster count",
+        SimulationSettings(heads=2, steps=600), "", "[theory 3.9]",
     ),
 ]  # fmt: skip
 
@@ -131,23 +131,23 @@ def _presets() -> list[Preset]:
             description = f"descent and whitening, {name} initial cloud in {_dimensions(d)}"
             beta = 0.2 if d == 8 else 0.3 if initial in ("laplace", "exponential") else 0.5
             settings = SimulationSettings(tokens=768 if d == 8 else 500, dim=d, beta=beta, tau=-0.2, initial=initial)
-            rows.append(Preset(f"descent-{initial}-{d}", description, settings, expects, "theory 10.2"))
+            rows.append(Preset(f"descent-{initial}-{d}", description, settings, expects, "[theory 10.2]"))
     for d, (beta, expects) in SELF_WEIGHTS.items():
         description = f"1024 tokens in {d} dimensions, beta = 1/sqrt(d): attention weight of a token on itself"
         settings = SimulationSettings(
             tokens=1024, dim=d, beta=beta, contraction="rms_norm", initial="sphere", steps=2, seeds=2
         )
-        rows.append(Preset(f"self-weight-{d}", description, settings, expects, "theory 10.3"))
+        rows.append(Preset(f"self-weight-{d}", description, settings, expects, "[theory 10.3]"))
     for beta, expects in SLOPES.items():
-        description = f"1024 queries and 4096 other keys, beta = {beta:g}: slope of attention along the query"
+        description = f"1024 queries and 4096 fixed keys, beta = {beta:g}: slope of attention along the query"
         settings = SimulationSettings(tokens=1024, dim=64, beta=beta, contraction="none", keys=4096, steps=1, seeds=2)
-        rows.append(Preset(f"slope-{beta:g}", description, settings, expects, "theory 10.3"))
+        rows.append(Preset(f"slope-{beta:g}", description, settings, expects, "[theory 10.3]"))
     for beta_, expects in CIRCLE.items():
         description = f"tokens on the circle, beta = {beta_}: metastable clusters"
         settings = SimulationSettings(
             tokens=400, dim=2, beta=float(beta_), contraction="sphere", initial="circle", steps=1000
         )
-        rows.append(Preset(f"circle-{beta_}", description, settings, expects, "theory 10.4"))
+        rows.append(Preset(f"circle-{beta_}", description, settings, expects, "[theory 10.4]"))
     return SINGLE + rows
 
 

@@ -2,8 +2,8 @@
 
     radius, mean_fraction, effective_rank   GaussianCloud: mean and covariance in closed form     [theory 4.4]
     mean_fraction, skewness, harmonic       initial value · growth^t, squared for the first two   [theory 4.4, 4.5]
-    self_weight                             sigmoid(beta r² - beta² r² c / 2 - log n)             [theory 10.3]
-    slope                                   self + (1 - self) (beta c + mean fraction)            [theory 10.3]
+    self_weight                             sigmoid(beta d c - beta² r² c / 2 - log n)            [theory 10.3]
+    slope                                   self + (1 - self) (beta c + mean_fraction)            [theory 10.3]
     diameter without residual               at most (1 - sum_j min_i a_ij) of the previous one    [theory 5.5]
     log_pair_energy                         non-decreasing under residual ascent                  [theory 5.3]
 
@@ -31,7 +31,7 @@ FEW = 3  # largest dimension in which tokens on a sphere are far from Gaussian
 
 
 def moments(simulation: Simulation) -> dict[str, Curve]:
-    """Radius, mean fraction and effective rank of a Gaussian cloud with the initial moments, as medians over seeds.
+    """Radius, share of the mean and effective rank of a Gaussian cloud with the initial moments, as medians over seeds.
 
     Empty without a closed form: with a causal mask, several heads, fixed keys, another placement than "post", or
     tokens on a circle or a low-dimensional sphere.
@@ -106,7 +106,7 @@ def weights(simulation: Simulation) -> dict[str, Curve]:
         a = 0.0 if s.keys else self_weight(beta=s.beta, squared_radius=r2 * part, variance=c / part, n=s.tokens)
         self_weights.append(a)
         slopes.append(a + (1 - a) * (s.beta * c + (0.0 if s.keys else mean)))
-    curves = {"slope": Curve(slopes, "slope")}
+    curves = {"slope": Curve(slopes, "slope, fixed keys" if s.keys else "slope")}
     return curves if s.keys else {**curves, "self_weight": Curve(self_weights, "self-weight")}
 
 

@@ -7,7 +7,7 @@
     levels            noise levels that the filter used
     errors            root mean square errors and NEES, if the truth is known                   expected of NEES: 1
 
-    consistent        95 % lies in the interval of the share, or within 2 percentage points of it
+    consistent        95 % lies in the interval of the share, or differs from the share by at most 2 percentage points
     inconsistent      otherwise
 
 Read next: records.py (Tracks), ../reporting/tracks_terminal.py (the table).
@@ -63,13 +63,14 @@ def _levels(tracks: Tracks) -> list[TrackQuantity]:
 
 
 def _errors(tracks: Tracks) -> list[TrackQuantity]:
-    errors, rows = tracks.errors, []
-    total = len(tracks.detections.time)
-    for kind in ("filtered", "smoothed"):
-        if f"{kind} position" in errors:
-            baseline = errors["error of detections"]
-            rows.append(TrackQuantity("position_error", kind, errors[f"{kind} position"], total=total))
-            rows.append(TrackQuantity("nees", kind, errors[f"{kind} NEES"], total=total, expected=1.0))
+    errors, position, rows = tracks.errors, tracks.detections.position, []
+    for kind, estimate in (("filtered", tracks.filtered), ("smoothed", tracks.smoothed)):
+        if estimate is not None and f"{kind} position" in errors:
+            known = ~estimate.mean.isnan()
+            located, complete = int(known[:, : position.shape[-1]].any(-1).sum()), int(known.all(-1).sum())
+            rows.append(TrackQuantity("position_error", kind, errors[f"{kind} position"], total=located))
+            rows.append(TrackQuantity("nees", kind, errors[f"{kind} NEES"], total=complete, expected=1.0))
     if rows:
-        rows.append(TrackQuantity("position_error", "detections", baseline, total=total))
+        detected = int((~position.isnan()).any(-1).sum())
+        rows.append(TrackQuantity("position_error", "detections", errors["error of detections"], total=detected))
     return rows
