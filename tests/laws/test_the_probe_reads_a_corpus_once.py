@@ -290,7 +290,7 @@ def test_a_real_model_is_probed():
     assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
     judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]
     assert all(math.isfinite(row.value) for row in judged)
-    assert {row.prediction for row in judged if not row.tokens} == {"symmetry"}  # of the weights alone
+    assert {row.prediction for row in judged if not row.tokens} == {"qk_geometry", "symmetry"}  # of the weights alone
     assert len(found.table("identity", quantity="error")) == len(found.table("entropy", quantity="entropy")) == 6 * 12
 
 

@@ -115,10 +115,12 @@ def key_of(row: Finding, blocks: Labels) -> str:
 
 
 def layer_name(label: str) -> str:
-    """Readable name of a layer: "layer 3" of "3", the name of the module if it has no number, "end of the model"."""
+    """Readable name of a layer: "layer 3", "module embeddings.LayerNorm" without a number, "end of the model"."""
+    if not label:
+        return "model"
     if label == END:
         return "end of the model"
-    return f"layer {label}" if any(map(str.isdigit, label)) else label or "model"
+    return f"{'layer' if any(map(str.isdigit, label)) else 'module'} {label}"
 
 
 def hover_text(row: Finding, label: str, name: str) -> str:
@@ -252,7 +254,7 @@ def _plotted(
     quantity = _capitalized(quantity) + (f": {formula}" if formula else "")
     if all(row.head is None for row in rows):
         places = "layers" if declarations is None or not rows else unit_name(rows, len(rows), declarations)
-        return f"{quantity}. {_capitalized(places)} from left to right, in the order of computation."
+        return f"{quantity}. Points: {places}."
     order = ", from left to right" if heads > 1 else ""
     return f"{quantity}. One point for each head, grouped by layer{order}."
 
