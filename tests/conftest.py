@@ -45,10 +45,12 @@ UNCHECKED = {
     "documentation": "code blocks compile, and run the commands",
     "errors": "the checks would refuse the same calls before the package does",
     "faults": "processes of their own, without the checks",
+    "kernels": "numerical derivatives call small functions ten thousand times; tests/agreement checks their shapes",
     "laws": "laws are also about calls that the checks refuse",
     "report": "pages are made by the commands",
     "simulation": "the commands, and clouds of other shapes than annotated",
     "tracking": "numba does not pickle functions that are wrapped",
+    "verification": "statements are evaluated thousands of times; tests/theorems checks the shapes of the same calls",
 }
 
 

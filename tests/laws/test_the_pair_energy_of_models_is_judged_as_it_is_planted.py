@@ -13,6 +13,7 @@ from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import pair_energy
 from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, NORMALIZER, OF_LOGITS, RANK, SHARE, SHARPER, TOTAL
+from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import merge, sums_of
 from support.architectures import ARCHITECTURES
 from support.planted.energies import VOCABULARY, attending
@@ -193,6 +194,23 @@ def test_the_stronger_the_rise_the_more_models_are_found():
 
 
 # The statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_a_decrease_that_the_correction_leaves_inconclusive_is_counted():
+    """p = 0.018 of one block is below 0.05, but not below 0.05 / 6."""
+
+    def row(layer, quantity, *numbers):
+        return Finding("model", "pair_energy", layer, 1, None, quantity, *numbers, tokens=100)
+
+    rising = [row(f"h.{i}.attn", CHANGE, 0.03, 0.028, 0.032, 0.001, 0.0, 0.002) for i in range(5)]
+    falling = row("h.5.attn", CHANGE, -0.0127, -0.0212, -0.0037, 0.003, 0.002, 0.004)
+    whole = [row("", SHARE, 5 / 6), row("", pair_energy.BASELINE, 5 / 6)]
+    found = pair_energy.verdict([*rising, falling, *whole])
+    assert (found.verdict, found.supported, found.refuted) == ("supported", 5, 0)
+    assert details_of(found)["uncorrected"].count == 1
+    found = pair_energy.verdict([*rising, falling._replace(low=-0.0137, high=-0.0117), *whole])
+    assert (found.verdict, found.refuted) == ("refuted", 1)
+    assert "uncorrected" not in details_of(found)
 
 
 def test_shards_add_to_one_pass():

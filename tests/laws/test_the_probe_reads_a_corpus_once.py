@@ -58,7 +58,7 @@ def test_findings_have_a_claim_for_every_prediction(words):
     assert all(c.verdict and (c.remarks or c.judged) for c in found.claims)
     assert found.facts["planted"]["tokens"] == 12 * 30
     assert {f.layer for f in found.select("ascent").rows} == {f"transformer.h.{i}.attn" for i in (0, 1)}
-    assert {t.kind for t in found.tokens} == {"largest covariance", "largest logit"}
+    assert {t.kind for t in found.tokens} == {"largest variance", "largest logit"}
     assert all("[" in t.text for t in found.tokens)
     assert "supported" in found._repr_html_()
 
@@ -290,7 +290,7 @@ def test_a_real_model_is_probed():
     assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
     judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]
     assert all(math.isfinite(row.value) for row in judged)
-    assert {row.prediction for row in judged if not row.tokens} == {"symmetry"}  # of the weights alone
+    assert {row.prediction for row in judged if not row.tokens} == {"qk_geometry", "symmetry"}  # of the weights alone
     assert len(found.table("identity", quantity="error")) == len(found.table("entropy", quantity="entropy")) == 6 * 12
 
 

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from playwright.sync_api import expect
 
-from gradlogz.page import render, write
+from gradlogz.page import Page, Section, Text, VerdictBanner, render, write
 from support.sample_page import HARM, TIMES, sample
 
 FIGURES = 7
@@ -208,3 +208,16 @@ def test_text_of_users_is_text(opened, tmp_path):
     assert "".join(HARM.split()) in "".join(label.split()), "also where plotly writes it"
     assert json.loads(one.taken("nav [data-take=page]")[1])["harm"] == HARM
     assert one.complaints == []
+
+
+def test_formulas_scroll_in_their_box_and_numbers_stay_with_their_units(opened, tmp_path):
+    formulas = "a         = b + c" + " " * 80 + "the sum\nproduct   = b c"
+    text = Text(("A share of 95 % lies in 87.1–95.8.", formulas), "Method")
+    page = Page("lines", "lines", "", VerdictBanner(""), (Section("one", (text,)),))
+    one = opened(write(tmp_path / "lines.html", render(page)), width=390)
+    one.page.click("summary:has-text('Method')")
+    box = one.page.locator("p.lines")
+    assert box.evaluate("p => p.scrollWidth > p.clientWidth")
+    assert box.evaluate("p => Math.round(p.clientHeight / parseFloat(getComputedStyle(p).lineHeight))") == 2
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert "95\u00a0% lies in 87.1\u2060–\u206095.8" in one.page.locator("details.inner p").first.text_content()

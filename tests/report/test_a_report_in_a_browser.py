@@ -184,9 +184,10 @@ def test_all_data_is_taken_along(opened, path):
     table = list(csv.DictReader(io.StringIO(one.taken("#table-rows [data-as=csv]")[1])))
     assert len(table) == len(expected.rows)
     first = table[0]
-    assert (first["prediction"], first["layer"], first["head"], first["quantity"]) == tuple(
-        str(getattr(expected.rows[0], name)) for name in ("prediction", "layer", "head", "quantity")
-    )
+    assert first["claim"] == expected.declarations[expected.rows[0].prediction].title
+    assert [first[name] for name in ("layer", "head", "quantity")] == [
+        str(getattr(expected.rows[0], name)) for name in ("layer", "head", "quantity")
+    ]
     assert float(first["null high"]) == expected.rows[0].null_high
     file, text = one.taken("nav [data-take=page]")
     whole = json.loads(text)

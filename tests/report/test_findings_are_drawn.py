@@ -4,8 +4,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gradlogz.reporting.findings_figures import labels_of
-from support.invented_findings import HEADS, LAYERS, findings
+from gradlogz.reporting.findings_figures import by_layer, head_map, labels_of, layer_name, sample_size
+from gradlogz.reporting.findings_wording import verdict_sentence
+from support.invented_findings import DECLARATIONS, HEADS, LAYERS, findings
 
 
 def test_values_stand_beside_their_nulls_layer_by_layer():
@@ -80,3 +81,48 @@ def test_layers_have_short_names_that_differ(names, labels):
     parts = [name.partition("#") for name in names]
     rows = [row._replace(layer=layer, call=int(call or 1)) for layer, _, call in parts]
     assert list(labels_of(rows).values()) == labels
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("3", "layer 3"), ("decoder.3", "layer decoder.3"), ("embeddings.LayerNorm", "module embeddings.LayerNorm"),
+     ("end", "end of the model"), ("", "model")],
+)  # fmt: skip
+def test_a_layer_is_called_a_layer_only_if_it_has_a_number(label, name):
+    assert layer_name(label) == name
+
+
+def test_captions_count_what_rows_describe():
+    rows = [row for row in findings().rows if row.quantity == "gain"]
+    declared = {"ascent": DECLARATIONS["ascent"]._replace(unit="block")}
+    assert sample_size(rows, declared) == f"n = {LAYERS} blocks, 50 tokens each"
+    declared = {"ascent": DECLARATIONS["ascent"]._replace(places={"gain": "sublayers"})}
+    assert sample_size(rows, declared) == f"n = {LAYERS} sublayers, 50 tokens each"
+    assert sample_size(rows, {}) == f"n = {LAYERS} layers, 50 tokens each"
+    exact = [row._replace(low=row.value, high=row.value, tokens=0) for row in rows]
+    assert sample_size(exact, {}) == f"n = {LAYERS} layers; weights only"
+
+
+def test_a_long_formula_is_in_the_caption_and_not_beside_the_axis():
+    rows = [row for row in findings().rows if row.quantity == "gain"]
+    quantity = DECLARATIONS["ascent"].quantities["gain"]
+    for formula in (quantity.formula, 3 * quantity.formula):
+        declared = {"ascent": DECLARATIONS["ascent"]._replace(quantities={"gain": quantity._replace(formula=formula)})}
+        figure = by_layer(rows, labels_of(rows), declared)
+        assert (formula in figure.caption) == (formula not in figure.y.label)
+        assert len(figure.y.label.split("\n")) <= 2
+
+
+def test_titles_name_the_quantity_alone():
+    rows = [row for row in findings().rows if row.quantity == "max logit"]
+    assert by_layer(rows, labels_of(rows), {}).title == "max logit"
+    assert "by" not in head_map(rows, labels_of(rows), {}).title.split()
+
+
+def test_a_self_check_is_named_in_the_first_sentence():
+    claims = findings().summary()
+    assert "self-check" not in verdict_sentence("planted", claims, DECLARATIONS)
+    declared = {**DECLARATIONS, "entropy": DECLARATIONS["entropy"]._replace(self_check="is always true")}
+    assert "“entropy”, is a self-check of the measurement: it is always true." in verdict_sentence(
+        "planted", claims, declared
+    )

@@ -129,7 +129,7 @@ def findings(model="planted", *, layers=LAYERS, heads=HEADS, more=0, shift=0.0, 
     ]
     tokens = [
         Token(model, "largest logit", attention(1), 1, 2, 80.0, f"document{words}", 7, f"about a [token{words}] of it"),
-        Token(model, "largest covariance", attention(0), 1, 0, 3.0, "other", 1, "the [first] one"),
+        Token(model, "largest variance", attention(0), 1, 0, 3.0, "other", 1, "the [first] one"),
     ]
     facts = {"architecture": f"Planted{words}", "parameters": 12345678, "layers": layers, "heads": heads, "tokens": 99}
     return Findings({model: facts if step is None else {**facts, "step": step}}, rows, claims, tokens, DECLARATIONS)

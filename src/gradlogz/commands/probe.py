@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..probing.runs.findings import Findings
     from ..probing.runs.run_folder import Run
 
-SOURCES = {"text": "the prose that comes with Python", "reactions": "textbook reactions"}  # default texts
+SOURCES = {"text": "topics of Python's built-in help", "reactions": "textbook reactions"}  # default texts
 RUNS = "runs"  # default folder of runs
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 

@@ -312,11 +312,13 @@
     const size = Math.abs(value), plain = size >= 1e-4 && size < 1e4;
     return plain ? String(Number(value.toPrecision(4))) : value.toExponential(3).replace(/\.?0+e/, "e");
   }
+  const glued = (text) => text.replaceAll(" %", "\u00a0%").replace(/(?<=\d)–(?=\d)/g, "\u2060–\u2060"); // as in rendering.py
+  const extent = (text) => (text.length <= 24 ? "short" : text.length > 60 ? "long" : "");
   function cell(value, head, { tones: colours, links }) {
     const box = document.createElement("td");
     let inner = box;
     box.dataset.head = head;
-    box.className = value === null ? "none" : typeof value === "number" ? "number" : "";
+    box.className = value === null ? "none" : typeof value === "number" ? "number" : value in links || value in colours ? "" : extent(String(value));
     if (value in links) {
       inner = box.appendChild(document.createElement("a"));
       inner.href = `#section-${links[value]}`;
@@ -325,7 +327,7 @@
       inner.className = "chip";
       inner.style.setProperty("--tone", `var(--${colours[value]})`);
     }
-    inner.textContent = shown(value);
+    inner.textContent = glued(shown(value));
     return box;
   }
   // Fills a table with the rows that match the selection, sorted; only the first few until it is expanded.
@@ -355,6 +357,7 @@
       lines.push(line);
     }
     table.tBodies[0].replaceChildren(...lines);
+    table.parentNode.classList.toggle("all", opened.has(id));
     const more = table.closest(".table").querySelector(".more");
     more.hidden = count === rows.length;
     more.querySelector("span").textContent = `${count} of ${rows.length} rows${choice && keys.length ? `: ${choices[choice].label}` : ""}.`;

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
-LONGEST = 32  # characters per line of an axis label
+LONGEST = 36  # characters per line of an axis label
 CROWD = 100  # points above which error bars are drawn fainter, because they overlap
 LEVELS = 12  # distinct integers up to which a colour scale has one tick each
 

@@ -24,6 +24,9 @@ from .palette import DARK, LIGHT, STATUSES, TONES
 from .parts import Chip, Link, Page, Part, Table, Views
 
 HERE = Path(__file__).parent
+SHORT, LONG = 24, 60  # characters of a cell
+RANGE = re.compile(r"(?<=\d)–(?=\d)")
+EQUATION = re.compile(r"(?<=\w) = (?=[−\d])")
 TICKS = 24  # category names that fit on an axis
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon", "hexagon", "bowtie")
 
@@ -34,10 +37,15 @@ def render(page: Page) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=glued,
     )
+    environment.filters["extent"] = extent
     environment.filters["number"] = number
-    environment.filters["unbroken"] = unbroken
     environment.filters["slug"] = slug
     return environment.get_template("template.html").render(
         page=page,
@@ -119,10 +127,16 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def unbroken(text: str) -> str:
-    """The text without line breaks inside "95 %", "9–10" and "τ = 0"."""
-    joined = re.sub(r"(?<=\d) %", "\u00a0%", re.sub(r"(?<=\w) = (?=[−\d])", "\u00a0=\u00a0", text))
-    return re.sub(r"(?<=\d)–(?=\d)", "–\u2060", joined)
+def extent(text: str) -> str:
+    """Class of a cell by its length: short text stays on one line, long text wraps within a readable width."""
+    return "short" if len(text) <= SHORT else "long" if len(text) > LONG else ""
+
+
+def glued(value: Any) -> Any:
+    """Text without line breaks inside "95 %", "9–10" and "τ = 0"; other values are unchanged."""
+    if type(value) is not str:  # markup is ready
+        return value
+    return RANGE.sub("\u2060–\u2060", EQUATION.sub("\u00a0=\u00a0", value.replace(" %", "\u00a0%")))
 
 
 def slug(name: str) -> str:

@@ -68,7 +68,8 @@ def judge(
         if f.quantity == quantity:
             supported, refuted = next(rulings)
             verdict = "supported" if supported else "refuted" if refuted else "inconclusive"
-            f = f._replace(verdict=verdict if f.tokens else "not applicable")
+            exact = f.low == f.high  # a function of the weights alone, which needs no tokens
+            f = f._replace(verdict=verdict if f.tokens or exact else "not applicable")
         judged.append(f)
     return judged
 

@@ -20,12 +20,14 @@ from .._errors import InputValueError, MissingPackageError
 from ..page import Axis, Figure, Heat, Mark, Points, drawn
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import VERDICTS, Finding
-from .findings_wording import Declarations, quantity_label, unit_and_formula
+from .findings_wording import Declarations, places_of, quantity_label, unit_and_formula
 from .formatting import STYLES, digits, finite, interval
 
 Labels = Mapping[tuple[str, int], str]
 WIDTH = 0.7  # part of the distance between two layers over which the heads of one are spread
 FENCE = 1.5  # values further than this times the range of deciles 1 to 9 outside it would flatten a figure
+LINES = 2  # of an axis label; a longer formula is in the caption
+END = "end"  # name of the last depth of the residual stream in the rows
 MANY = 100  # rows above which a figure takes the full width of the page
 
 
@@ -112,12 +114,21 @@ def key_of(row: Finding, blocks: Labels) -> str:
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
+def layer_name(label: str) -> str:
+    """Readable name of a layer: "layer 3", "module embeddings.LayerNorm" without a number, "end of the model"."""
+    if not label:
+        return "model"
+    if label == END:
+        return "end of the model"
+    return f"{'layer' if any(map(str.isdigit, label)) else 'module'} {label}"
+
+
 def hover_text(row: Finding, label: str, name: str) -> str:
     """Hover text of a row: place, value, null, number of tokens, verdict.
 
     label: the layer. name: the quantity.
     """
-    place = "model" if not label else f"layer {label}" + ("" if row.head is None else f", head {row.head}")
+    place = layer_name(label) + ("" if row.head is None else f", head {row.head}")
     tokens = f"n = {row.tokens:,} tokens" if row.tokens else ""
     value = f"{name} {value_text(row)}"
     return "\n".join(filter(None, (place, value, null_text(row), tokens, row.verdict)))
@@ -145,20 +156,25 @@ def joined(*texts: str) -> str:
     return ", ".join(filter(None, texts))
 
 
-def sample_size(rows: Sequence[Finding]) -> str:
+def sample_size(rows: Sequence[Finding], declarations: Declarations | None = None) -> str:
     """Number of heads or layers in a caption, with the number of tokens per head or layer."""
     tokens = [row.tokens for row in rows if row.tokens]
-    size = f"n = {len(rows)} {unit_name(rows, len(rows))}"
+    size = f"n = {len(rows)} {unit_name(rows, len(rows), declarations)}"
     if not tokens:
-        return size
+        return f"{size}; weights only" if rows and all(row.low == row.high for row in rows) else size
     low, high = min(tokens), max(tokens)
     return f"{size}, {low:,}{f' to {high:,}' if high > low else ''} tokens each"
 
 
-def unit_name(rows: Sequence[Finding], count: int) -> str:
-    """Name of the units that rows describe: heads, layers, or values where they are mixed; singular if count is 1."""
+def unit_name(rows: Sequence[Finding], count: int, declarations: Declarations | None = None) -> str:
+    """Name of the units that rows describe: heads, layers, or values where they are mixed; singular if count is 1.
+
+    declarations: those of the run, which name the units that are not heads: blocks, sublayers.
+    """
     heads = {row.head is not None for row in rows}
     name = "head" if heads == {True} else "layer" if heads == {False} and all(row.layer for row in rows) else "value"
+    if name == "layer" and declarations is not None and count != 1:
+        return places_of(declarations, rows[0].prediction, rows[0].quantity)
     return name if count == 1 else f"{name}s"
 
 
@@ -208,26 +224,39 @@ def by_layer(
     unit, formula = unit_and_formula(declarations, first.prediction, first.quantity)
     valued = [row for row in rows if math.isfinite(row.value)]
     shown = [row.value for row in valued] + [row.null for row in nulls]
-    composition = f"{len(valued)} {unit_name(valued, len(valued))} and their nulls" if nulls else ""
+    composition = f"{len(valued)} {unit_name(valued, len(valued), declarations)} with their nulls" if nulls else ""
     ends, outside = _window(shown, "axis", composition)
-    sentences = (_plotted(valued, heads, quantity), _bars(rows, nulls, null_name), f"{sample_size(valued)}.", outside)
+    axis = Axis(quantity, unit, formula, range=ends)
+    defined = ""
+    if len(axis.label.split("\n")) > LINES:  # the caption has more room for the formula
+        axis, defined = Axis(quantity, unit, range=ends), formula
+    sentences = (
+        _plotted(valued, heads, quantity, defined, declarations),
+        _bars(rows, nulls, null_name),
+        f"{sample_size(valued, declarations)}.",
+        outside,
+    )
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
-        f"{quantity} by layer",
+        quantity,
         Axis("layer", "number", names=tuple(name or "model" for name in names)),
-        Axis(quantity, unit, formula, range=ends),
+        axis,
         tuple(marks),
         " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
     )
 
 
-def _plotted(rows: Sequence[Finding], heads: int, quantity: str) -> str:
-    """The caption's sentence on the points."""
-    quantity = _capitalized(quantity)
+def _plotted(
+    rows: Sequence[Finding], heads: int, quantity: str, formula: str = "", declarations: Declarations | None = None
+) -> str:
+    """The caption's sentences on the quantity, with its formula, and on the points."""
+    quantity = _capitalized(quantity) + (f": {formula}" if formula else "")
     if all(row.head is None for row in rows):
-        return f"{quantity}, by layer."
-    return f"{quantity}, by head." + (" Heads of a layer are from left to right." if heads > 1 else "")
+        places = "layers" if declarations is None or not rows else unit_name(rows, len(rows), declarations)
+        return f"{quantity}. Points: {places}."
+    order = ", from left to right" if heads > 1 else ""
+    return f"{quantity}. One point for each head, grouped by layer{order}."
 
 
 def _bars(rows: Sequence[Finding], nulls: Sequence[Finding], null_name: str) -> str:
@@ -254,9 +283,10 @@ def head_map(
     hover, keys = _hover_and_keys(grid, labels, blocks or labels, quantity)
     x, y, name = range(len(grid[0])), range(len(grid)), f"{quantity} [{unit}]"
     heat = Heat(name, x, y, values, hover, keys=keys, range=ends)
-    plotted = f"Colour: {quantity}, by head" + (f"; {formula}." if formula else ".")
-    caption = " ".join(filter(None, (plotted, f"{sample_size([r for r in valued if r.head is not None])}.", outside)))
-    name, title = f"{first.prediction} {first.quantity} by head", f"{quantity} by head"
+    plotted = f"Colour: {quantity}" + (f", {formula}." if formula else ".") + " One cell for each head."
+    sample = sample_size([r for r in valued if r.head is not None], declarations)
+    caption = " ".join(filter(None, (plotted, f"{sample}.", outside)))
+    name, title = f"{first.prediction} {first.quantity} by head", f"{quantity}, heat map"
     return _mapped(name, title, rows, labels, heat, caption)
 
 
@@ -281,8 +311,8 @@ def verdict_map(
     counts = Counter(row.verdict for row in rows if row.verdict)
     divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     tests = f" ({correction})" if correction else ""
-    caption = f"Verdicts by head; statistic: {label}{tests}. {divided}; n = {sum(counts.values())} heads."
-    return _mapped(f"{first.prediction} verdicts", f"verdicts by head: {label}", rows, labels, heat, caption)
+    caption = f"Verdict on each head; statistic: {label}{tests}. {divided}; n = {sum(counts.values())} heads."
+    return _mapped(f"{first.prediction} verdicts", f"verdicts on heads: {label}", rows, labels, heat, caption)
 
 
 def _mapped(name: str, title: str, rows: Sequence[Finding], labels: Labels, heat: Heat, caption: str) -> Figure:

@@ -33,15 +33,19 @@ GUIDE = {
     ),
     "null": (
         "The same statistic under a null model: the same architecture with random weights, randomly rotated matrices, "
-        "other heads or permuted tokens. In most null models the claim does not hold; where it holds without training, "
-        "the null value is not used as a bound. Each section names its null. Figures "
-        "show it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end "
-        "of the band."
+        "other heads or permuted tokens. Each section names its null. Figures show it in grey, with its 95 % band "
+        "where it has one. Above (below) the null: beyond the upper (lower) end of the band."
+    ),
+    "bound": (
+        "Number that the value of a head must be beyond to support the claim, or to refute it; the section of the "
+        "claim states both bounds. A bound is a constant, an end of the band of the null, or both. If the claim also "
+        "holds without training, its bounds are constants."
     ),
     "verdict on a head": (
-        "Supported or refuted if the condition named in the section of the claim holds at a false discovery rate "
-        "(FDR) of 5 % over all heads (Benjamini–Hochberg); the 95 % confidence interval then excludes the bound. "
-        "Otherwise inconclusive. Statistics of weights alone are compared with the bound directly."
+        "Supported or refuted if its value is beyond the bound at a false discovery rate (FDR) of 5 % over all heads "
+        "(Benjamini–Hochberg). Otherwise inconclusive, even if its own 95 % confidence interval excludes the bound: "
+        "when many heads are tested, single p-values must be smaller than 0.05. Statistics of weights alone are "
+        "compared with the bound directly."
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
@@ -77,7 +81,9 @@ def page_of_run(contents: RunContents) -> Page:
         name=f"gradlogz-{name}",
         title=name,
         subtitle=f"{ABOUT} {model_sentence(contents.facts)}",
-        verdict=VerdictBanner(verdict_sentence(name, claims), warned, notes, groups(declarations, claims)),
+        verdict=VerdictBanner(
+            verdict_sentence(name, claims, declarations), warned, notes, groups(declarations, claims)
+        ),
         sections=sections,
         guide=GUIDE,
         methods=methods,
@@ -118,27 +124,30 @@ def data_of(contents: RunContents, sections: Sequence[Section]) -> dict[str, Any
 
 
 def _methods(run: Run) -> tuple[str, ...]:
-    source = f" ({run.text['source']})" if run.text.get("source") else ""
+    source = f" Text: {run.text['source']}." if run.text.get("source") else ""
     return (
-        f"Data. The model read the text{source} in one pass, during which queries, keys, values, the residual stream "
+        "Data. The model read the text in one pass, during which queries, keys, values, the residual stream "
         "and the output of every sublayer were recorded. All quantities are statistics of these tensors and of the "
-        "weights.",
+        f"weights.{source}",
         "Confidence intervals. Tokens of a document are not independent, so documents are the sampling unit: 95 % "
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
         "of covariance matrices from the jackknife over eight groups of documents [busing99].",
         "Null values. The null value is the same statistic under a null model: the same architecture with random "
-        "weights, randomly rotated matrices, other heads or permuted tokens, as named in each section. In most null "
-        "models the claim does not hold. Where it holds without training (untrained feed-forward maps are nearly "
-        "affine, untrained heads are coherent), the null value is not used as a bound; instead the result states how "
-        "many supporting layers also pass with random weights.",
-        "Verdicts. Each head has one p-value for supporting and one for refuting a claim: the confidence interval is "
-        "inverted at the bound with Student's t distribution (seven degrees of freedom). A head supports the claim if "
-        "its value passes the bound of support significantly: the Benjamini–Hochberg procedure over all heads, at FDR "
-        "5 %, rejects the hypothesis that it does not [benjamini95]. It refutes the claim if its value passes the "
-        "bound of refutation in the same way. In both cases its 95 % confidence interval excludes the bound. "
-        "Otherwise the head is inconclusive. Statistics of weights alone are compared with the bound directly. "
-        "The verdict on the model is that of more than half of its heads or layers, unless the decision rule states "
-        "otherwise.",
+        "weights, randomly rotated matrices, other heads or permuted tokens, as named in each section.",
+        "Bounds. Each claim has a bound of support and a bound of refutation: a constant, an end of the 95 % band of "
+        "the null, or both. Claims that also hold without training (untrained feed-forward maps are "
+        "nearly affine, untrained heads are coherent) have constant bounds, and their results state how many "
+        "supporting layers are beyond the bound with random weights too.",
+        "Tests. Each head has two p-values, one for each bound, from a two-sided t test of the value against the "
+        "bound. The standard error is the distance from the value to the end of the confidence interval that faces the "
+        "bound, divided by the 97.5 % quantile of Student's t distribution; there are 7 degrees of freedom. The "
+        "p-value is 1 unless the whole confidence interval is beyond the bound. The Benjamini–Hochberg procedure "
+        "[benjamini95] decides which p-values are significant, separately for the two bounds, at FDR 5 % over all "
+        "heads. Statistics of weights alone have no sampling error and are compared with the bounds directly.",
+        "Verdicts. A head supports (refutes) the claim if its value is significantly beyond the bound of support (of "
+        "refutation). All other heads are inconclusive, also those whose 95 % confidence interval excludes the bound "
+        "but whose p-value is too large for FDR 5 %. The verdict on the model is that of more than half of its heads "
+        "or layers, unless the decision rule states otherwise.",
         "Theory. The claims follow from [shim22], with corrections. [theory N] refers to the numbered statement N of "
         "the documentation (docs/theory.md).",
     )

@@ -35,6 +35,7 @@ from .findings_figures import (
     key_of,
     label_of,
     labels_of,
+    layer_name,
     null_text,
     value_text,
     verdict_map,
@@ -66,7 +67,7 @@ def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Secti
         *_map(claims, by_claim, blocks, declarations),
         *(_claim(claim, by_claim[claim.prediction], blocks, declarations) for claim in claims),
         *_tokens(contents.findings.tokens, rows, blocks),
-        *_data(rows, blocks),
+        *_data(rows, blocks, declarations),
         Section("Model and text", (Facts(_card(contents)),), folded=True, name="model"),
     ]
     return tuple(sections)
@@ -84,8 +85,8 @@ def choices_of(rows: Sequence[Finding]) -> tuple[Choice, ...]:
         choice
         for label, numbers in heads.items()
         for choice in (
-            Choice(label, f"layer {label}"),
-            *(Choice(f"{label}/{head}", f"layer {label}, head {head}", label) for head in sorted(numbers)),
+            Choice(label, layer_name(label)),
+            *(Choice(f"{label}/{head}", f"{layer_name(label)}, head {head}", label) for head in sorted(numbers)),
         )
     )
 
@@ -223,13 +224,13 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels, declarations: Dec
         (
             labels[row.layer, row.call] or "model", row.head, *((label_of(row, declarations),) if several else ()),
             row.value, interval(row.low, row.high) or None, row.null,
-            interval(row.null_low, row.null_high) or None, row.tokens, chip(row.verdict) if row.verdict else None,
+            interval(row.null_low, row.null_high) or None, row.tokens or None,
+            chip(row.verdict) if row.verdict else None,
         )
         for row in rows
     ]  # fmt: skip
     keys = tuple(key_of(row, blocks) for row in rows)
-    place = "layer" if all(row.head is None for row in rows) else "head"
-    title = f"values by {place}" if several else f"{label_of(rows[0], declarations)} by {place}, values"
+    title = "table of values" if several else f"{label_of(rows[0], declarations)}, table of values"
     return Table(name, title, columns, tuple(cells), keys=keys, shown=SHOWN)
 
 
@@ -273,7 +274,7 @@ def _support(
     hover = [
         [
             "" if p is None else "\n".join([
-                f"layer {layers[i]}, head {j}",
+                f"{layer_name(layers[i])}, head {j}",
                 *(f"{titles[r.prediction]}: {joined(r.verdict, value_text(r), null_text(r))}" for r in p),
             ])
             for j, p in enumerate(line)
@@ -351,18 +352,20 @@ def _tokens(tokens: Sequence[Token], rows: Sequence[Finding], blocks: Labels) ->
         block = blocks.get((t.layer, t.call), t.layer)
         keys.append(block if t.head is None else f"{block}/{t.head}")
     caption = (
-        "Tokens with extreme values, in brackets within their context. Position: index of the token in its document."
+        "Tokens with extreme values, in brackets within their context. Largest variance: trace of the covariance of "
+        "the attended values. Position: index of the token in its document."
     )
     table = Table("tokens", "extreme tokens", columns, tuple(cells), caption, tuple(keys), shown=SHOWN)
     return (Section("Tokens of interest", (table,), folded=True, name="tokens"),)
 
 
-def _data(rows: Sequence[Finding], blocks: Labels) -> tuple[Section, ...]:
+def _data(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -> tuple[Section, ...]:
     """Table of every row of the run."""
     if not rows:
         return ()
-    columns = tuple(Column(name.replace("_", " ")) for name in Finding._fields[1:])
-    cells = tuple(tuple(row[1:]) for row in rows)
+    columns = (Column("claim"), *(Column(name.replace("_", " ")) for name in Finding._fields[2:]))
+    titles = {name: title_of(declarations, name) for name in {row.prediction for row in rows}}
+    cells = tuple((titles[row.prediction], *row._replace(quantity=label_of(row, declarations))[2:]) for row in rows)
     keys = tuple(key_of(row, blocks) for row in rows)
     caption = (
         "low and high: ends of the 95 % confidence interval; null low and null high: ends of the 95 % band of the "

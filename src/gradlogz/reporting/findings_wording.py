@@ -3,7 +3,7 @@
     verdict_sentences                   the result of a claim: value, null value, counts, details, remarks
     title_of, claim_of, method_of       texts of a prediction, by its declaration; its name where there is none
     unit_and_formula                    unit and formula of a quantity
-    quantity_label                      readable name of a quantity
+    quantity_label, places_of           readable name of a quantity, and noun of the rows that are not of heads
 
 This is the one place that words a result: predictions return numbers and declare names.
 
@@ -27,7 +27,6 @@ NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
 FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
 
 
-# Readable names of quantities whose names in rows are short; other quantities are shown by their names.
 def verdict_sentences(claim: Summary, declaration: Declaration | None) -> tuple[str, ...]:
     """Sentences for the result of a claim, each with its numbers.
 
@@ -184,6 +183,15 @@ def quantity_label(declarations: Declarations, prediction: str, quantity: str) -
     return labels.get(quantity) or f"{labels.get(name, name)}{comma}{qualifier}"
 
 
+def places_of(declarations: Declarations, prediction: str, quantity: str) -> str:
+    """Plural noun of what the rows of a quantity without a head describe: "layers", "blocks", "sublayers"."""
+    declared = declarations.get(prediction)
+    if declared is None:
+        return "layers"
+    default = "layers" if declared.unit in ("", "head") else f"{declared.unit}s"
+    return declared.places.get(quantity) or declared.places.get(quantity.partition(",")[0]) or default
+
+
 def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[str]:
     """Bibliography keys that predictions cite in their texts or list as references."""
     declared = [declarations[name] for name in predictions if name in declarations]
@@ -195,8 +203,11 @@ def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[s
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 
-def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
-    """Numbers of supported, refuted and inconclusive claims of a model, for the first screen of its page."""
+def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declarations) -> str:
+    """Numbers of supported, refuted and inconclusive claims of a model, for the first screen of its page.
+
+    Self-checks are counted and named, because they are no evidence for the theory.
+    """
     counts = Counter(claim.verdict for claim in claims)
     *decided, absent = VERDICTS
     tested = sum(counts[verdict] for verdict in decided)
@@ -204,7 +215,12 @@ def verdict_sentence(model: str, claims: Sequence[Summary]) -> str:
         return f"No claim could be tested on {model}."
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in decided)
     rest = f"; {counts[absent]} {'is' if counts[absent] == 1 else 'are'} {absent}" if counts[absent] else ""
-    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}{rest}."
+    checks = "".join(
+        f" One of them, “{declarations[claim.prediction].title}”, is a self-check of the measurement: it {reason}."
+        for claim in claims
+        if claim.prediction in declarations and (reason := declarations[claim.prediction].self_check)
+    )
+    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}{rest}.{checks}"
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:

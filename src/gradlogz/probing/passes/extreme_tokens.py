@@ -1,6 +1,6 @@
 """Tokens with extreme statistics, with the surrounding text.
 
-    largest covariance    trace of Var_a(v), the covariance of the values, which attention discards         [theory 8.3]
+    largest variance      tr Cov_a(v), the variance of the attended values, which attention discards        [theory 8.3]
     largest logit         the most concentrated attention of the head, or logits that diverge
 
 The few largest values of each kind are stored for every layer.
@@ -67,7 +67,7 @@ def candidates(event: Attended, batch_pass: BatchPass) -> list[Candidates]:
         return []
     kinds: dict[str, Tensor] = {}
     if event.attention.value_variance is not None:
-        kinds["largest covariance"] = event.attention.value_variance.sum(-1)
+        kinds["largest variance"] = event.attention.value_variance.sum(-1)
     if event.attention.max_logit is not None:
         kinds["largest logit"] = event.attention.max_logit
     largest = []

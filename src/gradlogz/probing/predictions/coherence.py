@@ -1,8 +1,9 @@
 """Coherence: the cost of weighting the heads of a layer equally.
 
-    h = sum_k h_k / H        mixture of heads; in the gradient of its log normaliser, head k has the weight
-                             r_k = softmax_k(G_k)
-    cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats            [theory 6.2]
+    g_k = G_k - <mu_k, q_k>  log normaliser of head k, with centred keys
+    log sum_k exp(g_k)       log normaliser of one softmax over the keys of all heads; in its gradient head k has the
+                             weight r_k = softmax_k(g_k)
+    cost                     KL(uniform‖r) = log sum_k exp(g_k) - log H - mean_k g_k,  in nats            [theory 6.2]
 
 Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
 """
@@ -35,33 +36,42 @@ from .observables.attention_rows import applies, rows_of
 
 COST, SHIFTED, RAW = "cost", "cost, other tokens", "raw cost"
 COHERENT, INCOHERENT = 0.1, 0.5
+LABELS = {
+    COST: "cost of weighting heads equally",
+    SHIFTED: "cost with log normalisers of other tokens",
+    RAW: "cost without centring of the keys",
+}
 COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numerator and denominator
 
 FORMULAS = """\
-    h = sum_k h_k / H        mixture of heads; in the gradient of its log normaliser, head k has the weight
-                             r_k = softmax_k(G_k)
-    multi-head attention     all heads have equal weight: the gradient of a lower bound of that log normaliser
-    cost                     KL(uniform‖r) = log sum_k exp(G_k) - log H - mean_k G_k,  in nats           [theory 6.2]"""
+    g_k = G_k - <mu_k, q_k>  log normaliser of head k, with centred keys
+    log sum_k exp(g_k)       log normaliser of one softmax over the keys of all heads; in its gradient head k has the
+                             weight r_k = softmax_k(g_k)
+    mean_k g_k + log H       its lower bound (Jensen); in the gradient of this bound, as in multi-head attention, all H
+                             heads have equal weight
+    cost                     KL(uniform‖r) = log sum_k exp(g_k) - log H - mean_k g_k,  in nats           [theory 6.2]"""
 
 DECLARATION = Declaration(
     title="Coherent heads",
-    claim="Heads are coherent: multi-head attention is nearly the gradient of the log normaliser of their mixture.",
+    claim=(
+        "Heads are coherent: one softmax over the keys of all heads would weight the heads almost equally, as "
+        "multi-head attention does."
+    ),
     formula=(
-        "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer. "
-        "The mixture is one softmax over the keys of all heads; in the gradient of its log normaliser, head k has "
-        "weight r_k. In multi-head attention all heads have equal weight. G_k: log normaliser, mu_k: mean key, q_k: "
-        "query of head k"
+        "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer: "
+        "the weight of head k in one softmax over the keys of all heads. In multi-head attention all heads have equal "
+        "weight. G_k: log normaliser, mu_k: mean key, q_k: query of head k"
     ),
     supports=f"The cost is below {COHERENT:g} nats.",
     refutes=f"The cost is above {INCOHERENT:g} nats: the weights r are far from uniform.",
     method=(
         FORMULAS,
-        "A log normaliser is defined up to <q, c> for an offset c of the keys, which leaves the attention weights "
-        f'unchanged; for "{COST}" the keys of each row are therefore centred, G_k - mean_j u_j, in a random sample of '
-        f'rows. "{RAW}" uses the log normalisers without centring, in all rows. Log normalisers are not comparable '
-        "between heads with different visible keys or biases, nor in layers whose queries and keys are unknown.",
-        f'"{SHIFTED}" takes the log normaliser of each head from another row of the same text (minus log n): the cost '
-        "if heads were independent.",
+        "An offset c of all keys adds <q, c> to a log normaliser and leaves the attention weights unchanged. The keys "
+        "of each row are therefore centred, which subtracts <mu_k, q_k> from G_k. The sample is a random subset of the "
+        f'rows; the "{LABELS[RAW]}" is that of all rows. Log normalisers are not comparable between heads with '
+        "different visible keys or biases, nor in layers whose queries and keys are unknown.",
+        f'The "{LABELS[SHIFTED]}" takes the log normaliser of each head (minus log n) from another row of the same '
+        "text: the cost if heads were independent.",
         "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "
         "cost alone is not an effect of training.",
     ),
@@ -84,11 +94,7 @@ DECLARATION = Declaration(
             "result is not an effect of training."
         ),
     },
-    labels={
-        "cost": "cost of weighting heads equally",
-        "cost, other tokens": "cost with log normalisers of other tokens",
-        "raw cost": "cost without centring of the keys",
-    },
+    labels=LABELS,
 )
 
 

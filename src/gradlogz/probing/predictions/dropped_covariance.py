@@ -3,7 +3,7 @@
     message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter propagates   [theory 8.3]
     correlation  of log sum_h tr P_i and the loss of the next token, given log n
 
-Read next: ../passes/extreme_tokens.py (tokens of largest covariance), ../../attention/layers (attention
+Read next: ../passes/extreme_tokens.py (tokens of largest variance), ../../attention/layers (attention
 that propagates it).
 """
 
@@ -31,9 +31,10 @@ LEAST, FLOOR = 0.05, 1e-6
 
 FORMULAS = """\
     message      P_i = sum_j a_ij (v_j - o_i)(v_j - o_i)ᵀ        the covariance that a filter propagates   [theory 8.3]
-    spread       log sum_h tr P_i                                per token and layer, of the values of all heads
-    loss         -log p(next token)                              the model's own, at the token whose spread it is
-    correlation  of spread and loss over tokens; partial: with log n taken out of both, n the keys that a token sees"""
+    spread       log sum_h tr P_i                                of token i in a layer, summed over heads h
+    loss         -log p(token i + 1)                             of the model at token i
+    correlation  of spread and loss over tokens
+    partial      the same, controlling for log n                 n: number of visible keys of the token"""
 
 DECLARATION = Declaration(
     title="Covariance tracks loss",
@@ -50,8 +51,9 @@ DECLARATION = Declaration(
     refutes=f"The partial correlation is below {LEAST:g}.",
     method=(
         FORMULAS,
-        "The trace is that of the values before the output matrix; after it, the full covariance would be needed. It "
-        f"is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
+        "The trace is that of the values before the output matrix W_o, which needs the variances of the values only; "
+        "the trace after W_o would need the full covariances P_i. "
+        f"It is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
         "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
         "visible keys and a high loss, which alone causes a correlation: the judged correlation is therefore "
         "partial. For masked "

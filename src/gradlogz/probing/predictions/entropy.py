@@ -37,16 +37,16 @@ COLUMNS = {
     HIGH: (8, 0),
 }
 
-FORMULAS = """\
+FORMULAS = f"""\
     entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
-    logit variance    sum_j p_j (s_j - E)²       the energy variance
+    logit variance    sum_j a_j (s_j - m)²       m = sum_j a_j s_j; a_j: attention weight and s_j: logit of key j
     max logit         max_j s_j
-    log normalizer    G
+    log normaliser    G = log sum_j exp(s_j)
     sink              weight on the first key that is no padding                                      [xiao24] [gu25]
     learned sink      weight on a learned sink logit, if the model has one
     logit rank        tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)       participation ratio (1 to d) of the squared
                       singular values of the logits <q, k - mean k> over all texts, from a sample of the tokens
-    high logits       share of rows with a logit above the threshold of the monitor"""
+    high logits       share of rows with a logit above {LOGIT:g}"""
 
 DECLARATION = Declaration(
     title="Entropy below baseline",
@@ -60,8 +60,9 @@ DECLARATION = Declaration(
         FORMULAS,
         "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
         "have lower entropy than random weights. The null value of every quantity is its mean over the heads of the "
-        "same layer of the random-weights baseline, with the 95 % prediction band of a further random head. Alerts use "
-        "the thresholds of the training monitor, on averages over the text.",
+        "same layer of the random-weights baseline, with the 95 % prediction band of a further random head.",
+        f"Alerts: mean normalised entropy of a layer below {COLLAPSE:g}; a mean weight above "
+        f"{SINK:g} on the first key (sink) in more than half of the heads of a layer; a logit above {LOGIT:g}.",
     ),
     decision_rule=(
         f"{LEAST:g} is the smallest difference that counts as relevant. The verdict on the model is that of more than "
@@ -69,7 +70,7 @@ DECLARATION = Declaration(
     ),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
-        "logit variance": Quantity("nats²", "Σ p (s − E)²"),
+        "logit variance": Quantity("nats²", "Σ a (s − Σ a s)²"),
         "max logit": Quantity("nats", "max s"),
         "log normalizer": Quantity("nats", "G"),
         "sink": Quantity("weight", "a₀"),
@@ -91,6 +92,12 @@ DECLARATION = Declaration(
     },
     labels={
         "log normalizer": "log normaliser",
+        ENTROPY: "normalised entropy",
+        "sink": "weight on the first key",
+        LEARNED: "weight on the learned sink",
+        HIGH: f"share of rows with a logit above {LOGIT:g}",
+        OF_LAYER: "mean normalised entropy over heads",
+        SINKS: "share of heads with a sink",
     },
 )
 
@@ -139,9 +146,10 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
                 rows += measured(layer, name, estimate, sums[layer].totals[0, :, below])
     for layer, estimate in bootstrapped(of_layers, lambda t: ratio(t, 2, 1)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
-        rows += measured(layer, OF_LAYER, one, of_layers[layer].totals[0, 0, 1])
+        tokens = sums[layer].totals[0].amax(0)  # of one head, not of all
+        rows += measured(layer, OF_LAYER, one, tokens[1])
         share = (ratio(sums[layer].totals[0], 6, 0) > SINK).double().mean()
-        rows.append(Measured(layer, None, SINKS, float(share), tokens=int(of_layers[layer].totals[0, 0, 0])))
+        rows.append(Measured(layer, None, SINKS, float(share), tokens=int(tokens[0])))
         rows += _rank(layer, state[layer])
     return rows
 

@@ -31,11 +31,12 @@ DIRECTIONS = 32
 PART = 4  # one token in PART is sampled
 
 FORMULAS = """\
-    x'        = x + u                                         u: update of a sublayer, x: residual stream
-    growth    = log tr Cov(x') - log tr Cov(x)
-    null      = log(1 + r²),   r² = tr Cov(u) / tr Cov(x)     if u and x are uncorrelated
-    excess    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
-    volume    = (log det Cov(x') - log det Cov(x)) / k     null (log det(Cov(x) + Cov(u)) - log det Cov(x)) / k"""
+    x'                     = x + u                                     u: update of a sublayer, x: residual stream
+    growth of log trace    = log tr Cov(x') - log tr Cov(x)
+    excess of log trace    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
+    log(1 + r²)            growth if u and x are uncorrelated          r² = tr Cov(u) / tr Cov(x)
+    growth of log det      = (log det Cov(x') - log det Cov(x)) / k
+    excess of log det      = (log det Cov(x') - log det(Cov(x) + Cov(u))) / k"""
 
 _OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
 
@@ -56,13 +57,13 @@ DECLARATION = Declaration(
         "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
         "that tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y with the same visible keys [theory 5.1, "
         "E15]. The growth itself is uninformative, since any added vector increases the variance. A few massive tokens "
-        "or coordinates can dominate a trace: traces are computed with and without the first token of each row, and "
-        f"log determinants, which weight all directions equally, in k = {DIRECTIONS} random directions (or in the full "
-        "residual stream if it is not wider). Growth and volume are also reported for norms. The sample is one token "
-        f"in {PART}, the same tokens in every layer.",
-        "Nulls: for growth and volume, an uncorrelated update; for all else, the random-weights baseline. The band of "
-        "the excess also contains the permutation null of updates exchanged between tokens, with mean 0 and standard "
-        "deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
+        "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence, "
+        f"and log determinants, which weight all directions equally, in k = {DIRECTIONS} random directions (or in the "
+        "full residual stream if it is not wider). The growth of log trace and of log det is also reported for "
+        f"normalisation layers. The sample is one token in {PART}, the same tokens in every layer.",
+        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline. The "
+        "band of the excess of log trace also contains the permutation null of updates exchanged between tokens, with "
+        "mean 0 and standard deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
     ),
     decision_rule="The verdict on the model is that of more than half of its attention sublayers.",
     quantities={
@@ -76,6 +77,11 @@ DECLARATION = Declaration(
     unit="attention sublayer",
     details={GROWTH: Label("median growth of log tr Cov", null="uncorrelated update")},
     remarks={NOTHING_MEASURED: "No attention sublayer adds to a residual stream."},
+    places={
+        **dict.fromkeys((GROWTH, VOLUME), "sublayers and normalisation layers"),
+        VOLUME_EXCESS: "sublayers",
+        **dict.fromkeys((EXCESS["feed_forward"], REST["feed_forward"]), "feed-forward sublayers"),
+    },
 )
 
 

@@ -1,6 +1,6 @@
 """Gaussian keys: the attended mean and the log normaliser of a Gaussian measure.
 
-    h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
+    k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
 
 Read next: observables/attention_rows.py (the rows), entropy.py, ../../measures/gaussian.py (the measure).
 """
@@ -41,18 +41,23 @@ RANDOM = "random-weights baseline"
 BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 FORMULAS = """\
-    h = N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
-    mu, Sigma           of the visible keys of a row; q scaled. In logits u_j = <q, k_j>, without a matrix:
+    k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
+    k, q                visible keys of a row, and its scaled query; mu, Sigma: mean and covariance of the keys, which
+                        enter only through the products u_j = <q, k_j>:
                         <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
-    mean explained      1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact
-    mean cosine         <m - mu, Sigma q> / |m - mu| |Sigma q|, pooled over rows: agreement of directions
-    log normalizer explained     1 - sum (g - <q, Sigma q>/2)² / sum g²,  g = G - log n - <mu, q>; R²: the same relative
-                        to the mean of G - log n; correlation: of G - log n with <mu, q> + <q, Sigma q>/2
-    information         log n - H, in nats; frozen: share of rows with Var u > 2 log n, where the largest of n
-                        Gaussian logits dominates and no finite sample satisfies the formula             [theory 10.3]
-    pooled              with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
-    within position     with Sigma of keys around the mean of their position in the sequence
-    position share      1 - tr Sigma within position / tr Sigma pooled"""
+
+    attended mean       1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact
+    cosine              <m - mu, Sigma q> / |m - mu| |Sigma q|              pooled over rows
+    log normaliser      1 - sum (g - <q, Sigma q>/2)² / sum g²              g = G - log n - <mu, q>
+    R²                  1 - sum (g - <q, Sigma q>/2)² / sum (y - mean y)²   y = G - log n
+    correlation         corr(G - log n, <mu, q> + <q, Sigma q>/2)
+
+    information         log n - H, in nats
+    frozen rows         Var u > 2 log n: the largest of n Gaussian logits dominates, and no finite sample satisfies the
+                        formula                                                                          [theory 10.3]
+    keys of all texts   with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
+    within positions    with Sigma of keys around the mean of their position in the sequence
+    position share      1 - tr Sigma within positions / tr Sigma of all texts"""
 
 DECLARATION = Declaration(
     title="Gaussian keys",
@@ -61,9 +66,9 @@ DECLARATION = Declaration(
         "Sigma q."
     ),
     formula=(
-        "two explained variances: that of the attended mean m, 1 - sum |m - mu - Sigma q|² / sum |m - mu|², which the "
-        "table shows, and that of the log normaliser G, 1 - sum (g - <q, Sigma q>/2)² / sum g² with g = G - log n - "
-        "<mu, q>; sums over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query"
+        "explained variance of the attended mean m (the value): 1 - sum |m - mu - Sigma q|² / sum |m - mu|². Explained "
+        "variance of the log normaliser G (also judged): 1 - sum (g - <q, Sigma q>/2)² / sum g², g = G - log n - <mu, "
+        "q>. Sums over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query"
     ),
     supports=(
         f"Both explained variances are above {BAR:g}, that of the attended mean is above the null (Sigma of another "
@@ -72,9 +77,10 @@ DECLARATION = Declaration(
     refutes=f"Either explained variance is below {BAR:g}.",
     method=(
         FORMULAS,
-        f"The sample is a random subset of the rows with at least {FEWEST} visible keys; biases are log weights of the "
-        "keys. Every measure satisfies the formula to first order in the logits, so that it holds trivially where "
-        "logits hardly vary, as in the random-weights baseline.",
+        f"The sample is a random subset of the rows with at least {FEWEST} visible keys. If logits have additive "
+        "biases b_j, the means over keys are weighted by exp(b_j). For keys of any distribution the formula holds to "
+        "first order in the logits; it therefore holds trivially where logits hardly vary, as in the random-weights "
+        "baseline.",
         "Nulls: for explained variances, Sigma of the next head's keys; for all other quantities, the random-weights "
         "baseline.",
     ),

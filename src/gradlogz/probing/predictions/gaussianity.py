@@ -109,18 +109,21 @@ DECLARATION = Declaration(
         FORMULAS,
         "The fixed point of attention and normalisation is expected to be Gaussian [shim22]. It is an unstable "
         "equilibrium, and tokens that look Gaussian often attend mostly to themselves or lie far from 0 [theory "
-        "10.1]; the attention weight a_ii of a token on itself (self weight) and the share |E x|² / E|x|² of the "
-        "mean token in the mean squared norm (mean fraction) are therefore reported as well.",
-        "The residual stream is sampled before every attention sublayer and at the end, at the same random tokens, in "
-        "its own precision; self weights on a subset of the rows.",
+        "10.1]; the attention weight a_ii of a token on itself and the share |E x|² / E|x|² of the mean token in the "
+        "mean squared norm are therefore reported as well.",
+        "Depths: the residual stream is sampled before every attention sublayer and at the end of the model, at the "
+        "same random tokens, in its own precision. The weights a_ii are those of a sample of the rows.",
         f"Three artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
         f"{TIMES:g} times the median [sun24]; and position means. Each is removed separately, and all together: "
-        f'"{CLEANED}". Neighbouring positions are pooled until {SHARED} tokens share a mean, and k tokens without '
-        "their mean are rescaled by 1 / sqrt(1 - 1/k), so that a Gaussian sample remains Gaussian.",
-        f"Null: {DRAWS} Gaussian samples over the same documents, with the covariances of the tokens between and "
+        f'"{CLEANED}". Neighbouring positions are pooled until {SHARED} tokens share a mean. Subtracting the mean of k '
+        "tokens lowers their variance; the differences are therefore multiplied by 1 / sqrt(1 - 1/k).",
+        f"Gaussian samples: {DRAWS} samples over the same documents, with the covariances of the tokens between and "
         "within documents, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated "
-        "words. The null value of the excess is that of the random-weights baseline; its confidence interval is from "
-        "the jackknife over groups, with fixed axes and the null scaled to the number of tokens.",
+        "words. They are the null of all statistics of shape but the excess, from which their mean is already "
+        "subtracted.",
+        "Random-weights baseline: it is the null of the excess, of the weight a_ii and of the share of the mean token. "
+        "The confidence interval of the excess is from the jackknife over groups, with fixed axes; the mean of the "
+        "Gaussian samples is scaled to the size of each jackknife sample.",
     ),
     decision_rule=(
         "For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and "
@@ -136,7 +139,7 @@ DECLARATION = Declaration(
         **{f"{LARGEST}, {which}": _SHAPES[LARGEST] for which in REMOVED},
     },
     references=("sun24", "anderson54", "mardia74"),
-    statistic="median excess, for cleaned tokens, of max-sliced W² over Gaussian samples",
+    statistic="median excess of the max-sliced W² of cleaned tokens",
     null="random-weights baseline",
     unit="depth",
     number="{:.3f}",
@@ -152,6 +155,7 @@ DECLARATION = Declaration(
         "self weight": "attention weight of a token on itself",
         "mean fraction": "share of the mean token in the mean squared norm",
     },
+    places={SELF: "attention layers"},
 )
 
 

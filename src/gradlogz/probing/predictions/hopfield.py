@@ -30,14 +30,14 @@ ROUNDING = 1e-3
 EDGES = torch.tensor([-1.0, -ROUNDING, 0.0, 1.0], dtype=torch.float64)
 
 FORMULAS = f"""\
-    held            k / n: smallest number of keys with {100 * MASS:g} % of the weight, over n visible keys [ramsauer20]
+    share of keys   k / n; k: smallest number of keys with {100 * MASS:g} % of the weight, n: visible keys  [ramsauer20]
     class           of the median row: I k > n/2, an average of most keys; II n/8 < k <= n/2; III n/32 < k <= n/8, a
                     metastable state of few keys; IV k <= n/32, single patterns
-    retrieval       share of rows whose bound |att - k_1| <= 2 M (n - 1) exp(-(s_1 - s_2)) is below |k_1|: k_1 has the
-                    largest logit s_1, s_2 is the second largest, M the largest key norm                   [theory 5.7]
-    energy          E(q) - E(att) - |q - att|²/2 >= 0 with E(x) = |x|²/2 - log sum_j w_j exp(beta <k_j, x>) / beta: a
-                    theorem [theory 5.6], and so is the bound; "{BROKEN}" counts violations beyond
-                    rounding: a self-check"""
+    retrieval       share of rows with b < |k_1|, where b = 2 M (n - 1) exp(-(s_1 - s_2)) >= |att - k_1|    [theory 5.7]
+                    k_1: key of the largest logit s_1; s_2: second largest logit; M: largest norm of a key
+    energy          E(x) = |x|²/2 - (1/beta) log sum_j w_j exp(beta <k_j, x>)       w_j = exp(bias of key j), 1 without
+    theorem         E(q) - E(att) >= |q - att|²/2                                                           [theory 5.6]
+    violations      rows in which b >= |att - k_1| or the theorem fails by more than rounding: a self-check"""
 
 DECLARATION = Declaration(
     title="Hopfield retrieval",
@@ -100,7 +100,7 @@ DECLARATION = Declaration(
         "class III": "share of rows of class III",
         "class IV": "share of rows of class IV",
         "retrieval": "share of rows that retrieve one key",
-        "rows against theorems": "rows that violate a theorem",
+        "rows against theorems": "rows that violate a bound or theorem",
     },
 )
 

@@ -51,8 +51,8 @@ DECLARATION = Declaration(
     ),
     decision_rule=f"A head is exact if its error is at most {LIMIT:g}. One head that is not exact refutes the claim.",
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
-    statistic="largest error (rounding units)",
-    number="{:.3g}",
+    statistic="largest error",
+    number="{:.3g} rounding units",
     outcomes=("are exact", "are not"),
     correction="",
     remarks={
@@ -62,6 +62,7 @@ DECLARATION = Declaration(
     labels={
         "error": "largest error",
     },
+    self_check="holds for any weights",
 )
 
 

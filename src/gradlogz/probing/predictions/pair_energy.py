@@ -44,8 +44,14 @@ COUNT = "tokens"
 FORMULAS = """\
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
     change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
-    log normalizer, log pair energy of logits      sum_i G_i / n and log sum_i exp(G_i) - 2 log n of the model's own
-                                                   logits, mean over heads and sequences"""
+
+    log normaliser               sum_i G_i / n                     G_i: log normaliser of token i; mean over heads
+    log pair energy of logits    log sum_i exp(G_i) - 2 log n      likewise
+    share of the mean token      |m|² / E|x|²                      m: mean of the tokens of a sequence
+    effective rank               exp H(λ / sum λ)                  λ: eigenvalues of their covariance, H: entropy
+    rank-one residual            |X - 1 mᵀ| / |X|                  X: the tokens as rows; 0 if all tokens are equal
+                                 |A|: root of the largest column sum of |a_ij| times the largest row sum
+    clusters                     groups of tokens that are linked by distances of less than 5 % of sqrt(E|x|²)"""
 
 DECLARATION = Declaration(
     title="Pair energy over depth",
@@ -56,29 +62,31 @@ DECLARATION = Declaration(
         "an attention layer and all that follows it, up to the next attention layer or the end of the model"
     ),
     supports=(
-        "No block has a significant decrease, and significantly many blocks have a significant increase. An increase "
-        f"is significant if it is significantly above {LEAST:g} and above that of the random-weights baseline. The "
-        f"number of such blocks is compared with that for depths in random order (permutation test, p <= {LEVEL:g})."
+        "No block decreases the pair energy, and more blocks increase it than expected for depths in random order "
+        f"(permutation test, p <= {LEVEL:g}). A block increases it if its change is above {LEAST:g} and above that of "
+        "the random-weights baseline, at FDR 5 % over all blocks."
     ),
-    refutes=f"A block has a significant decrease: its change is significantly below {-LEAST:g}.",
+    refutes=f"A block decreases the pair energy: its change is below {-LEAST:g}, at FDR 5 % over all blocks.",
     method=(
         FORMULAS,
         "Attention whose values are its keys never decreases E, with or without projection to the sphere, if all "
-        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Tied layers come nearest "
-        "to these assumptions; otherwise, and through feed-forward maps, decreases are expected. Tokens are "
-        "projected to the sphere because the norm of the residual stream grows with depth. beta is 1. The energy is "
-        "also reported for beta = sqrt(D), the value for tokens of radius sqrt(D) and logits divided by sqrt(D), "
-        "with which tokens attend almost only to themselves. In a sequence of n tokens a random subset of m = "
-        f"{TOKENS} is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)).",
-        f"Also reported over depth, on {SEQUENCES} sequences: mean fraction, effective rank, rank-one residual and "
-        "number of clusters of their tokens.",
-        "Nulls: for changes, the random-weights baseline, whose attention contracts tokens as well. For the share of "
-        "increases, a random order of depths: the number of increases among L + 1 numbers in random order has the "
-        "Eulerian distribution, with mean L/2.",
+        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Models whose layers share "
+        "their weights come nearest to these assumptions; in other models, and through feed-forward maps, decreases "
+        "are expected. Tokens are projected to the sphere because the norm of the residual stream grows with depth. "
+        "beta is 1. The energy is also reported for beta = sqrt(D): the logits <x_i, x_j> / sqrt(D) of tokens of norm "
+        "sqrt(D). At this beta each token attends almost only to itself. In a sequence of n tokens a random subset "
+        f"of {TOKENS} is compared (m tokens, fewer in a shorter sequence), and sum_{{i != j}} is scaled by n (n - 1) / "
+        "(m (m - 1)).",
+        f"The last four quantities are means over {SEQUENCES} sequences.",
+        "Nulls: for changes, the random-weights baseline, whose nearly uniform averages over tokens can also increase "
+        "the pair energy. For the share of increases, a random order of depths: the number of increases among L + 1 "
+        "numbers in random order has the Eulerian distribution, with mean L/2.",
     ),
     decision_rule=(
-        "Increases and decreases are significant at FDR 5 % over all blocks. With fewer than three layers the "
-        "permutation test cannot reject a random order."
+        "A block whose 95 % confidence interval lies below "
+        f"{-LEAST:g} is inconclusive if its p-value is too large for FDR 5 %: a single decrease among L blocks needs p "
+        "<= 0.05 / L. The result states the number of such blocks. With fewer than three layers the permutation test "
+        "cannot reject a random order."
     ),
     quantities={
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
@@ -99,11 +107,14 @@ DECLARATION = Declaration(
     statistic="share of blocks with increasing pair energy",
     null="random-order null",
     unit="block",
-    outcomes=("have a significant increase", "a significant decrease"),
+    outcomes=("increase the pair energy", "decrease it"),
     details={
         "p_value": Label("p-value of the permutation test over depths", "{:.2g}"),
         "baseline": Label("share of increasing blocks in the random-weights baseline"),
         "attention_alone": Label("blocks whose attention alone increases the pair energy"),
+        "uncorrected": Label(
+            f"inconclusive blocks whose 95 % confidence interval lies below {-LEAST:g} (not significant at FDR 5 %)"
+        ),
     },
     remarks={
         NOTHING_MEASURED: "No residual stream was recognised.",
@@ -119,6 +130,11 @@ DECLARATION = Declaration(
         "sequences that rise": "share of sequences whose pair energy increases",
         "share of steps that rise": "share of blocks with increasing pair energy",
         "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
+    },
+    places={
+        **dict.fromkeys((ENERGY, SHARPER), "points of the residual stream"),
+        **dict.fromkeys((*OBSERVED.values(), RANK), "depths"),
+        **dict.fromkeys((NORMALIZER, OF_LOGITS, BY_ATTENTION), "attention layers"),
     },
 )
 
@@ -245,6 +261,8 @@ def verdict(findings: list[Finding]) -> Judgement:
         details.append(Detail("baseline", random))
     if alone := [f.value > 0 for f in ruled if f.quantity == BY_ATTENTION]:
         details.append(Detail("attention_alone", count=sum(alone), total=len(alone)))
+    if uncorrected := sum(f.verdict == "inconclusive" and f.high < -LEAST for f in ruled if f.quantity == CHANGE):
+        details.append(Detail("uncorrected", count=uncorrected, total=judgement.judged))
     f = of_model[SHARE]
     return judgement._replace(
         verdict=ruling,

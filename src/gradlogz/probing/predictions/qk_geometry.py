@@ -1,8 +1,8 @@
 """Geometry of QK matrices: symmetry, positivity, and alignment with covariances.
 
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
-    B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
+    B         = c F                                 first conjecture; F = ∇²log Z, the covariance of attended tokens
+    B         = c Cov⁻¹                             second conjecture; Cov: covariance of the tokens       [theory E12]
 
 All matrices are represented by factors of d columns.
 
@@ -28,6 +28,7 @@ from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackk
 from .observables.attention_distance import (
     OVER,
     OVER_DETAILS,
+    OVER_METHOD,
     OVER_REMARKS,
     STILL,
     distances,
@@ -47,16 +48,15 @@ DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns p
 
 FORMULAS = f"""\
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F                                 the conjecture: F = ∇²log Z, the covariance of attended tokens, or
-    B         = c Cov⁻¹                             with the covariance of the tokens themselves           [theory E12]
+    B         = c F                                 first conjecture; F = ∇²log Z, the covariance of attended tokens
+    B         = c Cov⁻¹                             second conjecture; Cov: covariance of the tokens       [theory E12]
 
     positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
     symmetric share   |B_s|² / |B|²
     positive share    sum of positive eigenvalues of B_s over the sum of absolute eigenvalues
-    cosine with T     <B_s, T> / |B_s| |T|          T = I, Cov, Cov⁻¹ of the tokens, restricted to the leading
-                                                    principal components that hold {VARIANCE:.0%} of the variance (at
-                                                    least d of them), because otherwise Cov⁻¹ is dominated by
-                                                    the smallest components
+    cosine with T     <B_s, T> / |B_s| |T|,  T = I, Cov, Cov⁻¹ of the tokens, restricted to the leading principal
+                      components that hold {100 * VARIANCE:g} % of the variance (at least d, the head dimension);
+                      otherwise Cov⁻¹ would be dominated by the smallest components
     whitened          cosine of C^½ B_s C^½ with I, C = Cov on these components: 1 if B_s = c Cov⁻¹; each direction is
                       weighted by the variance of the tokens along it
     Fisher            T = mean of Cov_a(k) over sampled queries, compared with W_kᵀ B_s W_k in the space of the head;
@@ -86,18 +86,17 @@ DECLARATION = Declaration(
     ),
     method=(
         FORMULAS,
-        "Both conjectures make B symmetric and positive semidefinite. Norm gains are part of W_q and W_k, so that B "
-        "acts on normalised tokens; the direction that a centring norm removes is projected out.",
-        "Nulls. The null of the first three quantities is random rotations between queries and keys "
-        f"({DRAWS} draws). Under these rotations the cosine with I and the whitened cosine have mean 0 and standard "
-        "deviation sqrt(2) / r, where r is the number of principal components. The null of the cosines with other T "
-        "is random rotations of B_s, which keep its eigenvalues. Their mean is tr B_s tr T / (r |B_s| |T|) and their "
-        "variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s "
-        "and T, and r is their number of rows.",
-        "With rotary embeddings B "
-        'is the QK matrix of a token with itself; "over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged '
-        "over the attended distances. With partial rotary embeddings the share of the squared norm in unrotated "
-        "coordinates is reported as well. If queries and keys are normalised, B acts on their directions.",
+        "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
+        "are part of W_q and W_k, so that B acts on normalised tokens. A direction that normalisation removes, as "
+        "LayerNorm removes the mean over coordinates, is projected out. If queries and keys are normalised, B acts on "
+        "their directions.",
+        "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the "
+        "Fisher information the head dimension. Random rotations between queries and keys are the null of the positive "
+        f"cosine, the symmetric share and the positive share ({DRAWS} draws), and of the cosine with I and the "
+        "whitened cosine, which then have mean 0 and standard deviation sqrt(2) / r. Random rotations of B_s are the "
+        "null of the other cosines, which then have mean tr B_s tr T / (r |B_s| |T|) and variance 2 |B_0|² |T_0|² / "
+        "((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
+        OVER_METHOD,
     ),
     decision_rule=(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
@@ -165,9 +164,8 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
             rows.append(absent(layer, POSITIVE))
             continue
         U, V = forms(weights)
-        tokens = int(read.tokens.sum())
         for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
-            rows += [Measured(layer, h, quantity, v, v, v, tokens) for h, v in enumerate(values.tolist())]
+            rows += [Measured(layer, h, quantity, v, v, v) for h, v in enumerate(values.tolist())]
         E = _components(read, weights)
         R = mean_rotations(layer_state.distances, weights, read.present()) if weights.rotary else None
         rows += _compared(layer, weights, read, E, R)

@@ -4,7 +4,7 @@
     symmetry        = (|M_s|² - |M_a|²) / |M|² = tr M² / tr M Mᵀ           1 symmetric, -1 antisymmetric, 0 for random M
     directionality  = (r - c) / (r + c)       negative: columns of M have more outlying norms than rows
 
-Read next: qk_geometry.py (the same matrices with norm gains).
+Read next: qk_geometry.py (the same matrices with the scale parameters of normalisation layers).
 """
 
 import math
@@ -24,6 +24,7 @@ from ..statistics import GROUPS, Sums, jackknifed
 from .observables.attention_distance import (
     OVER,
     OVER_DETAILS,
+    OVER_METHOD,
     OVER_REMARKS,
     STILL,
     by_group,
@@ -63,10 +64,9 @@ DECLARATION = Declaration(
     refutes=f"The symmetry score is at most {BOUND:g}.",
     method=(
         FORMULAS,
-        "As in the published tables, the matrices are those of the checkpoint, without norm gains and without "
-        'rotations. "Over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged over the attended distances '
-        "of each head. With partial rotary embeddings the share of the squared norm in unrotated "
-        "coordinates is reported as well. Shared key heads are counted with each of their query heads.",
+        "As in the published tables, the matrices are those of the checkpoint, without the scale parameters of "
+        "normalisation layers. Shared key heads are counted with each of their query heads.",
+        OVER_METHOD,
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
         ".00 llama3-8b, .00 mistral-7b; directionality -.08 bert-base, -.58 gpt2. Encoders are reported to be "

@@ -26,6 +26,7 @@ from ..statistics import Comoments, Sums, jackknifed
 from .observables.attention_distance import (
     OVER,
     OVER_DETAILS,
+    OVER_METHOD,
     OVER_REMARKS,
     STILL,
     distances,
@@ -42,7 +43,8 @@ FORMULAS = """\
     ∇G(x)     = sum_j a_j x_j W_k W_qᵀ                                                                       [theory E7]
     update    = sum_j a_j x_j W_v W_o                               a step up G iff W_v W_o = tau W_k W_qᵀ, tau > 0
     cosine    = <W_v W_o, W_k W_qᵀ> / |W_v W_o| |W_k W_qᵀ|                       of matrices; 1 if they are tied
-    weighted  = the same with <A, B> = tr(Aᵀ C B)                           C: covariance of the layer's inputs"""
+    weighted  = the same with <A, B> = tr(Aᵀ C B)                           C: covariance of the layer's inputs
+    together  = sum_h <A_h, B_h> / sqrt(sum_h |A_h|² sum_h |B_h|²)          A_h = W_v W_o, B_h = W_k W_qᵀ of head h"""
 
 _COSINES = {
     COSINE: Quantity("1", "cos(W_v W_o, W_k W_qᵀ)"),
@@ -65,14 +67,15 @@ DECLARATION = Declaration(
     method=(
         FORMULAS,
         "The QK matrix is W_q W_k^T, the OV matrix W_v W_o. If they are tied, the attention update is an ascent step "
-        "of the log normaliser. The gain of the norm before the layer is part of W_q, W_k and W_v, and the gain of a "
-        "norm after the sublayer is part of W_o. Directions that a centring norm removes are projected out on both "
-        "sides [theory E13]. With rotary embeddings the QK matrix is the one without rotation, that of a token with "
-        'itself; "over distances" uses W_q R̄ W_kᵀ, where R̄ is the rotation averaged over the attended distances. With '
-        "partial rotary embeddings the share of the squared norm in unrotated coordinates is reported as well.",
+        "of the log normaliser. The scale parameters of the normalisation layer before the attention layer are part of "
+        "W_q, W_k and W_v; those of a normalisation layer after the sublayer are part of W_o. A direction that "
+        "normalisation removes, as LayerNorm removes the mean over coordinates, is projected out on both sides [theory "
+        "E13].",
+        OVER_METHOD,
         "Null of the cosine: random rotations of the updates, under which it has mean 0 and variance |AᵀB|² / (D |A|² "
         "|B|²); A is the OV matrix, B the transposed QK matrix and D the dimension of the updates. Null of the "
-        "weighted cosine: the OV matrices of the other heads. Null of the layer: the random-weights baseline.",
+        "weighted cosine: the OV matrices of the other heads. Null of the cosine of all heads together: the "
+        "random-weights baseline.",
     ),
     decision_rule=(
         f"At a cosine of {BOUND:g}, {100 * BOUND**2:g} % of the squared norm of the OV matrix lies along the "
@@ -80,7 +83,7 @@ DECLARATION = Declaration(
     ),
     quantities={
         **_COSINES,
-        LAYER: Quantity("1", "cos(W_v W_o, W_k W_qᵀ), all heads"),
+        LAYER: Quantity("1", "Σ_h ⟨A_h, B_h⟩ / √(Σ_h |A_h|² Σ_h |B_h|²)"),
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
@@ -96,6 +99,7 @@ DECLARATION = Declaration(
         **OVER_REMARKS,
     },
     labels={
+        LAYER: "cosine of all heads together",
         "share without rotation": "share of the squared norm without rotation",
     },
 )

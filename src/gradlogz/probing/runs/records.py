@@ -57,6 +57,10 @@ class Declaration(NamedTuple):
         details: labels of details by key.
         remarks: one sentence for each remark, by key; `{name}` is a number of the remark, `{layers}` its layers.
         labels: readable names of quantities whose names in the rows are not.
+        places: plural noun of the rows without a head, by quantity ("sublayers"); by default the plural of `unit`, or
+            "layers" if that is the head.
+        self_check: for a claim that is true of every model and tests the measurement, the reason as a predicate ("holds
+            for any weights"); empty for an empirical claim.
     """
 
     title: str
@@ -77,6 +81,8 @@ class Declaration(NamedTuple):
     details: Mapping[str, Label] = {}
     remarks: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
+    places: Mapping[str, str] = {}
+    self_check: str = ""
 
 
 class Finding(NamedTuple):
@@ -183,7 +189,7 @@ class Summary(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token with one of the largest covariances of attended values, or one of the largest logits, of a layer."""
+    """A token with one of the largest variances of attended values, or one of the largest logits, of a layer."""
 
     model: str
     kind: str

@@ -29,6 +29,12 @@ OVER = ", over distances"  # suffix of quantities with averaged rotations
 STILL = "share without rotation"
 OVER_KEY = "over_distances"  # of the detail and of the remark
 OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over distances, weighted by attention", null="null")}
+OVER_METHOD = (
+    "Models with rotary embeddings only: the QK matrix is the one without rotation, that of a token with itself. "
+    'Quantities named "over distances" use W_q R̄ W_kᵀ instead, where R̄ is the rotation averaged over the attended '
+    "distances of the head. With partial rotary embeddings the share of the squared norm in unrotated coordinates is "
+    "reported as well."
+)
 OVER_REMARKS = {OVER_KEY: "No average over distances in {layers}: queries and keys do not rotate by fixed angles."}
 
 
