@@ -57,8 +57,8 @@ DECLARATION = Declaration(
     claim="The sum of the QK matrices W_q W_k^T of all heads of an attention layer is symmetric.",
     formula=(
         "symmetry score = tr(M M) / tr(M M^T), M = sum_h W_q W_k^T over the heads of a layer: 1 if M is symmetric, "
-        "-1 if it is antisymmetric, near 0 if it is random. Random-rotation null: M R in place of M, with "
-        "random rotations R of the residual stream that the keys read"
+        "-1 if it is antisymmetric, near 0 if it is random. Random-rotation null: M R in place of M; the "
+        "random rotation R acts on the inputs of the keys, not on those of the queries"
     ),
     supports=f"The symmetry score is above {BOUND:g} and above the random-rotation null.",
     refutes=f"The symmetry score is at most {BOUND:g}.",
