@@ -38,8 +38,9 @@ GUIDE = {
     ),
     "bound": (
         "Number that the value of a head must be beyond to support the claim, or to refute it; the section of the "
-        "claim states both bounds. A bound is a constant, an end of the band of the null, or both. If the claim also "
-        "holds without training, its bounds are constants."
+        "claim states both bounds. A bound is a constant, an end of the band of the null, or both. Some claims hold "
+        "for untrained networks too, such as affine feed-forward maps; their bounds are constants and do not use the "
+        "null."
     ),
     "verdict on a head": (
         "Supported or refuted if its value is beyond the bound at a false discovery rate (FDR) of 5 % over all heads "

@@ -369,8 +369,8 @@ def _data(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -
     keys = tuple(key_of(row, blocks) for row in rows)
     caption = (
         "low and high: ends of the 95 % confidence interval; null low and null high: ends of the 95 % band of the "
-        "null; call: number of the call where a layer is used several times; head –: the whole layer; layer empty: "
-        "the model."
+        "null; call: index of the call, if the model uses the layer several times; head –: the whole layer; layer "
+        "empty: the model."
     )
     table = Table("rows", f"all {len(rows):,} rows", columns, cells, caption, keys, shown=SHOWN)
     return (Section("Data", (table,), folded=True, name="data"),)

@@ -214,13 +214,13 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
     if not tested:
         return f"No claim could be tested on {model}."
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in decided)
-    rest = f"; {counts[absent]} {'is' if counts[absent] == 1 else 'are'} {absent}" if counts[absent] else ""
+    rest = f" {counts[absent]} more {'is' if counts[absent] == 1 else 'are'} {absent}." if counts[absent] else ""
     checks = "".join(
-        f" One of them, “{declarations[claim.prediction].title}”, is a self-check of the measurement: it {reason}."
+        f" The claim “{declarations[claim.prediction].title}” is a self-check of the measurement: it {reason}."
         for claim in claims
         if claim.prediction in declarations and (reason := declarations[claim.prediction].self_check)
     )
-    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}{rest}.{checks}"
+    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}.{rest}{checks}"
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:

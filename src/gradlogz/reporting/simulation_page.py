@@ -185,12 +185,12 @@ def _sections(simulation: Simulation) -> tuple[Section, ...]:
 
 
 _HOW_TO_READ = (
-    "The banner gives the final state of all clouds and the prediction of the theory. The first table lists each "
-    "quantity at the end of the run with its 95 % confidence interval (CI) over seeds and, where the theory predicts "
-    "it, the predicted value and a verdict. In the figures, blue lines are medians over seeds, blue bands the range of "
-    "all seeds, dashed lines predictions of the theory (never fitted), and grey bands the 95 % range for Gaussian "
-    "clouds with the same number of tokens (the null distribution). Time axes are logarithmic unless a recording "
-    "interval was chosen."
+    "The banner gives the final state of all clouds and the state expected from theory or from earlier experiments. "
+    "The first table lists each quantity at the end of the run with its 95 % confidence interval (CI) over seeds and, "
+    "where one is expected, the expected value and a verdict. In the figures, blue lines are medians over seeds, blue "
+    "bands the range of all seeds, dashed lines predictions of the theory (never fitted), and grey bands the 95 % "
+    "range for Gaussian clouds with the same number of tokens (the null distribution). Time axes are logarithmic "
+    "unless a recording interval was chosen."
 )
 _ON_NULLS = (
     "Grey band: 95 % range of the quantity for Gaussian clouds with the same number of tokens, whatever their mean and "
@@ -435,6 +435,7 @@ def _methods() -> tuple[str, ...]:
         "Final states. Blow-up: values are no longer finite. Collapsed: one cluster. Clusters: several clusters, with "
         "at least 5 tokens each on average. In both, the root mean square distance of a token from the mean of its "
         "cluster is less than 5 % of the radius of the cloud. Frozen: the mean self-weight exceeds 1/2. Gaussian: the "
-        "sliced Wasserstein distance is at most the 99 % quantile, and the excess kurtosis within three standard "
-        "deviations of 0, for Gaussian samples with the same number of tokens. Other: none of these.",
+        "sliced Wasserstein distance is at most its 99 % quantile, and the excess kurtosis at most three standard "
+        "deviations from 0; quantile and standard deviation are those of Gaussian samples with the same number of "
+        "tokens. Other: none of these.",
     )  # fmt: skip

@@ -84,7 +84,8 @@ FORMULAS = {
     "sphere mean": "while the mean is small, each step multiplies it by {factor:.4g} and its share in the squared norm "
     "by {square:.4g}",
     "hermite": "while the Hermite mode of order {degree} of the token density is small, each step multiplies it by "
-    "{factor:.4g} and the skewness, which is quadratic in it, by {square:.4g}; lower orders are fixed by whitening",
+    "{factor:.4g}. The skewness is quadratic in this mode and is multiplied by {square:.4g}. Whitening fixes the lower "
+    "orders",
     "self-weight": f"{SELF_WEIGHT} for a large number n of Gaussian tokens in d dimensions; r is the radius of the "
     "cloud and c its variance per coordinate, both as simulated at each time",
     "slope": f"{SLOPE} for many Gaussian tokens; s is the self-weight predicted by theory, c the variance per "
@@ -222,7 +223,8 @@ def agreement(simulation: Simulation) -> tuple[Status, str]:
         return "silent", NO_PREDICTION
     met, total = sum(simulation.met), len(simulation.met)
     status: Status = "agrees" if met == total else "departs" if met == 0 else "inconclusive"
-    return status, f"Prediction {preset.source}: {prediction_text(preset)}. Met by {met} of {total} seeds."
+    basis = "Expected from experiments" if preset.source.startswith("[theory 10") else "Prediction"
+    return status, f"{basis} {preset.source}: {prediction_text(preset)}. Met by {met} of {total} seeds."
 
 
 def plateau_sentence(simulation: Simulation) -> str:

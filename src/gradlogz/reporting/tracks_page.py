@@ -403,7 +403,10 @@ def _innovations(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure
         low, high = (float(band[part][usual][0]) for band in (tracks.nis_low, tracks.nis_high))
         marks.append(Ribbon("95 % band", [times[0], times[-1]], [low] * 2, [high] * 2, "grey"))
     for label, side, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
-        for extra, chosen, symbol in (("", side & usual, "circle"), (", other band", side & ~usual, "diamond-open")):
+        for extra, chosen, symbol in (
+            ("", side & usual, "circle"),
+            (", fewer coordinates", side & ~usual, "diamond-open"),
+        ):
             if bool(chosen.any()):
                 at = [t for t, yes in zip(times, chosen.tolist(), strict=True) if yes]
                 marks.append(Points(label + extra, at, tracks.nis[part][chosen].tolist(), colour, symbol, size=6))
@@ -511,7 +514,8 @@ def _methods(filter_: str) -> tuple[str, ...]:
         "NIS, the normalised innovation squared, is eᵀS⁻¹e for an innovation e with predicted covariance S; for the "
         "correct model it has a chi-square distribution with as many degrees of freedom as e has coordinates "
         "[barshalom01]. The first detection of a coordinate has no innovation.",
-        "Noise levels that are not given are estimated from triples of detections: the deviation of a detection from "
-        "the line through two others of its target has a variance that is linear in the variance of a detection and in "
-        "the process noise. Triples of successive detections and triples that span nine rows give two equations.",
+        "Noise levels that are not given are estimated from triples of detections of one target. The deviation of one "
+        "detection from the line through the other two has a variance that is linear in two unknowns: the variance of "
+        "the detection noise, and the process noise. Triples of successive detections and triples that span nine rows "
+        "give two equations for them.",
     )  # fmt: skip

@@ -79,7 +79,7 @@ def backward(
     grad_output = gradients.output
     if grad_output is None:
         grad_output = torch.zeros_like(result.output)
-    if kernel is not None and query.is_cuda:
+    if hasattr(kernel, "coefficients"):  # a kernel of a GPU
         per_row = kernel.coefficients(result, gradients)
         return kernel.backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
     along = None if gradients.output is None else (_wide(grad_output) * _wide(result.output)).sum(-1)

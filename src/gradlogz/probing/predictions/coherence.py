@@ -54,8 +54,8 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Coherent heads",
     claim=(
-        "Heads are coherent: one softmax over the keys of all heads would weight the heads almost equally, as "
-        "multi-head attention does."
+        "Heads are coherent: in one softmax over the keys of all heads, each head would have almost the same total "
+        "weight, as in multi-head attention."
     ),
     formula=(
         "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer: "
@@ -70,8 +70,8 @@ DECLARATION = Declaration(
         "of each row are therefore centred, which subtracts <mu_k, q_k> from G_k. The sample is a random subset of the "
         f'rows; the "{LABELS[RAW]}" is that of all rows. Log normalisers are not comparable between heads with '
         "different visible keys or biases, nor in layers whose queries and keys are unknown.",
-        f'The "{LABELS[SHIFTED]}" takes the log normaliser of each head (minus log n) from another row of the same '
-        "text: the cost if heads were independent.",
+        f'The "{LABELS[SHIFTED]}" takes the log normaliser of each head (minus log n) from a different row of the same '
+        "text, one row for each head: the cost if heads were independent.",
         "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "
         "cost alone is not an effect of training.",
     ),

@@ -38,7 +38,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Covariance tracks loss",
-    claim="The covariance of the attended values, which attention discards, is larger where the model is uncertain.",
+    claim="Attention discards the covariance of the values; this covariance is larger where the model is uncertain.",
     formula=(
         "partial correlation over tokens between (1) the log variance of the attended values, log sum_h tr Cov_a(v), "
         "averaged over layers, and (2) the loss of the next token, controlling for the log number of visible keys. "
@@ -51,9 +51,9 @@ DECLARATION = Declaration(
     refutes=f"The partial correlation is below {LEAST:g}.",
     method=(
         FORMULAS,
-        "The trace is that of the values before the output matrix W_o, which needs the variances of the values only; "
-        "the trace after W_o would need the full covariances P_i. "
-        f"It is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²), and logarithms make layers of different size "
+        "The trace is taken before the output matrix W_o, where the variances of the values suffice; after W_o the "
+        "full covariances P_i would be needed. "
+        f"The trace is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²). Logarithms make layers of different size "
         "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
         "visible keys and a high loss, which alone causes a correlation: the judged correlation is therefore "
         "partial. For masked "
@@ -73,7 +73,7 @@ DECLARATION = Declaration(
     null="permuted-token null",
     unit="",
     details={"largest": Label("largest partial correlation of a layer", null="permuted-token null")},
-    remarks={NOTHING_MEASURED: "The model has no head that predicts the next token."},
+    remarks={NOTHING_MEASURED: "The model has no output layer that predicts the next token."},
 )
 
 

@@ -61,8 +61,9 @@ DECLARATION = Declaration(
         "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
         "have lower entropy than random weights. The null value of every quantity is its mean over the heads of the "
         "same layer of the random-weights baseline, with the 95 % prediction band of a further random head.",
-        f"Alerts: mean normalised entropy of a layer below {COLLAPSE:g}; a mean weight above "
-        f"{SINK:g} on the first key (sink) in more than half of the heads of a layer; a logit above {LOGIT:g}.",
+        f"The result has an alert if the mean normalised entropy of a layer is below {COLLAPSE:g}, if more than half "
+        f"of the heads of a layer have a mean weight above {SINK:g} on the first key (sink), or if a logit is above "
+        f"{LOGIT:g}.",
     ),
     decision_rule=(
         f"{LEAST:g} is the smallest difference that counts as relevant. The verdict on the model is that of more than "

@@ -53,8 +53,8 @@ FORMULAS = """\
     correlation         corr(G - log n, <mu, q> + <q, Sigma q>/2)
 
     information         log n - H, in nats
-    frozen rows         Var u > 2 log n: the largest of n Gaussian logits dominates, and no finite sample satisfies the
-                        formula                                                                          [theory 10.3]
+    frozen rows         Var u > 2 log n: the largest of n Gaussian logits dominates, and the formula fails even for
+                        Gaussian keys                                                                    [theory 10.3]
     keys of all texts   with mu, Sigma of the keys of all texts, from moments of a sample of the tokens
     within positions    with Sigma of keys around the mean of their position in the sequence
     position share      1 - tr Sigma within positions / tr Sigma of all texts"""
@@ -66,9 +66,10 @@ DECLARATION = Declaration(
         "Sigma q."
     ),
     formula=(
-        "explained variance of the attended mean m (the value): 1 - sum |m - mu - Sigma q|² / sum |m - mu|². Explained "
-        "variance of the log normaliser G (also judged): 1 - sum (g - <q, Sigma q>/2)² / sum g², g = G - log n - <mu, "
-        "q>. Sums over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query"
+        "explained variance of the attended mean m (shown as the result): 1 - sum |m - mu - Sigma q|² / sum |m - mu|². "
+        "Explained variance of the log normaliser G (also judged): 1 - sum (g - <q, Sigma q>/2)² / sum g², g = G - log "
+        "n - <mu, q>. Sums over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled "
+        "query"
     ),
     supports=(
         f"Both explained variances are above {BAR:g}, that of the attended mean is above the null (Sigma of another "
@@ -81,8 +82,9 @@ DECLARATION = Declaration(
         "biases b_j, the means over keys are weighted by exp(b_j). For keys of any distribution the formula holds to "
         "first order in the logits; it therefore holds trivially where logits hardly vary, as in the random-weights "
         "baseline.",
-        "Nulls: for explained variances, Sigma of the next head's keys; for all other quantities, the random-weights "
-        "baseline.",
+        "Nulls: for the explained variance of the attended mean (also with the keys of all texts and within "
+        "positions), Sigma of the next head's keys. For all other quantities, among them those by entropy and those of "
+        "the log normaliser, the random-weights baseline.",
     ),
     decision_rule=(
         f"With less than {INFORMED:g} nats of information any keys would pass. Both explained variances are needed "
@@ -90,14 +92,14 @@ DECLARATION = Declaration(
         "give the log normaliser of a Gaussian. The verdict on the model is that of more than half of its heads."
     ),
     quantities={
-        EXPLAINED: Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²"),
+        EXPLAINED: Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²"),
         "mean cosine": Quantity("1", "⟨m − μ, Σq⟩ / |m − μ| |Σq|"),
-        NORMALIZER: Quantity("1", "1 − Σ(g − ⟨q, Σq⟩/2)² / Σg²,  g = G − log n − ⟨μ, q⟩"),
-        "log normalizer R²": Quantity("1", "1 − Σ(g − ⟨q, Σq⟩/2)² / Σ(y − ȳ)²,  y = G − log n"),
+        NORMALIZER: Quantity("1", "1 − sum(g − ⟨q, Σq⟩/2)² / sum g²,  g = G − log n − ⟨μ, q⟩"),
+        "log normalizer R²": Quantity("1", "1 − sum(g − ⟨q, Σq⟩/2)² / sum(y − ȳ)²,  y = G − log n"),
         "log normalizer correlation": Quantity("1", "corr(G − log n, ⟨μ, q⟩ + ⟨q, Σq⟩/2)"),
         INFORMATION: Quantity("nats", "log n − H"),
         "frozen": Quantity("share of rows", "P(Var u > 2 log n)"),
-        **{f"{EXPLAINED}, entropy {name}": Quantity("1", "1 − Σ|m − μ − Σq|² / Σ|m − μ|²") for name in BINS},
+        **{f"{EXPLAINED}, entropy {name}": Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²") for name in BINS},
         f"{POOLED} mean explained": Quantity("1", "1 − E|m − μ − Σq|² / E|m − μ|²,  all texts"),
         f"{WITHIN} mean explained": Quantity("1", "1 − E|m − μ − Σq|² / E|m − μ|²,  Σ within positions"),
         "position share": Quantity("1", "1 − tr Σ within / tr Σ pooled"),

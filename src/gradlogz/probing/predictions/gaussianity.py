@@ -72,8 +72,8 @@ ABOUT = ("document", "position", "group")  # stored with each token
 FORMULAS = f"""\
     z         tokens on their {COMPONENTS} leading principal axes, whitened
     W²        mean squared distance of sorted z along a direction to the quantiles of N(0, 1)
-    sliced    = sqrt(mean W²) over {DIRECTIONS} random directions; also over the axes, and over {RANDOM}
-              projections of all coordinates
+    sliced    = sqrt(mean W²) over {DIRECTIONS} random directions of z; also over the axes of z, and over {RANDOM}
+              random directions of the residual stream
     largest   = sqrt(max W²) over the axes and the directions
     excess    = max W² - its mean over Gaussian samples of the same documents
     also      Mardia's skewness and kurtosis [mardia74], Anderson-Darling A²/n [anderson54], and the log likelihood
@@ -127,9 +127,9 @@ DECLARATION = Declaration(
     ),
     decision_rule=(
         "For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and "
-        "0.19 for an exponential distribution. The maximum over directions is used because all projections of a "
-        "Gaussian are Gaussian: clusters in a plane appear on two axes and hardly in the mean over axes. The verdict "
-        "on the model is that of more than half of its depths."
+        "0.19 for an exponential distribution. The maximum over directions is used because every projection of a "
+        "Gaussian must be Gaussian. Clusters in a plane, for example, change only two axes and hardly show in the mean "
+        "over axes. The verdict on the model is that of more than half of its depths."
     ),
     quantities={
         MEAN: Quantity("1", "|E x|² / E|x|²"),

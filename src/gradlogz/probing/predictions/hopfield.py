@@ -37,7 +37,7 @@ FORMULAS = f"""\
                     k_1: key of the largest logit s_1; s_2: second largest logit; M: largest norm of a key
     energy          E(x) = |x|²/2 - (1/beta) log sum_j w_j exp(beta <k_j, x>)       w_j = exp(bias of key j), 1 without
     theorem         E(q) - E(att) >= |q - att|²/2                                                           [theory 5.6]
-    violations      rows in which b >= |att - k_1| or the theorem fails by more than rounding: a self-check"""
+    violations      rows that break b >= |att - k_1| or the theorem by more than rounding: a self-check"""
 
 DECLARATION = Declaration(
     title="Hopfield retrieval",

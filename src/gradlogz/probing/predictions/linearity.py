@@ -48,9 +48,9 @@ DECLARATION = Declaration(
     title="Affine feed-forward maps",
     claim="Feed-forward sublayers are nearly affine maps of their inputs.",
     formula=(
-        "held-out R² (the value) and in-sample R² of the least-squares affine map from the input of a feed-forward "
-        "sublayer to its update. Held-out: the map is fitted on other documents than it is evaluated on; in-sample: on "
-        "the same documents"
+        "held-out R² (shown as the result) and in-sample R² of the least-squares affine map from the input of a "
+        "feed-forward sublayer to its update. Held-out: the map is fitted on other documents than it is evaluated on; "
+        "in-sample: on the same documents"
     ),
     supports=f"The held-out R² is above {SUPPORTS:g}.",
     refutes=f"Both the held-out and the in-sample R² are below {REFUTES:g}.",
@@ -65,7 +65,7 @@ DECLARATION = Declaration(
         "linear. If the baseline passes the bound too, the result is not an effect of training.",
     ),
     decision_rule=(
-        "A small sample can lower the held-out R² but only increase the in-sample R², so both are required for a "
+        "A small sample can lower the held-out R², but not the in-sample R². Both must therefore be low for a "
         "refutation. The verdict on the model is that of more than half of its feed-forward sublayers."
     ),
     quantities={

@@ -32,7 +32,7 @@ TOKENS = 64  # compared in each sequence
 SEQUENCES = 16  # stored for statistics that are no sums
 LEAST = 0.001  # smallest relevant change of log E
 LEVEL = 0.05
-ENERGY, SHARPER = "log pair energy", "log pair energy, beta sqrt(D)"
+ENERGY, SHARPER = "log pair energy", "log pair energy, beta = sqrt(D)"
 CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
 NORMALIZER, OF_LOGITS = "log normalizer", "log pair energy of logits"
 SHARE, TOTAL = "share of steps that rise", "change over depth"
@@ -73,10 +73,10 @@ DECLARATION = Declaration(
         "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Models whose layers share "
         "their weights come nearest to these assumptions; in other models, and through feed-forward maps, decreases "
         "are expected. Tokens are projected to the sphere because the norm of the residual stream grows with depth. "
-        "beta is 1. The energy is also reported for beta = sqrt(D): the logits <x_i, x_j> / sqrt(D) of tokens of norm "
-        "sqrt(D). At this beta each token attends almost only to itself. In a sequence of n tokens a random subset "
-        f"of {TOKENS} is compared (m tokens, fewer in a shorter sequence), and sum_{{i != j}} is scaled by n (n - 1) / "
-        "(m (m - 1)).",
+        "beta is 1. The energy is also reported for beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / "
+        "sqrt(D) of tokens of norm sqrt(D). At this beta each token attends almost only to itself. In a sequence of n "
+        f"tokens a random subset of m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) "
+        "/ (m (m - 1)).",
         f"The last four quantities are means over {SEQUENCES} sequences.",
         "Nulls: for changes, the random-weights baseline, whose nearly uniform averages over tokens can also increase "
         "the pair energy. For the share of increases, a random order of depths: the number of increases among L + 1 "
@@ -113,7 +113,8 @@ DECLARATION = Declaration(
         "baseline": Label("share of increasing blocks in the random-weights baseline"),
         "attention_alone": Label("blocks whose attention alone increases the pair energy"),
         "uncorrected": Label(
-            f"inconclusive blocks whose 95 % confidence interval lies below {-LEAST:g} (not significant at FDR 5 %)"
+            f"blocks that are inconclusive although their 95 % confidence interval lies below {-LEAST:g}, because the "
+            "decrease is not significant at FDR 5 %"
         ),
     },
     remarks={
@@ -132,7 +133,7 @@ DECLARATION = Declaration(
         "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
     },
     places={
-        **dict.fromkeys((ENERGY, SHARPER), "points of the residual stream"),
+        **dict.fromkeys((ENERGY, SHARPER), "depths of the residual stream"),
         **dict.fromkeys((*OBSERVED.values(), RANK), "depths"),
         **dict.fromkeys((NORMALIZER, OF_LOGITS, BY_ATTENTION), "attention layers"),
     },

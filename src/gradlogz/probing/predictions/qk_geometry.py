@@ -1,8 +1,8 @@
 """Geometry of QK matrices: symmetry, positivity, and alignment with covariances.
 
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F                                 first conjecture; F = ∇²log Z, the covariance of attended tokens
-    B         = c Cov⁻¹                             second conjecture; Cov: covariance of the tokens       [theory E12]
+    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z, covariance of attended tokens
+    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
 All matrices are represented by factors of d columns.
 
@@ -48,8 +48,8 @@ DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns p
 
 FORMULAS = f"""\
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F                                 first conjecture; F = ∇²log Z, the covariance of attended tokens
-    B         = c Cov⁻¹                             second conjecture; Cov: covariance of the tokens       [theory E12]
+    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z, covariance of attended tokens
+    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
     positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
     symmetric share   |B_s|² / |B|²
@@ -90,10 +90,10 @@ DECLARATION = Declaration(
         "are part of W_q and W_k, so that B acts on normalised tokens. A direction that normalisation removes, as "
         "LayerNorm removes the mean over coordinates, is projected out. If queries and keys are normalised, B acts on "
         "their directions.",
-        "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the "
-        "Fisher information the head dimension. Random rotations between queries and keys are the null of the positive "
-        f"cosine, the symmetric share and the positive share ({DRAWS} draws), and of the cosine with I and the "
-        "whitened cosine, which then have mean 0 and standard deviation sqrt(2) / r. Random rotations of B_s are the "
+        "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
+        "information the head dimension. Random rotations between queries and keys are the null of five quantities: "
+        f"{DRAWS} are drawn for the positive cosine, the symmetric share and the positive share, while the cosine with "
+        "I and the whitened cosine have mean 0 and standard deviation sqrt(2) / r. Random rotations of B_s are the "
         "null of the other cosines, which then have mean tr B_s tr T / (r |B_s| |T|) and variance 2 |B_0|² |T_0|² / "
         "((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
         OVER_METHOD,

@@ -30,7 +30,8 @@ STILL = "share without rotation"
 OVER_KEY = "over_distances"  # of the detail and of the remark
 OVER_DETAILS = {OVER_KEY: Label("median with rotations averaged over distances, weighted by attention", null="null")}
 OVER_METHOD = (
-    "Models with rotary embeddings only: the QK matrix is the one without rotation, that of a token with itself. "
+    "Only for models with rotary embeddings: the QK matrix is taken without rotation, as for a token that attends to "
+    "itself. "
     'Quantities named "over distances" use W_q R̄ W_kᵀ instead, where R̄ is the rotation averaged over the attended '
     "distances of the head. With partial rotary embeddings the share of the squared norm in unrotated coordinates is "
     "reported as well."
