@@ -104,18 +104,17 @@ CAPTION = (
 def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
     columns = (
         Column("claim"), Column("verdict"), Column("statistic", "unit"), Column("value"), Column("95 % CI"),
-        Column("null"), Column("support / refute"), Column("result"),
+        Column("null"), Column("support / refute"),
     )  # fmt: skip
     rows = [
         (
-            Link(claim_of(declarations, claim), claim.prediction),
+            Link(title_of(declarations, claim.prediction), claim.prediction),
             chip(claim.verdict),
             statistic(claim, declarations),
             known(claim.value),
             interval(claim.low, claim.high) or None,
             known(claim.null),
             counts(claim, declarations),
-            sentences_of(declarations, claim),
         )
         for claim in claims
     ]

@@ -1,7 +1,7 @@
 """Geometry of QK matrices: symmetry, positivity, and alignment with covariances.
 
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z, covariance of attended tokens
+    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
 All matrices are represented by factors of d columns.
@@ -48,7 +48,7 @@ DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns p
 
 FORMULAS = f"""\
     logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
-    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z, covariance of attended tokens
+    B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
     positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
