@@ -21,7 +21,7 @@ import torch
 
 from ..._typing import Bool, Float, Tensor
 from .fields import FIELDS, MODEL_ENDS, KernelResult, in_one_piece
-from .nvrtc import Kernel, compile_source
+from .nvrtc import CudaKernel, compile_source
 
 SOURCE = Path(__file__).with_name("targets_in_threads.cu")
 NUMBERS = {torch.float64: "double", torch.float32: "float"}
@@ -136,6 +136,6 @@ def source_of(sizes: Sizes) -> str:
 
 
 @cache
-def compiled(sizes: Sizes, device: torch.device) -> Kernel | None:
+def compiled(sizes: Sizes, device: torch.device) -> CudaKernel | None:
     """Compiled kernel of these sizes for a device; None if there is no compiler."""
     return compile_source(source_of(sizes), "filter_all", device)

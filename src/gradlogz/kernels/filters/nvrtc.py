@@ -1,7 +1,7 @@
 """Compilation and launch of CUDA sources with NVRTC and the driver, both of which come with torch.
 
     compile_source     compile a function of a source for one device; None if there is no compiler or it fails
-    Kernel             a compiled function; `launch` runs it on torch's current stream
+    CudaKernel             a compiled function; `launch` runs it on torch's current stream
 
 No headers are used, so no CUDA toolkit is needed (torch.utils.cpp_extension needs one).
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 
-class Kernel:
+class CudaKernel:
     """A compiled function of one struct, passed by value, loaded on one device."""
 
     def __init__(self, function: ctypes.c_void_p, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class Kernel:
             return _driver().cuLaunchKernel(self.function, *sizes, stream, addresses, None) == 0
 
 
-def compile_source(source: str, name: str, device: torch.device) -> Kernel | None:
+def compile_source(source: str, name: str, device: torch.device) -> CudaKernel | None:
     """Compile a source for a device, in torch's context; `name` is that of an extern "C" function."""
     major, minor = torch.cuda.get_device_capability(device)
     try:
@@ -42,7 +42,7 @@ def compile_source(source: str, name: str, device: torch.device) -> Kernel | Non
         torch.cuda.current_stream().query()  # makes the context of the device current
         failed = image is None or _driver().cuModuleLoadData(ctypes.byref(module), image)
         failed = failed or _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-    return None if failed else Kernel(function, device)
+    return None if failed else CudaKernel(function, device)
 
 
 def _compiled(source: str, *options: str) -> bytes | None:
