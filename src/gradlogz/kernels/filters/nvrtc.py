@@ -1,7 +1,7 @@
 """Compilation and launch of CUDA sources with NVRTC and the driver, both of which come with torch.
 
     compile_source     compile a function of a source for one device; None if there is no compiler or it fails
-    CudaKernel             a compiled function; `launch` runs it on torch's current stream
+    CudaKernel         a compiled function; `launch` runs it on torch's current stream
 
 No headers are used, so no CUDA toolkit is needed (torch.utils.cpp_extension needs one).
 
