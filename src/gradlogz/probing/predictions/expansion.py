@@ -48,8 +48,8 @@ DECLARATION = Declaration(
         "each sequence; x: residual stream, u: update; 0 if they are uncorrelated"
     ),
     supports=(
-        f"The excess is above {BOUND:g} and above the null, whose band covers the random-weights baseline and "
-        "permuted updates."
+        f"The excess is above {BOUND:g} and above two nulls: the random-weights baseline, and updates permuted between "
+        "tokens."
     ),
     refutes=f"The excess is below {-BOUND:g}: attention updates contract the tokens.",
     method=(
