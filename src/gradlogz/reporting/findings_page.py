@@ -45,8 +45,8 @@ GUIDE = {
     "verdict on a head": (
         "Supported or refuted if its value is beyond the bound at a false discovery rate (FDR) of 5 % over all heads "
         "(Benjamini–Hochberg). Otherwise inconclusive, even if its own 95 % confidence interval excludes the bound: "
-        "when many heads are tested, single p-values must be smaller than 0.05. Statistics of weights alone are "
-        "compared with the bound directly."
+        "when many heads are tested, the threshold for a single p-value is stricter than 0.05. Statistics of weights "
+        "alone are compared with the bound directly."
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "

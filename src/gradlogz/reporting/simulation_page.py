@@ -433,9 +433,9 @@ def _methods() -> tuple[str, ...]:
         "Clusters are the connected components when tokens closer to each other than 5 % of the radius are linked, "
         "among at most 600 tokens. Skewness and kurtosis are Mardia's [mardia74].",
         "Final states. Blow-up: values are no longer finite. Collapsed: one cluster. Clusters: several clusters, with "
-        "at least 5 tokens each on average. In both, the root mean square distance of a token from the mean of its "
-        "cluster is less than 5 % of the radius of the cloud. Frozen: the mean self-weight exceeds 1/2. Gaussian: the "
-        "sliced Wasserstein distance is at most its 99 % quantile, and the excess kurtosis at most three standard "
-        "deviations from 0; quantile and standard deviation are those of Gaussian samples with the same number of "
-        "tokens. Other: none of these.",
+        "at least 5 tokens each on average. Both states also require that the root mean square distance of a token "
+        "from the mean of its cluster is less than 5 % of the radius of the cloud. Frozen: the mean self-weight "
+        "exceeds 1/2. Gaussian: the sliced Wasserstein distance is at most its 99 % quantile, and the excess kurtosis "
+        "at most three standard deviations from 0; quantile and standard deviation are those of Gaussian samples with "
+        "the same number of tokens. Other: none of these.",
     )  # fmt: skip

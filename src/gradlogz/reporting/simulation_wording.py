@@ -84,8 +84,8 @@ FORMULAS = {
     "sphere mean": "while the mean is small, each step multiplies it by {factor:.4g} and its share in the squared norm "
     "by {square:.4g}",
     "hermite": "while the Hermite mode of order {degree} of the token density is small, each step multiplies it by "
-    "{factor:.4g}. The skewness is quadratic in this mode and is multiplied by {square:.4g}. Whitening fixes the lower "
-    "orders",
+    "{factor:.4g}. The skewness is quadratic in this mode and is multiplied by {square:.4g}. Whitening holds the "
+    "modes of order 1 and 2 at zero",
     "self-weight": f"{SELF_WEIGHT} for a large number n of Gaussian tokens in d dimensions; r is the radius of the "
     "cloud and c its variance per coordinate, both as simulated at each time",
     "slope": f"{SLOPE} for many Gaussian tokens; s is the self-weight predicted by theory, c the variance per "

@@ -160,8 +160,8 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += (
-            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom, from the second "
-            "detection of each coordinate on."
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom; counted once every "
+            "coordinate of a target has been detected twice."
         )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 

@@ -134,7 +134,7 @@ def counts_text(tracks: Tracks) -> str:
     numbers = (detected.any(-1, keepdim=True) & ~detected).sum(0).tolist()
     missing = [f"{number} detections lack {axis}" for axis, number in zip(rows.axes, numbers, strict=True) if number]
     reasons = "; ".join(["The first detection of a coordinate has no innovation", *missing])
-    return f"n: number of innovations (NIS and innovations) or of {noun} (other quantities). {reasons}."
+    return f"n: for rows on NIS and innovations, the number of innovations; for other rows, that of {noun}. {reasons}."
 
 
 def _meaning(tracks: Tracks) -> str:

@@ -54,8 +54,8 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Coherent heads",
     claim=(
-        "Heads are coherent: in one softmax over the keys of all heads, each head would have almost the same total "
-        "weight, as in multi-head attention."
+        "Heads are coherent: if one softmax ran over the keys of all heads, each head would get almost the same total "
+        "weight."
     ),
     formula=(
         "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer: "
@@ -68,8 +68,9 @@ DECLARATION = Declaration(
         FORMULAS,
         "An offset c of all keys adds <q, c> to a log normaliser and leaves the attention weights unchanged. The keys "
         "of each row are therefore centred, which subtracts <mu_k, q_k> from G_k. The sample is a random subset of the "
-        f'rows; the "{LABELS[RAW]}" is that of all rows. Log normalisers are not comparable between heads with '
-        "different visible keys or biases, nor in layers whose queries and keys are unknown.",
+        f'rows; the "{LABELS[RAW]}" is that of all rows. Layers whose heads differ in visible keys or biases are '
+        "not tested, because their log normalisers are not comparable; nor are layers whose queries and keys are "
+        "unknown.",
         f'The "{LABELS[SHIFTED]}" takes the log normaliser of each head (minus log n) from a different row of the same '
         "text, one row for each head: the cost if heads were independent.",
         "Null: the random-weights baseline. Its cost is almost zero because its logits are small, so that a small "

@@ -53,7 +53,7 @@ DECLARATION = Declaration(
         FORMULAS,
         "The trace is taken before the output matrix W_o, where the variances of the values suffice; after W_o the "
         "full covariances P_i would be needed. "
-        f"The trace is bounded below by {FLOOR:g} of sum_h (tr P_i + |o_i|²). Logarithms make layers of different size "
+        f"The trace is set to at least {FLOOR:g} sum_h (tr P_i + |o_i|²). Logarithms make layers of different size "
         "comparable. The sample is all rows with two or more visible keys and a next token. Early tokens have few "
         "visible keys and a high loss, which alone causes a correlation: the judged correlation is therefore "
         "partial. For masked "

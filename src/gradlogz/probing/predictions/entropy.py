@@ -59,8 +59,8 @@ DECLARATION = Declaration(
     method=(
         FORMULAS,
         "Ascent steps of the log normaliser lower the entropy of attention [theory 5.2], so that trained heads should "
-        "have lower entropy than random weights. The null value of every quantity is its mean over the heads of the "
-        "same layer of the random-weights baseline, with the 95 % prediction band of a further random head.",
+        "have lower entropy than random weights. Null of every quantity: its mean over the heads of the same layer in "
+        "the random-weights baseline. Band: 95 % prediction interval for one more head with random weights.",
         f"The result has an alert if the mean normalised entropy of a layer is below {COLLAPSE:g}, if more than half "
         f"of the heads of a layer have a mean weight above {SINK:g} on the first key (sink), or if a logit is above "
         f"{LOGIT:g}.",

@@ -57,10 +57,10 @@ DECLARATION = Declaration(
         "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
         "that tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y with the same visible keys [theory 5.1, "
         "E15]. The growth itself is uninformative, since any added vector increases the variance. A few massive tokens "
-        "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence, "
-        f"and log determinants, which weight all directions equally, in k = {DIRECTIONS} random directions, or in all "
-        "directions if the residual stream has no more. The growth of log trace and of log det is also reported for "
-        f"normalisation layers. The sample is one token in {PART}, the same tokens in every layer.",
+        "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence. "
+        f"Log determinants weight all directions equally; they are computed in k = {DIRECTIONS} random directions, or "
+        f"in all if the residual stream has at most {DIRECTIONS} dimensions. The growth of log trace and of log det is "
+        f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer.",
         "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline. The "
         "band of the excess of log trace also contains the permutation null of updates exchanged between tokens, with "
         "mean 0 and standard deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",

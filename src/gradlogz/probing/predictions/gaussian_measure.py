@@ -87,9 +87,10 @@ DECLARATION = Declaration(
         "the log normaliser, the random-weights baseline.",
     ),
     decision_rule=(
-        f"With less than {INFORMED:g} nats of information any keys would pass. Both explained variances are needed "
-        "because a single dominant key moves the mean along Sigma q for any distribution of the keys, but does not "
-        "give the log normaliser of a Gaussian. The verdict on the model is that of more than half of its heads."
+        f"With less than {INFORMED:g} nats of information any keys would pass. Both explained variances are needed: a "
+        "single key with most of the attention weight can move the mean along Sigma q whatever the distribution of the "
+        "keys, but the log normaliser is then not that of a Gaussian. The verdict on the model is that of more than "
+        "half of its heads."
     ),
     quantities={
         EXPLAINED: Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²"),

@@ -119,11 +119,12 @@ DECLARATION = Declaration(
         "tokens lowers their variance; the differences are therefore multiplied by 1 / sqrt(1 - 1/k).",
         f"Gaussian samples: {DRAWS} samples over the same documents, with the covariances of the tokens between and "
         "within documents, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated "
-        "words. They are the null of all statistics of shape but the excess, from which their mean is already "
+        "words. These samples are the null of every statistic of shape except the excess, which already has their mean "
         "subtracted.",
         "Random-weights baseline: it is the null of the excess, of the weight a_ii and of the share of the mean token. "
-        "The confidence interval of the excess is from the jackknife over groups, with fixed axes; the mean of the "
-        "Gaussian samples is scaled to the size of each jackknife sample.",
+        "The confidence interval of the excess is from the jackknife over groups, with fixed axes. W² of Gaussian "
+        "samples is inversely proportional to their number of tokens; their mean is rescaled to the number of tokens "
+        "of each jackknife sample.",
     ),
     decision_rule=(
         "For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and "

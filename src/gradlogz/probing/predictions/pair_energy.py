@@ -46,11 +46,11 @@ FORMULAS = """\
     change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
 
     log normaliser               sum_i G_i / n                     G_i: log normaliser of token i; mean over heads
-    log pair energy of logits    log sum_i exp(G_i) - 2 log n      likewise
+    log pair energy of logits    log sum_i exp(G_i) - 2 log n      mean over heads
     share of the mean token      |m|² / E|x|²                      m: mean of the tokens of a sequence
     effective rank               exp H(λ / sum λ)                  λ: eigenvalues of their covariance, H: entropy
     rank-one residual            |X - 1 mᵀ| / |X|                  X: the tokens as rows; 0 if all tokens are equal
-                                 |A|: root of the largest column sum of |a_ij| times the largest row sum
+                                 |A| = sqrt(largest column sum x largest row sum of |a_ij|)
     clusters                     groups of tokens that are linked by distances of less than 5 % of sqrt(E|x|²)"""
 
 DECLARATION = Declaration(
@@ -113,8 +113,8 @@ DECLARATION = Declaration(
         "baseline": Label("share of increasing blocks in the random-weights baseline"),
         "attention_alone": Label("blocks whose attention alone increases the pair energy"),
         "uncorrected": Label(
-            f"blocks that are inconclusive although their 95 % confidence interval lies below {-LEAST:g}, because the "
-            "decrease is not significant at FDR 5 %"
+            f"blocks whose 95 % confidence interval lies below {-LEAST:g}, but whose decrease is not significant at "
+            "FDR 5 % (inconclusive)"
         ),
     },
     remarks={

@@ -55,7 +55,7 @@ FORMULAS = f"""\
     symmetric share   |B_s|² / |B|²
     positive share    sum of positive eigenvalues of B_s over the sum of absolute eigenvalues
     cosine with T     <B_s, T> / |B_s| |T|,  T = I, Cov, Cov⁻¹ of the tokens, restricted to the leading principal
-                      components that hold {100 * VARIANCE:g} % of the variance (at least d, the head dimension);
+                      components that hold {100 * VARIANCE:g} % of the variance, no fewer than d (head dimension);
                       otherwise Cov⁻¹ would be dominated by the smallest components
     whitened          cosine of C^½ B_s C^½ with I, C = Cov on these components: 1 if B_s = c Cov⁻¹; each direction is
                       weighted by the variance of the tokens along it
@@ -91,11 +91,12 @@ DECLARATION = Declaration(
         "LayerNorm removes the mean over coordinates, is projected out. If queries and keys are normalised, B acts on "
         "their directions.",
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
-        "information the head dimension. Random rotations between queries and keys are the null of five quantities: "
-        f"{DRAWS} are drawn for the positive cosine, the symmetric share and the positive share, while the cosine with "
-        "I and the whitened cosine have mean 0 and standard deviation sqrt(2) / r. Random rotations of B_s are the "
-        "null of the other cosines, which then have mean tr B_s tr T / (r |B_s| |T|) and variance 2 |B_0|² |T_0|² / "
-        "((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
+        "information the head dimension. Five quantities have random rotations between queries and keys as their null. "
+        f"For the positive cosine, the symmetric share and the positive share, {DRAWS} rotations are drawn. For the "
+        "cosine with I and the whitened cosine the null is known: mean 0, standard deviation sqrt(2) / r. Random "
+        "rotations of B_s are the null of the other cosines, which then have mean tr B_s tr T / (r |B_s| |T|) and "
+        "variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and "
+        "T.",
         OVER_METHOD,
     ),
     decision_rule=(
