@@ -14,7 +14,8 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-JOBS ?= 2
+# One more than cores: workers also wait, for browsers and for processes of their own.
+JOBS ?= 3
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

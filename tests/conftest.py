@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by whichever test
 
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=12, print_blob=True)
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=10, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
