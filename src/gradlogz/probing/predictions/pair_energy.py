@@ -62,7 +62,7 @@ DECLARATION = Declaration(
         "an attention layer and all that follows it, up to the next attention layer or the end of the model"
     ),
     supports=(
-        "No block decreases the pair energy, and more blocks increase it than expected for depths in random order "
+        "No block decreases the pair energy, and more blocks increase it than if the depths were shuffled "
         f"(permutation test, p <= {LEVEL:g}). A block increases it if its change is above {LEAST:g} and above that of "
         "the random-weights baseline, at FDR 5 % over all blocks."
     ),
