@@ -14,8 +14,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-# One more than cores: workers also wait, for browsers and for processes of their own.
-JOBS ?= 3
+JOBS ?= 2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
