@@ -67,9 +67,9 @@ def imagined_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "imagined")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    canary.passes.cache_clear()
+    canary._checked.cache_clear()
     yield torch.device("cuda", 0)
-    canary.passes.cache_clear()
+    canary._checked.cache_clear()
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -83,7 +83,7 @@ def test_what_has_passed_is_remembered_and_what_has_not_warns_once(imagined_gpu,
         assert [canary.passes(gpu, kind, imagined_gpu) for _ in range(3)] == [right] * 3
     assert len(caught) == (0 if right else 1)
     assert checks == ([False, True] if right else [False])
-    canary.passes.cache_clear()  # as in the next process
+    canary._checked.cache_clear()  # as in the next process
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert canary.passes(gpu, kind, imagined_gpu) == right
@@ -93,6 +93,6 @@ def test_what_has_passed_is_remembered_and_what_has_not_warns_once(imagined_gpu,
     if right:
         assert len(json.loads(path.read_text())) == 1
         path.write_text("{broken")  # a damaged file is no memory
-        canary.passes.cache_clear()
+        canary._checked.cache_clear()
         assert canary.passes(gpu, kind, imagined_gpu)
         assert len(checks) == 4
