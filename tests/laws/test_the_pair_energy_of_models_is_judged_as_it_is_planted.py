@@ -93,6 +93,16 @@ def test_long_sequences_are_estimated_without_bias():
         assert abs(float(E[:, column].mean()) - exact) < 4 * error < 0.01 * exact
 
 
+def test_the_number_of_tokens_is_that_of_the_compared_ones():
+    model, batch = encoder().double(), token_batches(96, rows=2, length=90, batches=1)[0]
+    known = probed(model, batch)
+    rows = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.architecture), known)
+    lengths = batch.inputs["attention_mask"].sum(1)
+    assert lengths.tolist() == [90, 60]
+    tokens = {quantity: {m.tokens for m in rows if m.quantity == quantity} for quantity in (ENERGY, CHANGE, NORMALIZER)}
+    assert tokens == {ENERGY: {64 + 60}, CHANGE: {64 + 60}, NORMALIZER: {90 + 60}}
+
+
 def test_what_sequences_show_is_what_clouds_show():
     model, batch = encoder().double(), token_batches(96, rows=5, batches=1)[0]
     known = probed(model, batch)

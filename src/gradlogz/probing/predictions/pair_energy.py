@@ -3,7 +3,7 @@
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
     change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
 
-Read next: observables/residual_stream.py (the depths), ../../dynamics/observables.py.
+Read next: observables/residual_stream.py (the sublayer boundaries), ../../dynamics/observables.py.
 """
 
 import math
@@ -74,7 +74,8 @@ DECLARATION = Declaration(
         "their weights come nearest to these assumptions; in other models, and through feed-forward maps, decreases "
         "are expected. Tokens are projected to the sphere because the norm of the residual stream grows with depth. "
         "beta is 1. The energy is also reported for beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / "
-        "sqrt(D) of tokens of norm sqrt(D). At this beta each token attends almost only to itself. In a sequence of n "
+        "sqrt(D) of tokens of norm sqrt(D). At this beta each token attends almost only to itself. log E is computed "
+        "at every sublayer boundary of the residual stream: before each sublayer, and at the end. In a sequence of n "
         f"tokens a random subset of m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) "
         "/ (m (m - 1)).",
         f"The last four quantities are means over {SEQUENCES} sequences.",
@@ -133,7 +134,7 @@ DECLARATION = Declaration(
         "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
     },
     places={
-        **dict.fromkeys((ENERGY, SHARPER), "depths of the residual stream"),
+        **dict.fromkeys((ENERGY, SHARPER), "sublayer boundaries"),
         **dict.fromkeys((*OBSERVED.values(), RANK), "depths"),
         **dict.fromkeys((NORMALIZER, OF_LOGITS, BY_ATTENTION), "attention layers"),
     },
@@ -143,8 +144,8 @@ DECLARATION = Declaration(
 class State(NamedTuple):
     """Sums over sequences by layer, and sampled sequences by stack.
 
-    energies: log pair energies at every depth; steps, attention: their changes over a block and over attention;
-    logits: the log normalisers.
+    energies: log pair energies at every sublayer boundary; steps, attention: their changes over a block and over
+    attention; logits: the log normalisers.
     """
 
     energies: Mapping[str, Sums] = {}
@@ -171,7 +172,7 @@ class _Memory:
 
 
 def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
-    """Energies of every depth and their changes, summed over sequences; sampled sequences."""
+    """Energies at every sublayer boundary and their changes, summed over sequences; sampled sequences."""
     memory = batch_pass.memory(_Memory)
     columns = memory.columns
     if isinstance(event, Attended):
@@ -365,9 +366,9 @@ def _keep(depth: Depth, taken: Taken, memory: _Memory) -> None:
 
 
 def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]:
-    """1, the values and the number of tokens, [b, 4], for sequences of two or more tokens, else 0."""
+    """1, the values and the number of compared tokens, [b, 4], for sequences of two or more tokens, else 0."""
     several = (taken.tokens >= 2).unsqueeze(-1)
-    columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.tokens.unsqueeze(-1)), 1)
+    columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.valid.sum(1, keepdim=True).to(values)), 1)
     return columns.masked_fill(~several, 0.0)
 
 

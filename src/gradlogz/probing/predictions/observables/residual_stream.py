@@ -1,9 +1,10 @@
-"""The residual stream at every depth: before every sublayer, and at the end.
+"""The residual stream at its sublayer boundaries: before every sublayer, and at the end.
 
     x_0 -> sublayer -> x_1 -> sublayer -> ... -> x_end        post-norm models: after their norms
 
 A stack is a sequence of sublayers over the same tokens: encoder and decoder are two stacks. The end is that of the last
-stack; in a pre-norm model it is before the final norm.
+stack; in a pre-norm model it is before the final norm. On pages, a depth is a boundary before an attention sublayer, or
+the end.
 
 Read next: ../../inside/events.py, ../gaussianity.py and ../pair_energy.py.
 """
@@ -23,7 +24,7 @@ END = "end"
 
 
 class Depth(NamedTuple):
-    """The residual stream at one depth, with the mask of its real tokens.
+    """The residual stream at one sublayer boundary, with the mask of its real tokens.
 
     layer: name of the next sublayer, or "end". attention: true if that is an attention sublayer.
     """
@@ -48,9 +49,9 @@ class _Progress:
 
 
 def depth_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
-    """The depth that an event reaches, or None.
+    """The sublayer boundary that an event reaches, or None.
 
-    A feed-forward map parallel to an attention sublayer reads the same stream and is no separate depth.
+    A feed-forward map parallel to an attention sublayer reads the same stream and has no boundary of its own.
     """
     return batch_pass.once(event, "depth", lambda: _depth(event, batch_pass))
 
@@ -78,7 +79,7 @@ def _depth(event: Event | ForwardOutput, batch_pass: BatchPass) -> Depth | None:
 
 
 def _arrived(layer: str, attention: bool, stream: Tensor, here: _Progress) -> Depth | None:
-    """The depth with its stream as [b, n, D], which some models flatten to [b n, D]; None for other tokens."""
+    """The boundary with its stream as [b, n, D], which some models flatten to [b n, D]; None for other tokens."""
     shape = here.shape
     if here.stack is None or here.mask is None or shape is None:
         return None
