@@ -114,6 +114,16 @@ def test_a_prediction_that_one_run_lacks_is_a_gap():
     assert dict(_said(page.verdict.groups[1]))["ascent"] == "not tested (whole), refuted (other)"
 
 
+def test_a_claim_that_is_not_applicable_to_a_run_is_not_counted_as_tested():
+    other = findings("other")
+    applicable = [c._replace(verdict="supported") if c.prediction == "linearity" else c for c in other.claims]
+    other = type(other)(other.facts, other.rows, applicable)
+    page = page_of_runs(read_all([findings("one"), other]))
+    *_, untested = page.verdict.groups
+    assert dict(_said(untested))["linearity"] == "not applicable (one), supported (other)"
+    assert page.verdict.sentence.startswith("4 claims were tested in every run"), "all but linearity"
+
+
 def _said(group):
     return [(link.label, says) for link, says in group.entries]
 
@@ -125,7 +135,7 @@ def test_the_course_of_a_verdict_is_told():
     runs = [findings(name) for name in names]
     runs[0] = type(runs[0])(runs[0].facts, runs[0].rows, [f._replace(model="step10") for f in turned])
     (differ, *_) = page_of_runs(read_all(runs)).verdict.groups
-    assert differ.chip.label.startswith("3 ")
+    assert differ.chip.label.startswith("2 "), "entropy and novel; linearity is not applicable to two runs"
     assert dict(_said(differ))["entropy"] == "refuted (step10), supported (step20 to step30)"
     models = [
         findings("b"),

@@ -43,6 +43,7 @@ from .findings_page import GUIDE, rendered
 from .findings_sections import SHOWN, choices_of, counts, judged, statistic
 from .findings_wording import (
     Declarations,
+    by_agreement,
     chip,
     claim_of,
     facts_of,
@@ -143,14 +144,11 @@ def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[
 
 def page_of_runs(runs: Runs) -> Page:
     """Comparison page of several runs, as data."""
-    common = [p for p in runs.predictions if all(p in claims for claims in runs.claims)]
-    same = [p for p in common if len({claims[p].verdict for claims in runs.claims}) == 1]
-    differ = [p for p in common if p not in same]
-    apart = [p for p in runs.predictions if p not in common]
+    different, same, untested = by_agreement(runs.claims)
     groups = (
-        Group(Chip(f"{len(differ)} different", colour="blue"), _entries(runs, differ)),
+        Group(Chip(f"{len(different)} different", colour="blue"), _entries(runs, different)),
         Group(Chip(f"{len(same)} the same in all runs", colour="grey"), _entries(runs, same)),
-        Group(Chip(f"{len(apart)} not tested in all runs", colour="grey"), _entries(runs, apart)),
+        Group(Chip(f"{len(untested)} not tested in all runs", colour="grey"), _entries(runs, untested)),
     )
     notes = [f"{name}: {note}" for name, each in zip(runs.names, runs.contents, strict=True) for note in each.run.notes]
     kind = "checkpoints" if runs.steps else "runs"
@@ -160,13 +158,13 @@ def page_of_runs(runs: Runs) -> Page:
         title=f"Comparison of {len(runs.contents)} {kind}",
         subtitle=", ".join(runs.names) + ".",
         verdict=VerdictBanner(
-            _sentence(len(same), len(common)),
+            _sentence(len(same), len(same) + len(different)),
             notes=tuple(notes),
             groups=tuple(group for group in groups if group.entries),
         ),
         sections=(
             Section("Results by run", (_claims(runs),), name="claims"),
-            *_trends(runs, [*differ, *same, *apart]),
+            *_trends(runs, [*different, *same, *untested]),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
             Section("Runs", (_described(runs),), name="runs"),
         ),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..probing.runs.records import Summary
 from .findings_terminal import TITLE, StyledLine, cut, sentence_lines
-from .findings_wording import Declarations, title_of
+from .findings_wording import Declarations, by_agreement, title_of
 from .formatting import SYMBOLS, decimals
 
 CELL = 10  # columns of a run
@@ -46,16 +46,9 @@ def comparison_lines(
 
 
 def _groups(claims: Sequence[Mapping[str, Summary]]) -> dict[str, list[str]]:
-    """Predictions whose verdicts differ between runs, whose verdicts agree, and those that some run lacks."""
-    predictions = list(dict.fromkeys(name for each in claims for name in each))
-    common = [name for name in predictions if all(name in each for each in claims)]
-    same = [name for name in common if len({each[name].verdict for each in claims}) == 1]
-    groups = {
-        "verdicts differ": [name for name in common if name not in same],
-        "same verdict": same,
-        "not measured in every run": [name for name in predictions if name not in common],
-    }
-    return {heading: names for heading, names in groups.items() if names}
+    """Predictions whose verdicts differ between runs, whose verdicts agree, and those that are not tested in all."""
+    headings = ("verdicts differ", "same verdict", "not tested in every run")
+    return {heading: names for heading, names in zip(headings, by_agreement(claims), strict=True) if names}
 
 
 def _table(

@@ -3,6 +3,7 @@
     verdict_sentences                   the result of a claim: value, null value, counts, details, remarks
     title_of, claim_of, method_of       texts of a prediction, by its declaration; its name where there is none
     unit_and_formula                    unit and formula of a quantity
+    by_agreement                        claims of several runs: different verdicts, the same verdict, not tested in all
     quantity_label, places_of           readable name of a quantity, and noun of the rows that are not of heads
 
 This is the one place that words a result: predictions return numbers and declare names.
@@ -14,6 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..page import Chip, Group, Link
 from ..probing.runs.records import VERDICTS, Declaration, Detail, Quantity, Remark, Summary
@@ -221,6 +223,29 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
         if claim.prediction in declarations and (reason := declarations[claim.prediction].self_check)
     )
     return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}.{rest}{checks}"
+
+
+class Agreement(NamedTuple):
+    """Predictions of several runs: with different verdicts, with the same verdict, and not tested in every run."""
+
+    different: list[str]
+    same: list[str]
+    untested: list[str]
+
+
+def by_agreement(runs: Sequence[Mapping[str, Summary]]) -> Agreement:
+    """Group the predictions of runs; a claim that is absent, not applicable or without verdict is not tested."""
+    *decided, _ = VERDICTS
+    agreement = Agreement([], [], [])
+    for prediction in dict.fromkeys(name for claims in runs for name in claims):
+        verdicts = {claims[prediction].verdict if prediction in claims else "" for claims in runs}
+        if not verdicts <= set(decided):
+            agreement.untested.append(prediction)
+        elif len(verdicts) == 1:
+            agreement.same.append(prediction)
+        else:
+            agreement.different.append(prediction)
+    return agreement
 
 
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
