@@ -100,7 +100,7 @@ def random_state(generator, layers, base):
     for layer in layers:
         Wq, Wk, Wv, Wo = (torch.from_numpy(W) for W in matrices.random_heads(generator))
         zero = torch.zeros(matrices.HEADS, matrices.SIZE, dtype=torch.float64)
-        weights[layer] = HeadWeights(Wq, zero, Wk, zero, Wv, zero, Wo, 1.0, None, False, False)
+        weights[layer] = HeadWeights(Wq, zero, Wk, zero, Wv, zero, Wo, None, False, False)
         shape = generator.normal(size=(matrices.WIDTH, matrices.WIDTH))
         for group in range(8):
             x = torch.from_numpy(generator.normal(size=(40, matrices.WIDTH)) @ shape)

@@ -160,8 +160,9 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += (
-            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom; counted once every "
-            "coordinate of a target has been detected twice."
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. It is computed at a "
+            "detection if every coordinate of the target has been detected at least twice: up to then for filtered "
+            "estimates, in the whole track for smoothed ones."
         )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 

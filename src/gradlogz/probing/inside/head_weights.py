@@ -61,7 +61,6 @@ class HeadWeights(NamedTuple):
     value: Float[Tensor, "h D v"]
     value_bias: Float[Tensor, "h v"]
     output: Float[Tensor, "h v D"] | None
-    scale: float
     norm: Norm | None
     rotary: bool
     normalized: bool

@@ -129,7 +129,7 @@ def _weights(model: nn.Module, architecture: Architecture, attended: Attended, l
         unit = torch.eye(h * Wv.shape[-1]).to(layer_call.tokens)
         module = model.get_submodule(home)
         out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
-    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, call.scale, norm, rotary, normalized)
+    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, norm, rotary, normalized)
 
 
 def _affine(project: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:

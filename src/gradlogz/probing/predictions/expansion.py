@@ -61,9 +61,10 @@ DECLARATION = Declaration(
         f"Log determinants weight all directions equally; they are computed in k = {DIRECTIONS} random directions, or "
         f"in all if the residual stream has at most {DIRECTIONS} dimensions. The growth of log trace and of log det is "
         f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer.",
-        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline. The "
-        "band of the excess of log trace also contains the permutation null of updates exchanged between tokens, with "
-        "mean 0 and standard deviation at most 2 r / ((1 + r²) sqrt(n)) for n tokens.",
+        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline. For "
+        "the excess of log trace, the band of this null is widened where needed to cover a second null, updates "
+        "permuted between tokens: its excess has mean 0 and standard deviation at most 2 r / ((1 + r²) sqrt(n)) for n "
+        "tokens.",
     ),
     decision_rule="The verdict on the model is that of more than half of its attention sublayers.",
     quantities={

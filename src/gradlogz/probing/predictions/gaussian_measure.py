@@ -42,8 +42,8 @@ BINS = ("0 to 1/4", "1/4 to 1/2", "1/2 to 3/4", "3/4 to 1")
 
 FORMULAS = """\
     k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
-    k, q                visible keys of a row, and its scaled query; mu, Sigma: mean and covariance of the keys, which
-                        enter only through the products u_j = <q, k_j>:
+    k, q                visible keys of a row, and its scaled query
+    mu, Sigma           mean and covariance of these keys; the matrix Sigma is not formed. With u_j = <q, k_j>:
                         <mu, q> = mean u,   <q, Sigma q> = Var u,   Sigma q = mean (u - mean u) k
 
     attended mean       1 - sum |m - mu - Sigma q|² / sum |m - mu|²         m: attended mean; sums over rows; 1 is exact

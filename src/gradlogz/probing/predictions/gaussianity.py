@@ -122,9 +122,9 @@ DECLARATION = Declaration(
         "words. These samples are the null of every statistic of shape except the excess, which already has their mean "
         "subtracted.",
         "Random-weights baseline: it is the null of the excess, of the weight a_ii and of the share of the mean token. "
-        "The confidence interval of the excess is from the jackknife over groups, with fixed axes. W² of Gaussian "
-        "samples is inversely proportional to their number of tokens; their mean is rescaled to the number of tokens "
-        "of each jackknife sample.",
+        "The confidence interval of the excess is from the jackknife over groups, with fixed axes. W² of a Gaussian "
+        "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
+        "mean over Gaussian samples is therefore multiplied by n / n'.",
     ),
     decision_rule=(
         "For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and "

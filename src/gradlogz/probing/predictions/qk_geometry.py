@@ -1,6 +1,6 @@
 """Geometry of QK matrices: symmetry, positivity, and alignment with covariances.
 
-    logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
+    logit     = beta (x W_q)·(y W_k) = beta x B yᵀ, B = W_q W_kᵀ, the QK matrix                          [theory E13]
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
@@ -47,7 +47,7 @@ DRAWS = 20  # of random rotations
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
 
 FORMULAS = f"""\
-    logit     = beta (x W_q)·(y W_k) = x B yᵀ,      B = beta W_q W_kᵀ                                    [theory E13]
+    logit     = beta (x W_q)·(y W_k) = beta x B yᵀ, B = W_q W_kᵀ, the QK matrix                          [theory E13]
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
 
@@ -63,7 +63,7 @@ FORMULAS = f"""\
                       not defined with rotary embeddings, which rotate the keys"""
 
 _OF_FORMS = {
-    POSITIVE: Quantity("1", "|B₊| / |B|,  B = β W_q W_kᵀ"),
+    POSITIVE: Quantity("1", "|B₊| / |B|,  B = W_q W_kᵀ"),
     SYMMETRIC: Quantity("1", "|B + Bᵀ|² / 4|B|²"),
     SHARE: Quantity("1", "Σ λ₊ / Σ |λ|,  λ of (B + Bᵀ)/2"),
     WITH_I: Quantity("1", "cos((B + Bᵀ)/2, I)"),
@@ -88,8 +88,9 @@ DECLARATION = Declaration(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
         "are part of W_q and W_k, so that B acts on normalised tokens. A direction that normalisation removes, as "
-        "LayerNorm removes the mean over coordinates, is projected out. If queries and keys are normalised, B acts on "
-        "their directions.",
+        "LayerNorm removes the mean over coordinates, is projected out. If a layer normalises queries and keys (QK "
+        "norm), the scale parameters of these norms are part of W_q and W_k, but the division of each query and key by "
+        "its norm is left out.",
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
         "information the head dimension. Five quantities have random rotations between queries and keys as their null. "
         f"For the positive cosine, the symmetric share and the positive share, {DRAWS} rotations are drawn. For the "
@@ -261,7 +262,7 @@ def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: T
 def forms(weights: HeadWeights) -> tuple[Tensor, Tensor]:
     """U, V [h, D, d] with B = U Vᵀ on normalised tokens, without the direction that a centring norm removes."""
     norm, folded = weights.norm, weights.folded
-    U, V = weights.scale * folded.query, folded.key
+    U, V = folded.query, folded.key
     return (centred(U, -2), centred(V, -2)) if norm is not None and norm.centres else (U, V)
 
 
