@@ -10,6 +10,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by whichever test
 
+# One thread for numpy and scipy, as for torch below: on cores that are all busy the threads of OpenBLAS wait for each
+# other longer than they compute. Processes that are started from here read it when they load the library.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=10, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
