@@ -1,5 +1,6 @@
 """Set-up of the suite: shapes checked at run time on request, threads fixed, Hypothesis made reproducible."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -13,6 +14,10 @@ if not torch.cuda.is_available():
 # One thread for numpy and scipy, as for torch below: on cores that are all busy the threads of OpenBLAS wait for each
 # other longer than they compute. Processes that are started from here read it when they load the library.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# What modules create while they are imported stays: the garbage collector searches it once, when all tests are
+# collected, and not in each of its full searches.
+gc.disable()
 
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=10, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=500, print_blob=True)
@@ -80,6 +85,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
         install_import_hook(sorted(checked_modules()), "beartype.beartype")
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
