@@ -16,6 +16,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 2
 
+# Bytecode is kept even where the environment forbids it: the suite starts Python hundreds of times.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
