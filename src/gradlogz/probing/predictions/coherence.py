@@ -1,8 +1,8 @@
 """Coherence: the cost of weighting the heads of a layer equally.
 
     g_k = G_k - <mu_k, q_k>  log normaliser of head k, with centred keys
-    log sum_k exp(g_k)       log normaliser of one softmax over the keys of all heads; in its gradient head k has the
-                             weight r_k = softmax_k(g_k)
+    log sum_k exp(g_k)       log normaliser of one softmax over the centred keys of all heads; in its gradient head k
+                             has the weight r_k = softmax_k(g_k)
     cost                     KL(uniform‖r) = log sum_k exp(g_k) - log H - mean_k g_k,  in nats            [theory 6.2]
 
 Read next: entropy.py, ../../measures/mixture.py (the bound and its Jensen gap).
@@ -45,8 +45,8 @@ COLUMNS = {COST: (1, 0), SHIFTED: (2, 0), RAW: (4, 3)}  # name: columns of numer
 
 FORMULAS = """\
     g_k = G_k - <mu_k, q_k>  log normaliser of head k, with centred keys
-    log sum_k exp(g_k)       log normaliser of one softmax over the keys of all heads; in its gradient head k has the
-                             weight r_k = softmax_k(g_k)
+    log sum_k exp(g_k)       log normaliser of one softmax over the centred keys of all heads; in its gradient head k
+                             has the weight r_k = softmax_k(g_k)
     mean_k g_k + log H       its lower bound (Jensen); in the gradient of this bound, as in multi-head attention, all H
                              heads have equal weight
     cost                     KL(uniform‖r) = log sum_k exp(g_k) - log H - mean_k g_k,  in nats           [theory 6.2]"""
@@ -54,13 +54,14 @@ FORMULAS = """\
 DECLARATION = Declaration(
     title="Coherent heads",
     claim=(
-        "Heads are coherent: if one softmax ran over the keys of all heads, each head would get almost the same total "
-        "weight."
+        "Heads are coherent: if the keys of each head were centred and one softmax ran over the keys of all heads, "
+        "each head would get almost the same total weight."
     ),
     formula=(
         "cost = KL(uniform‖r) in nats, mean over rows; r = softmax_k(G_k - <mu_k, q_k>) over the heads k of a layer: "
-        "the weight of head k in one softmax over the keys of all heads. In multi-head attention all heads have equal "
-        "weight. G_k: log normaliser, mu_k: mean key, q_k: query of head k"
+        "the weight of head k in one softmax over the keys of all heads, after the keys of each head are centred at "
+        "their mean mu_k. Centring subtracts <mu_k, q_k> from G_k. In multi-head attention all heads have equal "
+        "weight. G_k: log normaliser, q_k: scaled query of head k"
     ),
     supports=f"The cost is below {COHERENT:g} nats.",
     refutes=f"The cost is above {INCOHERENT:g} nats: the weights r are far from uniform.",
