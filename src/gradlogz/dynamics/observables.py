@@ -13,7 +13,7 @@
     expansion           log tr C(x + tau A(x)) - log tr C(x)         ascent of the last step
     contraction         log tr C(x') - log tr C(x + tau A(x))        contraction of the last step
     skewness, kurtosis  Mardia's, 0 for a Gaussian
-    sliced_wasserstein  distance to the Gaussian of the same moments, mean over directions; positive under the null
+    sliced_wasserstein  distance of the whitened cloud to N(0, I), mean over directions; positive under the null
     clusters            connected components at 5 % of the radius
     within              root mean square distance of tokens to the mean of their component, relative to the radius
 
@@ -133,7 +133,10 @@ def kurtosis(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tens
 
 
 def sliced_wasserstein(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
-    """Mean over directions of the root mean square distance of sorted projections to the quantiles of N(0, 1)."""
+    """Sliced Wasserstein distance of the whitened cloud to a standard Gaussian.
+
+    It is the mean over directions of the root mean square distance of sorted projections to the quantiles of N(0, 1).
+    """
     z, n = standardised(x), x.shape[-2]
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(x.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64).to(x)

@@ -4,7 +4,8 @@
     collapsed    one cluster: its tokens lie within 5 % of the cloud's radius around their mean
     clusters     several such clusters
     frozen       the mean attention weight of a token on itself exceeds 1/2                          [theory 10.3]
-    gaussian     sliced Wasserstein distance and kurtosis are those of a Gaussian cloud of equal size
+    gaussian     sliced Wasserstein distance (whitened cloud to a standard Gaussian) and kurtosis are those of a
+                 Gaussian cloud of equal size
     other        none of these
 
 A verdict holds the numbers that decide it, each with its value under the null (a Gaussian cloud) where there is one.

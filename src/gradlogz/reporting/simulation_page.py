@@ -78,7 +78,7 @@ CAPTIONS = {
     "displacement": "Root mean square displacement of the tokens in one step, divided by the radius.",
     "skewness": "Mardia's skewness; 0 for a Gaussian.",
     "kurtosis": "Mardia's excess kurtosis; 0 for a Gaussian.",
-    "sliced_wasserstein": "Wasserstein-2 distance of the whitened cloud to a standard Gaussian, averaged over "
+    "sliced_wasserstein": "Sliced Wasserstein distance W₂ of the whitened cloud to a standard Gaussian: the mean over "
     "one-dimensional projections.",
     "clusters": "Number of connected components when tokens closer to each other than 5 % of the radius are linked.",
     "slope": "Component of the attention output along the query, divided by the length of the query.",
@@ -435,7 +435,7 @@ def _methods() -> tuple[str, ...]:
         "Final states. Blow-up: values are no longer finite. Collapsed: one cluster. Clusters: several clusters, with "
         "at least 5 tokens each on average. Both states also require that the root mean square distance of a token "
         "from the mean of its cluster is less than 5 % of the radius of the cloud. Frozen: the mean self-weight "
-        "exceeds 1/2. Gaussian: the sliced Wasserstein distance is at most its 99 % quantile, and the excess kurtosis "
-        "at most three standard deviations from 0; quantile and standard deviation are those of Gaussian samples with "
-        "the same number of tokens. Other: none of these.",
+        "exceeds 1/2. Gaussian: the sliced Wasserstein distance of the whitened cloud to a standard Gaussian is at "
+        "most its 99 % quantile, and the excess kurtosis at most three standard deviations from 0; quantile and "
+        "standard deviation are those of Gaussian samples with the same number of tokens. Other: none of these.",
     )  # fmt: skip

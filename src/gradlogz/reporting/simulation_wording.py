@@ -192,7 +192,10 @@ def _evidence(simulation: Simulation, kind: str) -> str:
     if kind in ("gaussian", "other"):
         limit = max(e["sliced_wasserstein_null"] for e in evidence)
         distance = _range([e["sliced_wasserstein"] for e in evidence], ".3f")
-        return f" (sliced W₂ distance to a Gaussian {distance}; 99 % quantile for Gaussian clouds {limit:.3f})"
+        return (
+            f" (sliced W₂ distance of the whitened cloud to a standard Gaussian {distance}; 99 % quantile for Gaussian "
+            f"clouds {limit:.3f})"
+        )
     return ""
 
 
