@@ -160,9 +160,10 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += (
-            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. It is computed at a "
-            "detection if every coordinate of the target has been detected at least twice: up to then for filtered "
-            "estimates, in the whole track for smoothed ones."
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. For filtered "
+            "estimates it is computed from the time on at which every coordinate of the target has been detected "
+            "twice; for smoothed estimates, at all times of a target whose coordinates were each detected at least "
+            "twice."
         )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 
