@@ -36,7 +36,7 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import attend
-from gradlogz.kernels.attention import decoding, gpu, hopper
+from gradlogz.kernels.attention import backward_plan, decoding, gpu, hopper, hopper_backward, hopper_tiles
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
@@ -343,10 +343,11 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
+HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan
 SECTIONS = {
-    "rows": (squares, (gpu, hopper)),
-    "training": (training, (gpu, hopper)),
-    "masks": (masks, (gpu, hopper)),
+    "rows": (squares, HOPPER),
+    "training": (training, HOPPER),
+    "masks": (masks, HOPPER),
     "decoding": (few_queries, (gpu, decoding)),
 }
 

@@ -79,13 +79,33 @@ def test_statistics_and_gradients_are_those_of_float64(shape, band, dtype):
         torch.testing.assert_close(one.double(), other, rtol=0, atol=close, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.skipif(not HOPPER, reason="a kernel for Hopper GPUs")
-def test_the_hopper_kernel_is_the_one_that_is_used():
+@pytest.mark.skipif(not HOPPER, reason="kernels for Hopper GPUs")
+def test_the_hopper_kernels_are_those_that_are_used():
+    sight, scoring = dispatch.Sight(), dispatch.Scoring(0.1, right=0)
     for shape in SHAPES[:5]:
-        query, key, value = drawn(shape, torch.bfloat16)
-        sight, scoring = dispatch.Sight(), dispatch.Scoring(0.1, right=0)
-        kernel = dispatch._compiled_kernel(query, key, value, sight, scoring, None, backward=False)
-        assert kernel.__name__.endswith("hopper")
+        operands = drawn(shape, torch.bfloat16)
+        forward = dispatch._compiled_kernel(*operands, sight, scoring, None, backward=False)
+        assert forward.__name__.endswith("hopper")
+        backward = dispatch._compiled_kernel(*operands, sight, scoring, None, backward=True)
+        square = shape[3] == shape[4] and shape[5] == shape[6]
+        assert backward.__name__.endswith("hopper_backward" if square else "gpu")
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("operand", [0, 1], ids=["query", "key"])
+def test_numbers_that_are_not_finite_stay_in_the_rows_that_see_them(operand, number, size):
+    operands = drawn((1, 2, 2, 400, 400, size, size), torch.bfloat16)
+    expected = attend(*operands, is_causal=True)
+    operands[operand][0, 1, 150, 3] = number
+    found = attend(*operands, is_causal=True)
+    sees = torch.zeros(1, 2, 400, dtype=torch.bool, device="cuda")
+    sees[0, 1, 150 : 151 if operand == 0 else None] = True
+    for name in ("output", "log_normalizer", "entropy", "logit_variance"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(one[~sees], other[~sees]), name
+        if number != number:
+            assert one[sees].isnan().all(), name
 
 
 @pytest.mark.parametrize("statistics", ["scalar", "none"])

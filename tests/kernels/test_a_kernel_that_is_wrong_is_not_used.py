@@ -16,10 +16,11 @@ pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = [
-    (kernel, Kind(kernel.__name__, backward, torch.float32, 16, 16, masked, kernel is decoding))
+    (kernel, Kind(kernel.__name__, backward, torch.float32, 16, 16, masked, kernel is decoding, square))
     for kernel in (gpu, decoding)
     for backward in (False, True)
     for masked in (False, True)
+    for square in (False, True)
 ]
 
 
@@ -43,7 +44,7 @@ def test_a_wrong_statistic_is_noticed(field):
         result[field][..., 7].mul_(1.5).add_(1.0)  # one row, or one column of the output
         return type("Broken", (tuple,), {"output": result[0]})(result)
 
-    kind = Kind("gpu", False, torch.float32, 16, 16, False, False)
+    kind = Kind("gpu", False, torch.float32, 16, 16, False, False, False)
     assert not canary._is_right(wrong(gpu, forward=forward), kind, DEVICE, causal=False)
 
 
@@ -55,7 +56,7 @@ def test_a_wrong_gradient_is_noticed(which):
         grads[which][0, 0, 3] = torch.nan
         return tuple(grads)
 
-    kind = Kind("gpu", True, torch.float32, 16, 16, False, False)
+    kind = Kind("gpu", True, torch.float32, 16, 16, False, False, False)
     assert not canary._is_right(wrong(gpu, backward=backward), kind, DEVICE, causal=True)
 
 
@@ -77,7 +78,7 @@ def test_what_has_passed_is_remembered_and_what_has_not_warns_once(imagined_gpu,
     checks = []
     monkeypatch.setattr(canary, "_is_right", lambda *_, causal: checks.append(causal) or right)
     monkeypatch.setattr(canary, "_ptxas_version", lambda: "13.0")
-    kind = Kind("gpu", False, torch.float32, 64, 64, False, False)
+    kind = Kind("gpu", False, torch.float32, 64, 64, False, False, False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [canary.passes(gpu, kind, imagined_gpu) for _ in range(3)] == [right] * 3

@@ -12,27 +12,31 @@ from gradlogz.kernels.attention.reference import Gradients
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
 
-def run(kernel, dtype: torch.dtype, size: int, queries: int, masked: bool, statistics: bool) -> None:
+def run(forward, backward, dtype: torch.dtype, size: int, queries: int, masked: bool, statistics: bool) -> None:
     query = torch.randn(1, 4, queries, size, device="cuda", dtype=dtype)
     key, value = (torch.randn(1, 2, 333, size, device="cuda", dtype=dtype) for _ in range(2))
     mask = torch.rand(1, 1, queries, 333, device="cuda") < 0.8 if masked else None
     sight, scoring = Sight(mask=mask), Scoring(size**-0.5, right=0)
-    result = kernel.forward(query, key, value, sight, scoring, statistics=statistics)
+    result = forward(query, key, value, sight, scoring, statistics=statistics)
     grad = torch.randn_like(result.output)
     row = torch.randn_like(result.entropy)
     gradients = Gradients(grad, row, row if statistics else None, row if statistics else None, None)
-    per_row = kernel.coefficients(result, gradients)
-    kernel.backward(query, key, value, sight, scoring, per_row, grad, needs_bias=False)
+    per_row = gpu.coefficients(result, gradients)
+    backward(query, key, value, sight, scoring, per_row, grad, needs_bias=False)
 
 
 def main(name: str) -> None:
-    kernels = {"hopper": dispatch._hopper_kernel(torch.device("cuda", 0)), "decoding": decoding}
-    kernel = kernels.get(name, gpu)
     dtype = torch.float32 if "float32" in name else torch.bfloat16
+    forward, backward, queries = gpu.forward, gpu.backward, 200
+    if name == "hopper":
+        forward, backward = (dispatch._hopper_kernel(torch.device("cuda", 0), m) for m in ("hopper", "hopper_backward"))
+        forward, backward, queries = forward.forward, backward.backward, 333
+    elif name == "decoding":
+        forward, backward, queries = decoding.forward, decoding.backward, 2
     for size in (64, 128) if name == "hopper" else (64, 128, 256):
         for masked in (False,) if name == "hopper" else (False, True):
             for statistics in (False, True):
-                run(kernel, dtype, size, 2 if kernel is decoding else 200, masked, statistics)
+                run(forward, backward, dtype, size, queries, masked, statistics)
     torch.cuda.synchronize()
 
 

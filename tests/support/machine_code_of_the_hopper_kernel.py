@@ -1,4 +1,4 @@
-"""Compile the Hopper kernel ahead of time, on any machine, and print what its machine code has, as JSON.
+"""Compile the Hopper kernels ahead of time, on any machine, and print what their machine code has, as JSON.
 
 python machine_code_of_the_hopper_kernel.py
 
@@ -16,35 +16,54 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
-from gradlogz.kernels.attention import hopper
+from gradlogz.kernels.attention import hopper, hopper_backward
+from gradlogz.kernels.attention.hopper_tiles import by_rows
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-VARIANTS = {
+TARGET = GPUTarget("cuda", 90, 32)
+# Head size, whether the last tile and others need a mask, and the window.
+FORWARD = {
     "128, causal": (128, True, False, None, 0),
     "64, window": (64, True, True, 511, 0),
 }
+# Head size, whether there are masks, coefficients of a row, and the window.
+BACKWARD = {
+    "128, causal, backward": (128, True, 4, None, 0),
+    "64, full, backward": (64, False, 2, None, None),
+}
 
 
-def compiled(size: int, last_edge: bool, edges: bool, left: int | None, right: int | None) -> bytes:
-    target = GPUTarget("cuda", 90, 32)
-    backend = make_backend(target)
-    operand = torch.empty(2, 4, 256, size, dtype=torch.bfloat16)
-    rows = (64, 128, 128, 64)
-    tiled = [hopper._by_rows(count, size, gl.bfloat16)(operand) for count in rows]
-    pointers = [*[MockTensor(torch.float32)] * 5, MockTensor(torch.int32)]
-    numbers = 10, 256, 256, 0.1, 4, 8, left, right
-    constants = {"GROUP": 1, "LAST_EDGE": last_edge, "EDGES": edges, "STATISTICS": True}
-    kernel = hopper._attention
+def compiled(kernel, tiled: list, pointers: list, numbers: tuple, constants: dict) -> bytes:
+    backend = make_backend(TARGET)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*tiled, *pointers, *numbers, **constants, num_warps=4, debug=False)
     packed = kernel._pack_args(backend, {"num_warps": 4}, bound, specialization, options)
     options, signature, constexprs, attributes = packed
     source = GluonASTSource(kernel, signature, constexprs, attributes)
-    return triton.compile(source, target=target, options=options.__dict__).asm["cubin"]
+    return triton.compile(source, target=TARGET, options=options.__dict__).asm["cubin"]
+
+
+def forward(size: int, last_edge: bool, edges: bool, left: int | None, right: int | None) -> bytes:
+    operand = torch.empty(2, 4, 256, size, dtype=torch.bfloat16)
+    tiled = [by_rows(rows, size, torch.bfloat16)(operand) for rows in (64, 128, 128, 64)]
+    pointers = [*[MockTensor(torch.float32)] * 5, MockTensor(torch.int32)]
+    numbers = 10, 256, 256, 0.1, 4, 8, left, right
+    constants = {"GROUP": 1, "LAST_EDGE": last_edge, "EDGES": edges, "STATISTICS": True}
+    return compiled(hopper._attention, tiled, pointers, numbers, constants)
+
+
+def backward(size: int, edges: bool, coefficients: int, left: int | None, right: int | None) -> bytes:
+    operand = torch.empty(2, 4, 256, size, dtype=torch.bfloat16)
+    queries, slots = (64, 2) if size == 128 else (128, 1)
+    tiled = [by_rows(r, size, torch.bfloat16)(operand) for r in (queries, 64, 64, queries, 64, 64)]
+    tiled.append(hopper_backward._halves(operand.float()))
+    pointers = [MockTensor(torch.float32), MockTensor(torch.int32), MockTensor(torch.int32)]
+    numbers = 66, 16, 8, 8, 256, 0.1, 0.1, 4, 2048, left, right
+    constants = {"GROUP": 1, "EDGES": edges, "COEFFICIENTS": coefficients, "DQ_SLOTS": slots}
+    return compiled(hopper_backward._backward, tiled, pointers, numbers, constants)
 
 
 def instructions(cubin: bytes) -> list[str]:
@@ -75,4 +94,6 @@ def facts(code: list[str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    json.dump({name: facts(instructions(compiled(*variant))) for name, variant in VARIANTS.items()}, sys.stdout)
+    cubins = {name: forward(*variant) for name, variant in FORWARD.items()}
+    cubins |= {name: backward(*variant) for name, variant in BACKWARD.items()}
+    json.dump({name: facts(instructions(cubin)) for name, cubin in cubins.items()}, sys.stdout)

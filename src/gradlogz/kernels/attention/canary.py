@@ -34,6 +34,7 @@ class Kind(NamedTuple):
     value_size: int
     masked: bool
     few_queries: bool
+    square: bool  # as many queries as keys
 
 
 def passes(kernel: Any, kind: Kind, device: torch.device) -> bool:
@@ -68,14 +69,19 @@ def _is_right(kernel: Any, kind: Kind, device: torch.device, *, causal: bool) ->
 
     # Whole tiles without an edge, then ragged ones, with heads that share keys.
     b, h, hk, m, n = (2, 4, 2, 200, 333) if causal else (1, 2, 2, 256, 256)
-    m = 3 if kind.few_queries else m
+    m = 3 if kind.few_queries else n if kind.square else m
     query, key, value = draw(b, h, m, kind.key_size), draw(b, hk, n, kind.key_size), draw(b, hk, n, kind.value_size)
-    mask = (torch.rand(b, 1, m, n, generator=generator, device="cpu") < 0.8).to(device) if kind.masked else None
+    mask = None
+    if kind.masked:  # each query sees at least one key
+        hidden = torch.rand(b, 1, m, n, generator=generator, device="cpu") > 0.8
+        mask = (~hidden | torch.eye(m, n, dtype=torch.bool, device="cpu")).to(device)
     sight = Sight(mask=mask)
     scoring = Scoring(2 * kind.key_size**-0.5, right=0 if causal else None)
-    result = kernel.forward(query, key, value, sight, scoring, statistics=True)
+    definition = _definition(query, key, value, sight, scoring)
     if not kind.backward:
-        return _agree(result, _definition(query, key, value, sight, scoring), kind.dtype)
+        result = kernel.forward(query, key, value, sight, scoring, statistics=True)
+        return _agree(result, definition, kind.dtype)
+    result = Statistics(definition.output.to(kind.dtype), *(row.float() for row in definition[1:]))
     grad_G, grad_H, grad_V = draw(3, b, h, m).float()
     gradients = Gradients(draw(*result.output.shape), grad_G, grad_H, grad_V, None)
     per_row = kernel.coefficients(result, gradients)

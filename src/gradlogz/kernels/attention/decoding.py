@@ -45,7 +45,7 @@ from .gpu import (
     backward,
     coefficients,
 )
-from .launching import Kernel, aligned, current_stream
+from .launching import Kernel, aligned, current_stream, on_its_device
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight, blocks
 
@@ -275,6 +275,7 @@ def _join(
 # Arguments of the kernels ---------------------------------------------------------------------------------------------
 
 
+@on_its_device
 def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -286,10 +287,6 @@ def forward(
     separate: bool = False,
 ) -> Statistics:
     """Attention and the statistics of its rows, as in gpu.py."""
-    index = query.device.index
-    if index is not None and index != torch._C._cuda_getDevice():
-        with torch.cuda.device_of(query):
-            return forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     layout = query.stride(), key.stride(), value.stride()
     masked = sight.bias is not None or sight.mask is not None or sight.segments is not None
     call = _call(query.dtype, query.device, query.shape, value.shape, layout, scoring, statistics, masked)

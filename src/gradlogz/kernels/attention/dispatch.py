@@ -1,6 +1,6 @@
 """The only place where a kernel is chosen.
 
-    gluon      Hopper GPUs, float16, bfloat16, head sizes 16 to 128, forward without masks        hopper.py
+    gluon      Hopper GPUs, float16, bfloat16, head sizes 16 to 128, no masks           hopper.py, hopper_backward.py
     triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
     numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
     flash      CPU without numba, if only output and log normaliser are needed          flash.py
@@ -136,30 +136,33 @@ def _gpu_kernel(
     few_queries: int,
     backward: bool,
 ) -> Any:
-    """Module of the first kernel for these arguments that passes its check: `forward`, `coefficients`, `backward`."""
-    (_, h, m, d), (_, hk, _, v) = query_shape, value_shape
+    """Module of the first kernel for these arguments that passes its check.
+
+    It has the function `forward`, or `coefficients` and `backward`.
+    """
+    (_, h, m, d), (_, hk, n, v) = query_shape, value_shape
     if 0 in query_shape or d < 16 or d > 256 or v < 16:
         return None
     few = h // hk * m <= few_queries
-    hopper = None if few else _hopper_kernel(device)
+    hopper = None if few else _hopper_kernel(device, "hopper_backward" if backward else "hopper")
     if hopper is not None and not hopper.takes(dtype, query_shape, value_shape, scoring, masked=masked):
         hopper = None
     for kernel in (hopper, kernel_module(f"{__package__}.{'decoding' if few else 'gpu'}", "triton")):
         if kernel is not None:
-            kind = canary.Kind(kernel.__name__, backward, dtype, d, min(v, 256), masked, few)
+            kind = canary.Kind(kernel.__name__, backward, dtype, d, min(v, 256), masked, few, m == n)
             if canary.passes(kernel, kind, device):
                 return kernel if v <= 256 else Chunked(kernel, 256)
     return None
 
 
-def _hopper_kernel(device: torch.device) -> Any:
-    """Module of the kernel for Hopper GPUs; None for other devices, and for versions of Triton not tested with it."""
+def _hopper_kernel(device: torch.device, name: str) -> Any:
+    """Module of a kernel for Hopper GPUs; None for other devices, and for versions of Triton not tested with it."""
     triton = kernel_module("triton", "triton")
     if triton is None or not triton.__version__.startswith("3.6."):
         return None
     if torch.cuda.get_device_capability(device) != (9, 0):
         return None
-    return kernel_module(f"{__package__}.hopper", "triton.experimental.gluon")
+    return kernel_module(f"{__package__}.{name}", "triton.experimental.gluon")
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from ..._typing import Float, Tensor
-from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows
+from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
 from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
@@ -277,6 +277,7 @@ def _store_statistics(state, rows, line, there, STATISTICS: tl.constexpr):
     return o / z[:, None]
 
 
+@on_its_device
 def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -292,9 +293,6 @@ def forward(
     With `separate`, each of them has its own memory.
     """
     device = query.device
-    if device.index is not None and device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device_of(query):
-            return forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     if scoring.scale < 0:  # the largest product must have the largest logit
         scoring = scoring._replace(scale=-scoring.scale)
         return forward(-query, key, value, sight, scoring, statistics=statistics, separate=separate)
@@ -555,13 +553,11 @@ def _backward_query(
     grad_query.store([batch, head, start, 0], dq.reshape([1, 1, BM, D]))
 
 
+@on_its_device
 def coefficients(result: Statistics, gradients: Gradients) -> Float[Tensor, "k b h m"]:
     """Coefficients G and k0 of every row, and k1 and k2 if entropies or variances have gradients."""
     output, grad_output = result.output, gradients.output
     (b, h, m, _), device = output.shape, output.device
-    if device.index is not None and device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device_of(output):
-            return coefficients(result, gradients)
     grads = [None if g is None else g.contiguous() for g in gradients[1:4]]
     pointers = output, grad_output, *result[1:4], *grads
     kinds = tuple(None if t is None else t.data_ptr() % 16 == 0 for t in pointers)
@@ -591,6 +587,7 @@ def _coefficients_call(
     return kernel, triton.cdiv(m, 32) * b * h, (*layout, b * h * m, h, m, v)
 
 
+@on_its_device
 def backward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -604,9 +601,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of queries, keys, values and bias, from the coefficients of every row."""
     device = query.device
-    if device.index is not None and device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device_of(query):
-            return backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
     (b, h, m, _), n = query.shape, key.shape[2]
     query, key, value, grad_output = map(aligned, (query, key, value, grad_output.to(value.dtype)))
     grad_query, grad_key, grad_value = (empty_output(t, t.shape[3]) for t in (query, key, value))

@@ -24,12 +24,11 @@ compiles for this GPU on any machine and looks at the instructions.
 Taken are half-precision operands of head sizes up to 128, bands (causal, windows) in which every query sees a key, and
 grouped heads; the rest is gpu.py's. Logits are in units of log 2.
 
-Read next: gpu.py (the same sums without overlap, masks, and the backward pass).
+Read next: hopper_backward.py (the backward pass), gpu.py (the same sums without overlap, and masks).
 """
 
 import heapq
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,17 +41,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..._typing import Float, Tensor
-from .gpu import backward, coefficients
-from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows
+from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
+from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
-__all__ = ["backward", "coefficients", "forward", "takes"]
+__all__ = ["forward", "takes"]
 
-LOG2_E = 1.4426950408889634
 LOG_2 = gl.constexpr(0.6931471805599453)
 # The product of a hidden key, and the least reference.
 LOW = gl.constexpr(-1e30)
@@ -74,11 +71,6 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 # Instructions that Gluon has no name for ------------------------------------------------------------------------------
-
-
-@gluon.jit
-def _exp2(x):
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -142,30 +134,14 @@ def _sum_of_thread(t):
 
 @gluon.jit
 def _masked(s, position, start, n, left, right):
-    """Give hidden keys the product LOW.
-
-    What depends on the thread is on the side of the row in the comparison; the other side is a constant of the
-    instruction instead of 32 registers.
-    """
-    R: gl.constexpr = s.shape[0]
-    C: gl.constexpr = s.shape[1]
-    t = s.reshape([R, C // 8, 4, 2])
-    L: gl.constexpr = t.type.layout
-    ROW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L)))
-    eight = gl.arange(0, C // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
-    thread = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
-    column = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
-    key = 8 * eight.expand_dims(0).expand_dims(2).expand_dims(3) + column.expand_dims(0).expand_dims(1).expand_dims(2)
-    offset = 2 * thread.expand_dims(0).expand_dims(1).expand_dims(3)
+    """Give hidden keys the product LOW."""
     last = gl.zeros_like(position) + (n - 1 - start)
     if right is not None:
         last = gl.minimum(last, position + right - start)
-    last = gl.convert_layout(last, ROW, assert_trivial=True).expand_dims(1).expand_dims(2).expand_dims(3)
-    visible = key <= last - offset
+    first = None
     if left is not None:
-        first = gl.convert_layout(position - left - start, ROW, assert_trivial=True)
-        visible = visible & (key >= first.expand_dims(1).expand_dims(2).expand_dims(3) - offset)
-    return gl.convert_layout(gl.where(visible, t, LOW).reshape([R, C]), s.type.layout, assert_trivial=True)
+        first = position - left - start
+    return hide_columns(s, first, last, LOW)
 
 
 @gluon.jit
@@ -192,7 +168,7 @@ def _joined(pieces):
 def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
     """e = exp x of a piece, and the sums z, a and b of each thread."""
     x = s * unit - gl.convert_layout(ref, gl.SliceLayout(1, s.type.layout), assert_trivial=True)[:, None]
-    e = _exp2(x)
+    e = exp2(x)
     z = _sum_of_thread(e)
     a, b = z, z
     if STATISTICS:
@@ -277,7 +253,7 @@ def _step(
     top = gl.maximum(top, here)
     new = gl.where(here > ref + LAZY, here, ref)
     r = ref - new
-    fade = _exp2(r)
+    fade = exp2(r)
     r4 = gl.convert_layout(r, gl.SliceLayout(1, z.type.layout), assert_trivial=True)[:, None]
     fade4 = gl.convert_layout(fade, gl.SliceLayout(1, z.type.layout), assert_trivial=True)[:, None]
     if STATISTICS:
@@ -483,6 +459,7 @@ def takes(
     )
 
 
+@on_its_device
 def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -495,9 +472,6 @@ def forward(
 ) -> Statistics:
     """Attention and the statistics of its rows, as in gpu.py, for arguments that `takes` accepts."""
     device, v = query.device, value.shape[3]
-    if device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device_of(query):
-            return forward(query, key, value, _sight, scoring, statistics=statistics, separate=separate)
     query, key, value = aligned(query), aligned(key), aligned(value)
     layouts = query.stride(), key.stride(), value.stride()
     kernel, programs, table, numbers = _call(
@@ -528,15 +502,14 @@ def _call(
     # A causal band whose edge is that of a tile crosses the last tile only.
     edges = left is not None or (right is not None and (n - m + right + 1) % KEYS.value != 0)
     last_edge = left is not None or right is not None or n % KEYS.value != 0
-    element = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
     descriptors = (
-        _by_rows(WARPGROUP.value, d, element),
-        _by_rows(KEYS.value, d, element),
-        _by_rows(KEYS.value, v, element),
-        _by_rows(WARPGROUP.value, v, element),
+        by_rows(WARPGROUP.value, d, dtype),
+        by_rows(KEYS.value, d, dtype),
+        by_rows(KEYS.value, v, dtype),
+        by_rows(WARPGROUP.value, v, dtype),
     )
     kernel = Kernel(_attention, (h // hk, last_edge, edges, statistics), {"num_warps": 4}, descriptors)
-    table = _plan(m, n, b * h, left, right, _multiprocessors(device))
+    table = _plan(m, n, b * h, left, right, multiprocessors(device))
     numbers = table.shape[1], m, n, scoring.scale * LOG2_E, h, b * h, left, right
     return kernel, table.shape[0], table.to(device), numbers
 
@@ -563,17 +536,3 @@ def _plan(m: int, n: int, heads: int, left: int | None, right: int | None, progr
             heapq.heapreplace(free, (time + costs[tile], program))
     width = max(map(len, tiles)) + 2
     return torch.tensor([[len(mine), *mine, *[0] * (width - 1 - len(mine))] for mine in tiles], dtype=torch.int32)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _by_rows(rows: int, size: int, element: Any) -> Callable[[Tensor], TensorDescriptor]:
-    block = [1, 1, rows, 64 if size <= 64 else 128]
-    return partial(_tiles, block=block, layout=gl.NVMMASharedLayout.get_default_for(block, element))
-
-
-def _tiles(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(tensor, block, layout)

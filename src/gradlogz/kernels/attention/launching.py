@@ -13,12 +13,16 @@ Triton 3.6; another version launches as Triton does, more slowly.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import triton
 
 from ..._typing import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The version whose launcher is called directly.
 KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
@@ -95,6 +99,21 @@ class Kernel:
 
 def _encode(*arguments: Any) -> Any:
     return triton.runtime.driver.active.utils.fill_tma_descriptor(*arguments)
+
+
+def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
+    """Make the device of the first argument, a tensor or a tuple of tensors, the current one."""
+
+    @wraps(function)
+    def launch(*arguments: P.args, **options: P.kwargs) -> R:
+        first: Any = arguments[0]
+        index = (first if isinstance(first, Tensor) else first[0]).device.index
+        if index is None or index == torch._C._cuda_getDevice():  # None in Triton's interpreter
+            return function(*arguments, **options)
+        with torch.cuda.device(index):
+            return function(*arguments, **options)
+
+    return launch
 
 
 def current_stream(device: torch.device) -> int:
