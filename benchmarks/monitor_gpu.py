@@ -29,10 +29,12 @@ def milliseconds(step, steps: int = STEPS) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 
-def measured(compiled: bool) -> dict[str, object]:
+def measured(compiled: bool, on_attend: bool) -> dict[str, object]:
     torch.manual_seed(0)
     config = GPT2Config(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").cuda().train()
+    if on_attend:
+        gradlogz.register(model)
     call = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     ids = torch.randint(0, 50000, (BATCH, TOKENS), device="cuda")
@@ -57,7 +59,7 @@ def measured(compiled: bool) -> dict[str, object]:
     again = milliseconds(step)
     base = statistics.median(plain)
     return {
-        "model": "GPT-2 small, compiled" if compiled else "GPT-2 small",
+        "model": "GPT-2 small" + ", on attend" * on_attend + ", compiled" * compiled,
         "batch": [BATCH, TOKENS],
         "ms": {
             "plain": round(base, 3),
@@ -74,8 +76,8 @@ def measured(compiled: bool) -> dict[str, object]:
 
 def main(folder: Path) -> None:
     rows = []
-    for compiled in (False, True):
-        rows.append(measured(compiled))
+    for compiled, on_attend in itertools.product((False, True), repeat=2):
+        rows.append(measured(compiled, on_attend))
         print(json.dumps(rows[-1], indent=2), flush=True)
         torch.cuda.empty_cache()
     name = torch.cuda.get_device_name()

@@ -31,7 +31,15 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
-from .intercepted_calls import Call, Logits, call_from_attend, call_from_interface, call_from_sdpa, logits_from_softmax
+from .intercepted_calls import (
+    NAME,
+    Call,
+    Logits,
+    call_from_attend,
+    call_from_interface,
+    call_from_sdpa,
+    logits_from_softmax,
+)
 
 # Class names of attention layers.
 LAYERS = r"(?i)attention|attn"
@@ -50,6 +58,7 @@ class InterceptedCall(NamedTuple):
     call: Call | Logits
     to_layer: Callable[[Attention], Any] | None
     crosses: bool = False  # True if the keys are known to be other tokens than the queries (cross-attention)
+    by_attend: bool = False  # True if the layer computes by `attend`, and the receiver may do so in its place
 
 
 class Receiver(ABC):
@@ -342,6 +351,8 @@ def _intercept(module: nn.Module | None, convert: Callable[[], InterceptedCall],
     if not running:
         return run()
     intercepted, result = convert(), None
+    if len(running) > 1:  # only one receiver may compute: each call with dropout draws a random number
+        intercepted = intercepted._replace(by_attend=False)
     with not_intercepted():
         for interception, layer in running:
             interception.count_call()
@@ -363,7 +374,9 @@ class _AttentionMode(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return _intercept(None, lambda: InterceptedCall(call_from_sdpa(*args, **kwargs), _output), run)
         if func is attend:
-            return _intercept(None, lambda: InterceptedCall(call_from_attend(*args, **kwargs), _itself), run)
+            return _intercept(
+                None, lambda: InterceptedCall(call_from_attend(*args, **kwargs), _itself, by_attend=True), run
+            )
         if func in SOFTMAX and _is_attention_softmax(*args, **kwargs):
             return _intercept(
                 None,
@@ -431,7 +444,8 @@ def _from_interface(
 
     def convert() -> InterceptedCall:
         call = call_from_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        return InterceptedCall(call, lambda result: (result.output.transpose(1, 2).contiguous(), None))
+        by_attend = implementation == NAME
+        return InterceptedCall(call, lambda r: (r.output.transpose(1, 2).contiguous(), None), by_attend=by_attend)
 
     return _intercept(module, convert, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 

@@ -6,8 +6,9 @@
             loss.backward(); optimizer.step(); optimizer.zero_grad()
     m.row().layers["transformer.h.3.attn"].entropy.mean       [h]
 
-The model's own attention computes the output. In every `every`-th step the statistics are computed separately from its
-queries and keys, without gradients. In the steps between no hook is installed.
+The model's own attention computes the output. In every `every`-th step the statistics are those of the pass itself, if
+the model computes by `attend`; otherwise they are computed separately from its queries and keys, without gradients. In
+the steps between no hook is installed.
 
 Read next: head_summaries.py (the statistics and the thresholds), interception.py (how calls are intercepted).
 """
@@ -26,7 +27,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
+from ..result import Attention
 from .head_summaries import Alert, HeadSums, MonitorRow, Thresholds, heads_of, merged, sums_of
+from .intercepted_calls import Call
 from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
@@ -93,24 +96,29 @@ class Monitor(Receiver):
         self._called = {}
         return self._recording
 
-    def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> None:
-        """Record the statistics of queries and keys, and let the model compute."""
+    def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention | None:
+        """Record the statistics; return the result if the model computes by `attend` itself, else let it compute."""
         if not self._recording or again:
-            return
+            return None
         if _in_vmap():
             problem = f"model must run outside torch.vmap, but {layer} runs inside it"
             remedy = "Remove the monitor, or pass the batch to the model directly."
             raise InputNotImplementedError("monitor", "model", problem, remedy)
         name = numbered(layer, self._called)
         self._called[name] = None
+        call, result, answer = intercepted.call, None, None
+        if intercepted.by_attend and isinstance(call, Call) and call.has_output_of_attend():
+            result = call.attend("scalar")
+            answer = Attention(*result[:2]) if call.requested == "none" else result  # the fields that were asked for
         with torch.no_grad():
-            sums = sums_of(intercepted.call, crosses=intercepted.crosses)
+            sums = sums_of(call, crosses=intercepted.crosses, result=result)
         if name in self._sums:
             self._sums[name].add(sums)
         else:
             self._sums[name] = sums
         if (name, len(self._called)) == self._last:
             raise _LastLayerReached
+        return answer
 
     def unfused(self, layer: str) -> None:
         """Raise, since the training would change by rounding."""

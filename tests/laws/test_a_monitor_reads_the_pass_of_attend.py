@@ -1,0 +1,128 @@
+"""A model that computes by attend is monitored without a second pass: the same training, the same rows."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import gradlogz
+from gradlogz.attention.in_models.head_summaries import sums_of
+from gradlogz.attention.in_models.intercepted_calls import call_from_attend
+from gradlogz.kernels.attention import operator
+from support.small_trainings import GPT, TOKENS, batches, train
+
+QUIET = gradlogz.attention.Thresholds(None, None, None)
+
+
+class AttendAttention(nn.Module):
+    """Attention of a script that uses attend, with a z-loss on its statistics."""
+
+    def __init__(self, like, statistics):
+        super().__init__()
+        self.heads, self.dropout, self.statistics = like.heads, like.dropout, statistics
+        self.qkv, self.out = like.qkv, like.out
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = self.dropout if self.training else 0.0
+        self.result = gradlogz.attend(q, k, v, is_causal=True, dropout_p=p, statistics=self.statistics)
+        return self.out(self.result.output.transpose(1, 2).flatten(2))
+
+
+def made(statistics, checkpointed=None):
+    torch.manual_seed(0)
+    model = GPT(checkpointed=checkpointed)
+    for block in model.blocks:
+        block.attention = AttendAttention(block.attention, statistics)
+    return model.train()
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Calls of attention kernels, forward."""
+    calls, forward = [], operator.dispatch.forward
+    monkeypatch.setattr(operator.dispatch, "forward", lambda *a, **o: calls.append(o["statistics"]) or forward(*a, **o))
+    return calls
+
+
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+@pytest.mark.parametrize("statistics", ["scalar", "none", "moments"])
+def test_the_training_is_the_same_to_the_last_bit(statistics, checkpointed):
+    found = []
+    for monitored in (False, True):
+        model = made(statistics, checkpointed)
+        torch.manual_seed(1)
+        context = gradlogz.monitor(model, every=2, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context:
+            losses = train(model, batches(4))
+        weights = {name: t.clone() for name, t in model.state_dict().items()}
+        found.append((losses, weights, torch.get_rng_state(), model.blocks[0].attention.result))
+    (expected, weights, drawn, fields), (actual, same_weights, same_drawn, same_fields) = found
+    assert actual == expected
+    assert all(torch.equal(same_weights[name], weights[name]) for name in weights)
+    assert torch.equal(drawn, same_drawn)
+    assert [t is None for t in same_fields] == [t is None for t in fields], "the model gets the fields it asked for"
+
+
+def test_no_attention_is_computed_twice(passes):
+    counts = []
+    for monitored in (False, True):
+        model = made("scalar")
+        passes.clear()
+        context = gradlogz.monitor(model, every=1, thresholds=QUIET) if monitored else contextlib.nullcontext()
+        with context as m:
+            train(model, batches(3))
+        counts.append(list(passes))
+    assert counts[0] == counts[1] == [True] * 6
+    assert [heads.rows for heads in m.row().layers.values()] == [3 * TOKENS] * 2
+
+
+def test_without_statistics_a_cpu_keeps_its_own_output(passes):
+    """There torch's own kernel may compute the output, which has other last bits: the statistics are a second pass."""
+    model = made("none")
+    with gradlogz.monitor(model, every=1, thresholds=QUIET):
+        train(model, batches(1))
+    assert passes == [True, False] * 2
+
+
+def drawn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def hidden_left(b, n):
+    """Left padding of 0, 1, ... keys."""
+    return (torch.arange(n) >= torch.arange(b)[:, None])[:, None, None, :]
+
+
+OPTIONS = {
+    "plain": {},
+    "scale": {"scale": 0.7},
+    "causal": {"is_causal": True},
+    "window": {"window": (3, 1)},
+    "causal window": {"window": (2, 0)},
+    "left padding": {"attn_mask": hidden_left(3, 9)},
+    "left padding, causal": {"attn_mask": hidden_left(3, 9), "is_causal": True},
+    "mask of each head": {"attn_mask": torch.rand(3, 4, 7, 9, generator=torch.Generator().manual_seed(0)) < 0.6},
+    "additive mask": {"attn_mask": torch.zeros(3, 1, 1, 9).masked_fill(~hidden_left(3, 9), -torch.inf).double()},
+    "bias": {"bias": torch.randn(4, 7, 9, generator=torch.Generator().manual_seed(1)).double()},
+    "segments": {"segments": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]), "is_causal": True},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0]).double()},
+    "everything": {
+        "attn_mask": hidden_left(3, 9), "is_causal": True, "window": (5, 0), "softcap": 3.0, "scale": 0.4,
+        "segments": torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]] * 3),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_sums_are_those_of_a_separate_pass(name, key_heads):
+    torch.manual_seed(0)
+    query, key, value = drawn(3, 4, 7, 16), drawn(3, key_heads, 9, 16), drawn(3, key_heads, 9, 16)
+    call = call_from_attend(query, key, value, enable_gqa=True, **OPTIONS[name])
+    expected, found = sums_of(call), sums_of(call, result=call.attend("scalar"))
+    for field in ("count", "sum", "least", "greatest"):
+        one, other = getattr(found, field), getattr(expected, field)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda m, field=field: f"{field}: {m}")
