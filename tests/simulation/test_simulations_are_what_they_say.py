@@ -163,11 +163,11 @@ def test_the_hull_shrinks_within_its_bound():
     assert curves.hull(simulate(**RMS, seeds=1, steps=0)) is None
 
 
-def test_metastable_plateaus_are_in_the_caption():
+def test_plateaus_are_in_the_caption():
     figure = next(
         p for p in page_of(simulate("circle-20", seeds=1, steps=200)).sections[1].parts if p.name == "clusters"
     )
-    assert "plateaus" in figure.caption
+    assert "Plateaus" in figure.caption
     assert "to the end" in figure.caption
 
 

@@ -149,6 +149,6 @@ def _methods(run: Run) -> tuple[str, ...]:
         "refutation). All other heads are inconclusive, also those whose 95 % confidence interval excludes the bound "
         "but whose p-value is too large for FDR 5 %. The verdict on the model is that of more than half of its heads "
         "or layers, unless the decision rule states otherwise.",
-        "Theory. The claims follow from [shim22], with corrections. [theory N] refers to the numbered statement N of "
-        "the documentation (docs/theory.md).",
+        "Theory. The claims follow from [shim22], with corrections. [theory N] refers to statement N of "
+        "docs/theory.md, E followed by a number to a correction in docs/errata.md.",
     )

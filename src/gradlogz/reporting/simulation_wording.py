@@ -231,7 +231,7 @@ def agreement(simulation: Simulation) -> tuple[Status, str]:
 
 
 def plateau_sentence(simulation: Simulation) -> str:
-    """Metastable plateaus of the cluster count of the first cloud; empty if there are none."""
+    """Plateaus of the cluster count of the first cloud; empty if there are none."""
     counts, times = simulation.trajectory.observed["clusters"][:, 0].long(), simulation.trajectory.times
     least = simulation.trajectory.step / 20
     most = min(simulation.settings.tokens, SAMPLE) / 5  # more components are no clusters, as in the final state
@@ -243,7 +243,7 @@ def plateau_sentence(simulation: Simulation) -> str:
         f"{'the end' if p.censored else f'step {p.end:.0f}'}"
         for p in lasting
     ]
-    return f"Metastable plateaus of the cluster count (seed {simulation.settings.seed}): {'; '.join(parts)}."
+    return f"Plateaus of the cluster count (seed {simulation.settings.seed}): {'; '.join(parts)}."
 
 
 def curve_text(curve: Curve) -> str:

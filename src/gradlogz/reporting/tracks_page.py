@@ -160,10 +160,9 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += (
-            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. For filtered "
-            "estimates it is computed from the time on at which every coordinate of the target has been detected "
-            "twice; for smoothed estimates, at all times of a target whose coordinates were each detected at least "
-            "twice."
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. Left out are "
+            "filtered estimates from before the second detection of each coordinate, and smoothed estimates of targets "
+            "with a coordinate that was detected only once."
         )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 

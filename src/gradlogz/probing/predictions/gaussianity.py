@@ -119,8 +119,8 @@ DECLARATION = Declaration(
         "tokens lowers their variance; the differences are therefore multiplied by 1 / sqrt(1 - 1/k).",
         f"Gaussian samples: {DRAWS} samples over the same documents, with the covariances of the tokens between and "
         "within documents, cleaned likewise. They reproduce the similarity of tokens within a text, but no repeated "
-        "words. These samples are the null of every statistic of shape except the excess, which already has their mean "
-        "subtracted.",
+        "words. These samples are the null of every statistic that compares the tokens with a Gaussian, except the "
+        "excess, from which their mean is subtracted.",
         "Random-weights baseline: it is the null of the excess, of the weight a_ii and of the share of the mean token. "
         "The confidence interval of the excess is from the jackknife over groups, with fixed axes. W² of a Gaussian "
         "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "

@@ -62,9 +62,9 @@ DECLARATION = Declaration(
         "an attention layer and all that follows it, up to the next attention layer or the end of the model"
     ),
     supports=(
-        "No block decreases the pair energy, and more blocks increase it than if the depths were shuffled "
-        f"(permutation test, p <= {LEVEL:g}). A block increases it if its change is above {LEAST:g} and above that of "
-        "the random-weights baseline, at FDR 5 % over all blocks."
+        "No block decreases the pair energy, and so many blocks increase it that a random order of the depths is "
+        f"rejected (permutation test on the number of these blocks, p <= {LEVEL:g}). A block increases it if its "
+        f"change is above {LEAST:g} and above that of the random-weights baseline, at FDR 5 % over all blocks."
     ),
     refutes=f"A block decreases the pair energy: its change is below {-LEAST:g}, at FDR 5 % over all blocks.",
     method=(
@@ -78,7 +78,8 @@ DECLARATION = Declaration(
         "at every sublayer boundary of the residual stream: before each sublayer, and at the end. In a sequence of n "
         f"tokens a random subset of m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) "
         "/ (m (m - 1)).",
-        f"The last four quantities are means over {SEQUENCES} sequences.",
+        "The share of the mean token, the effective rank, the rank-one residual and the number of clusters are means "
+        f"over {SEQUENCES} sequences.",
         "Nulls: for changes, the random-weights baseline, whose nearly uniform averages over tokens can also increase "
         "the pair energy. For the share of increases, a random order of depths: the number of increases among L + 1 "
         "numbers in random order has the Eulerian distribution, with mean L/2.",

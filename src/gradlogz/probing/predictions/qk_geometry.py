@@ -94,10 +94,10 @@ DECLARATION = Declaration(
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
         "information the head dimension. Five quantities have random rotations between queries and keys as their null. "
         f"For the positive cosine, the symmetric share and the positive share, {DRAWS} rotations are drawn. For the "
-        "cosine with I and the whitened cosine the null is known: mean 0, standard deviation sqrt(2) / r. Random "
-        "rotations of B_s are the null of the other cosines, which then have mean tr B_s tr T / (r |B_s| |T|) and "
-        "variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and "
-        "T.",
+        "cosine with I and the whitened cosine the null is known: mean 0, standard deviation sqrt(2) / r. For the "
+        "cosines with Cov, with Cov⁻¹ and with the Fisher information the null is R B_s Rᵀ, with a random rotation R. "
+        "Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² "
+        "|T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
         OVER_METHOD,
     ),
     decision_rule=(
