@@ -239,12 +239,18 @@ def by_layer(
     return Figure(
         f"{first.prediction} {first.quantity} by layer",
         quantity,
-        Axis("layer", "number", names=tuple(name or "model" for name in names)),
+        _places(tuple(name or "model" for name in names)),
         axis,
         tuple(marks),
         " ".join(filter(None, sentences)),
         wide=len(rows) > MANY,
     )
+
+
+def _places(names: tuple[str, ...]) -> Axis:
+    """Axis of numbered layers; of modules where sublayers of several kinds are shown."""
+    modules = any("." in name for name in names)
+    return Axis("module", "name in the model", names=names) if modules else Axis("layer", "number", names=names)
 
 
 def _plotted(
