@@ -33,14 +33,16 @@ GUIDE = {
     ),
     "null": (
         "The same statistic under a null model: the same architecture with random weights, randomly rotated matrices, "
-        "other heads or permuted tokens. Each section names its null. Figures show it in grey, with its 95 % band "
-        "where it has one. Above (below) the null: beyond the upper (lower) end of the band."
+        "other heads, permuted tokens or a random order of depths. Each section names its null. Figures show "
+        "it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end of the "
+        "band."
     ),
     "bound": (
         "Number that the value of a head must be beyond to support the claim, or to refute it; the section of the "
-        "claim states both bounds. A bound is a constant, an end of the band of the null, or both. Some claims hold "
-        "for untrained networks too, such as affine feed-forward maps; their bounds are constants and do not use the "
-        "null."
+        "claim states both bounds. A bound is a constant or an end of the band of the null. Where a condition names "
+        "two of them, the value must be beyond both if they are joined by “and”, beyond one of them if by “or”. Some "
+        "claims hold for untrained networks too, such as affine feed-forward maps; their bounds are constants and do "
+        "not use the null."
     ),
     "verdict on a head": (
         "Supported or refuted if its value is beyond the bound at a false discovery rate (FDR) of 5 % over all heads "
@@ -134,11 +136,12 @@ def _methods(run: Run) -> tuple[str, ...]:
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
         "of covariance matrices from the jackknife over eight groups of documents [busing99].",
         "Null values. The null value is the same statistic under a null model: the same architecture with random "
-        "weights, randomly rotated matrices, other heads or permuted tokens, as named in each section.",
+        "weights, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in "
+        "each section.",
         "Bounds. Each claim has a bound of support and a bound of refutation: a constant, an end of the 95 % band of "
-        "the null, or both. Claims that also hold without training (untrained feed-forward maps are "
-        "nearly affine, untrained heads are coherent) have constant bounds, and their results state how many "
-        "supporting layers are beyond the bound with random weights too.",
+        "the null, or two of these, joined by “and” or “or”. Claims that also hold without training "
+        "(untrained feed-forward maps are nearly affine, untrained heads are coherent) have constant bounds, and their "
+        "results state how many supporting layers are beyond the bound with random weights too.",
         "Tests. Each head has two p-values, one for each bound, from a two-sided t test of the value against the "
         "bound. The standard error is the distance from the value to the end of the confidence interval that faces the "
         "bound, divided by the 97.5 % quantile of Student's t distribution; there are 7 degrees of freedom. The "

@@ -160,9 +160,9 @@ def _results(tracks: Tracks) -> Table:
     )
     if tracks.errors:
         caption += (
-            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. Left out are "
-            "filtered estimates from before the second detection of each coordinate, and smoothed estimates of targets "
-            "with a coordinate that was detected only once."
+            " NEES / dof: normalised estimation error squared, divided by its degrees of freedom. The NEES "
+            "leaves out the filtered estimates of a target until each of its coordinates has been detected twice, and "
+            "all smoothed estimates of a target with a coordinate that was detected only once."
         )
     return Table("results", "Quantities of all tracks", columns, tuple(rows), caption, stacked=True)
 

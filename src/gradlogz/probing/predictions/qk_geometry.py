@@ -2,7 +2,7 @@
 
     logit     = beta (x W_q)·(y W_k) = beta x B yᵀ, B = W_q W_kᵀ, the QK matrix                          [theory E13]
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
-    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
+    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
 All matrices are represented by factors of d columns.
 
@@ -49,7 +49,7 @@ DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns p
 FORMULAS = f"""\
     logit     = beta (x W_q)·(y W_k) = beta x B yᵀ, B = W_q W_kᵀ, the QK matrix                          [theory E13]
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
-    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E12]
+    B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
     positive cosine   |B₊| / |B|,  B₊ the positive part of B_s = (B + Bᵀ)/2     cosine of B with the nearest such matrix
     symmetric share   |B_s|² / |B|²
@@ -92,12 +92,12 @@ DECLARATION = Declaration(
         "norm), the scale parameters of these norms are part of W_q and W_k, but the division of each query and key by "
         "its norm is left out.",
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
-        "information the head dimension. Five quantities have random rotations between queries and keys as their null. "
-        f"For the positive cosine, the symmetric share and the positive share, {DRAWS} rotations are drawn. For the "
-        "cosine with I and the whitened cosine the null is known: mean 0, standard deviation sqrt(2) / r. For the "
-        "cosines with Cov, with Cov⁻¹ and with the Fisher information the null is R B_s Rᵀ, with a random rotation R. "
-        "Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 |B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² "
-        "|T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
+        "information the head dimension. For five quantities the null is B R in place of B, with a random rotation R "
+        "of the inputs of the keys. For the positive cosine, the symmetric share and the positive share, "
+        f"{DRAWS} rotations are drawn. For the cosine with I and the whitened cosine the null is known: mean 0, "
+        "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
+        "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
+        "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
         OVER_METHOD,
     ),
     decision_rule=(
