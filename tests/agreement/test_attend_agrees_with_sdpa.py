@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlogz import attend
+from gradlogz import attend, observe
 
 SHAPES = {
     "two dimensions": ((5, 8), (7, 8), (7, 3)),
@@ -54,6 +54,48 @@ def test_causal_is_torchs_lower_right(m, n):
     q, k, v = torch.randn(2, 3, m, 8), torch.randn(2, 3, n, 8), torch.randn(2, 3, n, 8)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(m, n))
     torch.testing.assert_close(attend(q, k, v, is_causal=True).output, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")  # in torch, for rows without keys
+@pytest.mark.parametrize("statistics", ["scalar", "none"])
+@pytest.mark.parametrize("mask", [causal_lower_right, causal_upper_left])
+@pytest.mark.parametrize(("m", "n"), [(12, 12), (3, 9), (9, 3), (60, 200)])
+def test_torchs_objects_for_causal_masks_are_taken(m, n, mask, statistics):
+    q, k, v = torch.randn(2, 3, m, 8), torch.randn(2, 3, n, 8), torch.randn(2, 3, n, 8)
+    found = attend(q, k, v, attn_mask=mask(m, n), statistics=statistics)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask(m, n))
+    seen = found.seen
+    assert torch.equal(seen, torch.arange(m).expand(2, 3, m) >= (m - n if mask is causal_lower_right else 0))
+    torch.testing.assert_close(found.output[seen], expected[seen], rtol=0, atol=2e-6)
+
+
+def test_torchs_objects_for_causal_masks_combine_with_windows():
+    q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
+    both = attend(q, k, k, attn_mask=causal_lower_right(5, 9), window=(2, 0))
+    assert torch.equal(both.output, attend(q, k, k, window=(2, 0)).output)
+
+
+@pytest.mark.parametrize("mask", [causal_lower_right, causal_upper_left])
+def test_a_model_with_such_a_mask_is_observed(mask):
+    class Attention(torch.nn.Module):
+        def forward(self, q, k):
+            return scaled_dot_product_attention(q, k, k, attn_mask=mask(5, 9))
+
+    model, q, k = Attention(), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
+    expected = model(q, k)
+    with observe(model) as observation:
+        torch.testing.assert_close(model(q, k), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(observation[""].output, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, 0.7])
+def test_a_scale_may_be_negative_or_zero(scale):
+    q, k, v = (torch.randn(2, 3, 17, 8, dtype=torch.float64) for _ in range(3))
+    found = [attend(q, k, v, is_causal=True, scale=scale, statistics=which) for which in ("scalar", "none")]
+    for field in ("output", "log_normalizer"):
+        one, other = (getattr(result, field) for result in found)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        assert one.isfinite().all()
 
 
 def test_decoding_token_by_token_is_attending_at_once():

@@ -1,6 +1,7 @@
 """attend says what is wrong with its operands, masks and options."""
 
 import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from gradlogz import attend, merge
 from gradlogz.attention import Attention
@@ -103,6 +104,13 @@ ERRORS = [
         lambda: attend(q, k, v, attn_mask=torch.ones(5, 7).long()),
     ),
     (TypeError, "attend: attn_mask", "a tensor", lambda: attend(q, k, v, attn_mask=[[True]])),
+    (ValueError, "attend: attn_mask", "queries", lambda: attend(q, k, v, attn_mask=causal_lower_right(5, 8))),
+    (
+        NotImplementedError,
+        "attend: attn_mask",
+        "combined",
+        lambda: attend(q, k, v, attn_mask=causal_upper_left(5, 7), window=(2, 0)),
+    ),
     (
         ValueError,
         "attend: attn_mask",

@@ -181,7 +181,7 @@ ERRORS = [
         "ended",
         early,
     ),
-    (RuntimeError, "monitor: model", "compute attention", no_attention),
+    (RuntimeError, "monitor: model", "compiled", no_attention),
     (RuntimeError, "monitor: model", "intercepted", missed_in_training),
     (
         RuntimeError,

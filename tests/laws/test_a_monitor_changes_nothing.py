@@ -566,3 +566,45 @@ def test_processes_join_to_one_row(tmp_path):
         assert found.keys() == expected.keys()
         assert all(found[k] == expected[k] for k in ("step", "layer", "head", "rows"))
         assert all(found[k] == pytest.approx(expected[k], rel=1e-4, abs=1e-5) for k in expected if k != "layer")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("order", ["compiled before", "compiled inside", "in place", "a function", "a block"])
+def test_compiling_what_is_not_handed_over_keeps_the_training(order):
+    """The hooks are traced with the model: they must not be part of its graph."""
+    found = []
+    for monitored in (False, True):
+        torch._dynamo.reset()
+        model = made("a script")
+        call = torch.compile(model, backend="eager") if order == "compiled before" else model
+        context = gradlogz.monitor(model, every=2, thresholds=QUIET, strict=False)
+        with context if monitored else contextlib.nullcontext():
+            if order == "compiled inside":
+                call = torch.compile(model, backend="eager")
+            elif order == "in place":
+                model.compile(backend="eager")
+            elif order == "a function":
+                call = torch.compile(lambda ids, model=model: model(ids), backend="eager")
+            elif order == "a block":
+                model.blocks[0].compile(backend="eager")
+            torch.manual_seed(1)
+            found.append((train(model, batches(4), call=call), state(model)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1])
+
+
+def test_a_monitor_that_sees_nothing_says_so_after_the_first_step():
+    torch._dynamo.reset()
+    model = made("a script")
+    call = torch.compile(model, backend="eager")
+    passes = []
+
+    def run():
+        with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
+            for ids in batches(3):
+                passes.append(call(ids[:, :-1]))
+                m.step()
+
+    with pytest.raises(RuntimeError, match=r"^monitor: .*compiled"):
+        run()
+    assert len(passes) == 1

@@ -77,3 +77,36 @@ def test_a_sink_far_away_takes_all_or_nothing(sink):
     found = attend(q, k, v, sinks=torch.tensor([sink]), statistics="moments")
     assert all(bool(t.isfinite().all()) for t in found)
     torch.testing.assert_close(found.logit_variance, attend(q, k, v).logit_variance * (sink < 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_of_the_least_numbers_is_not_halved_by_a_block_without_keys(dtype):
+    """Hugging Face hides keys by the least finite number: a row of such logits has keys, and a huge log normaliser."""
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=dtype, requires_grad=True) for _ in range(3))
+    low = torch.full((5, 5), torch.finfo(dtype).min / 4, dtype=dtype)
+    hidden = torch.zeros(5, 5, dtype=torch.bool)
+    alone = attend(q, k, v, bias=low)
+    for joined in (
+        merge([alone, attend(q, k, v, attn_mask=hidden)]),
+        merge([attend(q, k, v, attn_mask=hidden), alone]),
+        attend(q, k, v, bias=low, sinks=torch.full((2,), -torch.inf, dtype=dtype)),
+    ):
+        for name in ("output", "log_normalizer", "entropy", "mean_logit"):
+            torch.testing.assert_close(getattr(joined, name), getattr(alone, name), rtol=1e-6, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_through_a_row_of_the_least_numbers_are_those_of_the_other_block(dtype):
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=dtype, requires_grad=True) for _ in range(3))
+    low = torch.full((5, 5), torch.finfo(dtype).min / 4, dtype=dtype)
+    alone = attend(q, k, v)
+    joined = merge([alone, attend(q, k, v, bias=low)])
+    for name in ("output", "entropy", "log_normalizer"):
+        found, expected = (
+            torch.autograd.grad(2.5 * getattr(result, name).sum(), (q, k, v), retain_graph=True, allow_unused=True)
+            for result in (joined, alone)
+        )
+        for one, other in zip(found, expected, strict=True):
+            other = torch.zeros_like(one) if other is None and one is not None else other
+            if one is not None:
+                torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, msg=name)

@@ -11,7 +11,7 @@ derivatives).
 
 import math
 from functools import lru_cache
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -60,7 +60,8 @@ def attend(
       - Dropout acts on the output alone: the statistics are those of the weights before dropout.
 
     Args:
-        attn_mask: bool (True = attend) or added to the logits; broadcasts against [*b, h, m, n].
+        attn_mask: bool (True = attend) or added to the logits; broadcasts against [*b, h, m, n]. Also the objects of
+            torch.nn.attention.bias.
         bias: added to the logits; may be combined with a bool mask. Only its gradient needs memory of size m x n.
         scale: 1 / sqrt(d) by default.
         enable_gqa: groups of query heads share the heads of key and value (dimension -3).
@@ -92,6 +93,16 @@ def attend(
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
             segments=segments, statistics=statistics,
         )  # fmt: skip
+    if attn_mask is not None and (alignment := masks.causal_alignment(attn_mask)) is not None:
+        # An object of torch that stands for a mask, whose memory is never written.
+        m, n = query.shape[-2], key.shape[-2]
+        alone = bias is None and segments is None and window is None and not is_causal
+        _check_causal_bias(attn_mask, alignment, m, n, alone=alone)
+        attn_mask, is_causal = None, True
+        if alignment == "first" and m < n:
+            key, value = key[..., :m, :], value[..., :m, :]
+        elif alignment == "first" and m > n:
+            is_causal, window = False, (None, m - n)
     left, right = (None, 0 if is_causal else None) if window is None else masks.band(is_causal, window)
     if (
         attn_mask is bias is segments is sinks is None
@@ -137,6 +148,21 @@ def attend(
     if q is query:
         return result
     return _with_leading(result, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
+
+
+def _check_causal_bias(attn_mask: Any, alignment: str, m: int, n: int, *, alone: bool) -> None:
+    shape = attn_mask.seq_len_q, attn_mask.seq_len_kv
+    if shape != (m, n):
+        remedy = "Make it with the numbers of queries and keys of this call."
+        raise InputValueError(
+            "attend",
+            "attn_mask",
+            f"attn_mask must be for {m} queries and {n} keys, got {shape[0]} and {shape[1]}",
+            remedy,
+        )
+    if alignment == "first" and m != n and not alone:
+        problem = "attn_mask (causal, aligned with the first key) cannot be combined with other masks if m != n"
+        raise InputNotImplementedError("attend", "attn_mask", problem, "Pass a bool tensor, or causal_lower_right.")
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,17 @@ def band(
     return left, 0 if is_causal else right
 
 
+def causal_alignment(attn_mask: object) -> str | None:
+    """Keys with which a causal mask object of torch (CausalBias) aligns the queries: "first", "last", else None."""
+    if type(attn_mask).__name__ != "CausalBias":
+        return None
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
+    if not isinstance(attn_mask, CausalBias):
+        return None
+    return "last" if attn_mask.variant == CausalVariant.LOWER_RIGHT else "first"
+
+
 def _window(window: tuple[SupportsIndex | None, SupportsIndex | None]) -> tuple[int | None, int | None]:
     if not (isinstance(window, tuple | list) and len(window) == 2):
         remedy = "Write window=(W - 1, 0) for Hugging Face's sliding_window=W."

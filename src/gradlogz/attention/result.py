@@ -65,12 +65,11 @@ class Attention(NamedTuple):
             raise InputValueError("merge", "other", f"both results must have the same queries, got {fact}", remedy)
         G_a, G_b = self.log_normalizer, other.log_normalizer
         empty_a, empty_b = G_a == -torch.inf, G_b == -torch.inf
-        # A block without visible keys is put FAR below the other, where it has no weight; G is -inf if both are such.
-        G_a, G_b = (
-            torch.where(empty_a, G_b.masked_fill(empty_b, 0.0) - FAR, G_a),
-            torch.where(empty_b, G_a.masked_fill(empty_a, 0.0) - FAR, G_b),
-        )
-        x = G_a - G_b
+        # A block without visible keys is FAR below the other, where it has no weight; G is -inf if both are such.
+        # Farther apart nothing changes, and products with a larger x would overflow.
+        G_a, G_b = G_a.masked_fill(empty_a, 0.0), G_b.masked_fill(empty_b, 0.0)
+        x = (G_a - G_b).clamp(-FAR, FAR)
+        x = x.masked_fill(empty_a & ~empty_b, -FAR).masked_fill(empty_b & ~empty_a, FAR)
         r, rest = torch.sigmoid(x), torch.sigmoid(-x)
         both = r * rest
         # Both are even in x. The sign is not differentiated: no exponential overflows, and there is no kink at 0.

@@ -215,17 +215,24 @@ def call_from_sdpa(
     """Convert a call of scaled_dot_product_attention, whose causal mask is aligned with the first key."""
     m, n = query.shape[-2], key.shape[-2]
     options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
-    options["attn_mask"] = _with_hidden_keys(attn_mask)
-    if is_causal and n >= m:
+    if (alignment := masks.causal_alignment(attn_mask)) is None:
+        options["attn_mask"] = _with_hidden_keys(attn_mask)
+    if is_causal or alignment == "first":
+        if n >= m:
+            options["is_causal"] = True
+            key, value = key[..., :m, :], value[..., :m, :]
+        else:
+            options["window"] = (None, m - n)
+    elif alignment == "last":
         options["is_causal"] = True
-        key, value = key[..., :m, :], value[..., :m, :]
-    elif is_causal:
-        options["window"] = (None, m - n)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
 
 
 def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "scalar", **options: Any) -> Call:
     """Convert a call of `attend`."""
+    if masks.causal_alignment(options.get("attn_mask")) is not None:
+        call = call_from_sdpa(query, key, value, options.pop("attn_mask"))
+        key, value, options = call.key, call.value, options | call.options
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
 
 

@@ -219,13 +219,17 @@ class Interception:
 
 
 class Hook:
-    """A hook that does nothing in copies of the model and after saving and loading."""
+    """A hook that does nothing in copies of the model, after saving and loading, and while a graph is compiled.
+
+    Compiled, it would change the graph: torch's compiler traces the hooks of a module with it.
+    """
 
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run
 
     def __call__(self, *arguments: Any) -> None:
-        self._run(*arguments)
+        if not torch.compiler.is_compiling():
+            self._run(*arguments)
 
     def __deepcopy__(self, memo: Any) -> "Hook":
         return Hook(_nothing)

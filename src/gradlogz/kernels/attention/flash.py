@@ -20,11 +20,11 @@ from .scoring import Scoring, Sight
 def takes(query: Tensor, sight: Sight, scoring: Scoring, keys: int) -> bool:
     """Return whether torch computes the same function of these arguments.
 
-    It aligns causal masks with the first key, does not report rows that a causal mask together with another mask leaves
-    without keys, and rounds a bias to the dtype of the query.
+    It aligns causal masks with the first key, applies them before a scale that must be positive, does not report rows
+    that a causal mask together with another mask leaves without keys, and rounds a bias to the dtype of the query.
     """
     plain = sight.bias is None and sight.mask is None
-    causal = scoring.right == 0 and query.shape[2] == keys and plain
+    causal = scoring.right == 0 and query.shape[2] == keys and plain and scoring.scale > 0
     full_band = scoring.left is None and (scoring.right is None or causal)
     exact = sight.bias is None or sight.bias.dtype == query.dtype
     return (
