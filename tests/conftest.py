@@ -19,7 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # collected, and not in each of its full searches.
 gc.disable()
 
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=10, print_blob=True)
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=8, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 

@@ -231,7 +231,7 @@ def _consume(
                 mbarrier.wait(kv_loaded, turn & 1, pred=is_first)
                 mbarrier.wait(loaded.index(i), phase)
 
-                # Logits, then weights of the exponentials under the product that ends them.
+                # Logits; then the polynomial of each, from which dP starts, and under that product the exponentials.
                 nothing = gl.zeros([WARPGROUP, PIECE], gl.float32, LOGITS)
                 xs = ()
                 for c in gl.static_range(PIECES):
