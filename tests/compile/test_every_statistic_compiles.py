@@ -42,8 +42,8 @@ def statistics(h, eta, other):
     return said, h.natural_gradient(eta)
 
 
-# What aot_eager adds for a measure is decomposed and traced for its gradient by
-# test_derivatives_pass_through_compiled_functions.py, for every class; here it is for four, and in the long suite for all.
+# aot_eager also decomposes the graph. test_derivatives_pass_through_compiled_functions.py has it for the gradient of
+# every class; here it is for four of them, and for all in the long suite.
 DECOMPOSED = ("empirical", "gaussian", "mixture of gaussians", "sphere")
 
 
