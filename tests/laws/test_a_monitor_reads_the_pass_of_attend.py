@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import gradlogz
 from gradlogz.attention.in_models.head_summaries import sums_of
@@ -78,8 +79,8 @@ def test_no_attention_is_computed_twice(passes):
     assert [heads.rows for heads in m.row().layers.values()] == [3 * TOKENS] * 2
 
 
-def test_without_statistics_a_cpu_keeps_its_own_output(passes):
-    """There torch's own kernel may compute the output, which has other last bits: the statistics are a second pass."""
+def test_without_statistics_the_model_keeps_its_own_output(passes):
+    """Another kernel may compute it, with other last bits: the statistics are a second pass."""
     model = made("none")
     with gradlogz.monitor(model, every=1, thresholds=QUIET):
         train(model, batches(1))
@@ -90,27 +91,17 @@ def drawn(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def hidden_left(b, n):
-    """Left padding of 0, 1, ... keys."""
-    return (torch.arange(n) >= torch.arange(b)[:, None])[:, None, None, :]
-
-
 OPTIONS = {
     "plain": {},
     "scale": {"scale": 0.7},
     "causal": {"is_causal": True},
     "window": {"window": (3, 1)},
     "causal window": {"window": (2, 0)},
-    "left padding": {"attn_mask": hidden_left(3, 9)},
-    "left padding, causal": {"attn_mask": hidden_left(3, 9), "is_causal": True},
-    "mask of each head": {"attn_mask": torch.rand(3, 4, 7, 9, generator=torch.Generator().manual_seed(0)) < 0.6},
-    "additive mask": {"attn_mask": torch.zeros(3, 1, 1, 9).masked_fill(~hidden_left(3, 9), -torch.inf).double()},
-    "bias": {"bias": torch.randn(4, 7, 9, generator=torch.Generator().manual_seed(1)).double()},
     "segments": {"segments": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]), "is_causal": True},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0]).double()},
     "everything": {
-        "attn_mask": hidden_left(3, 9), "is_causal": True, "window": (5, 0), "softcap": 3.0, "scale": 0.4,
+        "is_causal": True, "window": (5, 0), "softcap": 3.0, "scale": 0.4,
         "segments": torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]] * 3),
     },
 }  # fmt: skip
@@ -122,7 +113,27 @@ def test_the_sums_are_those_of_a_separate_pass(name, key_heads):
     torch.manual_seed(0)
     query, key, value = drawn(3, 4, 7, 16), drawn(3, key_heads, 9, 16), drawn(3, key_heads, 9, 16)
     call = call_from_attend(query, key, value, enable_gqa=True, **OPTIONS[name])
-    expected, found = sums_of(call), sums_of(call, result=call.attend("scalar"))
+    assert call.shows_its_statistics()
+    expected, found = sums_of(call), sums_of(call, result=call.attend())
     for field in ("count", "sum", "least", "greatest"):
         one, other = getattr(found, field), getattr(expected, field)
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda m, field=field: f"{field}: {m}")
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "bias"])
+def test_with_a_mask_the_first_visible_key_may_be_another(name):
+    query = drawn(3, 4, 7, 16)
+    masked = call_from_attend(query, query, query, **{name: drawn(7, 7)})
+    assert not masked.shows_its_statistics()
+
+
+def test_a_causal_mask_of_torch_keeps_the_other_options():
+    query, key = drawn(3, 4, 5, 16), drawn(3, 2, 9, 16)
+    for mask in (causal_lower_right(5, 9), causal_upper_left(5, 9)):
+        options = {"attn_mask": mask, "enable_gqa": True, "scale": 0.3, "dropout_p": 0.5}
+        call = call_from_attend(query, key, key, **options)
+        assert {"enable_gqa": True, "scale": 0.3, "dropout_p": 0.5}.items() <= call.options.items()
+        torch.manual_seed(1)
+        expected = gradlogz.attend(query, key, key, **options)
+        torch.manual_seed(1)
+        assert torch.equal(call.attend().output, expected.output)

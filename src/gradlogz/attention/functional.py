@@ -11,7 +11,7 @@ derivatives).
 
 import math
 from functools import lru_cache
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -93,16 +93,13 @@ def attend(
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
             segments=segments, statistics=statistics,
         )  # fmt: skip
-    if attn_mask is not None and (alignment := masks.causal_alignment(attn_mask)) is not None:
-        # An object of torch that stands for a mask, whose memory is never written.
-        m, n = query.shape[-2], key.shape[-2]
-        alone = bias is None and segments is None and window is None and not is_causal
-        _check_causal_bias(attn_mask, alignment, m, n, alone=alone)
-        attn_mask, is_causal = None, True
-        if alignment == "first" and m < n:
-            key, value = key[..., :m, :], value[..., :m, :]
-        elif alignment == "first" and m > n:
-            is_causal, window = False, (None, m - n)
+    if attn_mask is not None and masks.causal_alignment(attn_mask) is not None:
+        key, value, options = masks.without_causal_bias(query, key, value, {
+            "attn_mask": attn_mask, "bias": bias, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
+            "enable_gqa": enable_gqa, "sinks": sinks, "softcap": softcap, "window": window, "segments": segments,
+            "statistics": statistics,
+        })  # fmt: skip
+        return attend(query, key, value, **options)
     left, right = (None, 0 if is_causal else None) if window is None else masks.band(is_causal, window)
     if (
         attn_mask is bias is segments is sinks is None
@@ -148,21 +145,6 @@ def attend(
     if q is query:
         return result
     return _with_leading(result, () if query.ndim == key.ndim == value.ndim == 2 else (*lead, h), m)
-
-
-def _check_causal_bias(attn_mask: Any, alignment: str, m: int, n: int, *, alone: bool) -> None:
-    shape = attn_mask.seq_len_q, attn_mask.seq_len_kv
-    if shape != (m, n):
-        remedy = "Make it with the numbers of queries and keys of this call."
-        raise InputValueError(
-            "attend",
-            "attn_mask",
-            f"attn_mask must be for {m} queries and {n} keys, got {shape[0]} and {shape[1]}",
-            remedy,
-        )
-    if alignment == "first" and m != n and not alone:
-        problem = "attn_mask (causal, aligned with the first key) cannot be combined with other masks if m != n"
-        raise InputNotImplementedError("attend", "attn_mask", problem, "Pass a bool tensor, or causal_lower_right.")
 
 
 @lru_cache(maxsize=1024)

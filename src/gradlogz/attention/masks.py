@@ -11,11 +11,11 @@ Read next: ../kernels/attention/scoring.py, which defines the visible keys.
 
 import math
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, shape_of
+from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention.scoring import Sight
 
@@ -37,6 +37,38 @@ def causal_alignment(attn_mask: object) -> str | None:
     if not isinstance(attn_mask, CausalBias):
         return None
     return "last" if attn_mask.variant == CausalVariant.LOWER_RIGHT else "first"
+
+
+def causal(alignment: str, key: Tensor, value: Tensor, m: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Keys, values and options of `attend` for a causal mask that aligns m queries with the first or the last keys."""
+    n = key.shape[-2]
+    if alignment == "first" and m > n:
+        return key, value, {"window": (None, m - n)}
+    if alignment == "first":
+        key, value = key[..., :m, :], value[..., :m, :]
+    return key, value, {"is_causal": True}
+
+
+def without_causal_bias(
+    query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Replace a CausalBias of torch among the options of `attend` by a band: its memory is never written."""
+    attn_mask = options.get("attn_mask")
+    alignment = causal_alignment(attn_mask)
+    if alignment is None:
+        return key, value, options
+    m, n = query.shape[-2], key.shape[-2]
+    made_for = attn_mask.seq_len_q, attn_mask.seq_len_kv  # type: ignore[union-attr]
+    if made_for != (m, n):
+        problem = f"attn_mask must be for {m} queries and {n} keys, got {made_for[0]} and {made_for[1]}"
+        remedy = "Make it with the numbers of queries and keys of this call."
+        raise InputValueError("attend", "attn_mask", problem, remedy)
+    others = options.get("is_causal") or any(options.get(name) is not None for name in ("bias", "segments", "window"))
+    if alignment == "first" and m != n and others:
+        problem = "attn_mask (causal, aligned with the first key) cannot be combined with other masks if m != n"
+        raise InputNotImplementedError("attend", "attn_mask", problem, "Pass a bool tensor, or causal_lower_right.")
+    key, value, band_of_mask = causal(alignment, key, value, m)
+    return key, value, options | {"attn_mask": None} | band_of_mask
 
 
 def _window(window: tuple[SupportsIndex | None, SupportsIndex | None]) -> tuple[int | None, int | None]:

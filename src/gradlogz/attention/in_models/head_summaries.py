@@ -145,16 +145,15 @@ def heads_of(sums: dict[str, HeadSums]) -> dict[str, Heads]:
 
 
 def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | None = None) -> HeadSums:
-    """Statistics of every head in one call, from the result of `attend` for this call or from its queries and keys.
+    """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries.
     """
     keys, pad = visible(call), None if crosses else padding(call)
-    position = None if keys is None else keys.int().argmax(-1)
     if result is None or isinstance(call, Logits):
-        result, sink = call.statistics_and_weight(position)
+        result, sink = call.statistics_and_weight(None if keys is None else keys.int().argmax(-1))
     else:
-        sink = call.weight(result, position)
+        sink = call.weight_on_first_key(result)
     G = _three_dimensional(result.log_normalizer)
     fields = (result.entropy, result.log_normalizer, result.logit_variance, result.max_logit, sink)
     values = torch.stack([_three_dimensional(t).to(G.dtype) for t in fields if t is not None])

@@ -20,8 +20,10 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError, MissingPackageError
 from ..._typing import Tensor
-from .intercepted_calls import NAME, call_from_interface
+from .intercepted_calls import call_from_interface
 from .interception import LAYERS, attention_layers, names_of
+
+NAME = "gradlogz"
 
 
 def register(model: nn.Module | None = None) -> None:

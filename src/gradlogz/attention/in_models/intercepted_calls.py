@@ -17,14 +17,12 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
-from ...kernels.attention.scoring import Scoring, logits
+from ...kernels.attention.scoring import Block, Scoring, logits
+from ...kernels.attention.scoring import visible as visible_keys
 from .. import masks
 from ..functional import attend
 from ..result import Attention
 from .hidden_keys import hidden, visible_by_logits, visible_by_masks
-
-# The name of `attend` among the attention implementations of transformers.
-NAME = "gradlogz"
 
 # The smallest number of values that the GPU kernels take.
 WIDTH = 16
@@ -47,50 +45,27 @@ class Call(NamedTuple):
         most = max(statistics, self.requested, key=("none", "scalar", "moments").index)
         return attend(self.query, self.key, self.value, statistics=most, **self.options)  # type: ignore[arg-type]
 
-    def has_output_of_attend(self) -> bool:
-        """Return whether the output of this call by `attend` is the same, bit for bit, with statistics as without.
+    def shows_its_statistics(self) -> bool:
+        """Return whether the result of this call has what a monitor reads: it asked for statistics and has no mask.
 
-        On a GPU one kernel computes both; on a CPU torch's own kernel may compute the output without statistics.
+        Without statistics another kernel may compute the output, with other last bits.
         """
-        return self.query.ndim == 4 and (self.requested != "none" or self.query.is_cuda)
+        return self.requested != "none" and self.query.ndim == 4 and not self.options.keys() & {"attn_mask", "bias"}
 
-    def weight(self, result: Attention, position: Tensor | None) -> Tensor:
-        """Weight of every row on the key at a position of each sequence, by default the first: exp(logit - G).
-
-        `result` is that of this call, of queries [b, h, m, d]. The weight has no gradient.
-        """
-        q, k, G = self.query.detach(), self.key.detach(), result.log_normalizer.detach()
+    def weight_on_first_key(self, result: Attention) -> Tensor:
+        """Weight of every row on the first key, exp(logit - G), without a gradient; `result` is that of this call."""
+        q, k, G = self.query.detach(), self.key.detach()[:, :, :1], result.log_normalizer.detach()
         if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
             q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
-        (b, h, m, d), n = q.shape, k.shape[2]
+        (_, h, m, d), n = q.shape, self.key.shape[2]
         options = self.options
-        bias, mask, segments = masks.sight(
-            *(options.get(name) for name in ("attn_mask", "bias", "segments")), lead=q.shape[:1], size=(h, m, n), like=q
-        )
-        place = torch.zeros(b, dtype=torch.long, device=q.device) if position is None else position.expand(b)
-
-        def at_key(tensor: Tensor) -> Tensor:
-            """Entries [b, #h, #m, 1] of a tensor [#b, #h, #m, n] at the key of each sequence."""
-            entries = tensor.expand(b, *tensor.shape[1:])
-            return entries.gather(-1, place.view(b, 1, 1, 1).expand(*entries.shape[:3], 1))
-
-        at, here = torch.arange(n - m, n, device=q.device), place.view(b, 1, 1)
-        left, right = masks.band(bool(options.get("is_causal")), options.get("window"))
-        visible_key = G != -torch.inf
-        if left is not None:
-            visible_key = visible_key & (here >= at - left)
-        if right is not None:
-            visible_key = visible_key & (here <= at + right)
-        if mask is not None:
-            visible_key = visible_key & at_key(mask).squeeze(-1)
-        if segments is not None:
-            segment = segments.expand(b, n)
-            visible_key = visible_key & (segment.gather(1, place.view(b, 1)) == segment[:, n - m :]).unsqueeze(1)
-        key = k.gather(2, place.view(b, 1, 1, 1).expand(b, k.shape[1], 1, d)).to(G.dtype)
         scale = options.get("scale")
-        scoring = Scoring(d**-0.5 if scale is None else float(scale), options.get("softcap"))
-        s = logits(q.to(G.dtype), key, None if bias is None else at_key(bias.detach()), None, scoring).squeeze(-1)
-        return torch.where(visible_key, (s - torch.where(visible_key, G, 0.0)).exp(), 0.0)
+        band = masks.band(bool(options.get("is_causal")), options.get("window"))
+        scoring = Scoring(d**-0.5 if scale is None else float(scale), options.get("softcap"), *band)
+        sight = masks.sight(None, None, options.get("segments"), lead=q.shape[:1], size=(h, m, n), like=q)
+        sees_first = visible_keys(sight, scoring, Block(0, m, 0, 1), m, n, q.device)
+        s = logits(q.to(G.dtype), k.to(G.dtype), None, sees_first, scoring).squeeze(-1)
+        return torch.where(G == -torch.inf, 0.0, (s - G).exp())
 
     def statistics_and_weight(self, position: Tensor | None) -> tuple[Attention, Tensor]:
         """Statistics of every row, and its weight on the key at a position of each sequence, by default the first.
@@ -213,26 +188,21 @@ def call_from_sdpa(
     enable_gqa: bool = False,
 ) -> Call:
     """Convert a call of scaled_dot_product_attention, whose causal mask is aligned with the first key."""
-    m, n = query.shape[-2], key.shape[-2]
     options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
-    if (alignment := masks.causal_alignment(attn_mask)) is None:
+    alignment = masks.causal_alignment(attn_mask)
+    if alignment is None:
         options["attn_mask"] = _with_hidden_keys(attn_mask)
-    if is_causal or alignment == "first":
-        if n >= m:
-            options["is_causal"] = True
-            key, value = key[..., :m, :], value[..., :m, :]
-        else:
-            options["window"] = (None, m - n)
-    elif alignment == "last":
-        options["is_causal"] = True
+    if is_causal:
+        alignment = "first"
+    if alignment is not None:
+        key, value, band = masks.causal(alignment, key, value, query.shape[-2])
+        options |= band
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
 
 
 def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "scalar", **options: Any) -> Call:
     """Convert a call of `attend`."""
-    if masks.causal_alignment(options.get("attn_mask")) is not None:
-        call = call_from_sdpa(query, key, value, options.pop("attn_mask"))
-        key, value, options = call.key, call.value, options | call.options
+    key, value, options = masks.without_causal_bias(query, key, value, options)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
 
 

@@ -31,15 +31,7 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
-from .intercepted_calls import (
-    NAME,
-    Call,
-    Logits,
-    call_from_attend,
-    call_from_interface,
-    call_from_sdpa,
-    logits_from_softmax,
-)
+from .intercepted_calls import Call, Logits, call_from_attend, call_from_interface, call_from_sdpa, logits_from_softmax
 
 # Class names of attention layers.
 LAYERS = r"(?i)attention|attn"
@@ -448,8 +440,7 @@ def _from_interface(
 
     def convert() -> InterceptedCall:
         call = call_from_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        by_attend = implementation == NAME
-        return InterceptedCall(call, lambda r: (r.output.transpose(1, 2).contiguous(), None), by_attend=by_attend)
+        return InterceptedCall(call, lambda result: (result.output.transpose(1, 2).contiguous(), None))
 
     return _intercept(module, convert, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 

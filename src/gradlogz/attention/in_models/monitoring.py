@@ -7,7 +7,7 @@
     m.row().layers["transformer.h.3.attn"].entropy.mean       [h]
 
 The model's own attention computes the output. In every `every`-th step the statistics are those of the pass itself, if
-the model computes by `attend`; otherwise they are computed separately from its queries and keys, without gradients. In
+a layer asks `attend` for them; otherwise they are computed separately from its queries and keys, without gradients. In
 the steps between no hook is installed.
 
 Read next: head_summaries.py (the statistics and the thresholds), interception.py (how calls are intercepted).
@@ -110,10 +110,9 @@ class Monitor(Receiver):
             raise InputNotImplementedError("monitor", "model", problem, remedy)
         name = numbered(layer, self._called)
         self._called[name] = None
-        call, result, answer = intercepted.call, None, None
-        if intercepted.by_attend and isinstance(call, Call) and call.has_output_of_attend():
-            result = call.attend("scalar")
-            answer = Attention(*result[:2]) if call.requested == "none" else result  # the fields that were asked for
+        call, result = intercepted.call, None
+        if intercepted.by_attend and isinstance(call, Call) and call.shows_its_statistics():
+            result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
         if name in self._sums:
@@ -122,7 +121,7 @@ class Monitor(Receiver):
             self._sums[name] = sums
         if (name, len(self._called)) == self._last:
             raise _LastLayerReached
-        return answer
+        return result
 
     def unfused(self, layer: str) -> None:
         """Raise, since the training would change by rounding."""
