@@ -129,6 +129,48 @@ def test_biases_masks_and_segments_are_those_of_the_definition(sight, band):
     agree(draw(b=2, m=40, n=70), sight(), Scoring(0.25, None, *band))
 
 
+def documents(*lengths: int) -> torch.Tensor:
+    numbers = torch.arange(len(lengths), device=DEVICE)
+    return numbers.repeat_interleave(torch.tensor(lengths, device=DEVICE)).unsqueeze(0)
+
+
+SEGMENTS = {
+    "documents": documents(130, 1, 64, 100, 5),
+    "one document": documents(300),
+    "documents in another order": 7 - documents(64, 128, 108),
+    "a document in two parts": documents(80, 90, 130) % 2,
+    "interleaved": torch.arange(300, device=DEVICE).unsqueeze(0) % 3,
+}
+
+
+@pytest.mark.parametrize("m", [300, 90], ids=["square", "last queries"])
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS.keys())
+def test_no_visible_tile_of_a_segment_is_skipped(segments, m):
+    agree(draw(h=1, hk=1, m=m, n=300, dtype=torch.float16), Sight(segments=segments), Scoring(0.25, None, None, 0))
+
+
+@pytest.mark.parametrize("m", [300, 90, 340])
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS.keys())
+def test_spans_of_segments_are_those_of_enumeration(segments, m):
+    """Begin and end are the outermost tiles with a visible pair, and inner tiles are visible entirely."""
+    n, rows, keys = 300, 32, 64
+    spans = gpu._Spans((n - m, m, rows), (0, n, keys)).added_to(gpu._strided(Sight(segments=segments)), 0).spans
+    at = torch.arange(n - m, n, device=DEVICE)
+    same = (segments[0, at.clamp(min=0), None] == segments[0]) & (at >= 0).unsqueeze(-1)
+    increasing = torch.equal(segments.sort().values, segments)
+    for tile, (begin, inner, outer, end) in enumerate(spans[0].tolist()):
+        own = same[tile * rows : (tile + 1) * rows]
+        met = [t for t in range(-(-n // keys)) if own[:, t * keys : (t + 1) * keys].any()]
+        if increasing and met:
+            assert (begin, end) == (met[0], met[-1] + 1)
+        assert begin <= min(met, default=begin)
+        assert end >= max(met, default=-1) + 1
+        assert own[:, inner * keys : outer * keys].all()
+        visible_tiles = [t for t in range(n // keys) if own[:, t * keys : (t + 1) * keys].all()]
+        if increasing:
+            assert set(visible_tiles) <= set(range(inner, outer))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16, torch.float32])
 @pytest.mark.parametrize(("d", "v"), [(16, 64), (64, 40), (40, 17), (96, 128), (200, 130)])
 def test_dtypes_and_head_sizes_keep_their_digits(dtype, d, v):

@@ -48,6 +48,7 @@ LOW = tl.constexpr(-1e30)
 START = tl.constexpr(-1e29)
 # 2^-200 is 0 in float32.
 NO_MASS = tl.constexpr(-200.0)
+MOST_SEGMENT = tl.constexpr(2**63 - 1)
 # float32 is multiplied as three products of 19 bits: more accurate than plain float32, and 4 times as fast.
 PRECISION = "tf32x3"
 
@@ -140,10 +141,11 @@ def _entry(start, stride, row, key, m, n):
 
 
 @triton.jit
-def _span(first, last, before, after, limit, sight, SIZE: tl.constexpr):
+def _span(first, last, before, after, limit, sight, batch, tile, SIZE: tl.constexpr):
     """Tiles [begin, end) that some of the positions first..last see, and [inner, outer) that all of them see entirely.
 
-    A position sees from `before` below it to `after` above it, between 0 and limit.
+    A position sees from `before` below it to `after` above it, between 0 and limit, and only its own segment. The
+    positions are the tile with this number.
     """
     begin = 0
     end = tl.cdiv(limit, SIZE)
@@ -155,7 +157,13 @@ def _span(first, last, before, after, limit, sight, SIZE: tl.constexpr):
     if after is not None:
         end = tl.minimum(end, tl.cdiv(tl.maximum(last + after + 1, 0), SIZE))
         outer = tl.minimum(outer, tl.maximum(first + after + 1, 0) // SIZE)
-    if sight.bias is not None or sight.mask is not None or sight.segments is not None:
+    if sight.segments is not None:
+        place = sight.spans + batch * sight.spans_batch + tile * 4
+        begin = tl.maximum(begin, tl.load(place))
+        inner = tl.maximum(inner, tl.load(place + 1))
+        outer = tl.minimum(outer, tl.load(place + 2))
+        end = tl.minimum(end, tl.load(place + 3))
+    if sight.bias is not None or sight.mask is not None:
         outer = 0
     end = tl.maximum(begin, end)
     inner = tl.minimum(inner, end)
@@ -170,6 +178,51 @@ def _tile(step, begin, inner, outer, EDGE: tl.constexpr):
         return begin + step + tl.where(begin + step < inner, 0, outer - inner)
     else:
         return inner + step
+
+
+@triton.jit
+def _segment_spans(
+    segments, spans, segments_batch, own_offset, own_limit, other_offset, other_limit,
+    OWN: tl.constexpr, OTHER: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Spans of every tile of queries over tiles of keys, or the reverse, as far as segments determine them.
+
+    Tiles [begin, end) contain all that have a segment in common with it. In [inner, outer) every position has the one
+    segment of the tile; the range is empty where such tiles are not adjacent.
+    """
+    tiles = tl.cdiv(own_limit, OWN)
+    batch = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    segments += batch.to(tl.int64) * segments_batch
+    low, high = _extremes(segments, own_offset, own_limit, tile + tl.arange(0, 1), OWN)
+    low, high = tl.min(low, 0), tl.max(high, 0)
+    others = tl.cdiv(other_limit, OTHER)
+    begin, end, inner, outer, alike = others, others * 0, others, others * 0, others * 0
+    for chunk in tl.range(0, others, TOGETHER):
+        index = chunk + tl.arange(0, TOGETHER)
+        least, most = _extremes(segments, other_offset, other_limit, index, OTHER)
+        meets = (least <= high) & (most >= low)
+        equal = (least == high) & (most == low) & (other_offset + index * OTHER >= 0) & (own_offset + tile * OWN >= 0)
+        begin = tl.minimum(begin, tl.min(tl.where(meets, index, others), 0))
+        end = tl.maximum(end, tl.max(tl.where(meets, index + 1, 0), 0))
+        inner = tl.minimum(inner, tl.min(tl.where(equal, index, others), 0))
+        outer = tl.maximum(outer, tl.max(tl.where(equal, index + 1, 0), 0))
+        alike += tl.sum(equal.to(tl.int32), 0)
+    place = spans + tl.program_id(0) * 4
+    tl.store(place, begin)
+    tl.store(place + 1, inner)
+    tl.store(place + 2, tl.where(alike == outer - inner, outer, 0))
+    tl.store(place + 3, end)
+
+
+@triton.jit
+def _extremes(segments, offset, limit, index, SIZE: tl.constexpr):
+    """Least and greatest segment in each of some tiles; a tile without positions has no segment between them."""
+    number = index[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    there = (number < limit) & (offset + number >= 0)
+    least = tl.load(segments + offset + number, there, MOST_SEGMENT)
+    most = tl.load(segments + offset + number, there, -MOST_SEGMENT)
+    return tl.min(least, 1), tl.max(most, 1)
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -226,12 +279,12 @@ def _forward(
     head = tl.program_id(0) // tiles % heads
     row = start + tl.arange(0, BM)
     at = start + n - m
-    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, BN)
+    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, batch, start // BM, BN)
 
     q = query.load([batch, head, start, 0]).reshape([BM, D])
     nothing = tl.zeros([BM], tl.float32)
     state = tl.zeros([BM, DV], tl.float32), nothing + START, nothing, nothing, nothing
-    if sight.bias is None and sight.mask is None and sight.segments is None:
+    if sight.bias is None and sight.mask is None:
         state = _absorb(
             state, q, key, value, row, batch, head, span, sight, scoring, m, n,
             False, GROUP, STATISTICS, BN, D, DV, PRECISION,
@@ -299,13 +352,15 @@ def forward(
     query, key, value = aligned(query), aligned(key), aligned(value)
     strided = _strided(sight)
     layouts = query.stride(), key.stride(), value.stride()
-    kernel, programs, numbers = _forward_call(
+    kernel, programs, spans, numbers = _forward_call(
         query.dtype, device, query.shape, value.shape, layouts, scoring, statistics, _kind(strided)
     )
     output = empty_output(query, value.shape[3])
     rows = empty_rows(query, separate=separate)
     if programs:
-        kernel.launch(programs, current_stream(device), (query, key, value, output), rows, (strided, *numbers))
+        stream = current_stream(device)
+        strided = spans.added_to(strided, stream)
+        kernel.launch(programs, stream, (query, key, value, output), rows, (strided, *numbers))
     else:
         output.zero_()
         for row, nothing in zip(rows, (-torch.inf, 0.0, 0.0, -torch.inf, 0.0), strict=True):
@@ -325,15 +380,15 @@ def _forward_call(
     scoring: Scoring,
     statistics: bool,
     masks: tuple[Any, ...],
-) -> tuple[Kernel, int, tuple[Any, ...]]:
-    """Kernel, number of programs and numbers of a call.
+) -> tuple[Kernel, int, "_Spans", tuple[Any, ...]]:
+    """Kernel, number of programs, spans of segments and numbers of a call.
 
     Arguments that are not read distinguish kernels: handles are those of a device, and tensor maps contain strides.
     """
     (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
     if dtype is torch.float32:
         kind = "float32"
-    elif masks:
+    elif _is_dense(masks):
         kind = "masked"
     else:
         kind = "statistics" if statistics else "output"
@@ -343,7 +398,8 @@ def _forward_call(
     options = {"num_warps": warps, "num_stages": stages}
     kernel = Kernel(_forward, constants, options, (_by_rows(rows), _by_rows(keys), _by_rows(keys), _by_rows(rows)))
     programs = triton.cdiv(m, rows) * b * h if n else 0
-    return kernel, programs, (_clipped(scoring, m, n), h, m, n)
+    spans = _Spans((n - m, m, rows), (0, n, keys))
+    return kernel, programs, spans, (_clipped(scoring, m, n), h, m, n)
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
@@ -472,14 +528,14 @@ def _backward_key(
     key_index = start + tl.arange(0, BN)
     # The band of queries around a key is that of keys around a query, with left and right exchanged.
     at = start - (n - m)
-    span = _span(at, at + tl.minimum(BN, n - start) - 1, scoring.right, scoring.left, m, sight, BM)
+    span = _span(at, at + tl.minimum(BN, n - start) - 1, scoring.right, scoring.left, m, sight, batch, start // BN, BM)
 
     k = key.load([batch, key_head, start, 0]).reshape([BN, D])
     v = value.load([batch, key_head, start, 0]).reshape([BN, DV])
     state = tl.zeros([BN, D], tl.float32), tl.zeros([BN, DV], tl.float32)
     for member in range(GROUP):
         head = key_head * GROUP + member
-        if sight.bias is None and sight.mask is None and sight.segments is None:
+        if sight.bias is None and sight.mask is None:
             state = _gather_key(
                 state, k, v, query, grad_output, coefficients, key_index, batch, head, lines, heads, span,
                 sight, scoring, m, n, MOMENTS, False, BM, D, DV, PRECISION,
@@ -533,13 +589,13 @@ def _backward_query(
     head = tl.program_id(0) // tiles % heads
     row = start + tl.arange(0, BM)
     at = start + n - m
-    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, BN)
+    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, batch, start // BM, BN)
 
     q = query.load([batch, head, start, 0]).reshape([BM, D])
     go = grad_output.load([batch, head, start, 0]).reshape([BM, DV])
     rows = _rows(coefficients, lines, (batch * heads + head).to(tl.int64) * m, row, m, MOMENTS)
     dq = tl.zeros([BM, D], tl.float32)
-    if sight.bias is None and sight.mask is None and sight.segments is None:
+    if sight.bias is None and sight.mask is None:
         dq = _gather_query(
             dq, q, go, key, value, grad_logit, rows, row, batch, head, heads, span, sight, scoring, m, n,
             MOMENTS, False, GROUP, BN, D, DV, PRECISION,
@@ -610,12 +666,13 @@ def backward(
         return grad_query.zero_(), grad_key.zero_(), grad_value.zero_(), _bias_gradient(grad_logit, sight)
     inputs, strided = (query, key, value, grad_output), _strided(sight)
     layouts = tuple(t.stride() for t in (*inputs, grad_query, grad_key, grad_value))
-    by_key, by_query, programs, numbers = _backward_call(
+    by_key, by_query, programs, spans, numbers = _backward_call(
         query.dtype, device, query.shape, value.shape, layouts, scoring, len(per_row) == 4, _kind(strided), needs_bias
     )
-    stream, numbers = current_stream(device), (strided, *numbers)
-    by_key.launch(programs[0], stream, (*inputs, grad_key, grad_value), (per_row,), numbers)
-    by_query.launch(programs[1], stream, (*inputs, grad_query), (grad_logit, per_row), numbers)
+    stream = current_stream(device)
+    of_keys, of_queries = (each.added_to(strided, stream) for each in spans)
+    by_key.launch(programs[0], stream, (*inputs, grad_key, grad_value), (per_row,), (of_keys, *numbers))
+    by_query.launch(programs[1], stream, (*inputs, grad_query), (grad_logit, per_row), (of_queries, *numbers))
     return dense(grad_query), dense(grad_key), dense(grad_value), _bias_gradient(grad_logit, sight)
 
 
@@ -630,10 +687,10 @@ def _backward_call(
     moments: bool,
     masks: tuple[Any, ...],
     _needs_bias: bool,
-) -> tuple[Kernel, Kernel, tuple[int, int], tuple[Any, ...]]:
-    """Kernels of keys and queries with their numbers of programs, and the numbers of a call."""
+) -> tuple[Kernel, Kernel, tuple[int, int], tuple["_Spans", "_Spans"], tuple[Any, ...]]:
+    """Kernels of keys and queries with their numbers of programs and spans of segments, and the numbers of a call."""
     (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
-    kind = "float32 " if dtype is torch.float32 else "masked " if masks else "moments " if moments else ""
+    kind = "float32 " if dtype is torch.float32 else "masked " if _is_dense(masks) else "moments " if moments else ""
     shapes = _padded(d), _padded(v), PRECISION
     rows, keys, warps, stages = tiling(kind + "grad key", max(d, v))
     by_key = Kernel(
@@ -643,6 +700,7 @@ def _backward_call(
         tuple(map(_by_rows, (rows, keys, keys, rows, keys, keys))),
     )
     programs_of_keys = triton.cdiv(n, keys) * b * hk
+    spans_of_keys = _Spans((0, n, keys), (n - m, m, rows))
     rows, keys, warps, stages = tiling(kind + "grad query", max(d, v))
     by_query = Kernel(
         _backward_query,
@@ -651,7 +709,8 @@ def _backward_call(
         tuple(map(_by_rows, (rows, keys, keys, rows, rows))),
     )
     programs = programs_of_keys, triton.cdiv(m, rows) * b * h
-    return by_key, by_query, programs, (_clipped(scoring, m, n), b * h * m, h, m, n)
+    spans = spans_of_keys, _Spans((n - m, m, rows), (0, n, keys))
+    return by_key, by_query, programs, spans, (_clipped(scoring, m, n), b * h * m, h, m, n)
 
 
 def _bias_gradient(grad_logit: Tensor | None, sight: Sight) -> Tensor | None:
@@ -664,7 +723,7 @@ def _bias_gradient(grad_logit: Tensor | None, sight: Sight) -> Tensor | None:
 
 
 class _Strided(NamedTuple):
-    """Bias, mask and segments with their strides: 0 if shared, None if all rows are equal."""
+    """Bias, mask and segments with their strides: 0 if shared, None if all rows are equal; spans of the segments."""
 
     bias: Tensor | None = None
     bias_batch: int = 0
@@ -676,6 +735,8 @@ class _Strided(NamedTuple):
     mask_row: int | None = None
     segments: Tensor | None = None
     segments_batch: int = 0
+    spans: Tensor | None = None
+    spans_batch: int = 0
 
 
 UNMASKED = _Strided()
@@ -694,6 +755,28 @@ def _strided(sight: Sight) -> _Strided:
     return strided
 
 
+class _Spans:
+    """Tiles of one kind that each tile of the other kind meets in its segments, for one kind of call.
+
+    Each kind has the position of its first element, the number of elements, and the size of a tile.
+    """
+
+    def __init__(self, own: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+        self.tiles = triton.cdiv(own[1], own[2])
+        self.numbers = *own[:2], *other[:2]
+        self.kernel = Kernel(_segment_spans, (own[2], other[2], 16), {"num_warps": 4})
+
+    def added_to(self, strided: _Strided, stream: int) -> _Strided:
+        """Masks with the spans of their segments, if there are any."""
+        segments = strided.segments
+        if segments is None:
+            return strided
+        spans = torch.empty((segments.shape[0], self.tiles, 4), dtype=torch.int32, device=segments.device)
+        programs = spans.shape[0] * self.tiles
+        self.kernel.launch(programs, stream, (), (segments, spans), (strided.segments_batch, *self.numbers))
+        return strided._replace(spans=spans, spans_batch=0 if len(spans) == 1 else 4 * self.tiles)
+
+
 def _clipped(scoring: Scoring, m: int, n: int) -> Scoring:
     """Clip the band to numbers whose sums fit in 32 bits."""
     left, right = (None if reach is None else max(-m - n, min(reach, m + n)) for reach in (scoring.left, scoring.right))
@@ -709,6 +792,11 @@ def _kind(strided: _Strided) -> tuple[Any, ...]:
         (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t and (t == 1, t % 16 == 0, t >> 31 == 0)
         for t in strided
     )
+
+
+def _is_dense(masks: tuple[Any, ...]) -> bool:
+    """Return whether every tile must be masked, because there is a bias or a mask."""
+    return bool(masks) and not (_Strided(*masks).bias is _Strided(*masks).mask is None)
 
 
 def _has_edges(masks: tuple[Any, ...], scoring: Scoring, size: int, tile: int) -> bool:

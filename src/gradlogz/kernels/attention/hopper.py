@@ -165,6 +165,26 @@ def _joined(pieces):
 
 
 @gluon.jit
+def _pairwise_maxima(pieces):
+    if len(pieces) == 0:
+        return ()
+    else:
+        return (gl.maximum(pieces[0], pieces[1]),) + _pairwise_maxima(pieces[2:])
+
+
+@gluon.jit
+def _largest(pieces, like):
+    """Maximum of each row, in the layout of `like`.
+
+    Between pieces first: a chain of maxima through all columns of a thread would be slow.
+    """
+    if len(pieces) == 1:
+        return gl.convert_layout(gl.max(pieces[0], 1), like.type.layout, assert_trivial=True)
+    else:
+        return _largest(_pairwise_maxima(pieces), like)
+
+
+@gluon.jit
 def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
     """e = exp x of a piece, and the sums z, a and b of each thread."""
     x = s * unit - gl.convert_layout(ref, gl.SliceLayout(1, s.type.layout), assert_trivial=True)[:, None]
@@ -249,7 +269,8 @@ def _step(
     if EDGES:
         if edge:
             s = _masked(s, position, start, n, left, right)
-    here = gl.max(s, 1) * unit
+    pieces = _pieces(s)
+    here = _largest(pieces, top) * unit
     top = gl.maximum(top, here)
     new = gl.where(here > ref + LAZY, here, ref)
     r = ref - new
@@ -260,7 +281,6 @@ def _step(
         b = fade4 * (b + r4 * (2.0 * a + r4 * z))
         a = fade4 * (a + r4 * z)
     z = fade4 * z
-    pieces = _pieces(s)
     es = ()
     for i in gl.static_range(len(pieces)):
         e, z_i, a_i, b_i = _exponentials(pieces[i], new, unit, STATISTICS)
@@ -332,8 +352,8 @@ def _consume(
         slot += 1
         if LAST_EDGE:
             s = _masked(s, position, (end - 1) * KEYS, n, left, right)
-        top = gl.maximum(gl.max(s, 1) * unit, START)
         pieces = _pieces(s)
+        top = gl.maximum(_largest(pieces, row) * unit, START)
         ps = ()
         for c in gl.static_range(len(pieces)):
             e, z_i, a_i, b_i = _exponentials(pieces[c], top, unit, STATISTICS)
