@@ -56,9 +56,31 @@ def drawn(shape, dtype, per_token=False):
     ids=str,
 )  # fmt: skip
 def test_statistics_and_gradients_are_those_of_float64(shape, band, dtype):
+    agree_with_float64(shape, dtype, BANDS[band])
+
+
+def documents(*lengths: int) -> torch.Tensor:
+    numbers = torch.arange(len(lengths), device="cuda")
+    return numbers.repeat_interleave(torch.tensor(lengths, device="cuda"))
+
+
+@pytest.mark.parametrize("band", ["full", "causal", "window around"])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("queries", [1111, 300], ids=["square", "last queries"])
+def test_packed_documents_see_only_themselves(queries, size, band):
+    """Contiguous, in another order, in two parts and interleaved; shared by the batch or not."""
+    contiguous = documents(300, 7, 512, 128, 130, 34)
+    parts = documents(300, 400, 411) % 2
+    for segments in (contiguous.unsqueeze(0), torch.stack([9 - contiguous, torch.arange(1111, device="cuda") % 3]),
+                     torch.stack([parts, contiguous.flip(0)])):  # fmt: skip
+        shape = (2, 4, 2, queries, 1111, size, size)
+        agree_with_float64(shape, torch.bfloat16, BANDS[band] | {"segments": segments})
+
+
+def agree_with_float64(shape, dtype, options):
     inputs = [t.requires_grad_() for t in drawn(shape, dtype, per_token=shape[4] % 2 == 1)]
     exact = [t.detach().double().requires_grad_() for t in inputs]
-    options = BANDS[band] | {"enable_gqa": True}
+    options = options | {"enable_gqa": True}
     found, expected = attend(*inputs, **options), attend(*exact, **options)
     rough = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     for name, one, other in zip(found._fields[:6], found[:6], expected[:6], strict=True):
@@ -89,6 +111,9 @@ def test_the_hopper_kernels_are_those_that_are_used():
         backward = dispatch._compiled_kernel(*operands, sight, scoring, None, backward=True)
         square = shape[3] == shape[4] and shape[5] == shape[6]
         assert backward.__name__.endswith("hopper_backward" if square else "gpu")
+        packed = dispatch.Sight(segments=documents(shape[4]).unsqueeze(0))
+        forward = dispatch._compiled_kernel(*operands, packed, scoring, None, backward=False)
+        assert forward.__name__.endswith("hopper")
 
 
 @pytest.mark.parametrize("size", [64, 128])

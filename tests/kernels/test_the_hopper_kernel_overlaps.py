@@ -23,15 +23,16 @@ def test_exponentials_overlap_with_products_and_nothing_spills():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert set(found) == {"128, causal", "64, window", "128, causal, backward", "64, full, backward"}
-    for name in ("128, causal", "64, window"):
+    forward = {"128, causal": 0, "64, window": 0, "128, segments": 64}  # and the registers that may be spilled
+    assert set(found) == {*forward, "128, causal, backward", "64, full, backward"}
+    for name, spills in forward.items():
         variant = found[name]
-        assert variant["spills"] == 0
+        assert variant["spills"] <= spills
         # One loop for each of the two consumers. A thread has 64 of the 64 x 128 logits of a tile, and takes at least
         # half of the exponentials before it waits for the product with the values.
         assert len(variant["overlapped exponentials"]) == 2
         assert min(variant["overlapped exponentials"]) >= 32
-        assert variant["products"] >= 48
+        assert variant["products"] == (48 if name.startswith("128") else 40)
     for name in ("128, causal, backward", "64, full, backward"):
         # Five products of each consumer, and dQ once more after the last step of a tile of keys. What is spilled are
         # numbers that are read once per step; a loop that holds no accumulator in registers has hundreds.

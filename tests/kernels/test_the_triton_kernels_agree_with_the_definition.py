@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 from gradlogz.kernels.attention import gpu, reference
 from gradlogz.kernels.attention.reference import Gradients, Statistics
 from gradlogz.kernels.attention.scoring import Block, Scoring, Sight, logits, visible
+from gradlogz.kernels.attention.segment_spans import SegmentSpans
 
 pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 
@@ -154,7 +155,7 @@ def test_no_visible_tile_of_a_segment_is_skipped(segments, m):
 def test_spans_of_segments_are_those_of_enumeration(segments, m):
     """Begin and end are the outermost tiles with a visible pair, and inner tiles are visible entirely."""
     n, rows, keys = 300, 32, 64
-    spans = gpu._Spans((n - m, m, rows), (0, n, keys)).added_to(gpu._strided(Sight(segments=segments)), 0).spans
+    spans = SegmentSpans((n - m, m, rows), (0, n, keys)).computed(segments, 0)[0]
     at = torch.arange(n - m, n, device=DEVICE)
     same = (segments[0, at.clamp(min=0), None] == segments[0]) & (at >= 0).unsqueeze(-1)
     increasing = torch.equal(segments.sort().values, segments)

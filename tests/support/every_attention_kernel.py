@@ -12,11 +12,12 @@ from gradlogz.kernels.attention.reference import Gradients
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
 
-def run(forward, backward, dtype: torch.dtype, size: int, queries: int, masked: bool, statistics: bool) -> None:
+def run(forward, backward, dtype: torch.dtype, size: int, queries: int, masks: str, statistics: bool) -> None:
     query = torch.randn(1, 4, queries, size, device="cuda", dtype=dtype)
     key, value = (torch.randn(1, 2, 333, size, device="cuda", dtype=dtype) for _ in range(2))
-    mask = torch.rand(1, 1, queries, 333, device="cuda") < 0.8 if masked else None
-    sight, scoring = Sight(mask=mask), Scoring(size**-0.5, right=0)
+    mask = torch.rand(1, 1, queries, 333, device="cuda") < 0.8 if masks == "dense" else None
+    segments = torch.arange(333, device="cuda").unsqueeze(0) // 70 if masks == "segments" else None
+    sight, scoring = Sight(mask=mask, segments=segments), Scoring(size**-0.5, right=0)
     result = forward(query, key, value, sight, scoring, statistics=statistics)
     grad = torch.randn_like(result.output)
     row = torch.randn_like(result.entropy)
@@ -34,9 +35,10 @@ def main(name: str) -> None:
     elif name == "decoding":
         forward, backward, queries = decoding.forward, decoding.backward, 2
     for size in (64, 128) if name == "hopper" else (64, 128, 256):
-        for masked in (False,) if name == "hopper" else (False, True):
+        for masks in ("", "segments") if name == "hopper" else ("", "segments", "dense"):
             for statistics in (False, True):
-                run(forward, backward, dtype, size, queries, masked, statistics)
+                gradients = gpu.backward if name == "hopper" and masks else backward
+                run(forward, gradients, dtype, size, queries, masks, statistics)
     torch.cuda.synchronize()
 
 

@@ -24,10 +24,11 @@ from gradlogz.kernels.attention.hopper_tiles import by_rows
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGET = GPUTarget("cuda", 90, 32)
-# Head size, whether the last tile and others need a mask, and the window.
+# Head size, whether some tiles need a mask, the window, and whether documents are packed.
 FORWARD = {
-    "128, causal": (128, True, False, None, 0),
-    "64, window": (64, True, True, 511, 0),
+    "128, causal": (128, True, None, 0),
+    "64, window": (64, True, 511, 0),
+    "128, segments": (128, True, None, 0, True),
 }
 # Head size, whether there are masks, coefficients of a row, and the window.
 BACKWARD = {
@@ -46,12 +47,13 @@ def compiled(kernel, tiled: list, pointers: list, numbers: tuple, constants: dic
     return triton.compile(source, target=TARGET, options=options.__dict__).asm["cubin"]
 
 
-def forward(size: int, last_edge: bool, edges: bool, left: int | None, right: int | None) -> bytes:
+def forward(size: int, edges: bool, left: int | None, right: int | None, packed: bool = False) -> bytes:
     operand = torch.empty(2, 4, 256, size, dtype=torch.bfloat16)
     tiled = [by_rows(rows, size, torch.bfloat16)(operand) for rows in (64, 128, 128, 64)]
     pointers = [*[MockTensor(torch.float32)] * 5, MockTensor(torch.int32)]
-    numbers = 10, 256, 256, 0.1, 4, 8, left, right
-    constants = {"GROUP": 1, "LAST_EDGE": last_edge, "EDGES": edges, "STATISTICS": True}
+    pointers += [MockTensor(torch.int64), MockTensor(torch.int32)] if packed else [None, None]
+    numbers = 10, 256, 256, 0.1, 4, 8, left, right, 0, 0
+    constants = {"GROUP": 1, "EDGES": edges, "STATISTICS": True}
     return compiled(hopper._attention, tiled, pointers, numbers, constants)
 
 

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     key_size: int
     value_size: int
-    masked: bool
+    masks: str  # "dense" (bias, mask), "segments" or none
     few_queries: bool
     square: bool  # as many queries as keys
 
@@ -71,11 +71,12 @@ def _is_right(kernel: Any, kind: Kind, device: torch.device, *, causal: bool) ->
     b, h, hk, m, n = (2, 4, 2, 200, 333) if causal else (1, 2, 2, 256, 256)
     m = 3 if kind.few_queries else n if kind.square else m
     query, key, value = draw(b, h, m, kind.key_size), draw(b, hk, n, kind.key_size), draw(b, hk, n, kind.value_size)
-    mask = None
-    if kind.masked:  # each query sees at least one key
+    sight = Sight()
+    if kind.masks == "dense":  # each query sees at least one key
         hidden = torch.rand(b, 1, m, n, generator=generator, device="cpu") > 0.8
-        mask = (~hidden | torch.eye(m, n, dtype=torch.bool, device="cpu")).to(device)
-    sight = Sight(mask=mask)
+        sight = Sight(mask=(~hidden | torch.eye(m, n, dtype=torch.bool, device="cpu")).to(device))
+    elif kind.masks == "segments":
+        sight = Sight(segments=(torch.arange(n, device=device) // 70).unsqueeze(0))
     scoring = Scoring(2 * kind.key_size**-0.5, right=0 if causal else None)
     definition = _definition(query, key, value, sight, scoring)
     if not kind.backward:

@@ -186,7 +186,7 @@ def _split(
     row = tl.where(there, index % m, m)
     head_of_row = head * GROUP + tl.where(there, index // m, 0)
 
-    begin, inner, outer, end = _span(n - m, n - 1, scoring.left, scoring.right, n, sight, BN)
+    begin, inner, outer, end = _span(n - m, n - 1, scoring.left, scoring.right, n, sight, 0, 0, BN)
     each = tl.cdiv(end - begin, splits)
     end = tl.minimum(end, begin + (split + 1) * each)
     begin = tl.minimum(end, begin + split * each)

@@ -1,6 +1,6 @@
 """The only place where a kernel is chosen.
 
-    gluon      Hopper GPUs, float16, bfloat16, head sizes 16 to 128, no masks           hopper.py, hopper_backward.py
+    gluon      Hopper GPUs, float16, bfloat16, head sizes 16 to 128, bands, segments    hopper.py, hopper_backward.py
     triton     CUDA, float16, bfloat16, float32, head sizes 16 to 256                   gpu.py; decoding.py, few queries
     numba      CPU, float32 (half precision in float32), once the work repays a call    cpu.py, extra [fast]
     flash      CPU without numba, if only output and log normaliser are needed          flash.py
@@ -116,8 +116,8 @@ def _compiled_kernel(
     if dropout is not None or query.dtype is torch.float64:
         return None
     if query.is_cuda:
-        masked = not (sight.bias is sight.mask is sight.segments is None)
-        arguments = query.dtype, query.device, query.shape, value.shape, scoring, masked
+        masks = "dense" if not (sight.bias is sight.mask is None) else "segments" if sight.segments is not None else ""
+        arguments = query.dtype, query.device, query.shape, value.shape, scoring, masks
         return _gpu_kernel(*arguments, FEW_QUERIES, backward)
     logits = query.numel() // max(1, query.shape[-1]) * key.shape[2]
     if query.device.type == "cpu" and logits >= WORTH_COMPILING:
@@ -132,7 +132,7 @@ def _gpu_kernel(
     query_shape: torch.Size,
     value_shape: torch.Size,
     scoring: Scoring,
-    masked: bool,
+    masks: str,
     few_queries: int,
     backward: bool,
 ) -> Any:
@@ -145,11 +145,11 @@ def _gpu_kernel(
         return None
     few = h // hk * m <= few_queries
     hopper = None if few else _hopper_kernel(device, "hopper_backward" if backward else "hopper")
-    if hopper is not None and not hopper.takes(dtype, query_shape, value_shape, scoring, masked=masked):
+    if hopper is not None and not hopper.takes(dtype, query_shape, value_shape, scoring, masks):
         hopper = None
     for kernel in (hopper, kernel_module(f"{__package__}.{'decoding' if few else 'gpu'}", "triton")):
         if kernel is not None:
-            kind = canary.Kind(kernel.__name__, backward, dtype, d, min(v, 256), masked, few, m == n)
+            kind = canary.Kind(kernel.__name__, backward, dtype, d, min(v, 256), masks, few, m == n)
             if canary.passes(kernel, kind, device):
                 return kernel if v <= 256 else Chunked(kernel, 256)
     return None

@@ -40,6 +40,7 @@ from ..._typing import Float, Tensor
 from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
 from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
+from .segment_spans import SegmentSpans
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG_2 = tl.constexpr(0.6931471805599453)
@@ -48,7 +49,6 @@ LOW = tl.constexpr(-1e30)
 START = tl.constexpr(-1e29)
 # 2^-200 is 0 in float32.
 NO_MASS = tl.constexpr(-200.0)
-MOST_SEGMENT = tl.constexpr(2**63 - 1)
 # float32 is multiplied as three products of 19 bits: more accurate than plain float32, and 4 times as fast.
 PRECISION = "tf32x3"
 
@@ -145,7 +145,7 @@ def _span(first, last, before, after, limit, sight, batch, tile, SIZE: tl.conste
     """Tiles [begin, end) that some of the positions first..last see, and [inner, outer) that all of them see entirely.
 
     A position sees from `before` below it to `after` above it, between 0 and limit, and only its own segment. The
-    positions are the tile with this number.
+    positions are the tile with this number, by which its spans are found (if there are any: decoding.py has none).
     """
     begin = 0
     end = tl.cdiv(limit, SIZE)
@@ -157,13 +157,13 @@ def _span(first, last, before, after, limit, sight, batch, tile, SIZE: tl.conste
     if after is not None:
         end = tl.minimum(end, tl.cdiv(tl.maximum(last + after + 1, 0), SIZE))
         outer = tl.minimum(outer, tl.maximum(first + after + 1, 0) // SIZE)
-    if sight.segments is not None:
+    if sight.spans is not None:
         place = sight.spans + batch * sight.spans_batch + tile * 4
         begin = tl.maximum(begin, tl.load(place))
         inner = tl.maximum(inner, tl.load(place + 1))
         outer = tl.minimum(outer, tl.load(place + 2))
         end = tl.minimum(end, tl.load(place + 3))
-    if sight.bias is not None or sight.mask is not None:
+    if sight.bias is not None or sight.mask is not None or (sight.segments is not None and sight.spans is None):
         outer = 0
     end = tl.maximum(begin, end)
     inner = tl.minimum(inner, end)
@@ -178,51 +178,6 @@ def _tile(step, begin, inner, outer, EDGE: tl.constexpr):
         return begin + step + tl.where(begin + step < inner, 0, outer - inner)
     else:
         return inner + step
-
-
-@triton.jit
-def _segment_spans(
-    segments, spans, segments_batch, own_offset, own_limit, other_offset, other_limit,
-    OWN: tl.constexpr, OTHER: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Spans of every tile of queries over tiles of keys, or the reverse, as far as segments determine them.
-
-    Tiles [begin, end) contain all that have a segment in common with it. In [inner, outer) every position has the one
-    segment of the tile; the range is empty where such tiles are not adjacent.
-    """
-    tiles = tl.cdiv(own_limit, OWN)
-    batch = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
-    segments += batch.to(tl.int64) * segments_batch
-    low, high = _extremes(segments, own_offset, own_limit, tile + tl.arange(0, 1), OWN)
-    low, high = tl.min(low, 0), tl.max(high, 0)
-    others = tl.cdiv(other_limit, OTHER)
-    begin, end, inner, outer, alike = others, others * 0, others, others * 0, others * 0
-    for chunk in tl.range(0, others, TOGETHER):
-        index = chunk + tl.arange(0, TOGETHER)
-        least, most = _extremes(segments, other_offset, other_limit, index, OTHER)
-        meets = (least <= high) & (most >= low)
-        equal = (least == high) & (most == low) & (other_offset + index * OTHER >= 0) & (own_offset + tile * OWN >= 0)
-        begin = tl.minimum(begin, tl.min(tl.where(meets, index, others), 0))
-        end = tl.maximum(end, tl.max(tl.where(meets, index + 1, 0), 0))
-        inner = tl.minimum(inner, tl.min(tl.where(equal, index, others), 0))
-        outer = tl.maximum(outer, tl.max(tl.where(equal, index + 1, 0), 0))
-        alike += tl.sum(equal.to(tl.int32), 0)
-    place = spans + tl.program_id(0) * 4
-    tl.store(place, begin)
-    tl.store(place + 1, inner)
-    tl.store(place + 2, tl.where(alike == outer - inner, outer, 0))
-    tl.store(place + 3, end)
-
-
-@triton.jit
-def _extremes(segments, offset, limit, index, SIZE: tl.constexpr):
-    """Least and greatest segment in each of some tiles; a tile without positions has no segment between them."""
-    number = index[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    there = (number < limit) & (offset + number >= 0)
-    least = tl.load(segments + offset + number, there, MOST_SEGMENT)
-    most = tl.load(segments + offset + number, there, -MOST_SEGMENT)
-    return tl.min(least, 1), tl.max(most, 1)
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -359,8 +314,9 @@ def forward(
     rows = empty_rows(query, separate=separate)
     if programs:
         stream = current_stream(device)
-        strided = spans.added_to(strided, stream)
-        kernel.launch(programs, stream, (query, key, value, output), rows, (strided, *numbers))
+        kernel.launch(
+            programs, stream, (query, key, value, output), rows, (_with_spans(strided, spans, stream), *numbers)
+        )
     else:
         output.zero_()
         for row, nothing in zip(rows, (-torch.inf, 0.0, 0.0, -torch.inf, 0.0), strict=True):
@@ -380,7 +336,7 @@ def _forward_call(
     scoring: Scoring,
     statistics: bool,
     masks: tuple[Any, ...],
-) -> tuple[Kernel, int, "_Spans", tuple[Any, ...]]:
+) -> tuple[Kernel, int, SegmentSpans, tuple[Any, ...]]:
     """Kernel, number of programs, spans of segments and numbers of a call.
 
     Arguments that are not read distinguish kernels: handles are those of a device, and tensor maps contain strides.
@@ -398,7 +354,7 @@ def _forward_call(
     options = {"num_warps": warps, "num_stages": stages}
     kernel = Kernel(_forward, constants, options, (_by_rows(rows), _by_rows(keys), _by_rows(keys), _by_rows(rows)))
     programs = triton.cdiv(m, rows) * b * h if n else 0
-    spans = _Spans((n - m, m, rows), (0, n, keys))
+    spans = SegmentSpans((n - m, m, rows), (0, n, keys))
     return kernel, programs, spans, (_clipped(scoring, m, n), h, m, n)
 
 
@@ -670,7 +626,7 @@ def backward(
         query.dtype, device, query.shape, value.shape, layouts, scoring, len(per_row) == 4, _kind(strided), needs_bias
     )
     stream = current_stream(device)
-    of_keys, of_queries = (each.added_to(strided, stream) for each in spans)
+    of_keys, of_queries = (_with_spans(strided, each, stream) for each in spans)
     by_key.launch(programs[0], stream, (*inputs, grad_key, grad_value), (per_row,), (of_keys, *numbers))
     by_query.launch(programs[1], stream, (*inputs, grad_query), (grad_logit, per_row), (of_queries, *numbers))
     return dense(grad_query), dense(grad_key), dense(grad_value), _bias_gradient(grad_logit, sight)
@@ -687,7 +643,7 @@ def _backward_call(
     moments: bool,
     masks: tuple[Any, ...],
     _needs_bias: bool,
-) -> tuple[Kernel, Kernel, tuple[int, int], tuple["_Spans", "_Spans"], tuple[Any, ...]]:
+) -> tuple[Kernel, Kernel, tuple[int, int], tuple[SegmentSpans, SegmentSpans], tuple[Any, ...]]:
     """Kernels of keys and queries with their numbers of programs and spans of segments, and the numbers of a call."""
     (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
     kind = "float32 " if dtype is torch.float32 else "masked " if _is_dense(masks) else "moments " if moments else ""
@@ -700,7 +656,7 @@ def _backward_call(
         tuple(map(_by_rows, (rows, keys, keys, rows, keys, keys))),
     )
     programs_of_keys = triton.cdiv(n, keys) * b * hk
-    spans_of_keys = _Spans((0, n, keys), (n - m, m, rows))
+    spans_of_keys = SegmentSpans((0, n, keys), (n - m, m, rows))
     rows, keys, warps, stages = tiling(kind + "grad query", max(d, v))
     by_query = Kernel(
         _backward_query,
@@ -709,7 +665,7 @@ def _backward_call(
         tuple(map(_by_rows, (rows, keys, keys, rows, rows))),
     )
     programs = programs_of_keys, triton.cdiv(m, rows) * b * h
-    spans = spans_of_keys, _Spans((n - m, m, rows), (0, n, keys))
+    spans = spans_of_keys, SegmentSpans((n - m, m, rows), (0, n, keys))
     return by_key, by_query, programs, spans, (_clipped(scoring, m, n), b * h * m, h, m, n)
 
 
@@ -755,26 +711,12 @@ def _strided(sight: Sight) -> _Strided:
     return strided
 
 
-class _Spans:
-    """Tiles of one kind that each tile of the other kind meets in its segments, for one kind of call.
-
-    Each kind has the position of its first element, the number of elements, and the size of a tile.
-    """
-
-    def __init__(self, own: tuple[int, int, int], other: tuple[int, int, int]) -> None:
-        self.tiles = triton.cdiv(own[1], own[2])
-        self.numbers = *own[:2], *other[:2]
-        self.kernel = Kernel(_segment_spans, (own[2], other[2], 16), {"num_warps": 4})
-
-    def added_to(self, strided: _Strided, stream: int) -> _Strided:
-        """Masks with the spans of their segments, if there are any."""
-        segments = strided.segments
-        if segments is None:
-            return strided
-        spans = torch.empty((segments.shape[0], self.tiles, 4), dtype=torch.int32, device=segments.device)
-        programs = spans.shape[0] * self.tiles
-        self.kernel.launch(programs, stream, (), (segments, spans), (strided.segments_batch, *self.numbers))
-        return strided._replace(spans=spans, spans_batch=0 if len(spans) == 1 else 4 * self.tiles)
+def _with_spans(strided: _Strided, spans: SegmentSpans, stream: int) -> _Strided:
+    """Masks with the spans of their segments, if there are any."""
+    if strided.segments is None:
+        return strided
+    table, stride = spans.computed(strided.segments, stream)
+    return strided._replace(spans=table, spans_batch=stride)
 
 
 def _clipped(scoring: Scoring, m: int, n: int) -> Scoring:

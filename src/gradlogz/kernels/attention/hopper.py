@@ -9,6 +9,9 @@
     tensor cores  | S_j ------------ | O += P_{j-1} V_{j-1} --------------- |       | S_{j+1} ---
     ring          slot j holds K_j and V_{j-1}; loaded[j] and released[j] are its barriers
 
+    tiles of      t                                  | t + 1
+    queries       K_0   K_1 V_0   K_2 V_1   K_3 V_2  | K_0 V_3   K_1 V_0 ...      contents of the slots
+
     x = s - ref,  e = exp x,  z = sum e,  a = sum e x,  b = sum e x^2           moments about a reference, as in gpu.py
     G = ref + log z,  H = log z - a / z,  V = b / z - (a / z)^2
 
@@ -16,13 +19,15 @@ Tensor cores and exponentials take nearly the same time, so that each must run w
 two products at once, the logits of the next tile and the output of the last one, and takes exponentials under the
 second. The sums stay with the thread that holds the logits: four threads share a row, and meet once per tile of
 queries. The reference follows the maximum of a row only when that is a factor 2^LAZY ahead, so that the output is
-seldom rescaled. Each program takes tiles of queries from a plan made on the host, in which all programs end together.
+seldom rescaled. Each program takes tiles of queries from a plan made on the host, in which all programs end together;
+the last values of one tile are added while the first exponentials of the next are taken, so that nothing waits between
+tiles.
 
 The compiler (ptxas) undoes the overlap unless it is held: see _hold. tests/kernels/test_the_hopper_kernel_overlaps.py
 compiles for this GPU on any machine and looks at the instructions.
 
-Taken are half-precision operands of head sizes up to 128, bands (causal, windows) in which every query sees a key, and
-grouped heads; the rest is gpu.py's. Logits are in units of log 2.
+Taken are half-precision operands of head sizes up to 128, bands (causal, windows) in which every query sees a key,
+segments, and grouped heads; the rest is gpu.py's. Logits are in units of log 2.
 
 Read next: hopper_backward.py (the backward pass), gpu.py (the same sums without overlap, and masks).
 """
@@ -47,6 +52,7 @@ from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
 from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
+from .segment_spans import SegmentSpans
 
 __all__ = ["forward", "takes"]
 
@@ -62,8 +68,8 @@ CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(128)  # queries of a program: WARPGROUP * CONSUMERS
 KEYS = gl.constexpr(128)  # keys of a tile
 SLOTS = gl.constexpr(2)  # tiles of keys in shared memory
+Q_SLOTS = gl.constexpr(2)  # tiles of queries in shared memory
 PIECE = gl.constexpr(32)  # columns whose exponentials are taken together
-PIECES_UNDER_PRODUCT = gl.constexpr(2)  # of the four pieces of a tile, before the product with the values must end
 LAZY = gl.constexpr(8.0)
 # Registers of a thread of a consumer and of the producer: together the 65536 of a multiprocessor.
 CONSUMER_REGISTERS = gl.constexpr(240)
@@ -133,18 +139,6 @@ def _sum_of_thread(t):
 
 
 @gluon.jit
-def _masked(s, position, start, n, left, right):
-    """Give hidden keys the product LOW."""
-    last = gl.zeros_like(position) + (n - 1 - start)
-    if right is not None:
-        last = gl.minimum(last, position + right - start)
-    first = None
-    if left is not None:
-        first = position - left - start
-    return hide_columns(s, first, last, LOW)
-
-
-@gluon.jit
 def _pieces(s):
     """Columns of a tile in pieces; nothing moves."""
     if s.shape[1] == PIECE:
@@ -162,6 +156,36 @@ def _joined(pieces):
         left = _joined(pieces[: len(pieces) // 2])
         right = _joined(pieces[len(pieces) // 2 :])
         return gl.join(left, right).permute(0, 2, 1).reshape([left.shape[0], 2 * left.shape[1]])
+
+
+@gluon.jit
+def _masked(s, start, n, visible):
+    """Give hidden keys the product LOW."""
+    position, left, right, row_segment, segments = visible
+    last = gl.zeros_like(position) + (n - 1 - start)
+    if right is not None:
+        last = gl.minimum(last, position + right - start)
+    first = None
+    if left is not None:
+        first = position - left - start
+    s = hide_columns(s, first, last, LOW)
+    if segments is not None:
+        s = _hide_other_segments(s, row_segment, segments, start, n)
+    return s
+
+
+@gluon.jit
+def _hide_other_segments(s, row_segment, segments, start, n):
+    """Give keys of other segments than that of the query the product LOW."""
+    pieces = _pieces(s)
+    L: gl.constexpr = pieces[0].type.layout
+    mine = gl.convert_layout(row_segment, gl.SliceLayout(1, L), assert_trivial=True)[:, None]
+    hidden = ()
+    for i in gl.static_range(len(pieces)):
+        key = start + i * PIECE + gl.arange(0, PIECE, gl.SliceLayout(0, L))
+        other = gl.load(segments + key, key < n, 0)[None, :]
+        hidden = hidden + (gl.where(mine == other, pieces[i], LOW),)
+    return gl.convert_layout(_joined(hidden), s.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -202,7 +226,26 @@ def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
 
 
 @gluon.jit
-def _tiles_of_keys(start, m, n, left, right):
+def _place(tile, plan):
+    """First query, batch and head of a tile of queries in a plan."""
+    heads, all_heads = plan[2], plan[3]
+    return tile // all_heads * ROWS, tile % all_heads // heads, tile % all_heads % heads
+
+
+@gluon.jit
+def _segment_span(tile, plan, packing):
+    """Begin, inner, outer and end of the tiles of keys that a tile of queries meets: see segment_spans.py."""
+    start, batch, _ = _place(tile, plan)
+    spans, spans_batch = packing[2], packing[3]
+    begin, inner, outer, end = 0, 0, 0, 0
+    if spans is not None:
+        place = spans + batch * spans_batch + start // ROWS * 4
+        begin, inner, outer, end = gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3)
+    return begin, inner, outer, end
+
+
+@gluon.jit
+def _tiles_of_keys(start, m, n, left, right, span, packing):
     """Tiles [begin, end) of keys that the queries from `start` on see."""
     begin = 0
     end = gl.cdiv(n, KEYS)
@@ -210,57 +253,71 @@ def _tiles_of_keys(start, m, n, left, right):
         begin = gl.maximum(start + (n - m) - left, 0) // KEYS
     if right is not None:
         end = gl.minimum(end, gl.cdiv(gl.minimum(start + ROWS, m) + (n - m) + right, KEYS))
+    if packing[0] is not None:
+        begin = gl.maximum(begin, span[0])
+        end = gl.minimum(end, span[3])
     return begin, end
 
 
 @gluon.jit
-def _produce(inputs, buffers, barriers, plan, m, n, left, right, GROUP: gl.constexpr):
-    """Load the queries of each tile, and its keys and values from the last to the first."""
+def _load(key, value, barriers, rings, slot, key_place, value_place, BYTES: gl.constexpr):
+    """Load a tile of keys and the tile of values before it into the next slot."""
+    loaded, released = barriers
+    k_ring, v_ring = rings
+    i = slot % SLOTS
+    mbarrier.wait(released.index(i), ((slot // SLOTS) & 1) ^ 1)
+    mbarrier.expect(loaded.index(i), BYTES)
+    tma.async_copy_global_to_shared(key, key_place, loaded.index(i), k_ring.index(i))
+    tma.async_copy_global_to_shared(value, value_place, loaded.index(i), v_ring.index(i))
+
+
+@gluon.jit
+def _produce(inputs, buffers, barriers, plan, m, n, left, right, packing, GROUP: gl.constexpr):
+    """Load the queries of each tile, and its keys and values from the last to the first.
+
+    Positions from n on are out of bounds and loaded as zeros: values before the first keys, keys after the last ones.
+    """
     query, key, value = inputs
     q_buffer, k_ring, v_ring = buffers
     loaded, released, q_loaded, q_released = barriers
-    table, width, heads, all_heads = plan
-    KEY_BYTES: gl.constexpr = key.block_type.nbytes
-    VALUE_BYTES: gl.constexpr = value.block_type.nbytes
+    table, width = plan[0], plan[1]
+    BYTES: gl.constexpr = key.block_type.nbytes + value.block_type.nbytes
     slot = 0
     mine = table + gl.program_id(0) * width
     tile = gl.load(mine + 1)
+    v_batch, v_head, v_first = 0, 0, n
     for turn in range(gl.load(mine)):
-        start = tile // all_heads * ROWS
-        batch = tile % all_heads // heads
-        head = tile % all_heads % heads
+        start, batch, head = _place(tile, plan)
+        span = _segment_span(tile, plan, packing)
         tile = gl.load(mine + 2 + turn)  # read long before it is needed
-        begin, end = _tiles_of_keys(start, m, n, left, right)
-        for j in range(end - begin + 1):
-            i = slot % SLOTS
-            mbarrier.wait(released.index(i), ((slot // SLOTS) & 1) ^ 1)
-            has_key = j < end - begin
-            has_value = j > 0
-            mbarrier.expect(loaded.index(i), KEY_BYTES + VALUE_BYTES, pred=has_key & has_value)
-            mbarrier.expect(loaded.index(i), KEY_BYTES, pred=has_value == 0)
-            mbarrier.expect(loaded.index(i), VALUE_BYTES, pred=has_key == 0)
+        begin, end = _tiles_of_keys(start, m, n, left, right, span, packing)
+        for w in gl.static_range(CONSUMERS):
+            q_slot = turn % Q_SLOTS * CONSUMERS + w
+            mbarrier.wait(q_released.index(q_slot), ((turn // Q_SLOTS) & 1) ^ 1)
+            mbarrier.expect(q_loaded.index(q_slot), query.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                key, [batch, head // GROUP, (end - 1 - j) * KEYS, 0], loaded.index(i), k_ring.index(i), pred=has_key
+                query, [batch, head, start + w * WARPGROUP, 0], q_loaded.index(q_slot), q_buffer.index(q_slot)
             )
-            tma.async_copy_global_to_shared(
-                value, [batch, head // GROUP, (end - j) * KEYS, 0], loaded.index(i), v_ring.index(i), pred=has_value
-            )
-            if j == 0:
-                for w in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_released.index(w), (turn & 1) ^ 1)
-                    mbarrier.expect(q_loaded.index(w), query.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        query, [batch, head, start + w * WARPGROUP, 0], q_loaded.index(w), q_buffer.index(w)
-                    )
+        head = head // GROUP
+        for j in range(end - begin):
+            first = (end - 1 - j) * KEYS
+            _load(key, value, (loaded, released), (k_ring, v_ring), slot,
+                  [batch, head, first, 0], [v_batch, v_head, v_first, 0], BYTES)  # fmt: skip
+            v_batch, v_head, v_first = batch, head, first
             slot += 1
+    _load(key, value, (loaded, released), (k_ring, v_ring), slot,
+          [v_batch, v_head, n, 0], [v_batch, v_head, v_first, 0], BYTES)  # fmt: skip
 
 
 @gluon.jit
 def _step(
-    state, q, k, v, position, start, n, unit, left, right, edge, released, next_loaded, next_phase,
+    state, q, k, v, start, n, unit, edge, visible, released, next_loaded, next_phase, complete, stored,
     EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """Add the last tile of values to the output, and take the exponentials of the next tile of logits meanwhile."""
+    """Add the last tile of values to the output, and take the exponentials of the next tile of logits meanwhile.
+
+    `complete`: those values are the last ones of a tile of queries, whose output is then stored.
+    """
     o, p, top, ref, z, a, b = state
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     s = warpgroup_mma(q, k, gl.zeros([WARPGROUP, KEYS], gl.float32, LOGITS), use_acc=False, is_async=True)
@@ -268,7 +325,7 @@ def _step(
     s = warpgroup_mma_wait(1, deps=[s])
     if EDGES:
         if edge:
-            s = _masked(s, position, start, n, left, right)
+            s = _masked(s, start, n, visible)
     pieces = _pieces(s)
     here = _largest(pieces, top) * unit
     top = gl.maximum(top, here)
@@ -282,6 +339,8 @@ def _step(
         a = fade4 * (a + r4 * z)
     z = fade4 * z
     es = ()
+    # Pieces before the product with the values must end: all of them, if their sums keep the consumer busy.
+    UNDER_PRODUCT: gl.constexpr = len(pieces) if STATISTICS else len(pieces) // 2
     for i in gl.static_range(len(pieces)):
         e, z_i, a_i, b_i = _exponentials(pieces[i], new, unit, STATISTICS)
         if i == 0:
@@ -292,11 +351,11 @@ def _step(
                 a_tile = a_tile + a_i
                 b_tile = b_tile + b_i
         es = es + (e,)
-        if i == PIECES_UNDER_PRODUCT - 1:
+        if i == UNDER_PRODUCT - 1:
             _hold(b_tile if STATISTICS else z_tile)
             o, p = warpgroup_mma_wait(0, deps=[o, p])
             mbarrier.arrive(released, count=1)
-            o = _rescale(o, fade)
+            o = _rescale(o, gl.where(complete, 1.0, fade))
     z = z + z_tile
     if STATISTICS:
         a = a + a_tile
@@ -305,33 +364,44 @@ def _step(
     for i in gl.static_range(len(pieces)):
         ps = ps + (es[i].to(p.dtype),)
     p = gl.convert_layout(_joined(ps), p.type.layout, assert_trivial=True)
+    if complete:
+        _store_output(o, stored)
+        o = gl.zeros_like(o)
     mbarrier.wait(next_loaded, next_phase)
     return o, p, top, new, z, a, b
 
 
 @gluon.jit
 def _consume(
-    output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
-    CONSUMER: gl.constexpr, LAST_EDGE: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
+    output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right, packing,
+    CONSUMER: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Attention and statistics of 64 queries of each tile."""
     q_buffer, k_ring, v_ring = buffers
     loaded, released, q_loaded, q_released = barriers
-    table, width, heads, all_heads = plan
+    table, width, heads = plan[0], plan[1], plan[2]
     D: gl.constexpr = q_buffer.shape[4]
     DV: gl.constexpr = v_ring.shape[4]
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
-    q = q_buffer.index(CONSUMER).reshape([WARPGROUP, D])
+    PIECE_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16])
+    o_buffer = o_buffer.index(CONSUMER)
+    no_sum = _sum_of_thread(gl.zeros([WARPGROUP, PIECE], gl.float32, PIECE_LAYOUT))
+    least = gl.full([WARPGROUP], START, gl.float32, gl.SliceLayout(1, LOGITS))
+    o = gl.zeros([WARPGROUP, DV], gl.float32, OUTPUT)
+    p = gl.zeros([WARPGROUP, KEYS], q_buffer.dtype, gl.DotOperandLayout(0, OUTPUT, 2))
+    inverse = least
+    o_place = [0, 0, 0, 0]
+    i = 0
     slot = 0
+    mbarrier.wait(loaded.index(0), 0)
     mine = table + gl.program_id(0) * width
     tile = gl.load(mine + 1)
+    span = _segment_span(tile, plan, packing)
     for turn in range(gl.load(mine)):
-        start = tile // all_heads * ROWS
-        batch = tile % all_heads // heads
-        head = tile % all_heads % heads
+        start, batch, head = _place(tile, plan)
         tile = gl.load(mine + 2 + turn)
-        begin, end = _tiles_of_keys(start, m, n, left, right)
+        begin, end = _tiles_of_keys(start, m, n, left, right, span, packing)
         start += CONSUMER * WARPGROUP
         row = start + gl.arange(0, WARPGROUP, gl.SliceLayout(1, LOGITS))
         position = row + (n - m)
@@ -341,60 +411,51 @@ def _consume(
             low = start + WARPGROUP - 1 + (n - m) - left
         if right is not None:
             high = gl.minimum(high, start + (n - m) + right + 1)
-
-        # The last tile, which is at the edge of a causal band.
-        mbarrier.wait(q_loaded.index(CONSUMER), turn & 1)
-        i = slot % SLOTS
-        mbarrier.wait(loaded.index(i), (slot // SLOTS) & 1)
-        k = k_ring.index(i).reshape([KEYS, D]).permute((1, 0))
-        s = warpgroup_mma(q, k, gl.zeros([WARPGROUP, KEYS], gl.float32, LOGITS), use_acc=False)
-        mbarrier.arrive(released.index(i), count=1)
-        slot += 1
-        if LAST_EDGE:
-            s = _masked(s, position, (end - 1) * KEYS, n, left, right)
-        pieces = _pieces(s)
-        top = gl.maximum(_largest(pieces, row) * unit, START)
-        ps = ()
-        for c in gl.static_range(len(pieces)):
-            e, z_i, a_i, b_i = _exponentials(pieces[c], top, unit, STATISTICS)
-            ps = ps + (e.to(q_buffer.dtype),)
-            if c == 0:
-                z, a, b = z_i, a_i, b_i
-            else:
-                z, a, b = z + z_i, a + a_i, b + b_i
-        p = gl.convert_layout(_joined(ps), gl.DotOperandLayout(0, OUTPUT, 2), assert_trivial=True)
-        state = (gl.zeros([WARPGROUP, DV], gl.float32, OUTPUT), p, top, top, z, a, b)
-
-        i = slot % SLOTS
-        mbarrier.wait(loaded.index(i), (slot // SLOTS) & 1)
-        for j in range(1, end - begin):
+        segments, row_segment = packing[0], None
+        if segments is not None:
+            low = gl.maximum(low, span[1] * KEYS)
+            high = gl.minimum(high, span[2] * KEYS)
+            segments += batch.to(gl.int64) * packing[1]
+            row_segment = gl.load(segments + position, row < m, 0)
+        visible = (position, left, right, row_segment, segments)
+        q_slot = turn % Q_SLOTS * CONSUMERS + CONSUMER
+        q = q_buffer.index(q_slot).reshape([WARPGROUP, D])
+        mbarrier.wait(q_loaded.index(q_slot), (turn // Q_SLOTS) & 1)
+        top, ref, z, a, b = least, least, no_sum, no_sum, no_sum
+        for j in range(end - begin):
             first = (end - 1 - j) * KEYS
             slot += 1
             previous = i
             i = slot % SLOTS
-            state = _step(
-                state, q, k_ring.index(previous).reshape([KEYS, D]).permute((1, 0)),
-                v_ring.index(previous).reshape([KEYS, DV]), position, first, n, unit, left, right,
-                (first < low) | (first + KEYS > high), released.index(previous), loaded.index(i), (slot // SLOTS) & 1,
-                EDGES, STATISTICS,
+            o, p, top, ref, z, a, b = _step(
+                (o, p, top, ref, z, a, b), q, k_ring.index(previous).reshape([KEYS, D]).permute((1, 0)),
+                v_ring.index(previous).reshape([KEYS, DV]), first, n, unit, (first < low) | (first + KEYS > high),
+                visible, released.index(previous), loaded.index(i), (slot // SLOTS) & 1, (j == 0) & (turn > 0),
+                (inverse, output, o_place, o_buffer), EDGES, STATISTICS,
             )  # fmt: skip
-        o, p, top, ref, z, a, b = state
-        mbarrier.arrive(q_released.index(CONSUMER), count=1)
-        o = warpgroup_mma(p, v_ring.index(i).reshape([KEYS, DV]), o)
-        mbarrier.arrive(released.index(i), count=1)
-        slot += 1
-
-        o = _store_statistics(o, top, ref, z, a, b, rows, (batch * heads + head) * m, row, m, STATISTICS)
-        tma.store_wait(0)
-        o_buffer.index(CONSUMER).reshape([WARPGROUP, DV]).store(o.to(output.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(output, [batch, head, start, 0], o_buffer.index(CONSUMER))
+        mbarrier.arrive(q_released.index(q_slot), count=1)
+        span = _segment_span(tile, plan, packing)  # of the next tile, read while the statistics are stored
+        inverse = _store_statistics(top, ref, z, a, b, rows, (batch * heads + head) * m, row, m, STATISTICS)
+        o_place = [batch, head, start, 0]
+    o = warpgroup_mma(p, v_ring.index(i).reshape([KEYS, DV]), o)
+    _store_output(o, (inverse, output, o_place, o_buffer))
     tma.store_wait(0)
 
 
 @gluon.jit
-def _store_statistics(o, top, ref, z, a, b, rows, line, row, m, STATISTICS: gl.constexpr):
-    """Store log normaliser, entropy, variance, maximum and mean of rows; return their outputs."""
+def _store_output(o, stored):
+    """Divide the output by the sum of its weights, and store it when the output before it has left the buffer."""
+    inverse, output, place, o_buffer = stored
+    o = o * gl.convert_layout(inverse, gl.SliceLayout(1, o.type.layout), assert_trivial=True)[:, None]
+    tma.store_wait(0)
+    o_buffer.reshape([WARPGROUP, o.shape[1]]).store(o.to(output.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(output, place, o_buffer)
+
+
+@gluon.jit
+def _store_statistics(top, ref, z, a, b, rows, line, row, m, STATISTICS: gl.constexpr):
+    """Store log normaliser, entropy, variance, maximum and mean of rows; return the inverse of the sum of weights."""
     log_normalizer, entropies, logit_variance, max_logit, mean_logits = rows
     ROW: gl.constexpr = row.type.layout
     z = gl.convert_layout(gl.sum(z, 1), ROW)
@@ -422,27 +483,27 @@ def _store_statistics(o, top, ref, z, a, b, rows, line, row, m, STATISTICS: gl.c
     gl.store(logit_variance + place, variance * (LOG_2 * LOG_2), there)
     gl.store(max_logit + place, top * LOG_2, there)
     gl.store(mean_logits + place, gl.where(dead, 0.0, (ref + log_z - entropy) * LOG_2), there)
-    return o * gl.convert_layout(inverse, gl.SliceLayout(1, o.type.layout))[:, None]
+    return inverse
 
 
 @gluon.jit
 def _attention(
     query, key, value, output, log_normalizer, entropy, logit_variance, max_logit, mean_logit,
-    table, width, m, n, unit, heads, all_heads, left, right,
-    GROUP: gl.constexpr, LAST_EDGE: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
+    table, segments, spans, width, m, n, unit, heads, all_heads, left, right, segments_batch, spans_batch,
+    GROUP: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    q_buffer = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_type.shape, query.layout)
+    q_buffer = gl.allocate_shared_memory(query.dtype, [Q_SLOTS * CONSUMERS] + query.block_type.shape, query.layout)
     k_ring = gl.allocate_shared_memory(key.dtype, [SLOTS] + key.block_type.shape, key.layout)
     v_ring = gl.allocate_shared_memory(value.dtype, [SLOTS] + value.block_type.shape, value.layout)
     o_buffer = gl.allocate_shared_memory(output.dtype, [CONSUMERS] + output.block_type.shape, output.layout)
     loaded = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     released = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    q_loaded = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_released = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_loaded = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_released = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS):
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(released.index(i), count=CONSUMERS)
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(Q_SLOTS * CONSUMERS):
         mbarrier.init(q_loaded.index(i), count=1)
         mbarrier.init(q_released.index(i), count=1)
     inputs = (query, key, value)
@@ -450,25 +511,24 @@ def _attention(
     buffers = (q_buffer, k_ring, v_ring)
     barriers = (loaded, released, q_loaded, q_released)
     plan = (table, width, heads, all_heads)
+    packing = (segments, segments_batch, spans, spans_batch)
     gl.warp_specialize([
-        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
-                    0, LAST_EDGE, EDGES, STATISTICS)),
-        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right,
-                    1, LAST_EDGE, EDGES, STATISTICS)),
-        (_produce, (inputs, buffers, barriers, plan, m, n, left, right, GROUP)),
+        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right, packing,
+                    0, EDGES, STATISTICS)),
+        (_consume, (output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right, packing,
+                    1, EDGES, STATISTICS)),
+        (_produce, (inputs, buffers, barriers, plan, m, n, left, right, packing, GROUP)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def takes(
-    dtype: torch.dtype, query_shape: torch.Size, value_shape: torch.Size, scoring: Scoring, *, masked: bool
-) -> bool:
+def takes(dtype: torch.dtype, query_shape: torch.Size, value_shape: torch.Size, scoring: Scoring, masks: str) -> bool:
     """Return whether this kernel computes attention for these arguments."""
     scale, softcap, left, right = scoring
     return (
-        not masked
+        masks != "dense"
         and dtype is not torch.float32
         and query_shape[2] <= value_shape[2]
         and max(query_shape[3], value_shape[3]) <= 128
@@ -484,7 +544,7 @@ def forward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
     value: Float[Tensor, "b hk n v"],
-    _sight: Sight,
+    sight: Sight,
     scoring: Scoring,
     *,
     statistics: bool = True,
@@ -494,12 +554,19 @@ def forward(
     device, v = query.device, value.shape[3]
     query, key, value = aligned(query), aligned(key), aligned(value)
     layouts = query.stride(), key.stride(), value.stride()
-    kernel, programs, table, numbers = _call(
-        query.dtype, device, query.shape, value.shape, layouts, scoring, statistics
+    segments = sight.segments
+    packing = None if segments is None else (len(segments) > 1, segments.stride(), segments.data_ptr() % 16)
+    kernel, programs, table, spans, numbers = _call(
+        query.dtype, device, query.shape, value.shape, layouts, scoring, statistics, packing
     )
     output = empty_output(query, v)
     rows = empty_rows(query, separate=separate)
-    kernel.launch(programs, current_stream(device), (query, key, value, output), (*rows, table), numbers)
+    stream, of_tiles, steps = current_stream(device), None, (0, 0)
+    if segments is not None:
+        segments = segments if segments.stride(-1) == 1 else segments.contiguous()
+        of_tiles, step = spans.computed(segments, stream)
+        steps = segments.stride(0) if len(segments) > 1 else 0, step
+    kernel.launch(programs, stream, (query, key, value, output), (*rows, table, segments, of_tiles), (*numbers, *steps))
     result = StatisticsAndMean(dense(output), *rows[:4])
     result.mean_logit = rows[4]
     return result
@@ -514,24 +581,25 @@ def _call(
     _layouts: tuple[tuple[int, ...], ...],
     scoring: Scoring,
     statistics: bool,
-) -> tuple[Kernel, int, Tensor, tuple[Any, ...]]:
-    """Kernel, number of programs, plan and numbers of a call."""
+    packing: tuple[Any, ...] | None,
+) -> tuple[Kernel, int, Tensor, SegmentSpans, tuple[Any, ...]]:
+    """Kernel, number of programs, plan, spans of segments and numbers of a call."""
     (b, h, m, d), (_, hk, n, v) = query_shape, value_shape
     left = None if scoring.left is None or scoring.left >= n - 1 else scoring.left
     right = None if scoring.right is None or scoring.right >= m - 1 else scoring.right
-    # A causal band whose edge is that of a tile crosses the last tile only.
-    edges = left is not None or (right is not None and (n - m + right + 1) % KEYS.value != 0)
-    last_edge = left is not None or right is not None or n % KEYS.value != 0
+    edges = left is not None or right is not None or packing is not None or n % KEYS.value != 0
     descriptors = (
         by_rows(WARPGROUP.value, d, dtype),
         by_rows(KEYS.value, d, dtype),
         by_rows(KEYS.value, v, dtype),
         by_rows(WARPGROUP.value, v, dtype),
     )
-    kernel = Kernel(_attention, (h // hk, last_edge, edges, statistics), {"num_warps": 4}, descriptors)
-    table = _plan(m, n, b * h, left, right, multiprocessors(device))
+    kernel = Kernel(_attention, (h // hk, edges, statistics), {"num_warps": 4}, descriptors)
+    # Tiles of packed documents cost the same, whatever their place in a causal band.
+    table = _plan(m, n, b * h, left, right if packing is None else None, multiprocessors(device))
+    spans = SegmentSpans((n - m, m, ROWS.value), (0, n, KEYS.value))
     numbers = table.shape[1], m, n, scoring.scale * LOG2_E, h, b * h, left, right
-    return kernel, table.shape[0], table.to(device), numbers
+    return kernel, table.shape[0], table.to(device), spans, numbers
 
 
 def _plan(m: int, n: int, heads: int, left: int | None, right: int | None, programs: int) -> Tensor:

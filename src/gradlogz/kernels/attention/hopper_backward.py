@@ -415,13 +415,11 @@ def _backward(
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def takes(
-    dtype: torch.dtype, query_shape: torch.Size, value_shape: torch.Size, scoring: Scoring, *, masked: bool
-) -> bool:
+def takes(dtype: torch.dtype, query_shape: torch.Size, value_shape: torch.Size, scoring: Scoring, masks: str) -> bool:
     """Return whether this kernel computes the gradients for these arguments."""
     _, softcap, left, right = scoring
     return (
-        not masked
+        not masks
         and dtype is not torch.float32
         and query_shape[2] == value_shape[2]
         and query_shape[3] == value_shape[3] <= 128
