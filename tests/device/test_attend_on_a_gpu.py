@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from gradlogz import attend
+from gradlogz.attention.row_fields import FIELDS
 from gradlogz.kernels.attention import dispatch
-from support.enumerated_attention import NAMES, Case, cases, enumerated
+from support.enumerated_attention import NAMES, Case, cases, enumerated, enumerated_row_fields
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -44,6 +45,17 @@ def test_statistics_agree_with_enumeration(name, dtype, d):
             torch.testing.assert_close(
                 actual.double().cpu(), expected, rtol=0, atol=tolerance, msg=lambda m, f=field: f"{f}: {m}"
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_row_fields_agree_with_enumeration(name, dtype):
+    case = cases(dtype, d=16, v=16)[name]
+    found = attend(*on_gpu(case)[:3], **on_gpu(case).options, fields=FIELDS)
+    expected = enumerated_row_fields(case)
+    assert torch.equal(found.max_key.cpu(), expected["max_key"])
+    for field in ("min_logit", "first_key_weight"):
+        torch.testing.assert_close(getattr(found, field).double().cpu(), expected[field], rtol=1e-5, atol=1e-5)
 
 
 def gradients(function, case, **fixed):

@@ -21,6 +21,8 @@ def nested():
 
 
 ERRORS = [
+    (ValueError, "attend: fields", "names", lambda: attend(q, k, v, fields=("entropy",))),
+    (ValueError, "attend: fields", "names", lambda: attend(q, k, v, fields="max_key")),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),
     (TypeError, "attend: key", "tensor", lambda: attend(q, nested(), v)),
     (TypeError, "attend: query", "floating", lambda: attend(q.long(), k, v)),

@@ -55,7 +55,8 @@ def test_blocks_of_any_size_give_the_definition(name, drop, budget, monkeypatch)
         close(actual, value.detach(), 10.0)
     row = coefficients(found, gradients, (gradients.output * found.output).sum(-1))
     whole = blocked.backward(*operands, sight, scoring, row, gradients.output, needs_bias=True, dropout=dropout)
-    blocked.add_gradient_of_highest(whole, *operands[:2], sight, scoring, gradients.max_logit)
+    max_key = blocked.extreme_keys(*operands[:2], sight, scoring)[0]
+    blocked.add_gradient_of_highest(whole, *operands[:2], scoring, max_key, gradients.max_logit)
     for actual, value in zip([g for g in whole if g is not None], expected_gradients, strict=True):
         close(actual, value, 100.0)
 

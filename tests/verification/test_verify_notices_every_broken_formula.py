@@ -82,7 +82,7 @@ def test_a_broken_function_is_noticed(monkeypatch, name):
     assert some_statement_fails()
 
 
-@pytest.mark.parametrize("field", gz.attention.Attention._fields)
+@pytest.mark.parametrize("field", gz.attention.Attention._fields[:9])  # the rest are computed on request
 def test_a_broken_statistic_of_attention_is_noticed(monkeypatch, field):
     right = attention.attend
 

@@ -10,6 +10,7 @@ derivatives).
 """
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal, SupportsIndex
 
@@ -24,6 +25,7 @@ from ..kernels.attention.reference import Statistics, StatisticsAndMean
 from ..kernels.attention.scoring import Scoring, Sight
 from . import masks
 from .result import Attention
+from .row_fields import check_fields, with_fields
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EVERYTHING = Sight()
@@ -45,6 +47,7 @@ def attend(
     window: tuple[SupportsIndex | None, SupportsIndex | None] | None = None,
     segments: Int[Tensor, "..."] | None = None,
     statistics: Literal["none", "scalar", "moments"] = "scalar",
+    fields: Collection[str] = (),
 ) -> Attention:
     """softmax(<q, k> scale) v with the log normaliser, entropy, logit mean, variance and maximum of every row.
 
@@ -75,6 +78,8 @@ def attend(
         statistics: "none" computes output and log normaliser only; "moments" adds key_mean, key_variance and
             value_variance. Fields that are not computed are None. The variances of keys and values are computed about
             the average of all keys, and lose digits for rows whose mean is far from it.
+        fields: names of further fields, in one more pass over the logits: "max_key", "min_logit" and
+            "first_key_weight".
 
     Law: tests/agreement/test_attend_agrees_with_sdpa.py, tests/laws/test_attend_is_the_empirical_measure.py.
 
@@ -91,19 +96,20 @@ def attend(
         return handle_torch_function(
             attend, (query, key, value), query, key, value, attn_mask=attn_mask, bias=bias, dropout_p=dropout_p,
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
-            segments=segments, statistics=statistics,
+            segments=segments, statistics=statistics, fields=fields,
         )  # fmt: skip
     if attn_mask is not None and masks.causal_alignment(attn_mask) is not None:
         key, value, options = masks.without_causal_bias(query, key, value, {
             "attn_mask": attn_mask, "bias": bias, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
             "enable_gqa": enable_gqa, "sinks": sinks, "softcap": softcap, "window": window, "segments": segments,
-            "statistics": statistics,
+            "statistics": statistics, "fields": fields,
         })  # fmt: skip
         return attend(query, key, value, **options)
     left, right = (None, 0 if is_causal else None) if window is None else masks.band(is_causal, window)
     if (
         attn_mask is bias is segments is sinks is None
         and dropout_p == 0.0
+        and not fields
         and (statistics == "scalar" or statistics == "none")
         and (scale is None or type(scale) is float)
         and (softcap is None or type(softcap) is float)
@@ -122,6 +128,7 @@ def attend(
             )  # fmt: skip
             return Attention(*rows[:2]) if statistics == "none" else _scalars(rows, query, key, EVERYTHING)
     _check(query, key, value, dropout_p, statistics)
+    check_fields(fields)
     _check_number("scale", scale)
     _check_number("softcap", softcap)
     autocast = _autocast(query)
@@ -140,6 +147,8 @@ def attend(
             result = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
     else:
         result = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
+    if fields:
+        result = with_fields(result, fields, q, k, sight, scoring)
     if result.output.dtype is not query.dtype:
         result = Attention(result.output.to(query.dtype), *result[1:])
     if q is query:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 
 from .._errors import InputValueError, shape_of
-from .._typing import Bool, Float, Tensor
+from .._typing import Bool, Float, Int, Tensor
 
 # In every dtype sigmoid(FAR) is 1 and exp(-FAR) is 0, but products with FAR are finite, unlike those with inf.
 FAR = 1000.0
 
 
 class Attention(NamedTuple):
-    """Output of attention and statistics of its rows; fields that `statistics` leaves out are None.
+    """Output of attention and statistics of its rows; fields that `statistics` and `fields` leave out are None.
 
     Logits s are those that enter the softmax: after scale, soft cap, bias and mask; a sink is one more logit. A row
     that sees no key has log_normalizer and max_logit -inf, and 0 in every other field.
@@ -35,6 +35,11 @@ class Attention(NamedTuple):
         key_mean: sum_n p_n k_n, attention with values = keys.
         key_variance: trace of the covariance of the keys, sum_n p_n |k_n - key_mean|^2: that of the Fisher information.
         value_variance: diagonal of the covariance of the values, sum_n p_n (v_n - output)^2.
+        max_key: number of a key that attains the largest logit; -1 in a row that sees no key. A sink is no key here and
+            in the next field, and merged results have none of the three.
+        min_logit: min_n s_n over the visible keys; inf in a row that sees none.
+        first_key_weight: p_n of the first key that the row sees: with a causal mask of key 0, with segments of the
+            first key of the document, with a window of the first key in it.
     """
 
     output: Float[Tensor, "*b m v"]
@@ -46,6 +51,9 @@ class Attention(NamedTuple):
     key_mean: Float[Tensor, "*b m d"] | None = None
     key_variance: Float[Tensor, "*b m"] | None = None
     value_variance: Float[Tensor, "*b m v"] | None = None
+    max_key: Int[Tensor, "*b m"] | None = None
+    min_logit: Float[Tensor, "*b m"] | None = None
+    first_key_weight: Float[Tensor, "*b m"] | None = None
 
     @property
     def seen(self) -> Bool[Tensor, "*b m"]:

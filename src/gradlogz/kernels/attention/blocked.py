@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._typing import Float, Tensor
+from ..._typing import Float, Int, Tensor
 from .dropout import Dropout
 from .reference import Gradients, Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, visible
@@ -135,37 +135,41 @@ def backward(
     return grad_query, grad_key, grad_value, grad_bias
 
 
+def extreme_keys(
+    query: Float[Tensor, "b h m d"], key: Float[Tensor, "b hk n d"], sight: Sight, scoring: Scoring
+) -> tuple[Int[Tensor, "b h m"], Int[Tensor, "b h m"], Int[Tensor, "b h m"]]:
+    """Keys with the largest and the smallest logit, and the first key that a row sees; -1 in a row without keys."""
+    max_key, min_key, first_key = (query.new_full(query.shape[:3], -1, dtype=torch.long) for _ in range(3))
+    pieces = list(_pieces(query, key, scoring))
+    buffers = _Buffers(query, pieces)
+    for piece in pieces:
+        q, k, local_sight = piece.rows(query), piece.keys(key), piece.restrict(sight)
+        visible_keys = piece.visible(local_sight, scoring, query.device)
+        s, _ = _logits(q, k, _cut(local_sight.bias, piece.block), visible_keys, scoring, buffers)
+        if not s.shape[-1]:
+            continue
+        hidden = s == -torch.inf
+        empty = hidden.all(-1)
+        numbers = s.argmax(-1), s.masked_fill(hidden, torch.inf).argmin(-1), (~hidden).byte().argmax(-1)
+        for tensor, at in zip((max_key, min_key, first_key), numbers, strict=True):
+            piece.rows(tensor).copy_((at + piece.block.first_key).masked_fill(empty, -1))
+    return max_key, min_key, first_key
+
+
 def add_gradient_of_highest(
     grads: tuple[Tensor, Tensor, Tensor, Tensor | None],
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
-    sight: Sight,
     scoring: Scoring,
+    max_key: Int[Tensor, "b h m"],
     gradient: Float[Tensor, "b h m"],
 ) -> None:
     """Add the gradient of max_logit, which goes to one key that attains it, to the gradients of the operands."""
     grad_query, grad_key, _, grad_bias = grads
-    (b, h, m, _), (_, hk, _, _) = query.shape, key.shape
-    index = query.new_full((b, h, m), -1, dtype=torch.long)
+    (b, h, m, _), hk = query.shape, key.shape[1]
     wide_query, wide_key = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (query, key))
-    pieces = list(_pieces(query, key, scoring))
-    buffers = _Buffers(wide_query, pieces)
-    for piece in pieces:
-        local_sight = piece.restrict(sight)
-        visible_keys = piece.visible(local_sight, scoring, query.device)
-        s, _ = _logits(
-            piece.rows(wide_query),
-            piece.keys(wide_key),
-            _cut(local_sight.bias, piece.block),
-            visible_keys,
-            scoring,
-            buffers,
-        )
-        if s.shape[-1]:
-            top, at_top = s.max(-1)
-            piece.rows(index).copy_(torch.where(top == -torch.inf, -1, at_top + piece.block.first_key))
-    gradient = gradient.masked_fill(index < 0, 0.0)  # rows without keys
-    index = index.clamp(min=0)
+    gradient = gradient.masked_fill(max_key < 0, 0.0)  # rows without keys
+    index = max_key.clamp(min=0)
     batch, head, row = (
         torch.arange(size, device=query.device).view(-1, *[1] * i) for size, i in ((b, 2), (h, 1), (m, 0))
     )

@@ -25,6 +25,7 @@ from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
 from . import blocked, derivatives, dispatch
 from .dropout import Dropout
+from .extreme_keys import extreme_keys
 from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 
@@ -163,7 +164,8 @@ def _gradients(
     needs_bias = needs_bias and sight.bias is not None
     grads = dispatch.backward(query, key, value, sight, scoring, dropout, result, gradients, needs_bias=needs_bias)
     if gradients.max_logit is not None:
-        blocked.add_gradient_of_highest(grads, query, key, sight, scoring, gradients.max_logit)
+        max_key = extreme_keys(query, key, sight, scoring)[0]
+        blocked.add_gradient_of_highest(grads, query, key, scoring, max_key, gradients.max_logit)
     return grads
 
 
