@@ -5,6 +5,7 @@ python benchmarks/attention_gpu.py [section ...]        all sections by default;
     rows        as many queries as keys, forward and backward, against cuDNN, flash attention 2 and flex attention
     training    a step of GPT-2 small on attend and on scaled_dot_product_attention, eager and compiled
     masks       forward with masks, against scaled_dot_product_attention with a dense mask
+    packed      8 documents of 512 tokens in one sequence, against the same documents in a batch, on the device
     decoding    few queries and many keys, against scaled_dot_product_attention
 
     floor = max(operations / rate of a large product, bytes / rate of a large copy, exponentials / 16 per clock and SM)
@@ -13,8 +14,8 @@ Bytes count inputs and outputs once each. Operations and exponentials are those 
 and one exponential per visible pair forward, five products and one exponential backward. gradlogz needs seven products
 backward.
 
-Sections that are not selected retain their numbers; the hashes identify the kernels that were measured. Decoding is
-timed twice: as a Python call, and as a replayed CUDA graph, which measures the device only.
+Sections that are not selected retain their numbers; the hashes identify the kernels that were measured. Short calls are
+timed twice: as Python calls, and as a replayed CUDA graph, which measures the device only.
 """
 
 import hashlib
@@ -36,7 +37,15 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import attend
-from gradlogz.kernels.attention import backward_plan, decoding, gpu, hopper, hopper_backward, hopper_tiles
+from gradlogz.kernels.attention import (
+    backward_plan,
+    decoding,
+    gpu,
+    hopper,
+    hopper_backward,
+    hopper_tiles,
+    segment_spans,
+)
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
 
@@ -137,6 +146,16 @@ def in_python(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: boo
         "attend with backward": with_backward(ours, inputs, grad_output),
         "sdpa with backward": with_backward(theirs, inputs, grad_output),
     }
+
+    def cudnn() -> object:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return theirs(*inputs)
+
+    on_device: dict[str, Call] = {
+        "attend": lambda: attend(*inputs, is_causal=causal),
+        "attend without statistics": lambda: attend(*inputs, is_causal=causal, statistics="none"),
+        "cudnn": cudnn,
+    }
     loop = in_turns(calls, 50, rounds=9)
     host: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(9):
@@ -149,6 +168,7 @@ def in_python(inputs: list[torch.Tensor], grad_output: torch.Tensor, causal: boo
     return {
         "as called, ms": {name: round(numbers.median(t), 4) for name, t in loop.items()},
         "host, microseconds": {name: round(numbers.median(t), 1) for name, t in host.items()},
+        "as a graph, ms": as_graphs(on_device),
     }
 
 
@@ -214,7 +234,9 @@ def squares(top: dict[str, float]) -> list[dict[str, object]]:
             print("   ms    ", rows[-1]["ms"], flush=True)
             print("   ratios", rows[-1]["ratios"], flush=True)
             print(
-                "   ", {k: v for k, v in rows[-1].items() if k in ("as called, ms", "host, microseconds")}, flush=True
+                "   ",
+                {k: rows[-1].get(k) for k in ("as called, ms", "host, microseconds", "as a graph, ms")},
+                flush=True,
             )
     return rows
 
@@ -282,6 +304,41 @@ def masks(_top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
+def packed(_top: dict[str, float]) -> list[dict[str, object]]:
+    """Documents of equal lengths that fill tiles, and of unequal ones; the batch has as many tokens of equal length."""
+    lengths = {"8 x 512": [512] * 8, "100 to 1000": [300, 700, 512, 130, 1000, 454, 900, 100]}
+    rows = []
+    for size in (64, 128):
+        for causal in (False, True):
+            calls = {"batch": step_of_documents((32, 16, 512, size), causal, None)}
+            for name, each in lengths.items():
+                numbered = torch.arange(len(each), device="cuda").repeat_interleave(torch.tensor(each, device="cuda"))
+                calls[name] = step_of_documents((4, 16, 4096, size), causal, numbered.unsqueeze(0))
+            forward = as_graphs({name: forward for name, (forward, _) in calls.items()})
+            backward = as_graphs({name: both for name, (_, both) in calls.items()}, repeats=5)
+            rows.append({"head size": size, "causal": causal, "forward, ms": forward, "with backward, ms": backward})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def step_of_documents(
+    shape: tuple[int, int, int, int], causal: bool, segments: torch.Tensor | None
+) -> tuple[Call, Call]:
+    """Forward pass, and with a backward pass through output, log normaliser and entropy."""
+    *inputs, grad_output = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    row = torch.randn(shape[:3], device="cuda")
+
+    def forward() -> object:
+        return attend(*inputs, is_causal=causal, segments=segments)
+
+    def with_backward() -> object:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        r = attend(*leaves, is_causal=causal, segments=segments)
+        return torch.autograd.grad((r.output, r.log_normalizer, r.entropy), leaves, (grad_output, row, row))
+
+    return forward, with_backward
+
+
 def in_turns(calls: dict[str, Call], repeats: int, rounds: int = 25) -> dict[str, list[float]]:
     """Return the milliseconds per call in many consecutive calls, bounded by Python or the device, for each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -309,7 +366,9 @@ def as_graphs(calls: dict[str, Call], repeats: int = 20) -> dict[str, float]:
     """Return milliseconds on the device, without Python."""
     replays = {}
     for name, call in calls.items():
-        call()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            call()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(repeats):
@@ -343,11 +402,12 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
-HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan
+HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan, segment_spans
 SECTIONS = {
     "rows": (squares, HOPPER),
     "training": (training, HOPPER),
     "masks": (masks, HOPPER),
+    "packed": (packed, HOPPER),
     "decoding": (few_queries, (gpu, decoding)),
 }
 

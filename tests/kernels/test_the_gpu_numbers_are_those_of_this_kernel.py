@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOPPER = {"gpu.py", "hopper.py", "hopper_backward.py", "hopper_tiles.py", "backward_plan.py"}
+HOPPER = {"gpu.py", "hopper.py", "hopper_backward.py", "hopper_tiles.py", "backward_plan.py", "segment_spans.py"}
 KERNELS = {
     "rows": HOPPER,
     "training": HOPPER,
