@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import gradlogz
@@ -12,24 +11,9 @@ from gradlogz.attention.in_models.head_summaries import sums_of
 from gradlogz.attention.in_models.intercepted_calls import call_from_attend
 from gradlogz.kernels.attention import operator
 from support.architectures import ARCHITECTURES, outputs_of
-from support.small_trainings import GPT, TOKENS, batches, train
+from support.small_trainings import GPT, TOKENS, AttendAttention, batches, train
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
-
-
-class AttendAttention(nn.Module):
-    """Attention of a script that uses attend, with a z-loss on its statistics."""
-
-    def __init__(self, like, statistics):
-        super().__init__()
-        self.heads, self.dropout, self.statistics = like.heads, like.dropout, statistics
-        self.qkv, self.out = like.qkv, like.out
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        p = self.dropout if self.training else 0.0
-        self.result = gradlogz.attend(q, k, v, is_causal=True, dropout_p=p, statistics=self.statistics)
-        return self.out(self.result.output.transpose(1, 2).flatten(2))
 
 
 def made(statistics, checkpointed=None):

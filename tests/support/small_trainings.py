@@ -26,6 +26,23 @@ class SelfAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+class AttendAttention(nn.Module):
+    """Attention of a script that uses attend, with a z-loss on its statistics."""
+
+    def __init__(self, like, statistics):
+        super().__init__()
+        self.heads, self.dropout, self.statistics = like.heads, like.dropout, statistics
+        self.qkv, self.out = like.qkv, like.out
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = self.dropout if self.training else 0.0
+        result = gradlogz.attend(q, k, v, is_causal=True, dropout_p=p, statistics=self.statistics)
+        if not torch.compiler.is_compiling():  # checkpoints inside a graph may not set attributes
+            self.result = result
+        return self.out(result.output.transpose(1, 2).flatten(2))
+
+
 class Block(nn.Module):
     def __init__(self, size, heads, dropout):
         super().__init__()

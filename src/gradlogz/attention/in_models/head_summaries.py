@@ -5,7 +5,7 @@ Sums, minima and maxima merge exactly over passes, accumulated gradients and pro
 Read next: monitor_rows.py (the statistics), monitoring.py (which collects them).
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,8 +13,16 @@ import torch.distributed as dist
 from ..._typing import Tensor
 from ..result import Attention
 from .hidden_keys import padded
-from .intercepted_calls import Call, Logits
 from .monitor_rows import Extremes, Heads
+
+
+class AttentionCall(Protocol):
+    """The methods of the calls of intercepted_calls.py that are used here."""
+
+    def statistics(self) -> Attention: ...
+    def visible(self) -> Tensor | None: ...
+    def weight_on_first_key(self, log_normalizer: Tensor, visible: Tensor | None) -> Tensor: ...
+    def every_row_sees_a_key(self) -> bool: ...
 
 
 class HeadSums:
@@ -55,7 +63,7 @@ def heads_of(sums: dict[str, HeadSums]) -> dict[str, Heads]:
     return layers
 
 
-def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | None = None) -> HeadSums:
+def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | None = None) -> HeadSums:
     """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries. No
@@ -69,7 +77,7 @@ def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | N
     fields = (result.entropy, result.log_normalizer, result.logit_variance, result.max_logit, sink)
     values = torch.stack([_three_dimensional(t).to(G.dtype) for t in fields if t is not None])
     are_keys = not crosses and visible is not None and G.shape[-1] == visible.shape[-1]
-    if not are_keys and _every_row_sees_a_key(call):
+    if not are_keys and call.every_row_sees_a_key():
         return HeadSums(values, None)
     rows = G != -torch.inf
     return HeadSums(values, rows & ~padded(visible).unsqueeze(1) if are_keys and visible is not None else rows)
@@ -80,13 +88,6 @@ def _three_dimensional(statistic: Tensor) -> Tensor:
     if statistic.ndim > 3:
         return statistic.flatten(0, -3)
     return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
-
-
-def _every_row_sees_a_key(call: Call | Logits) -> bool:
-    """Return whether every row certainly sees a key."""
-    if isinstance(call, Logits) or any(name in call.options for name in ("attn_mask", "bias", "segments", "window")):
-        return False
-    return not call.options.get("is_causal") or call.query.shape[-2] <= call.key.shape[-2]
 
 
 def merged(layers: dict[str, HeadSums], group: Any, device: torch.device) -> dict[str, HeadSums]:

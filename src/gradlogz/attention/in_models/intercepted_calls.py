@@ -17,6 +17,7 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
+from ...kernels.attention.scoring import Scoring, Sight
 from .. import masks
 from ..functional import attend
 from ..result import Attention
@@ -53,6 +54,12 @@ class Call(NamedTuple):
         Without statistics another kernel may compute the output, with other last bits.
         """
         return self.requested != "none"
+
+    def every_row_sees_a_key(self) -> bool:
+        """Return whether every row certainly sees a key."""
+        if self.options.keys() & {"attn_mask", "bias", "segments", "window"}:
+            return False
+        return not self.options.get("is_causal") or self.query.shape[-2] <= self.key.shape[-2]
 
     def statistics(self) -> Attention:
         """Statistics of every row, computed separately: without a gradient, without dropout, with narrow values."""
@@ -99,6 +106,10 @@ class Logits(NamedTuple):
         variance = (p * (finite - mean.unsqueeze(-1)).square()).sum(-1)
         entropy = torch.where(nonempty, G - mean, 0.0).clamp(min=0.0)
         return Attention(None, G, entropy, mean, variance, highest)  # type: ignore[arg-type]
+
+    def every_row_sees_a_key(self) -> bool:
+        """Return False: the logits of a row may all be hidden."""
+        return False
 
     def statistics(self) -> Attention:
         """Statistics of every row, without a gradient."""
@@ -200,6 +211,18 @@ def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: s
     """Convert a call of `attend`."""
     key, value, options = masks.without_causal_bias(query, key, value, options)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
+
+
+def call_from_operator(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring) -> Call:
+    """Convert a call of the operator, inside a compiled graph, which computes the statistics."""
+    scale, softcap, left, right = scoring
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "enable_gqa": query.shape[1] != key.shape[1]}
+    options |= {"attn_mask": sight.mask, "bias": sight.bias, "segments": sight.segments}
+    if left is None and right == 0:
+        options["is_causal"] = True
+    elif left is not None or right is not None:
+        options["window"] = left, right
+    return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, "scalar")
 
 
 def logits_from_softmax(module: nn.Module, logits: Tensor) -> Logits:

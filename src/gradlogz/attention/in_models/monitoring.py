@@ -15,8 +15,7 @@ Read next: monitor_rows.py (the statistics and the thresholds), interception.py 
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -26,11 +25,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
-from ..._typing import Tensor
 from ..result import Attention
+from .compiled_passes import CompiledPasses
 from .head_summaries import HeadSums, heads_of, merged, sums_of
 from .intercepted_calls import Call
-from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
 from .monitor_rows import Alert, MonitorRow, Thresholds
 from .writers import writing_function
 
@@ -64,10 +63,10 @@ class Monitor(Receiver):
         self._sums: dict[str, HeadSums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
-        self._last: tuple[str, int] | None = None
         self._row: MonitorRow | None = None
         interception = Interception(self._inner, self, layers=layers)
-        self._interception: Any = _EagerPass(model, self._inner, interception) if self._compiled else interception
+        self._passes = CompiledPasses(model, self._inner, interception, self._record) if self._compiled else None
+        self._interception: Any = interception if self._passes is None else self._passes
         self._installed = False
 
     def row(self) -> MonitorRow:
@@ -118,13 +117,16 @@ class Monitor(Receiver):
             result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
+        self._record(name, sums)
+        if self._passes is not None:
+            self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
+        return result
+
+    def _record(self, name: str, sums: HeadSums) -> None:
         if name in self._sums:
             self._sums[name].add(sums)
         else:
             self._sums[name] = sums
-        if (name, len(self._called)) == self._last:
-            raise _LastLayerReached
-        return result
 
     def unfused(self, layer: str) -> None:
         """Raise, since the training would change by rounding."""
@@ -137,8 +139,6 @@ class Monitor(Receiver):
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
         self._recording = False
-        if self._compiled and self._called:
-            self._last = list(self._called)[-1], len(self._called)
         if missed and self._strict:
             problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
             remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
@@ -211,8 +211,10 @@ def monitor(
     steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of padding
     are left out where a mask identifies them. Passes without gradients (evaluation) are not recorded.
 
-    Calls inside a compiled model cannot be intercepted. Before each recorded pass of such a model, one eager pass
-    without gradients is made on the same inputs, up to the last attention layer; random state and buffers are restored.
+    Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
+    they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
+    recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
+    attention layer; random state and buffers are restored.
 
     Args:
         every: record the steps 0, every, 2 every, ...
@@ -254,54 +256,6 @@ def _in_vmap() -> bool:
     """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
     transforms = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
-
-
-class _LastLayerReached(BaseException):
-    """Raised after the last attention layer, to end an eager pass early."""
-
-
-class _EagerPass:
-    """An eager pass before each pass of a compiled model, inside which calls cannot be intercepted."""
-
-    def __init__(self, model: nn.Module, inner: nn.Module, interception: Interception) -> None:
-        self._called, self._inner, self._interception = model, inner, interception
-
-    def __enter__(self) -> "_EagerPass":
-        self._compiled: Any = self._called.__dict__.get("_compiled_call_impl")
-        if self._compiled is None:
-            self._hook = self._called.register_forward_pre_hook(Hook(self._before), prepend=True, with_kwargs=True)
-        else:  # hooks would be compiled too
-            self._called._compiled_call_impl = self._run_both
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._compiled is None:
-            self._hook.remove()
-        else:
-            self._called._compiled_call_impl = self._compiled
-
-    def _run_both(self, *args: Any, **kwargs: Any) -> Any:
-        self._before(self._called, args, kwargs)
-        return self._compiled(*args, **kwargs)
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            self._run_eager(args, kwargs)
-
-    def _run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]
-        devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._interception, suppress(_LastLayerReached):
-            self._inner(*args, **kwargs)
-        for module, name, b, version, before in buffers:
-            module._buffers[name] = b
-            if b._version != version:  # autograd forbids writing to a tensor that a graph has saved
-                b.copy_(before)
-
-
-def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, b) for name, b in module._buffers.items() if b is not None]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
