@@ -26,7 +26,7 @@ from ...kernels.attention.reference import Statistics
 from ...kernels.attention.scoring import Scoring, Sight
 from ..functional import with_sinks
 from ..result import Attention
-from .head_summaries import HeadSums, sums_of
+from .head_summaries import LayerSums, sums_of
 from .hooks import Hook, in_backward
 from .intercepted_calls import Call, Logits, call_from_operator
 
@@ -44,7 +44,7 @@ class EagerCall(NamedTuple):
     crosses: bool
     sizes: Sizes | None  # None if the call cannot be read from the operator
     sinks: Tensor | None
-    sums: HeadSums
+    sums: LayerSums
 
 
 class _LastLayerReached(BaseException):
@@ -65,7 +65,7 @@ class CompiledPasses:
         model: nn.Module,
         inner: nn.Module,
         interception: AbstractContextManager[Any],
-        record: Callable[[str, HeadSums], None],
+        record: Callable[[str, LayerSums], None],
     ) -> None:
         self._calls: list[EagerCall] = []
         self._last: tuple[str, int] | None = None  # name and number of the last call
@@ -92,7 +92,7 @@ class CompiledPasses:
         else:
             self._model._compiled_call_impl = self._compiled
 
-    def add_call(self, name: str, call: Call | Logits, *, crosses: bool, by_attend: bool, sums: HeadSums) -> None:
+    def add_call(self, name: str, call: Call | Logits, *, crosses: bool, by_attend: bool, sums: LayerSums) -> None:
         """Add a call of the eager pass, and end the pass if it is the last one."""
         sizes, sinks = None, None
         if by_attend and isinstance(call, Call) and call.requested == "scalar" and call.query.ndim == 4:
@@ -154,7 +154,7 @@ class _Reading:
     """Calls of the operator in one pass, each assigned to the next layer with its numbers of heads and head sizes."""
 
     def __init__(self, calls: list[EagerCall]) -> None:
-        self.sums: dict[str, HeadSums] = {}
+        self.sums: dict[str, LayerSums] = {}
         self._sizes: dict[str, Sizes] = {}
         self._calls, self._failed = calls, False
         self._waiting: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
@@ -179,7 +179,7 @@ class _Reading:
             return
         eager = waiting.pop(0)
         with torch.no_grad():
-            call = call_from_operator(query, key, value, sight, scoring)
+            call = call_from_operator(query, key, value, sight, scoring, eager.sinks)
             self.sums[eager.name] = sums_of(call, crosses=eager.crosses, result=_result(rows, eager.sinks))
         self._sizes[eager.name] = sizes
 
@@ -211,9 +211,9 @@ def _kind(sizes: Sizes | None) -> tuple[int, ...]:
     return query[1], key[1], query[3], value[3]
 
 
-def _means(sums: HeadSums) -> Tensor:
+def _means(sums: LayerSums) -> Tensor:
     """Means over the rows of entropy and log normaliser, for each head."""
-    return (sums.sum[:2] / sums.count).flatten()
+    return (sums.rows.sum[:2] / sums.rows.count).flatten()
 
 
 def _result(rows: Statistics, sinks: Tensor | None) -> Attention:

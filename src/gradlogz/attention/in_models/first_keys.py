@@ -5,12 +5,41 @@
 Read next: intercepted_calls.py (the calls), hidden_keys.py (keys that masks hide).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._typing import Float, Int, Tensor
 from .. import masks
+
+
+class SinkWeights(NamedTuple):
+    """Weights of every row on keys that take weight from all: [*b, m], or a shape that broadcasts against it."""
+
+    first_key: Float[Tensor, "*b m"]
+    uniform: Float[Tensor, "*#b m"]  # the weight on the first key if all weights were equal
+    learned: Float[Tensor, "*b m"]  # the weight on the learned sink, 0 without one
+
+
+def uniform_weight(
+    m: int, n: int, position: Int[Tensor, "b #m"] | None, visible: Tensor | None, *, causal: bool, device: torch.device
+) -> Float[Tensor, "#b 1 m"]:
+    """Weight on each key that a row sees if all are equal: of n keys, or of those from `position` to its own."""
+    count = torch.full((1, m), n, device=device)
+    if causal:
+        first = 0 if position is None else position
+        count = (torch.arange(n - m + 1, n + 1, device=device) - first).reshape(-1, m)
+    if visible is not None:
+        count = torch.minimum(count, visible.sum(-1))
+    return 1.0 / count.clamp(min=1).unsqueeze(1).double()
+
+
+def learned_weight(sinks: Tensor | None, log_normalizer: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
+    """Weight of every row on the learned logit of its head."""
+    G = log_normalizer
+    if sinks is None:
+        return torch.zeros_like(G)
+    return torch.where(G == -torch.inf, 0.0, (sinks.detach().to(G.dtype).unsqueeze(-1) - G).exp())
 
 
 def first_of_segments(segments: Int[Tensor, "b n"], rows: int) -> Int[Tensor, "b m"]:
