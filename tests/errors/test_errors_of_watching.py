@@ -117,7 +117,7 @@ def without_transformers():
 
 
 def sparse():
-    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
+    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, block_indices=torch.zeros(1, 2))
 
 
 def of_foreign_mask():
@@ -205,8 +205,8 @@ ERRORS = [
     ),
     (
         NotImplementedError,
-        "attend: indices",
-        "indices=",
+        "attend: block_indices",
+        "block_indices=",
         sparse,
     ),
     (

@@ -135,6 +135,7 @@ def call_from_interface(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
@@ -145,7 +146,7 @@ def call_from_interface(
     none if the causal flag suffices; flash kernels a flag, a window and the padding [b, n]; flex_attention a block
     mask.
     """
-    for name in ("indices", "block_indices", "cache"):
+    for name in ("block_indices", "cache"):
         if others.get(name) is not None:
             problem = f"{type(module).__name__} selects keys by {name}=, which attend does not support"
             raise InputNotImplementedError("attend", name, problem, "Use another attention implementation.")
@@ -172,6 +173,8 @@ def call_from_interface(
     if attention_mask is not None and attention_mask.shape[-1] > n:
         attention_mask = attention_mask[..., :n]
     attention_mask = _with_hidden_keys(attention_mask)
+    if indices is not None:
+        attention_mask = _with_selected_keys(attention_mask, indices, key.shape[2])
     options["attn_mask"], options["bias"], options["sinks"] = attention_mask, position_bias, s_aux
     options["enable_gqa"] = query.shape[1] != key.shape[1]
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
@@ -228,6 +231,15 @@ def _with_hidden_keys(mask: Tensor | None) -> Tensor | None:
     if mask is None or not mask.is_floating_point():
         return mask
     return mask.masked_fill(hidden(mask), -torch.inf)
+
+
+def _with_selected_keys(mask: Tensor | None, indices: Tensor, n: int) -> Tensor:
+    """Hide all keys but those selected for each query, [b, m, number of keys], from a mask [b, 1, m, n]."""
+    selected = indices.new_zeros((*indices.shape[:2], n), dtype=torch.bool).scatter(-1, indices.long(), True)
+    selected = selected.unsqueeze(1)
+    if mask is None:
+        return selected
+    return mask & selected if mask.dtype == torch.bool else mask.masked_fill(~selected, -torch.inf)
 
 
 def _window(size: int, causal: bool) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
-        """End a pass; `missed` names attention layers that ran without an intercepted call."""
+        """End a pass; `missed` names attention layers, with their classes, that ran without an intercepted call."""
 
 
 class Interception:
@@ -207,7 +207,7 @@ class Interception:
                 self.receiver.receive(name, intercepted, again=in_backward())
         elif id(module) in self._expected and not in_backward():
             self.count_call()  # so that the modules around it are not missed too
-            self._running.missed.append(name)
+            self._running.missed.append(named(name, module))
 
 
 class Hook:
@@ -470,6 +470,11 @@ def numbered(layer: str, names: Mapping[str, Any]) -> str:
         count += 1
         name = f"{layer}#{count}"
     return name
+
+
+def named(name: str, layer: nn.Module) -> str:
+    """Name and class of a layer: patterns of layers match the class."""
+    return f"{name} ({type(layer).__name__})"
 
 
 def names_of(layers: tuple[str, ...]) -> str:
