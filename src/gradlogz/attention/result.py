@@ -17,6 +17,9 @@ from .._typing import Bool, Float, Tensor
 
 # In every dtype sigmoid(FAR) is 1 and exp(-FAR) is 0, but products with FAR are finite, unlike those with inf.
 FAR = 1000.0
+# Masks of models hide keys by the smallest number of a dtype, -65504 in float16 and -3.4e38 in others, to which the
+# logit is added; half the first is far below the logits of a row that attends to something.
+HIDDEN = -32752.0
 
 
 class Attention(NamedTuple):
@@ -49,8 +52,11 @@ class Attention(NamedTuple):
 
     @property
     def seen(self) -> Bool[Tensor, "*b m"]:
-        """True for rows that see a key. Leave the others, which are infinite, out of a z-loss or a mean of maxima."""
-        return self.log_normalizer != -torch.inf
+        """True for rows that see a key. Leave the others out of a z-loss or a mean of maxima.
+
+        A row of a finite mask that hides every key counts as seeing none: its log normaliser is at most HIDDEN.
+        """
+        return ~(self.log_normalizer <= HIDDEN)
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes of the fields."""
