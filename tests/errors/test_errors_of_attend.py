@@ -1,7 +1,12 @@
 """attend says what is wrong with its operands, masks and options."""
 
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_block_mask
 
 from gradlogz import attend, merge
 from gradlogz.attention import Attention
@@ -20,7 +25,21 @@ def nested():
     return torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)], layout=torch.jagged)
 
 
+def block_mask(*lengths):
+    return create_block_mask(lambda _b, _h, query, key: query >= key, None, None, *lengths, device="cpu")
+
+
+def in_context_parallel():
+    """As torch's context_parallel leaves SDPA; a process group is needed to enter it."""
+    name = "torch.distributed.tensor.experimental._context_parallel._attention"
+    replaced = mock.patch.dict(sys.modules, {name: SimpleNamespace(_replaced_functions={"wrapper": "sdpa"})})
+    with replaced, mock.patch.object(torch.nn.functional, "scaled_dot_product_attention"):
+        attend(q, k, v)
+
+
 ERRORS = [
+    (ValueError, "attend: attn_mask", "queries", lambda: attend(q, k, v, attn_mask=block_mask(5, 8))),
+    (NotImplementedError, "attend: key", "context_parallel", in_context_parallel),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),
     (TypeError, "attend: key", "tensor", lambda: attend(q, nested(), v)),
     (TypeError, "attend: query", "floating", lambda: attend(q.long(), k, v)),

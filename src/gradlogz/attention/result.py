@@ -58,6 +58,16 @@ class Attention(NamedTuple):
         """
         return ~(self.log_normalizer <= HIDDEN)
 
+    @property
+    def lse(self) -> Float[Tensor, "*b m"]:
+        """The log normaliser, by its name in torch's flex_attention."""
+        return self.log_normalizer
+
+    @property
+    def max_scores(self) -> Float[Tensor, "*b m"] | None:
+        """The largest logit, by its name in torch's flex_attention."""
+        return self.max_logit
+
     def __repr__(self) -> str:
         """Names, dtypes and shapes of the fields."""
         fields = (f"{name}={_summary(t)}" for name, t in zip(self._fields, self, strict=True) if t is not None)
@@ -122,6 +132,9 @@ class Attention(NamedTuple):
             spread("key_variance", "key_mean"),
             spread("value_variance", "output"),
         )
+
+
+torch.serialization.add_safe_globals([Attention])  # for torch.load with weights_only=True
 
 
 def _summary(tensor: Tensor) -> str:

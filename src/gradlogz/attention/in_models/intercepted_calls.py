@@ -45,6 +45,12 @@ class Call(NamedTuple):
         most = max(statistics, self.requested, key=("none", "scalar", "moments").index)
         return attend(self.query, self.key, self.value, statistics=most, **self.options)  # type: ignore[arg-type]
 
+    def weights(self) -> Tensor:
+        """Attention weights [b, h, m, n] before dropout: the output for values that are the unit vectors."""
+        n = self.key.shape[-2]
+        units = torch.eye(n, dtype=self.value.dtype, device=self.value.device).expand(*self.key.shape[:-1], n)
+        return attend(self.query, self.key, units, statistics="none", **{**self.options, "dropout_p": 0.0}).output
+
     def shows_its_statistics(self) -> bool:
         """Return whether the result of this call has what a monitor reads: it asked for statistics and has no mask.
 
@@ -205,7 +211,7 @@ def call_from_sdpa(
 
 def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "scalar", **options: Any) -> Call:
     """Convert a call of `attend`."""
-    key, value, options = masks.without_causal_bias(query, key, value, options)
+    key, value, options = masks.without_mask_objects(query, key, value, options)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
 
 
@@ -260,11 +266,7 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
         raise InputTypeError(
             "attend", "attention_mask", f"attention_mask must be a tensor or a block mask, got {fact}", remedy
         )
-    from torch.nn.attention.flex_attention import create_mask
-
-    b, h, m, _ = query.shape
-    heads = h if block_mask.shape[1] > 1 else None
-    return create_mask(block_mask.mask_mod, b, heads, m, n, device=str(query.device))
+    return masks.dense(block_mask, query.shape[2], n)
 
 
 def visible(call: Call | Logits) -> Tensor | None:

@@ -122,6 +122,10 @@ class Interception:
         """Return whether the innermost attention layer that is running is cross-attention."""
         return next((frame.crosses for frame in reversed(self._running.stack) if frame.attention), False)
 
+    def returns_weights(self) -> bool:
+        """Return whether the model was called with output_attentions=True."""
+        return any(frame.returns_weights for frame in self._running.stack)
+
     def in_attention(self) -> bool:
         """Return whether an attention layer is running, so that a softmax belongs to attention."""
         return any(frame.attention for frame in self._running.stack)
@@ -165,7 +169,8 @@ class Interception:
             elif not _is_torch_layer(module):
                 self._unhook_torch_layers()  # this pass is not intercepted: keep the fused operator
         attention = id(module) in self._attention
-        running.stack.append(_Frame(module, attention, attention and _is_cross_attention(module, args, kwargs)))
+        crosses = attention and _is_cross_attention(module, args, kwargs)
+        running.stack.append(_Frame(module, attention, crosses, bool(kwargs.get("output_attentions"))))
         if running.mode is not None and _is_torch_layer(module) and _uses_fused_operator(module, args, kwargs):
             self.receiver.unfused(self.names[id(module)])
 
@@ -237,10 +242,11 @@ def _nothing(*arguments: Any) -> None:
 class _Frame:
     """A module that is running."""
 
-    __slots__ = ("attention", "calls", "crosses", "error", "module")
+    __slots__ = ("attention", "calls", "crosses", "error", "module", "returns_weights")
 
-    def __init__(self, module: nn.Module, attention: bool, crosses: bool) -> None:
+    def __init__(self, module: nn.Module, attention: bool, crosses: bool, returns_weights: bool) -> None:
         self.module, self.attention, self.crosses, self.calls = module, attention, crosses, 0
+        self.returns_weights = returns_weights
         self.error = sys.exc_info()[1]  # an exception that is handled around the module is not its failure
 
 
@@ -440,7 +446,13 @@ def _from_interface(
 
     def convert() -> InterceptedCall:
         call = call_from_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        return InterceptedCall(call, lambda result: (result.output.transpose(1, 2).contiguous(), None))
+        by_config = getattr(getattr(module, "config", None), "output_attentions", False)
+        wanted = by_config or any(interception.returns_weights() for interception in tuple(_interceptions))
+
+        def to_layer(result: Attention) -> tuple[Tensor, Tensor | None]:
+            return result.output.transpose(1, 2).contiguous(), call.weights() if wanted else None
+
+        return InterceptedCall(call, to_layer)
 
     return _intercept(module, convert, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 

@@ -10,6 +10,7 @@ Read next: tiles.py (one task), ../simd.py (the vector instructions).
 
 import zlib
 from array import array
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from itertools import chain, count
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from numba import types
+from torch.autograd.profiler import record_function
 
 from ..._typing import Float, Tensor
 from .. import simd, workers
@@ -40,6 +42,7 @@ from .tiles import (
 GROUPS = 4  # groups of queries that share a tile of keys
 FEW = 6  # number of queries up to which one task per row is faster than queries in the lanes
 EVERYWHERE = 1 << 40  # an unlimited band
+NO_PROFILER = nullcontext()
 WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
 
 # --------------------------------------------------------------------------------------------------------- threads
@@ -172,7 +175,8 @@ def forward(
     layouts = (query.shape, query.stride()), (key.shape, key.stride()), (value_shape, value.stride())
     by_rows = m <= FEW if by_rows is None else by_rows
     plan = _forward_plan(layouts, sight_layouts, scoring, torch.get_num_threads(), by_rows)
-    run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
+    with _profiled("gradlogz::attention on a CPU"):
+        run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
     return Statistics(output, *rows.unbind(0))
 
 
@@ -255,8 +259,14 @@ def backward(
     )
     per_group = 3 * d + 2 * v + ROWS + 2 * WIDTH + ROW_SUMS
     numbers = groups * LANES * per_group + TILE * (3 * LANES + d + v + ROWS)
-    run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), row_coefficients)
+    with _profiled("gradlogz::attention_backward on a CPU"):
+        run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), row_coefficients)
     return grad_query, grad_key[..., :n, :d], grad_value[..., :n, :v], grad_bias
+
+
+def _profiled(name: str) -> AbstractContextManager[Any]:
+    """Context with a name in torch's profiler, which sees no operator in a compiled kernel."""
+    return record_function(name) if torch._C._autograd._profiler_enabled() else NO_PROFILER
 
 
 def _layout(tensor: Tensor | None) -> Layout | None:
