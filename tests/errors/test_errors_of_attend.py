@@ -9,7 +9,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gradlogz import attend, merge
-from gradlogz.attention import Attention
+from gradlogz.attention import Attention, attend_varlen
 from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
@@ -37,7 +37,19 @@ def in_context_parallel():
         attend(q, k, v)
 
 
+tokens, ends = torch.randn(6, 2, 8), torch.tensor([0, 2, 6])
+
 ERRORS = [
+    (ValueError, "attend_varlen: query", "heads", lambda: attend_varlen(q, tokens, tokens, ends, ends)),
+    (TypeError, "attend_varlen: cu_seqlens_q", "int32", lambda: attend_varlen(*[tokens] * 3, ends.float(), ends)),
+    (ValueError, "attend_varlen: cu_seqlens_k", "shape", lambda: attend_varlen(*[tokens] * 3, ends, ends[None])),
+    (ValueError, "attend_varlen: cu_seqlens_k", "documents", lambda: attend_varlen(*[tokens] * 3, ends, ends[1:])),
+    (
+        NotImplementedError,
+        "attend_varlen: cu_seqlens_q",
+        "is_causal",
+        lambda: attend_varlen(*[tokens] * 3, ends, torch.tensor([0, 3, 6]), is_causal=True),
+    ),
     (ValueError, "attend: attn_mask", "queries", lambda: attend(q, k, v, attn_mask=block_mask(5, 8))),
     (NotImplementedError, "attend: key", "context_parallel", in_context_parallel),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),

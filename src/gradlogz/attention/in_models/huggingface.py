@@ -59,13 +59,13 @@ def register(model: nn.Module | None = None, *, layers: str = LAYERS, strict: bo
         raise InputTypeError(
             "register", "model", f"model must be a transformers model, got {type(model).__name__}", remedy
         )
-    found = attention_layers(model, layers)
-    outside = tuple(named(name, layer) for name, layer in found if not _mentions("get_interface(", layer))
+    expected = attention_layers(model, layers)
+    outside = tuple(named(name, layer) for name, layer in expected if not _mentions("get_interface(", layer))
     settable = [config for config in parts if id(config) not in _needing_their_masks(model, modeling)]
-    if outside and (strict or not settable or len(outside) == len(found)):
+    if outside and (strict or not settable or len(outside) == len(expected)):
         problem = f"model has attention layers that do not use transformers' attention interface: {names_of(outside)}"
         remedy = "Pass strict=False to let them keep their own attention, or layers= with a pattern that excludes them."
-        if not settable or len(outside) == len(found):
+        if not settable or len(outside) == len(expected):
             remedy = "Use gradlogz.observe, which supports layers that call softmax."
         raise InputNotImplementedError("register", "model", problem, remedy)
     before = _previous.setdefault(model, {})

@@ -458,12 +458,12 @@ def _pair_flops(query_shape: torch.Size, size: int, keys: int) -> int:
 @register_flop_formula(torch.ops.gradlogz.attention)
 def _forward_flops(query_shape: Any, _key_shape: Any, value_shape: Any, *_: Any, **__: Any) -> int:
     """Logits and outputs."""
-    d, n, v = query_shape[-1], *value_shape[-2:]
+    d, (n, v) = query_shape[-1], value_shape[-2:]
     return _pair_flops(query_shape, d + v, n)
 
 
 @register_flop_formula(torch.ops.gradlogz.attention_backward)
 def _backward_flops(query_shape: Any, _key_shape: Any, value_shape: Any, *_: Any, **__: Any) -> int:
     """Logits again, and gradients of weights, values, queries and keys."""
-    d, n, v = query_shape[-1], *value_shape[-2:]
+    d, (n, v) = query_shape[-1], value_shape[-2:]
     return _pair_flops(query_shape, 3 * d + 2 * v, n)
