@@ -15,7 +15,7 @@ from .result import Attention as Attention
 from .in_models.observation import observe as observe, Observation as Observation
 from .in_models.monitoring import monitor as monitor, Monitor as Monitor
 from .in_models.head_summaries import MonitorRow as MonitorRow, Alert as Alert, Thresholds as Thresholds
-from .in_models.huggingface import register as register, unregister as unregister
+from .in_models.huggingface import register as register, unregister as unregister, collect as collect
 from .layers.multihead import MultiheadAttention as MultiheadAttention
 from .layers.moment import MomentAttention as MomentAttention
 from .layers.mixture import MixtureAttention as MixtureAttention

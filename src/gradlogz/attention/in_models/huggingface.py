@@ -3,6 +3,7 @@
     register()                                                                add the name to transformers
     AutoModel.from_pretrained(..., attn_implementation="gradlogz")            load a model that uses it
     register(model)                                                           set it on a loaded model, all its parts
+    with collect() as results: model(...)                                     statistics of each layer, also compiled
     unregister(model), unregister()                                           undo
 
 A mask function is registered too: transformers silently passes no mask to an implementation without one. Where the
@@ -16,6 +17,8 @@ Read next: intercepted_calls.py (the arguments of transformers), observation.py.
 import inspect
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +28,8 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError, MissingPackageError
 from ..._typing import Tensor
+from ..result import Attention
+from .checkpointed_results import refusing_gradients
 from .intercepted_calls import call_from_interface
 from .interception import LAYERS, attention_layers, named, names_of
 
@@ -91,7 +96,31 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: returns (output [b, m, h, v], None for the weights)."""
     call = call_from_interface(NAME, module, query, key, value, attention_mask, **kwargs)
-    return call.attend("none").output.transpose(1, 2).contiguous(), None
+    result = call.attend("scalar")
+    for results, differentiable in _collections:
+        lost = differentiable and not torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        results.append(refusing_gradients(result) if lost else result)
+    return result.output.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def collect() -> Iterator[list[Attention]]:
+    """Context in which the results of registered layers are collected, in the order of computation; also compiled.
+
+    `observe` runs compiled models uncompiled; this does not. Enter it around the call of the model, inside or outside
+    of the compiled function. The statistics are part of the graph and have gradients.
+
+    Law: tests/compile/test_statistics_are_part_of_the_graph.py.
+    """
+    results: list[Attention] = []
+    _collections.append((results, torch.is_grad_enabled()))
+    try:
+        yield results
+    finally:
+        _collections.pop()
+
+
+_collections: list[tuple[list[Attention], bool]] = []  # results, and whether gradients were enabled around the model
 
 
 def mask_function(*, config: Any = None, **kwargs: Any) -> Tensor | None:

@@ -21,6 +21,7 @@ from torch import nn
 from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
+from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
@@ -92,7 +93,7 @@ class Observation(Mapping[str, Attention], Receiver):
         result = intercepted.call.attend(self._statistics)
         if not again:
             lost = self._differentiable and not torch.is_grad_enabled() and layer in self._trained
-            self._last[numbered(layer, self._last)] = _refusing_gradients(result) if lost else result
+            self._last[numbered(layer, self._last)] = refusing_gradients(result) if lost else result
         return result
 
     def finish(self, missed: tuple[str, ...]) -> None:
@@ -160,26 +161,6 @@ def _prefixes(name: str) -> list[str]:
     """Names of all modules that contain a parameter."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts))]
-
-
-def _refusing_gradients(result: Attention) -> Attention:
-    """Result of a layer in a reentrant checkpoint, which has no gradient: an error instead of a silent zero."""
-    with torch.enable_grad():
-        anchor = torch.zeros((), requires_grad=True)
-        return Attention(*(None if t is None else _RefusedGradient.apply(t, anchor) for t in result))  # type: ignore[arg-type]
-
-
-class _RefusedGradient(torch.autograd.Function):
-    """Identity whose derivative is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, statistic: Tensor, anchor: Tensor) -> Tensor:  # noqa: ARG004
-        return statistic.view_as(statistic)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004
-        problem = "statistics inside a reentrant checkpoint have no gradient, since torch computes it without autograd"
-        raise InputRuntimeError("observe", "model", problem, "Pass use_reentrant=False to the checkpoint.")
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
