@@ -4,10 +4,13 @@ In some architectures the causal flag of a layer is wrong, since its eager atten
 some layers have no softmax, or a layer selects keys by their indices.
 """
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 import gradlogz
+from gradlogz.attention.in_models import huggingface
 from support.tiny_models import NotBuiltError, architectures, distance, output_of, tiny
 
 FEW = [
@@ -47,6 +50,16 @@ def test_a_model_that_is_loaded_with_the_implementation_is_causal_too():
     assert distance(output_of(model, batch), expected) < 1e-5
 
 
+@pytest.mark.parametrize(("name", "omitted"), [("llama", True), ("gpt_oss", True), ("bigbird_pegasus", False)])
+def test_a_mask_is_omitted_where_the_flags_of_the_layers_are_right(name, omitted):
+    model, _, _ = tiny("causal", name)
+    gradlogz.register(model)
+    sizes = {"batch_size": 2, "q_length": 3, "kv_length": 3}
+    mask = huggingface.mask_function(config=model.config, allow_is_causal_skip=True, **sizes)
+    gradlogz.attention.unregister(model)
+    assert (mask is None) == omitted
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
 def test_every_causal_architecture_stays_causal(kind):
@@ -76,8 +89,6 @@ def test_a_hybrid_is_refused_with_the_class_and_remedies_that_work():
 
 
 def test_a_copy_runs_after_the_original_is_restored():
-    from copy import deepcopy
-
     model, batch, expected = tiny("causal", "llama")
     gradlogz.register(model)
     copy = deepcopy(model)

@@ -75,6 +75,7 @@ def register(model: nn.Module | None = None, *, layers: str = LAYERS, strict: bo
         raise InputNotImplementedError("register", "model", problem, remedy)
     before = _previous.setdefault(model, {})
     for config in settable:
+        _examine_flags(config)  # not possible while a graph is compiled
         if config._attn_implementation != NAME:
             before[id(config)] = (config, config._attn_implementation)
             config._attn_implementation_internal = NAME
@@ -125,14 +126,19 @@ _collections: list[tuple[list[Attention], bool]] = []  # results, and whether gr
 
 def mask_function(*, config: Any = None, **kwargs: Any) -> Tensor | None:
     """Mask for transformers, bool [b, 1, m, n]; None if the causal flag of the layers has the same effect."""
-    if not torch.compiler.is_compiling() and type(config) not in _flags_replace_masks:
-        _flags_replace_masks[type(config)] = _has_right_flags(type(config))
+    if not torch.compiler.is_compiling():
+        _examine_flags(config)
     if not _flags_replace_masks.get(type(config), False):
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sys.modules["transformers.masking_utils"].sdpa_mask(**kwargs)  # type: ignore[no-any-return]
 
 
 _flags_replace_masks: dict[type, bool] = {}
+
+
+def _examine_flags(config: Any) -> None:
+    if type(config) not in _flags_replace_masks:
+        _flags_replace_masks[type(config)] = _has_right_flags(type(config))
 
 
 def _has_right_flags(config_class: type) -> bool:
@@ -147,7 +153,10 @@ def _has_right_flags(config_class: type) -> bool:
     ]
     if any(each._supports_sdpa for each in models):
         return True
-    sources = {inspect.getsource(sys.modules[each.__module__]) for each in models}
+    try:
+        sources = {inspect.getsource(sys.modules[each.__module__]) for each in models}
+    except (KeyError, OSError, TypeError):  # a class without source
+        return False
     other = re.compile(r"self\.is_causal = (?!True$)", re.MULTILINE)
     return bool(sources) and not any(other.search(source) for source in sources)
 
