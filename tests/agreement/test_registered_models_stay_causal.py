@@ -13,6 +13,7 @@ import gradlogz
 from gradlogz.attention.in_models import huggingface
 from support.tiny_models import NotBuiltError, architectures, distance, output_of, tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the models
 FEW = [
     ("causal", "bigbird_pegasus"), ("seq2seq", "nllb-moe"), ("causal", "gpt_oss"), ("causal", "kimi_linear"),
     ("causal", "minimax"), ("causal", "olmo_hybrid"), ("causal", "bailing_hybrid"), ("causal", "deepseek_v32"),

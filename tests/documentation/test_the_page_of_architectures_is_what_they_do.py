@@ -16,6 +16,8 @@ from gradlogz._errors import InputError
 from gradlogz.attention import Thresholds
 from support.tiny_models import KINDS, NotBuiltError, architectures, distance, output_of, tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the models: a warning would be an error here, not in the script
+
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 NO_ALERTS = Thresholds(None, None, None)
 NONE = "no attention"
