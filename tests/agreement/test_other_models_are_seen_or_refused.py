@@ -61,8 +61,8 @@ SEEN = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "wavlm": (tf.WavLMConfig, WAVES, tf.WavLMModel, "sound", "encoder.layers.0.attention, "),
-    "yoso": (tf.YosoConfig, BERT, tf.YosoModel, "text", "encoder.layer.0.attention.self, "),
+    "wavlm": (tf.WavLMConfig, WAVES, tf.WavLMModel, "sound", "encoder.layers.0.attention .WavLMAttention., "),
+    "yoso": (tf.YosoConfig, BERT, tf.YosoModel, "text", "encoder.layer.0.attention.self .YosoSelfAttention., "),
     "minimax": (
         tf.MiniMaxConfig,
         {**LLAMA, "head_dim": 8, "num_local_experts": 2, "block_size": 4,

@@ -1,10 +1,15 @@
 """attend says what is wrong with its operands, masks and options."""
 
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_block_mask
 
 from gradlogz import attend, merge
-from gradlogz.attention import Attention
+from gradlogz.attention import Attention, attend_varlen
 from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
@@ -20,9 +25,35 @@ def nested():
     return torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)], layout=torch.jagged)
 
 
+def block_mask(*lengths):
+    return create_block_mask(lambda _b, _h, query, key: query >= key, None, None, *lengths, device="cpu")
+
+
+def in_context_parallel():
+    """As torch's context_parallel leaves SDPA; a process group is needed to enter it."""
+    name = "torch.distributed.tensor.experimental._context_parallel._attention"
+    replaced = mock.patch.dict(sys.modules, {name: SimpleNamespace(_replaced_functions={"wrapper": "sdpa"})})
+    with replaced, mock.patch.object(torch.nn.functional, "scaled_dot_product_attention"):
+        attend(q, k, v)
+
+
+tokens, ends = torch.randn(6, 2, 8), torch.tensor([0, 2, 6])
+
 ERRORS = [
     (ValueError, "attend: fields", "names", lambda: attend(q, k, v, fields=("entropy",))),
     (ValueError, "attend: fields", "names", lambda: attend(q, k, v, fields="max_key")),
+    (ValueError, "attend_varlen: query", "heads", lambda: attend_varlen(q, tokens, tokens, ends, ends)),
+    (TypeError, "attend_varlen: cu_seqlens_q", "int32", lambda: attend_varlen(*[tokens] * 3, ends.float(), ends)),
+    (ValueError, "attend_varlen: cu_seqlens_k", "shape", lambda: attend_varlen(*[tokens] * 3, ends, ends[None])),
+    (ValueError, "attend_varlen: cu_seqlens_k", "documents", lambda: attend_varlen(*[tokens] * 3, ends, ends[1:])),
+    (
+        NotImplementedError,
+        "attend_varlen: cu_seqlens_q",
+        "is_causal",
+        lambda: attend_varlen(*[tokens] * 3, ends, torch.tensor([0, 3, 6]), is_causal=True),
+    ),
+    (ValueError, "attend: attn_mask", "queries", lambda: attend(q, k, v, attn_mask=block_mask(5, 8))),
+    (NotImplementedError, "attend: key", "context_parallel", in_context_parallel),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),
     (TypeError, "attend: key", "tensor", lambda: attend(q, nested(), v)),
     (TypeError, "attend: query", "floating", lambda: attend(q.long(), k, v)),

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gradlogz import monitor, observe, register
 from gradlogz.attention import unregister
@@ -111,13 +112,30 @@ def many_at_once():
         torch.func.vmap(lambda each: model.eval()(each[None]))(ids)
 
 
+def checkpointed():
+    model = GPT()
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            anchor = torch.ones(1, requires_grad=True)
+            return checkpoint(lambda y, _: self.model(y), x, anchor, use_reentrant=True)
+
+    with observe(outer := Checkpointed()) as observed:
+        outer(ids)
+    observed.stack("entropy").mean().backward()
+
+
 def without_transformers():
     with mock.patch.dict(sys.modules, {"transformers.modeling_utils": None}):
         register()
 
 
 def sparse():
-    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, indices=torch.zeros(1, 2))
+    return call_from_interface("gradlogz", nn.Identity(), q, q, q, None, block_indices=torch.zeros(1, 2))
 
 
 def of_foreign_mask():
@@ -195,6 +213,7 @@ ERRORS = [
         "outside",
         many_at_once,
     ),
+    (RuntimeError, "observe: model", "reentrant", checkpointed),
     (ImportError, "register: transformers", "installed", without_transformers),
     (TypeError, "register: model", "transformers", lambda: register(GPT())),
     (
@@ -205,8 +224,8 @@ ERRORS = [
     ),
     (
         NotImplementedError,
-        "attend: indices",
-        "indices=",
+        "attend: block_indices",
+        "block_indices=",
         sparse,
     ),
     (

@@ -1,6 +1,7 @@
 """Attention that reports its own statistics.
 
 attend      scaled dot-product attention with the log normaliser, entropy and logit moments of every row
+attend_varlen   the same over packed documents, with the signature of flash-attn
 Attention   the result; `merge` joins results over blocks of keys
 observe     the statistics of every attention layer inside a model, while it runs
 monitor     statistics and alerts for every head during training; the model's own attention computes the output
@@ -9,12 +10,13 @@ layers      attention modules: torch's multi-head attention, and attention to ot
 """
 
 from .functional import attend as attend
+from .packed import attend_varlen as attend_varlen
 from .result import Attention as Attention
 from .in_models.observation import observe as observe, Observation as Observation
 from .in_models.monitoring import monitor as monitor, Monitor as Monitor
 from .in_models.monitor_rows import MonitorRow as MonitorRow, Alert as Alert
 from .in_models.alerts import Thresholds as Thresholds
-from .in_models.huggingface import register as register, unregister as unregister
+from .in_models.huggingface import register as register, unregister as unregister, collect as collect
 from .layers.multihead import MultiheadAttention as MultiheadAttention
 from .layers.moment import MomentAttention as MomentAttention
 from .layers.mixture import MixtureAttention as MixtureAttention

@@ -10,11 +10,13 @@ derivatives).
 """
 
 import math
+import sys
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal, SupportsIndex
 
 import torch
+from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
@@ -29,6 +31,7 @@ from .row_fields import check_fields, with_fields
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EVERYTHING = Sight()
+SDPA = functional.scaled_dot_product_attention
 
 
 def attend(
@@ -64,7 +67,7 @@ def attend(
 
     Args:
         attn_mask: bool (True = attend) or added to the logits; broadcasts against [*b, h, m, n]. Also the objects of
-            torch.nn.attention.bias.
+            torch.nn.attention.bias, and a BlockMask of flex_attention, which is converted to a tensor.
         bias: added to the logits; may be combined with a bool mask. Only its gradient needs memory of size m x n.
         scale: 1 / sqrt(d) by default.
         enable_gqa: groups of query heads share the heads of key and value (dimension -3).
@@ -98,8 +101,10 @@ def attend(
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
             segments=segments, statistics=statistics, fields=fields,
         )  # fmt: skip
-    if attn_mask is not None and masks.causal_alignment(attn_mask) is not None:
-        key, value, options = masks.without_causal_bias(query, key, value, {
+    if functional.scaled_dot_product_attention is not SDPA:
+        _refuse_context_parallel()
+    if attn_mask is not None and masks.is_mask_object(attn_mask):
+        key, value, options = masks.without_mask_objects(query, key, value, {
             "attn_mask": attn_mask, "bias": bias, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
             "enable_gqa": enable_gqa, "sinks": sinks, "softcap": softcap, "window": window, "segments": segments,
             "statistics": statistics, "fields": fields,
@@ -179,6 +184,15 @@ def _plain_scoring(
     if not math.isfinite(scale) or (softcap is not None and not 0 < softcap < math.inf):
         return None
     return Scoring(scale, softcap, left, right)
+
+
+def _refuse_context_parallel() -> None:
+    """Raise inside torch's context_parallel, which replaces SDPA: here each process would see its own keys only."""
+    contexts = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
+    if contexts is not None and contexts._replaced_functions:
+        problem = "attend sees only the keys of this process inside torch's context_parallel"
+        remedy = "Gather the keys of all processes, or merge the results over their blocks with gradlogz.merge."
+        raise InputNotImplementedError("attend", "key", problem, remedy)
 
 
 def _statistics(

@@ -3,7 +3,7 @@
     is_causal           a query sees the keys up to its own position; the queries are the last m keys (bottom right)
     window=(l, r)       a query sees l keys before its own position and r after it; None is no limit
     segments [b, n]     a query sees the keys of its own segment: packed documents, without an n x n mask
-    attn_mask           bool, True = attend; or float, added to the logits
+    attn_mask           bool, True = attend; or float, added to the logits; or a mask object of torch
     bias                float, added to the logits; may be combined with a bool mask
 
 Read next: ../kernels/attention/scoring.py, which defines the visible keys.
@@ -18,6 +18,17 @@ import torch
 from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention.scoring import Sight
+
+
+def dense(block_mask: Any, m: int, n: int) -> Bool[Tensor, "b h m n"]:
+    """Bool mask equal to a BlockMask of torch's flex_attention; 1 along dimensions that share it."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    b, h = block_mask.shape[:2]
+    blocks = block_mask.to_dense().bool()
+    rows, columns = block_mask.BLOCK_SIZE
+    in_blocks = blocks.repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :n]
+    return in_blocks & create_mask(block_mask.mask_mod, b, h, m, n, device=str(blocks.device))
 
 
 def band(
@@ -49,20 +60,30 @@ def causal(alignment: str, key: Tensor, value: Tensor, m: int) -> tuple[Tensor, 
     return key, value, {"is_causal": True}
 
 
-def without_causal_bias(
+def is_mask_object(attn_mask: object) -> bool:
+    """Return whether a mask is an object of torch: a CausalBias of SDPA or a BlockMask of flex_attention."""
+    return type(attn_mask).__name__ in ("CausalBias", "BlockMask")
+
+
+def without_mask_objects(
     query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Replace a CausalBias of torch among the options of `attend` by a band: its memory is never written."""
-    attn_mask = options.get("attn_mask")
-    alignment = causal_alignment(attn_mask)
-    if alignment is None:
+    """Replace a mask object of torch among the options of `attend`: a BlockMask by a tensor, a CausalBias by a band.
+
+    The memory of a CausalBias is never written.
+    """
+    attn_mask: Any = options.get("attn_mask")
+    if not is_mask_object(attn_mask):
         return key, value, options
     m, n = query.shape[-2], key.shape[-2]
-    made_for = attn_mask.seq_len_q, attn_mask.seq_len_kv  # type: ignore[union-attr]
+    alignment = causal_alignment(attn_mask)
+    made_for = tuple(attn_mask.shape[-2:]) if alignment is None else (attn_mask.seq_len_q, attn_mask.seq_len_kv)
     if made_for != (m, n):
         problem = f"attn_mask must be for {m} queries and {n} keys, got {made_for[0]} and {made_for[1]}"
         remedy = "Make it with the numbers of queries and keys of this call."
         raise InputValueError("attend", "attn_mask", problem, remedy)
+    if alignment is None:
+        return key, value, options | {"attn_mask": dense(attn_mask, m, n)}
     others = options.get("is_causal") or any(options.get(name) is not None for name in ("bias", "segments", "window"))
     if alignment == "first" and m != n and others:
         problem = "attn_mask (causal, aligned with the first key) cannot be combined with other masks if m != n"
@@ -129,7 +150,7 @@ def _floating(name: str, tensor: Tensor, like: Tensor) -> Tensor:
 
 def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        fact, remedy = type(tensor).__name__, "Wrap it in torch.as_tensor."
+        fact, remedy = type(tensor).__name__, "Pass a tensor, or for attn_mask a CausalBias or BlockMask of torch."
         raise InputTypeError("attend", name, f"{name} must be a tensor, got {fact}", remedy)
     if tensor.device != like.device:
         remedy = f"Move it with {name}.to(query.device)."

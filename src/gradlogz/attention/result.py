@@ -17,6 +17,9 @@ from .._typing import Bool, Float, Int, Tensor
 
 # In every dtype sigmoid(FAR) is 1 and exp(-FAR) is 0, but products with FAR are finite, unlike those with inf.
 FAR = 1000.0
+# Masks of models hide keys by the smallest number of a dtype, -65504 in float16 and -3.4e38 in others, to which the
+# logit is added; half the first is far below the logits of a row that attends to something.
+HIDDEN = -32752.0
 
 
 class Attention(NamedTuple):
@@ -57,8 +60,21 @@ class Attention(NamedTuple):
 
     @property
     def seen(self) -> Bool[Tensor, "*b m"]:
-        """True for rows that see a key. Leave the others, which are infinite, out of a z-loss or a mean of maxima."""
-        return self.log_normalizer != -torch.inf
+        """True for rows that see a key. Leave the others out of a z-loss or a mean of maxima.
+
+        A row of a finite mask that hides every key counts as seeing none: its log normaliser is at most HIDDEN.
+        """
+        return ~(self.log_normalizer <= HIDDEN)
+
+    @property
+    def lse(self) -> Float[Tensor, "*b m"]:
+        """The log normaliser, by its name in torch's flex_attention."""
+        return self.log_normalizer
+
+    @property
+    def max_scores(self) -> Float[Tensor, "*b m"] | None:
+        """The largest logit, by its name in torch's flex_attention."""
+        return self.max_logit
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes of the fields."""
@@ -124,6 +140,9 @@ class Attention(NamedTuple):
             spread("key_variance", "key_mean"),
             spread("value_variance", "output"),
         )
+
+
+torch.serialization.add_safe_globals([Attention])  # for torch.load with weights_only=True
 
 
 def _summary(tensor: Tensor) -> str:

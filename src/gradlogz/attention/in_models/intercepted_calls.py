@@ -48,6 +48,12 @@ class Call(NamedTuple):
         most = max(statistics, self.requested, key=("none", "scalar", "moments").index)
         return attend(self.query, self.key, self.value, statistics=most, **self.options)  # type: ignore[arg-type]
 
+    def weights(self) -> Tensor:
+        """Attention weights [b, h, m, n] before dropout: the output for values that are the unit vectors."""
+        n = self.key.shape[-2]
+        units = torch.eye(n, dtype=self.value.dtype, device=self.value.device).expand(*self.key.shape[:-1], n)
+        return attend(self.query, self.key, units, statistics="none", **{**self.options, "dropout_p": 0.0}).output
+
     def shows_its_statistics(self) -> bool:
         """Return whether the result of this call has what a monitor reads.
 
@@ -162,6 +168,7 @@ def call_from_interface(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
@@ -172,7 +179,7 @@ def call_from_interface(
     none if the causal flag suffices; flash kernels a flag, a window and the padding [b, n]; flex_attention a block
     mask.
     """
-    for name in ("indices", "block_indices", "cache"):
+    for name in ("block_indices", "cache"):
         if others.get(name) is not None:
             problem = f"{type(module).__name__} selects keys by {name}=, which attend does not support"
             raise InputNotImplementedError("attend", name, problem, "Use another attention implementation.")
@@ -199,6 +206,8 @@ def call_from_interface(
     if attention_mask is not None and attention_mask.shape[-1] > n:
         attention_mask = attention_mask[..., :n]
     attention_mask = _with_hidden_keys(attention_mask)
+    if indices is not None:
+        attention_mask = _with_selected_keys(attention_mask, indices, key.shape[2])
     options["attn_mask"], options["bias"], options["sinks"] = attention_mask, position_bias, s_aux
     options["enable_gqa"] = query.shape[1] != key.shape[1]
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
@@ -229,7 +238,7 @@ def call_from_sdpa(
 
 def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "scalar", **options: Any) -> Call:
     """Convert a call of `attend`."""
-    key, value, options = masks.without_causal_bias(query, key, value, options)
+    key, value, options = masks.without_mask_objects(query, key, value, options)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
 
 
@@ -271,6 +280,15 @@ def _with_hidden_keys(mask: Tensor | None) -> Tensor | None:
     return mask.masked_fill(hidden(mask), -torch.inf)
 
 
+def _with_selected_keys(mask: Tensor | None, indices: Tensor, n: int) -> Tensor:
+    """Hide all keys but those selected for each query, [b, m, number of keys], from a mask [b, 1, m, n]."""
+    selected = indices.new_zeros((*indices.shape[:2], n), dtype=torch.bool).scatter(-1, indices.long(), True)
+    selected = selected.unsqueeze(1)
+    if mask is None:
+        return selected
+    return mask & selected if mask.dtype == torch.bool else mask.masked_fill(~selected, -torch.inf)
+
+
 def _window(size: int, causal: bool) -> tuple[int, int]:
     """Window (left, right) of `size` keys that include the query's own; without causality as many on each side."""
     return size - 1, 0 if causal else size - 1
@@ -289,11 +307,7 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
         raise InputTypeError(
             "attend", "attention_mask", f"attention_mask must be a tensor or a block mask, got {fact}", remedy
         )
-    from torch.nn.attention.flex_attention import create_mask
-
-    b, h, m, _ = query.shape
-    heads = h if block_mask.shape[1] > 1 else None
-    return create_mask(block_mask.mask_mod, b, heads, m, n, device=str(query.device))
+    return masks.dense(block_mask, query.shape[2], n)
 
 
 def _first(visible: Tensor) -> Tensor:

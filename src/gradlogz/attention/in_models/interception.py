@@ -81,7 +81,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
-        """End a pass; `missed` names attention layers that ran without an intercepted call."""
+        """End a pass; `missed` names attention layers, with their classes, that ran without an intercepted call."""
 
 
 class Interception:
@@ -131,6 +131,10 @@ class Interception:
         """Return whether the innermost attention layer that is running is cross-attention."""
         return next((frame.crosses for frame in reversed(self._running.stack) if frame.attention), False)
 
+    def returns_weights(self) -> bool:
+        """Return whether the model was called with output_attentions=True."""
+        return any(frame.returns_weights for frame in self._running.stack)
+
     def in_attention(self) -> bool:
         """Return whether an attention layer is running, so that a softmax belongs to attention."""
         return any(frame.attention for frame in self._running.stack)
@@ -174,7 +178,8 @@ class Interception:
             elif not _is_torch_layer(module):
                 self._unhook_torch_layers()  # this pass is not intercepted: keep the fused operator
         attention = id(module) in self._attention
-        running.stack.append(_Frame(module, attention, attention and _is_cross_attention(module, args, kwargs)))
+        crosses = attention and _is_cross_attention(module, args, kwargs)
+        running.stack.append(_Frame(module, attention, crosses, bool(kwargs.get("output_attentions"))))
         if running.mode is not None and _is_torch_layer(module) and _uses_fused_operator(module, args, kwargs):
             self.receiver.unfused(self.names[id(module)])
 
@@ -216,16 +221,17 @@ class Interception:
                 self.receiver.receive(name, intercepted, again=in_backward())
         elif id(module) in self._expected and not in_backward():
             self.count_call()  # so that the modules around it are not missed too
-            self._running.missed.append(name)
+            self._running.missed.append(named(name, module))
 
 
 class _Frame:
     """A module that is running."""
 
-    __slots__ = ("attention", "calls", "crosses", "error", "module")
+    __slots__ = ("attention", "calls", "crosses", "error", "module", "returns_weights")
 
-    def __init__(self, module: nn.Module, attention: bool, crosses: bool) -> None:
+    def __init__(self, module: nn.Module, attention: bool, crosses: bool, returns_weights: bool) -> None:
         self.module, self.attention, self.crosses, self.calls = module, attention, crosses, 0
+        self.returns_weights = returns_weights
         self.error = sys.exc_info()[1]  # an exception that is handled around the module is not its failure
 
 
@@ -420,7 +426,13 @@ def _from_interface(
 
     def convert() -> InterceptedCall:
         call = call_from_interface(implementation, module, query, key, value, attention_mask, **kwargs)
-        return InterceptedCall(call, lambda result: (result.output.transpose(1, 2).contiguous(), None))
+        by_config = getattr(getattr(module, "config", None), "output_attentions", False)
+        wanted = by_config or any(interception.returns_weights() for interception in tuple(_interceptions))
+
+        def to_layer(result: Attention) -> tuple[Tensor, Tensor | None]:
+            return result.output.transpose(1, 2).contiguous(), call.weights() if wanted else None
+
+        return InterceptedCall(call, to_layer)
 
     return _intercept(module, convert, partial(function, module, query, key, value, attention_mask, *args, **kwargs))
 
@@ -450,6 +462,11 @@ def numbered(layer: str, names: Mapping[str, Any]) -> str:
         count += 1
         name = f"{layer}#{count}"
     return name
+
+
+def named(name: str, layer: nn.Module) -> str:
+    """Name and class of a layer: patterns of layers match the class."""
+    return f"{name} ({type(layer).__name__})"
 
 
 def names_of(layers: tuple[str, ...]) -> str:

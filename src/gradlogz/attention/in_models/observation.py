@@ -21,7 +21,8 @@ from torch import nn
 from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
-from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .checkpointed_results import refusing_gradients
+from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -34,9 +35,10 @@ class Observation(Mapping[str, Attention], Receiver):
     by the values itself.
     """
 
-    def __init__(self, statistics: str, strict: bool) -> None:
+    def __init__(self, statistics: str, strict: bool, trained: set[str]) -> None:
         self.passes: list[dict[str, Attention]] = []
-        self._statistics, self._strict = statistics, strict
+        self._statistics, self._strict, self._trained = statistics, strict, trained
+        self._differentiable = False
 
     def __getitem__(self, layer: str) -> Attention:
         return self._last[layer]
@@ -83,13 +85,15 @@ class Observation(Mapping[str, Attention], Receiver):
     def begin(self) -> bool:
         """Begin a pass."""
         self.passes.append({})
+        self._differentiable = torch.is_grad_enabled()
         return True
 
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call by `attend`."""
         result = intercepted.call.attend(self._statistics)
         if not again:
-            self._last[numbered(layer, self._last)] = result
+            lost = self._differentiable and not torch.is_grad_enabled() and layer in self._trained
+            self._last[numbered(layer, self._last)] = refusing_gradients(result) if lost else result
         return result
 
     def finish(self, missed: tuple[str, ...]) -> None:
@@ -135,7 +139,9 @@ def observe(
     if id(model) in _observed:
         remedy = "Leave the first context before entering a second."
         raise InputRuntimeError("observe", "model", "model is already observed", remedy)
-    observation = Observation(statistics, strict)
+    parameters = [name for name, p in model.named_parameters() if p.requires_grad]
+    trained = {prefix for name in parameters for prefix in _prefixes(WRAPPERS.sub("", name).strip("."))}
+    observation = Observation(statistics, strict, trained)
     _observed.add(id(model))
     try:
         with _uncompiled(), Interception(model, observation, layers=layers):
@@ -149,6 +155,12 @@ def observe(
 
 
 _observed: set[int] = set()
+
+
+def _prefixes(name: str) -> list[str]:
+    """Names of all modules that contain a parameter."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts))]
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

@@ -145,7 +145,7 @@ class MixtureAttention(nn.Module):
         c = softplus(self.variance).unsqueeze(-2)
         attended = torch.cat((result.output, c.expand(*result.output.shape[:-1], -1)), -1)
         output = GaussianMessages(mu, c, self.directions).mean(eta, attended)
-        output = output.masked_fill(~result.seen.unsqueeze(-1), 0.0)
+        output = output.masked_fill((result.log_normalizer == -torch.inf).unsqueeze(-1), 0.0)
         rise = (eta * (output - result.output)).sum(-1) / 2
         result = result._replace(output=output, log_normalizer=result.log_normalizer + rise)
         if result.mean_logit is None or result.max_logit is None:

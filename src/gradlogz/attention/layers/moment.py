@@ -169,7 +169,7 @@ class MomentAttention(nn.Module):
             scale=1.0,
             statistics=statistics,
         )
-        mean, spread = messages.moments(eta, result.output, result.seen)
+        mean, spread = messages.moments(eta, result.output, result.log_normalizer != -torch.inf)
         return result._replace(output=mean, value_variance=spread), linear(join(spread), W_o.square())
 
     def _full(

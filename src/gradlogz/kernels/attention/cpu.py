@@ -10,6 +10,7 @@ Read next: tiles.py (one task), ../simd.py (the vector instructions).
 
 import zlib
 from array import array
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from itertools import chain, count
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from numba import types
+from torch.autograd.profiler import record_function
 
 from ..._typing import Float, Tensor
 from .. import simd, workers
@@ -40,6 +42,7 @@ from .tiles import (
 GROUPS = 4  # groups of queries that share a tile of keys
 FEW = 6  # number of queries up to which one task per row is faster than queries in the lanes
 EVERYWHERE = 1 << 40  # an unlimited band
+NO_PROFILER = nullcontext()
 WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
 
 # --------------------------------------------------------------------------------------------------------- threads
@@ -161,25 +164,32 @@ def forward(
     scoring: Scoring,
     *,
     statistics: bool = True,  # noqa: ARG001  # they cost less than 5 %, so one kernel serves both
+    by_rows: bool | None = None,
 ) -> Statistics:
-    """Statistics of every row, float32."""
+    """Statistics of every row, float32; by rows, which is faster for few queries, or with the logits of `backward`."""
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
     (b, h, m, _), value_shape = query.shape, value.shape
     output, rows = query.new_empty(b, h, m, value_shape[3]), query.new_empty(4, b, h, m)
     bias, mask, segments = sight
     sight_layouts = None if bias is None and mask is None and segments is None else tuple(map(_layout, sight))
     layouts = (query.shape, query.stride()), (key.shape, key.stride()), (value_shape, value.stride())
-    plan = _forward_plan(layouts, sight_layouts, scoring, torch.get_num_threads())
-    run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
+    by_rows = m <= FEW if by_rows is None else by_rows
+    plan = _forward_plan(layouts, sight_layouts, scoring, torch.get_num_threads(), by_rows)
+    with _profiled("gradlogz::attention on a CPU"):
+        run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
     return Statistics(output, *rows.unbind(0))
 
 
 @lru_cache(maxsize=1024)
 def _forward_plan(
-    layouts: tuple[Layout, ...], sight_layouts: tuple[Layout | None, ...] | None, scoring: Scoring, max_threads: int
+    layouts: tuple[Layout, ...],
+    sight_layouts: tuple[Layout | None, ...] | None,
+    scoring: Scoring,
+    max_threads: int,
+    by_rows: bool,
 ) -> ThreadPlan:
     (b, h, m, d), (_, _, n, v) = layouts[0][0], layouts[2][0]
-    if m <= FEW:  # each multiplication is slower, so a second thread pays off sooner
+    if by_rows:  # each multiplication is slower, so a second thread pays off sooner
         groups, tasks, numbers = 0, b * h * m, d + v + ROW_SUMS * LANES + n + LANES
         threads = _threads(b * h * m * n * (d + FEW * v), max_threads)
     else:
@@ -249,8 +259,14 @@ def backward(
     )
     per_group = 3 * d + 2 * v + ROWS + 2 * WIDTH + ROW_SUMS
     numbers = groups * LANES * per_group + TILE * (3 * LANES + d + v + ROWS)
-    run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), row_coefficients)
+    with _profiled("gradlogz::attention_backward on a CPU"):
+        run(differentiate_worker(), planned(problem, scoring, threads, numbers), (*read, *written), row_coefficients)
     return grad_query, grad_key[..., :n, :d], grad_value[..., :n, :v], grad_bias
+
+
+def _profiled(name: str) -> AbstractContextManager[Any]:
+    """Context with a name in torch's profiler, which sees no operator in a compiled kernel."""
+    return record_function(name) if torch._C._autograd._profiler_enabled() else NO_PROFILER
 
 
 def _layout(tensor: Tensor | None) -> Layout | None:

@@ -59,25 +59,6 @@ def forward(
     return result if result.output.dtype == query.dtype else result._replace(output=result.output.to(query.dtype))
 
 
-def statistics_are_free(query: Float[Tensor, "b h m d"], key: Float[Tensor, "b hk n d"], *, dropout: bool) -> bool:
-    """Return whether a call without statistics would be made by a kernel that computes them at little or no cost.
-
-    Only torch's flash attention does not: it takes calls on a CPU for which no kernel is compiled.
-    """
-    if query.is_cuda or dropout:
-        return True
-    logits = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    return query.dtype is not torch.float64 and logits >= WORTH_COMPILING and _numba_is_installed()
-
-
-def _numba_is_installed() -> bool:
-    return kernel_module(f"{__package__}.cpu", "numba") is not None
-
-
-# As torch.compiler.assume_constant_result, without importing the compiler.
-_numba_is_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def backward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],
@@ -101,16 +82,24 @@ def backward(
     if hasattr(kernel, "coefficients"):  # a kernel of a GPU
         per_row = kernel.coefficients(result, gradients)
         return kernel.backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
-    along = None if gradients.output is None else (_wide(grad_output) * _wide(result.output)).sum(-1)
+    q, k, v, wide_sight, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
+    curved = gradients.entropy is not None or gradients.logit_variance is not None
+    by_flash = kernel is None and not (curved or needs_bias or dropout)
+    by_flash = by_flash and flash.takes(query, sight, scoring, k.shape[2]) and flash.differentiates(result)
+    # exp(logit - G) sums to one only if both are rounded alike: recompute what another kernel has computed forward.
+    if kernel is not None and q.shape[2] <= kernel.FEW:
+        result = kernel.forward(q, k, v, wide_sight, scoring, by_rows=False)
+    elif kernel is None and not by_flash and flash.computed(result):
+        result = blocked.forward(q, k, v, wide_sight, scoring, dropout)
+    along = None if gradients.output is None else (go * _wide(result.output)).sum(-1)
     row = coefficients(result, gradients, along)
     G, E, c0, c1, c2 = row
-    q, k, v, wide_sight, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
     grad_bias: Tensor | None = None
     if kernel is not None:
         grad_q, grad_k, grad_v, grad_bias = kernel.backward(
             q, k, v, wide_sight, scoring, G, E, go, c0, c1, c2, needs_bias=needs_bias
         )
-    elif c1 is None and not needs_bias and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
+    elif by_flash:
         grad_q, grad_k, grad_v = flash.backward(q, k, v, wide_sight, scoring, G, go, c0)
     else:
         grad_q, grad_k, grad_v, grad_bias = blocked.backward(

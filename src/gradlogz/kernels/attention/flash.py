@@ -16,6 +16,9 @@ from ..._typing import Float, Tensor
 from .reference import Statistics
 from .scoring import Scoring, Sight
 
+# Log normaliser up to which a rounding error of a logit changes its weight by less than 3e-5.
+LARGE = 256.0
+
 
 def takes(query: Tensor, sight: Sight, scoring: Scoring, keys: int) -> bool:
     """Return whether torch computes the same function of these arguments.
@@ -44,7 +47,7 @@ def forward(
     sight: Sight,
     scoring: Scoring,
 ) -> Statistics:
-    """Output and log normaliser; the other statistics are zeros."""
+    """Output and log normaliser; the other statistics are NaN."""
     v = value.shape[-1]
     additive = _additive(query, sight)
     output, G = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -55,8 +58,18 @@ def forward(
         G = G.masked_fill((additive == -torch.inf).all(-1), -torch.inf)
         unknown = unknown | additive.isnan().any(-1)
     G, output = G.masked_fill(unknown, torch.nan), output.masked_fill(unknown.unsqueeze(-1), torch.nan)
-    zeros = torch.zeros_like(G)
-    return Statistics(output[..., :v], G, zeros, zeros.clone(), zeros.clone())
+    return Statistics(output[..., :v], G, *(torch.full_like(G, torch.nan) for _ in range(3)))
+
+
+def differentiates(result: Statistics) -> bool:
+    """Return whether the logits are small enough for `backward`, which rounds them otherwise than `forward`."""
+    G = result.log_normalizer
+    return bool((G.abs() < LARGE).logical_or_(G == -torch.inf).all())
+
+
+def computed(result: Statistics) -> bool:
+    """Return whether a result is one of `forward`, which computes no maximum."""
+    return bool(result.max_logit.isnan().all())
 
 
 def backward(

@@ -23,6 +23,7 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
+from torch.utils.flop_counter import register_flop_formula
 
 from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
@@ -476,3 +477,26 @@ def _pull_back(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]
 
 
 _operator.register_autograd(_pull_back, setup_context=_save)
+
+
+# Multiplications and additions for torch.utils.flop_counter, as torch counts those of SDPA: hidden keys are counted.
+
+
+def _pair_flops(query_shape: torch.Size, size: int, keys: int) -> int:
+    """Count the operations of one product of `size` numbers for every pair of a query and a key."""
+    b, h, m, _ = query_shape
+    return 2 * b * h * m * keys * size
+
+
+@register_flop_formula(torch.ops.gradlogz.attention)
+def _forward_flops(query_shape: Any, _key_shape: Any, value_shape: Any, *_: Any, **__: Any) -> int:
+    """Logits and outputs."""
+    d, (n, v) = query_shape[-1], value_shape[-2:]
+    return _pair_flops(query_shape, d + v, n)
+
+
+@register_flop_formula(torch.ops.gradlogz.attention_backward)
+def _backward_flops(query_shape: Any, _key_shape: Any, value_shape: Any, *_: Any, **__: Any) -> int:
+    """Logits again, and gradients of weights, values, queries and keys."""
+    d, (n, v) = query_shape[-1], value_shape[-2:]
+    return _pair_flops(query_shape, 3 * d + 2 * v, n)

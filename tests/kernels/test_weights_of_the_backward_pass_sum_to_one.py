@@ -1,0 +1,83 @@
+"""The backward pass computes exp(logit - log normaliser) again: these weights sum to one, however large the logits.
+
+A logit of 1e7 is rounded to about 1 in float32. The weights sum to one only if the log normaliser belongs to logits
+that are rounded alike, though one kernel may compute few queries forward, another one backward.
+"""
+
+import pytest
+import torch
+
+from gradlogz import attend
+from gradlogz.kernels.attention import dispatch
+
+SIZES = [1.0, 1e2, 1e4, 1e7, 1e9, 1e14, 1e20, 1e30]
+CALLS = {
+    "plain": {}, "causal": {"is_causal": True}, "soft cap": {"softcap": 1e6}, "window": {"window": (5, 3)},
+    "without statistics": {"statistics": "none"}, "half": {"dtype": torch.bfloat16},
+}  # fmt: skip
+
+
+def operands(m, n, size, dtype):
+    """Queries and keys whose logits are of this size."""
+    generator = torch.Generator().manual_seed(m * n)
+    q, k, v = (torch.randn(2, 2, tokens, 16, generator=generator) for tokens in (m, n, n))
+    return [t.to(dtype).requires_grad_() for t in (q * size**0.5, k * size**0.5, v)]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("m", "n"), [(1, 9), (5, 9), (1, 300), (6, 300), (7, 300), (40, 90)])
+def test_the_weights_sum_to_one_and_gradients_are_finite(m, n, name, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(dispatch, "kernel_module", lambda *_: None)
+    options = dict(CALLS[name])
+    dtype = options.pop("dtype", torch.float32)
+    for size in SIZES:
+        q, k, v = operands(m, n, size, dtype)
+        a = attend(q, k, v, **options)
+        # The gradient of sum_m output_m in a value is the sum of its weights.
+        (weights,) = torch.autograd.grad(a.output.sum(), v, retain_graph=True)
+        # The log normaliser itself is rounded; from 1e7 on, rows without a soft cap have one key of weight 1.
+        G = float(a.log_normalizer.detach().abs().max())
+        rounding = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] + (1.2e-7 * G if G < 2e6 else 0.0)
+        assert (weights.double().sum(-2) / m - 1).abs().max() < rounding, size
+        total = a.log_normalizer.sum() / size**0.5
+        if a.entropy is not None:
+            total = total + a.entropy.sum() + a.output.sum() + a.max_logit.sum() / size
+        for gradient in torch.autograd.grad(total, (q, k)):
+            assert gradient.isfinite().all(), size
+
+
+@pytest.mark.parametrize("statistics", ["none", "scalar"])
+@pytest.mark.parametrize(("m", "n"), [(1, 9), (6, 300), (7, 300)])
+def test_gradients_of_separated_logits_are_those_of_float64(m, n, statistics):
+    """One key has the largest logit by far more than its rounding; every weight is 0 or 1."""
+    for size in SIZES[3:]:
+        q, k, v = operands(m, n, size, torch.float32)
+        with torch.no_grad():
+            logits = q.double() @ k.double().mT / 4
+            top = logits.topk(2, -1).values
+            q.masked_fill_(((top[..., 0] - top[..., 1]) < 1e-4 * size).unsqueeze(-1), 0.0)
+            winner = torch.softmax(q.double() @ k.double().mT / 4, -1)
+        a = attend(q, k, v, statistics=statistics)
+        (grad_v,) = torch.autograd.grad(a.output.sum(), v, retain_graph=True)
+        (grad_q,) = torch.autograd.grad(a.log_normalizer.sum() / size**0.5, q)
+        torch.testing.assert_close(grad_v.double(), winner.sum(-2).unsqueeze(-1).expand_as(v), rtol=1e-5, atol=1e-5)
+        mean = (winner @ k.double()) / 4 / size**0.5
+        separated = q.detach().abs().sum(-1) > 0
+        torch.testing.assert_close(grad_q.double()[separated], mean[separated], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 9), (6, 300), (7, 300)])
+def test_gradients_of_moderate_logits_are_those_of_float64(m, n):
+    for size in SIZES[:3]:
+        single = operands(m, n, size, torch.float32)
+        double = [t.detach().double().requires_grad_() for t in single]
+        found = []
+        for q, k, v in (single, double):
+            a = attend(q, k, v)
+            loss = a.output.square().sum() + a.log_normalizer.sum() / size**0.5 + a.entropy.sum() / size**0.5
+            found.append(torch.autograd.grad(loss, (q, k, v)))
+        for actual, expected in zip(*found, strict=True):
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-6 * size * max(1.0, scale))
