@@ -524,9 +524,40 @@ def test_writers(tmp_path):
         train(model, batches(3))
     events = EventAccumulator(str(tmp_path)).Reload()
     assert len(events.Tags()["scalars"]) == 12, "six numbers of two layers"
-    written = [e.value for e in events.Scalars("entropy/blocks.0.attention")]
+    written = [e.value for e in events.Scalars("attention/blocks.0.attention/entropy")]
     expected = [float(row.layers["blocks.0.attention"].entropy.mean.mean()) for row in taken]
     assert written == pytest.approx(expected, rel=1e-6)
+    assert set(events.Tags()["scalars"]) == set(taken[-1].scalars())
+
+
+def test_a_function_with_a_step_gets_the_scalars():
+    """As wandb.log: the parameter `step` is what tells it from a function of a row."""
+    logged, rows_written = [], []
+
+    class Run:
+        def log(self, data, step=None, commit=None):
+            logged.append((data, step, commit))
+
+    model = made("a script")
+    with (
+        gradlogz.monitor(model, every=2, writer=Run().log, thresholds=QUIET),
+        gradlogz.monitor(model, every=2, writer=rows_written.append, thresholds=QUIET),
+    ):
+        train(model, batches(3))
+    assert logged == [(row.scalars(), row.step, None) for row in rows_written]
+    assert [step for _, step, _ in logged] == [0, 2]
+    heads = rows_written[0].layers["blocks.1.attention"]
+    expected = {
+        "entropy": heads.entropy.mean.mean(),
+        "entropy_of_lowest_head": heads.entropy.mean.min(),
+        "log_normalizer": heads.log_normalizer.mean.mean(),
+        "logit_variance": heads.logit_variance.mean.mean(),
+        "max_logit": heads.max_logit.greatest.max(),
+        "sink": heads.sink.mean.mean(),
+    }
+    found = {k.rpartition("/")[2]: v for k, v in logged[0][0].items() if k.startswith("attention/blocks.1.attention/")}
+    assert found == {name: float(value) for name, value in expected.items()}
+    assert all(type(value) is float for value in found.values())
 
 
 def test_a_writer_that_raises_ends_the_step_all_the_same():

@@ -10,7 +10,7 @@ The model's own attention computes the output. In every `every`-th step the stat
 a layer asks `attend` for them; otherwise they are computed separately from its queries and keys, without gradients. In
 the steps between no hook is installed.
 
-Read next: head_summaries.py (the statistics and the thresholds), interception.py (how calls are intercepted).
+Read next: monitor_rows.py (the statistics and the thresholds), interception.py (how calls are intercepted).
 """
 
 import warnings
@@ -28,9 +28,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
-from .head_summaries import Alert, HeadSums, MonitorRow, Thresholds, heads_of, merged, sums_of
+from .head_summaries import HeadSums, heads_of, merged, sums_of
 from .intercepted_calls import Call
 from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
+from .monitor_rows import Alert, MonitorRow, Thresholds
+from .writers import writing_function
 
 
 class Monitor(Receiver):
@@ -50,7 +52,8 @@ class Monitor(Receiver):
     ) -> None:
         self.steps = 0
         self._inner, self._compiled = _unwrapped(model), _compiled(model)
-        self._every, self._writer, self._thresholds, self._group = every, writer, thresholds, group
+        self._every, self._thresholds, self._group = every, thresholds, group
+        self._write_row = None if writer is None else writing_function(writer)
         self._on_alert = _warn if on_alert is None else on_alert
         self._strict = strict
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -169,22 +172,8 @@ class Monitor(Receiver):
             if (alert.kind, alert.layer) not in self._warned:
                 self._warned.add((alert.kind, alert.layer))
                 self._on_alert(alert)
-        if self._writer is None:
-            return
-        if not hasattr(self._writer, "add_scalar"):
-            self._writer(self._row)
-            return
-        for layer, heads in layers.items():
-            scalars = {
-                "entropy": heads.entropy.mean.mean(),
-                "entropy of the lowest head": heads.entropy.mean.min(),
-                "log normalizer": heads.log_normalizer.mean.mean(),
-                "logit variance": heads.logit_variance.mean.mean(),
-                "max logit": heads.max_logit.greatest.max(),
-                "sink": heads.sink.mean.mean(),
-            }
-            for name, value in scalars.items():
-                self._writer.add_scalar(f"{name}/{layer}", float(value), step)
+        if self._write_row is not None:
+            self._write_row(self._row)
 
     def _alerts(self, step: int, layers: dict[str, Any]) -> Iterator[Alert]:
         entropy, logit, sink = self._thresholds
@@ -227,7 +216,8 @@ def monitor(
 
     Args:
         every: record the steps 0, every, 2 every, ...
-        writer: a TensorBoard SummaryWriter, or a function that takes a `MonitorRow`.
+        writer: a TensorBoard SummaryWriter (or another object with add_scalar); a function with a parameter `step`,
+            which gets the dictionary `MonitorRow.scalars` and step=, as wandb.log; or a function of a `MonitorRow`.
         thresholds: thresholds of the alerts.
         on_alert: function called with each new `Alert`, once for each kind and layer; by default it warns.
         group: process group over which rows are joined; by default that of a DistributedDataParallel model.
@@ -245,10 +235,6 @@ def monitor(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         remedy = "Pass 1 to record every step."
         raise InputValueError("monitor", "every", f"every must be a positive integer, got {every!r}", remedy)
-    if writer is not None and not callable(writer) and not hasattr(writer, "add_scalar"):
-        condition = "writer must have a method add_scalar or be a function of a row"
-        remedy = "Pass a SummaryWriter, or a function of one argument."
-        raise InputTypeError("monitor", "writer", f"{condition}, got {type(writer).__name__}", remedy)
     if group is None and hasattr(model, "process_group"):
         group = model.process_group
     m = Monitor(

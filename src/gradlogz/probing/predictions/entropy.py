@@ -2,7 +2,7 @@
 
     entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
 
-Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/head_summaries.py (the
+Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/monitor_rows.py (the
 alerts in training).
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...attention.in_models.head_summaries import Thresholds
+from ...attention.in_models.monitor_rows import Thresholds
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
