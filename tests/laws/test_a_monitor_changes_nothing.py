@@ -10,7 +10,7 @@ import torch.multiprocessing
 
 import gradlogz
 from gradlogz.attention.in_models import head_summaries as rows
-from gradlogz.attention.in_models.intercepted_calls import call_from_attend, logits_from_softmax, padding
+from gradlogz.attention.in_models.intercepted_calls import call_from_attend, logits_from_softmax
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
@@ -194,15 +194,17 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2))
     call = call_from_attend(q, k, k, **OPTIONS[name], enable_gqa=True)
-    pad = padding(call)
-    found, weight = call.statistics_and_weight(None if pad is None else (~pad).int().argmax(-1))
+    found, visible = call.statistics(), call.visible()
+    weight = call.weight_on_first_key(found.log_normalizer, visible)
     unit = torch.eye(9).expand(2, 2, 9, 9)
     weights = gradlogz.attend(q, k, unit, **OPTIONS[name], enable_gqa=True).output
-    first = [0, 0] if pad is None else (~pad).int().argmax(-1).tolist()
-    torch.testing.assert_close(weight, torch.stack([w[..., f] for w, f in zip(weights, first, strict=True)]))
+    first = {"left padding": [[0] * 9, [4] * 9], "documents": [[0, 0, 0, 3, 3, 3, 3, 7, 7]] * 2}.get(
+        name, [[0] * 9] * 2
+    )
+    torch.testing.assert_close(
+        weight, weights.gather(-1, torch.tensor(first)[:, None, :, None].expand(2, 4, 9, 1))[..., 0]
+    )
     torch.testing.assert_close(found.entropy, gradlogz.attend(q, k, k, **OPTIONS[name], enable_gqa=True).entropy)
-    if name == "left padding":
-        assert first == [0, 4]
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 3, 5, 8)])

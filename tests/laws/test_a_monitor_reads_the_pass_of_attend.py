@@ -11,6 +11,7 @@ import gradlogz
 from gradlogz.attention.in_models.head_summaries import sums_of
 from gradlogz.attention.in_models.intercepted_calls import call_from_attend
 from gradlogz.kernels.attention import operator
+from support.architectures import ARCHITECTURES, outputs_of
 from support.small_trainings import GPT, TOKENS, batches, train
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
@@ -100,6 +101,10 @@ OPTIONS = {
     "segments": {"segments": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]), "is_causal": True},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0]).double()},
+    "padding": {"attn_mask": (torch.arange(9) < torch.tensor([9, 6, 4])[:, None])[:, None, None]},
+    "left padding": {"attn_mask": (torch.arange(9) > torch.tensor([-1, 2, 4])[:, None])[:, None, None]},
+    "added mask": {"attn_mask": torch.randn(1, 4, 7, 9, generator=torch.Generator().manual_seed(1)).double()},
+    "bias": {"bias": torch.randn(7, 9, generator=torch.Generator().manual_seed(2)).double(), "is_causal": True},
     "everything": {
         "is_causal": True, "window": (5, 0), "softcap": 3.0, "scale": 0.4,
         "segments": torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]] * 3),
@@ -120,11 +125,47 @@ def test_the_sums_are_those_of_a_separate_pass(name, key_heads):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda m, field=field: f"{field}: {m}")
 
 
-@pytest.mark.parametrize("name", ["attn_mask", "bias"])
-def test_with_a_mask_the_first_visible_key_may_be_another(name):
-    query = drawn(3, 4, 7, 16)
-    masked = call_from_attend(query, query, query, **{name: drawn(7, 7)})
-    assert not masked.shows_its_statistics()
+REGISTERED = ["llama", "bert", "gemma2", "gpt_oss", "t5"]  # causal, padded, windows and soft caps, sinks, biases
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The implementation of transformers, with compiled kernels for small calls too: these have the statistics."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(operator.dispatch, "WORTH_COMPILING", 0)
+    gradlogz.register()
+    yield
+    gradlogz.attention.unregister()
+
+
+def train_architecture(architecture, implementation, padding, monitored):
+    """Train two steps; return the parameters and the rows of the monitor."""
+    model, inputs = architecture.build(implementation).train(), architecture.inputs(padding)
+    optimizer, rows = torch.optim.SGD(model.parameters(), 1e-2), []
+    context = gradlogz.monitor(model, every=1, thresholds=QUIET, writer=rows.append)
+    with context if monitored else contextlib.nullcontext():
+        for _ in range(2):
+            sum(t.square().mean() for t in outputs_of(model, inputs).values()).backward()
+            optimizer.step()
+    return list(model.parameters()), rows
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_registered_model_is_monitored_without_a_second_pass(name, padding, passes):
+    architecture = next(a for a in ARCHITECTURES if a.name == name)
+    parameters, _ = train_architecture(architecture, "gradlogz", padding, monitored=False)
+    expected = list(passes)
+    assert all(expected), "statistics are computed in every step"
+    passes.clear()
+    same_parameters, rows = train_architecture(architecture, "gradlogz", padding, monitored=True)
+    assert passes == expected
+    assert all(map(torch.equal, parameters, same_parameters))
+    _, rows_of_eager = train_architecture(architecture, "eager", padding, monitored=True)
+    for one, other in zip(rows[0].records(), rows_of_eager[0].records(), strict=True):
+        assert one.pop("layer") == other.pop("layer")
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
 
 
 def test_a_causal_mask_of_torch_keeps_the_other_options():

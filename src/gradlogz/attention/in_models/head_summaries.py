@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from ..._typing import Tensor
 from ..result import Attention
-from .intercepted_calls import Call, Logits, padding, visible
+from .hidden_keys import padded
+from .intercepted_calls import Call, Logits
 from .monitor_rows import Extremes, Heads
 
 
@@ -57,20 +58,21 @@ def heads_of(sums: dict[str, HeadSums]) -> dict[str, Heads]:
 def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | None = None) -> HeadSums:
     """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
-    With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries.
+    With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries. No
+    loss depends on the rows of padding.
     """
-    keys, pad = visible(call), None if crosses else padding(call)
-    if result is None or isinstance(call, Logits):
-        result, sink = call.statistics_and_weight(None if keys is None else keys.int().argmax(-1))
-    else:
-        sink = call.weight_on_first_key(result)
+    visible = call.visible()
+    if result is None:
+        result = call.statistics()
     G = _three_dimensional(result.log_normalizer)
+    sink = call.weight_on_first_key(result.log_normalizer, visible)
     fields = (result.entropy, result.log_normalizer, result.logit_variance, result.max_logit, sink)
     values = torch.stack([_three_dimensional(t).to(G.dtype) for t in fields if t is not None])
-    if pad is None and _every_row_sees_a_key(call):
+    are_keys = not crosses and visible is not None and G.shape[-1] == visible.shape[-1]
+    if not are_keys and _every_row_sees_a_key(call):
         return HeadSums(values, None)
     rows = G != -torch.inf
-    return HeadSums(values, rows if pad is None else rows & ~pad.unsqueeze(1))
+    return HeadSums(values, rows & ~padded(visible).unsqueeze(1) if are_keys and visible is not None else rows)
 
 
 def _three_dimensional(statistic: Tensor) -> Tensor:

@@ -18,18 +18,31 @@ def hidden(logits: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
     return logits < HIDDEN
 
 
-def visible_by_logits(logits: Float[Tensor, "b h m n"]) -> Bool[Tensor, "b n"]:
-    """Keys that some query of their sequence may see, [b, n]."""
-    return (~hidden(logits)).any(-2).any(1)
+def visible_by_logits(logits: Float[Tensor, "b h m n"]) -> Bool[Tensor, "b m n"]:
+    """Keys that each query may see in some head."""
+    return (~hidden(logits)).any(1)
 
 
 def visible_by_masks(
     masks: Iterable[Tensor | None], query: Float[Tensor, "*b m d"], key: Float[Tensor, "*bk n d"]
-) -> Bool[Tensor, "b n"] | None:
-    """Keys that some query of their sequence may see under all masks, [b, n]; None without a mask."""
+) -> Bool[Tensor, "b #m n"] | None:
+    """Keys that each query may see in some head under all masks; None without a mask."""
     visible = None
     for mask in masks:
         if mask is not None and mask.ndim == query.ndim == 4:
-            each = (mask if mask.dtype == torch.bool else ~hidden(mask)).any(-2).any(1)
+            each = (mask if mask.dtype == torch.bool else ~hidden(mask)).any(1)
             visible = each if visible is None else visible & each
-    return None if visible is None else visible.expand(max(len(query), len(key)), key.shape[2])
+    return None if visible is None else visible.expand(max(len(query), len(key)), -1, key.shape[2])
+
+
+def padded(visible: Bool[Tensor, "b #m n"]) -> Bool[Tensor, "b n"]:
+    """Keys that no query sees, in sequences in which every query sees an unbroken run of the others.
+
+    In other sequences the model selects keys, and a key that nobody selects is not padding.
+    """
+    keys = visible.any(-2)
+    counts = keys.long().cumsum(-1)
+    first, last = visible.int().argmax(-1), visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1)
+    inside = counts.gather(-1, last) - counts.gather(-1, first) + 1  # a row without keys has first = 0, last = n - 1
+    unbroken = (visible.sum(-1) == inside) | ~visible.any(-1)
+    return ~keys & unbroken.all(-1, keepdim=True)

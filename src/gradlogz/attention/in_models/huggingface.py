@@ -20,10 +20,9 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError, MissingPackageError
 from ..._typing import Tensor
-from .intercepted_calls import call_from_interface
+from ...kernels.attention.dispatch import statistics_are_free
+from .intercepted_calls import NAME, call_from_interface
 from .interception import LAYERS, attention_layers, names_of
-
-NAME = "gradlogz"
 
 
 def register(model: nn.Module | None = None) -> None:
@@ -31,7 +30,8 @@ def register(model: nn.Module | None = None) -> None:
 
     Outputs equal those of the eager implementation to rounding, except for rows that see no key: they are 0 here, an
     average of hidden values there. Sliding windows, soft caps, sinks, position biases, shared key heads and caches are
-    supported. Memory for attention is linear in the number of tokens, if the model needs no mask.
+    supported. Memory for attention is linear in the number of tokens, if the model needs no mask. `monitor` reads the
+    statistics of such a model from the pass that is made anyway.
 
     Raises for a model with attention layers that do not get their attention function from transformers, since they
     would silently keep their own; `observe` supports such layers.
@@ -75,9 +75,13 @@ def unregister(model: nn.Module | None = None) -> None:
 def attention_function(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: returns (output [b, m, h, v], None for the weights)."""
+    """Attention function for transformers: returns (output [b, m, h, v], None for the weights).
+
+    It requests the statistics where they are free, so that `monitor` reads them without a second pass.
+    """
     call = call_from_interface(NAME, module, query, key, value, attention_mask, **kwargs)
-    return call.attend("none").output.transpose(1, 2).contiguous(), None
+    free = statistics_are_free(call.query, call.key, dropout=call.options["dropout_p"] > 0)
+    return call.attend("scalar" if free else "none").output.transpose(1, 2).contiguous(), None
 
 
 _previous: WeakKeyDictionary[nn.Module, dict[int, tuple[Any, str]]] = WeakKeyDictionary()

@@ -17,12 +17,14 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
-from ...kernels.attention.scoring import Block, Scoring, logits
-from ...kernels.attention.scoring import visible as visible_keys
 from .. import masks
 from ..functional import attend
 from ..result import Attention
+from .first_keys import first_of_segments, weight_on_key
 from .hidden_keys import hidden, visible_by_logits, visible_by_masks
+
+# Name of the attention implementation of transformers that calls `attend`.
+NAME = "gradlogz"
 
 # The smallest number of values that the GPU kernels take.
 WIDTH = 16
@@ -46,45 +48,34 @@ class Call(NamedTuple):
         return attend(self.query, self.key, self.value, statistics=most, **self.options)  # type: ignore[arg-type]
 
     def shows_its_statistics(self) -> bool:
-        """Return whether the result of this call has what a monitor reads: it asked for statistics and has no mask.
+        """Return whether the result of this call has what a monitor reads.
 
         Without statistics another kernel may compute the output, with other last bits.
         """
-        return self.requested != "none" and self.query.ndim == 4 and not self.options.keys() & {"attn_mask", "bias"}
+        return self.requested != "none"
 
-    def weight_on_first_key(self, result: Attention) -> Tensor:
-        """Weight of every row on the first key, exp(logit - G), without a gradient; `result` is that of this call."""
-        q, k, G = self.query.detach(), self.key.detach()[:, :, :1], result.log_normalizer.detach()
-        if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
-            q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
-        (_, h, m, d), n = q.shape, self.key.shape[2]
-        options = self.options
-        scale = options.get("scale")
-        band = masks.band(bool(options.get("is_causal")), options.get("window"))
-        scoring = Scoring(d**-0.5 if scale is None else float(scale), options.get("softcap"), *band)
-        sight = masks.sight(None, None, options.get("segments"), lead=q.shape[:1], size=(h, m, n), like=q)
-        sees_first = visible_keys(sight, scoring, Block(0, m, 0, 1), m, n, q.device)
-        s = logits(q.to(G.dtype), k.to(G.dtype), None, sees_first, scoring).squeeze(-1)
-        return torch.where(G == -torch.inf, 0.0, (s - G).exp())
-
-    def statistics_and_weight(self, position: Tensor | None) -> tuple[Attention, Tensor]:
-        """Statistics of every row, and its weight on the key at a position of each sequence, by default the first.
-
-        They are computed separately, without a gradient and without dropout. The weight is the output for values that
-        are 1 at that key and 0 at all others.
-        """
+    def statistics(self) -> Attention:
+        """Statistics of every row, computed separately: without a gradient, without dropout, with narrow values."""
         q, k = self.query.detach(), self.key.detach()
-        if position is None:
-            value = k.new_zeros(k.shape[-2], WIDTH)
-            value[0, 0] = 1.0
-        else:
-            value = k.new_zeros(len(position), 1, k.shape[-2], WIDTH)
-            value[torch.arange(len(position), device=k.device), :, position, 0] = 1.0
-            k = k.expand(len(position), -1, -1, -1)
         options: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.options.items()}
         options["dropout_p"] = 0.0
-        result = attend(q, k, value.expand(*k.shape[:-1], WIDTH), **options)
-        return result, result.output[..., 0]
+        return attend(q, k, k[..., :WIDTH], **options)
+
+    def visible(self) -> Tensor | None:
+        """Keys that each query may see in some head, [b, 1 or m, n]; None without a mask."""
+        return visible_by_masks((self.options.get("attn_mask"), self.options.get("bias")), self.query, self.key)
+
+    def weight_on_first_key(self, log_normalizer: Tensor, visible: Tensor | None) -> Tensor:
+        """Weight of every row on the first visible key of its sequence, or of its document, without a gradient."""
+        q, k, segments, position = self.query.detach(), self.key.detach(), self.options.get("segments"), None
+        if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
+            q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
+        if segments is not None and q.ndim == 4:
+            segments = segments.reshape(-1, k.shape[2]).expand(max(len(q), len(k)), -1)
+            position = first_of_segments(segments, q.shape[2])
+        elif visible is not None:
+            position = _first(visible)
+        return weight_on_key(q, k, log_normalizer.detach(), position, self.options)
 
 
 class Logits(NamedTuple):
@@ -109,15 +100,20 @@ class Logits(NamedTuple):
         entropy = torch.where(nonempty, G - mean, 0.0).clamp(min=0.0)
         return Attention(None, G, entropy, mean, variance, highest)  # type: ignore[arg-type]
 
-    def statistics_and_weight(self, position: Tensor | None) -> tuple[Attention, Tensor]:
-        """Statistics of every row, and its weight on the key at a position of each sequence, by default the first."""
-        s, result = self.logits.detach(), Logits(self.logits.detach()).attend()
-        if position is None:
-            logit = s[..., 0]
-        else:
-            logit = s.gather(-1, position[:, None, None, None].expand(*s.shape[:3], 1)).squeeze(-1)
-        G = result.log_normalizer
-        return result, torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
+    def statistics(self) -> Attention:
+        """Statistics of every row, without a gradient."""
+        return Logits(self.logits.detach()).attend()
+
+    def visible(self) -> Tensor:
+        """Keys that each query may see in some head, [b, m, n]."""
+        return visible_by_logits(self.logits)
+
+    def weight_on_first_key(self, log_normalizer: Tensor, visible: Tensor | None) -> Tensor:
+        """Weight of every row on the first visible key of its sequence, without a gradient."""
+        s, G = self.logits.detach(), log_normalizer
+        position = _first(self.visible() if visible is None else visible)
+        logit = s.gather(-1, position[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
+        return torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
 
 
 def call_from_interface(
@@ -255,18 +251,6 @@ def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:
     return create_mask(block_mask.mask_mod, b, heads, m, n, device=str(query.device))
 
 
-def visible(call: Call | Logits) -> Tensor | None:
-    """Keys that some query of their sequence may see, [b, n]; None without a mask."""
-    if isinstance(call, Logits):
-        return visible_by_logits(call.logits)
-    return visible_by_masks((call.options.get("attn_mask"), call.options.get("bias")), call.query, call.key)
-
-
-def padding(call: Call | Logits) -> Tensor | None:
-    """Queries that are padding, [b, m]: no query of their sequence may see them as a key. None if unknown.
-
-    It is known where a mask is given and the queries are the keys. No loss depends on the rows of padding.
-    """
-    m, n = call.logits.shape[2:] if isinstance(call, Logits) else (call.query.shape[-2], call.key.shape[-2])
-    keys = visible(call) if m == n else None
-    return None if keys is None else ~keys
+def _first(visible: Tensor) -> Tensor:
+    """Position of the first visible key of each sequence, [b, 1]."""
+    return visible.any(-2).int().argmax(-1, keepdim=True)

@@ -31,7 +31,15 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
-from .intercepted_calls import Call, Logits, call_from_attend, call_from_interface, call_from_sdpa, logits_from_softmax
+from .intercepted_calls import (
+    NAME,
+    Call,
+    Logits,
+    call_from_attend,
+    call_from_interface,
+    call_from_sdpa,
+    logits_from_softmax,
+)
 
 # Class names of attention layers.
 LAYERS = r"(?i)attention|attn"
@@ -418,8 +426,8 @@ def _intercept_transformers() -> None:
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
-        if torch.compiler.is_compiling():  # another model, which keeps its graph
-            return function
+        if torch.compiler.is_compiling() or attn_implementation == NAME:
+            return function  # another model, which keeps its graph; or one that calls `attend`, which is intercepted
         return partial(_from_interface, attn_implementation, function)
 
     interface.get_interface = get_interface

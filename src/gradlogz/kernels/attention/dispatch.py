@@ -59,6 +59,25 @@ def forward(
     return result if result.output.dtype == query.dtype else result._replace(output=result.output.to(query.dtype))
 
 
+def statistics_are_free(query: Float[Tensor, "b h m d"], key: Float[Tensor, "b hk n d"], *, dropout: bool) -> bool:
+    """Return whether a call without statistics would be made by a kernel that computes them at little or no cost.
+
+    Only torch's flash attention does not: it takes calls on a CPU for which no kernel is compiled.
+    """
+    if query.is_cuda or dropout:
+        return True
+    logits = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return query.dtype is not torch.float64 and logits >= WORTH_COMPILING and _numba_is_installed()
+
+
+def _numba_is_installed() -> bool:
+    return kernel_module(f"{__package__}.cpu", "numba") is not None
+
+
+# As torch.compiler.assume_constant_result, without importing the compiler.
+_numba_is_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def backward(
     query: Float[Tensor, "b h m d"],
     key: Float[Tensor, "b hk n d"],

@@ -1,0 +1,76 @@
+"""Weight of attention on the first key of every row: that of its sequence, or of its packed document.
+
+    p_mj = exp(s_mj - G_m)      from one logit of the row, once the log normaliser is known
+
+Read next: intercepted_calls.py (the calls), hidden_keys.py (keys that masks hide).
+"""
+
+from typing import Any
+
+import torch
+
+from ..._typing import Float, Int, Tensor
+from .. import masks
+
+
+def first_of_segments(segments: Int[Tensor, "b n"], rows: int) -> Int[Tensor, "b m"]:
+    """Position of the first key with the segment of each row; the rows are the last keys."""
+    order = segments.argsort(stable=True)
+    sorted_segments = segments.gather(-1, order)
+    begins = torch.ones_like(sorted_segments, dtype=torch.bool)
+    begins[..., 1:] = sorted_segments[..., 1:] != sorted_segments[..., :-1]
+    ranks = torch.arange(segments.shape[-1], device=segments.device)
+    first = order.gather(-1, torch.where(begins, ranks, 0).cummax(-1).values)
+    return torch.empty_like(order).scatter(-1, order, first)[..., -rows:]
+
+
+def weight_on_key(
+    query: Float[Tensor, "*b m d"],
+    key: Float[Tensor, "*b n d"],
+    log_normalizer: Float[Tensor, "*b m"],
+    position: Int[Tensor, "b #m"] | None,
+    options: dict[str, Any],
+) -> Float[Tensor, "*b m"]:
+    """Weight of every row on the key at a position of its sequence, by default the first; `options` are of `attend`.
+
+    With a position, query and key are four-dimensional, and a segment contains its position.
+    """
+    m, n, d = query.shape[-2], key.shape[-2], query.shape[-1]
+    G, segments = log_normalizer, options.get("segments")
+    if position is None:
+        at, one_key = torch.zeros((), dtype=torch.long, device=query.device), key[..., :1, :]
+    else:
+        at = position.unsqueeze(1)
+        index = at.unsqueeze(-1).expand(-1, key.shape[1], -1, d)
+        one_key = key.expand(len(position), -1, -1, -1).gather(2, index)
+    if query.ndim >= 3 and one_key.ndim >= 3 and one_key.shape[-3] not in (1, query.shape[-3]):
+        one_key = one_key.repeat_interleave(query.shape[-3] // one_key.shape[-3], -3)
+    scale, softcap = options.get("scale"), options.get("softcap")
+    s = (query.to(G.dtype) * one_key.to(G.dtype)).sum(-1) * (d**-0.5 if scale is None else float(scale))
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    row = torch.arange(n - m, n, device=query.device)
+    left, right = masks.band(bool(options.get("is_causal")), options.get("window"))
+    if left is not None:
+        s = s.masked_fill(at < row - left, -torch.inf)
+    if right is not None:
+        s = s.masked_fill(at > row + right, -torch.inf)
+    if segments is not None and position is None:
+        same = segments[..., :1] == segments[..., n - m :]
+        s = s.masked_fill(~(same.unsqueeze(-2) if s.ndim > 1 else same), -torch.inf)
+    for mask in (options.get("attn_mask"), options.get("bias")):
+        if mask is not None:
+            column = _column(mask, position, n)
+            s = s.masked_fill(~column, -torch.inf) if column.dtype == torch.bool else s + column.to(s.dtype)
+    return torch.where(G == -torch.inf, 0.0, (s - G).exp())
+
+
+def _column(mask: Tensor, position: Int[Tensor, "b #m"] | None, n: int) -> Tensor:
+    """Entries of a mask [*#b, #h, #m, #n] for one key of each row."""
+    mask = mask.expand(*mask.shape[:-1], n)
+    if position is None:
+        return mask[..., 0]
+    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
+    rows = max(mask.shape[2], position.shape[1])
+    index = position[:, None, :, None].expand(-1, mask.shape[1], rows, -1)
+    return mask.expand(len(position), -1, rows, -1).gather(-1, index).squeeze(-1)
