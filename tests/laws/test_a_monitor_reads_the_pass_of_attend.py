@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import gradlogz
@@ -12,24 +11,9 @@ from gradlogz.attention.in_models.head_summaries import sums_of
 from gradlogz.attention.in_models.intercepted_calls import call_from_attend
 from gradlogz.kernels.attention import operator
 from support.architectures import ARCHITECTURES, outputs_of
-from support.small_trainings import GPT, TOKENS, batches, train
+from support.small_trainings import GPT, TOKENS, AttendAttention, batches, train
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
-
-
-class AttendAttention(nn.Module):
-    """Attention of a script that uses attend, with a z-loss on its statistics."""
-
-    def __init__(self, like, statistics):
-        super().__init__()
-        self.heads, self.dropout, self.statistics = like.heads, like.dropout, statistics
-        self.qkv, self.out = like.qkv, like.out
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        p = self.dropout if self.training else 0.0
-        self.result = gradlogz.attend(q, k, v, is_causal=True, dropout_p=p, statistics=self.statistics)
-        return self.out(self.result.output.transpose(1, 2).flatten(2))
 
 
 def made(statistics, checkpointed=None):
@@ -120,9 +104,10 @@ def test_the_sums_are_those_of_a_separate_pass(name, key_heads):
     call = call_from_attend(query, key, value, enable_gqa=True, **OPTIONS[name])
     assert call.shows_its_statistics()
     expected, found = sums_of(call), sums_of(call, result=call.attend())
-    for field in ("count", "sum", "least", "greatest"):
-        one, other = getattr(found, field), getattr(expected, field)
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda m, field=field: f"{field}: {m}")
+    for part, other_part in zip(found, expected, strict=True):
+        for field in ("count", "sum", "square", "least", "greatest"):
+            one, other = getattr(part, field), getattr(other_part, field)
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda m, field=field: f"{field}: {m}")
 
 
 REGISTERED = ["llama", "bert", "gemma2", "gpt_oss", "t5"]  # causal, padded, windows and soft caps, sinks, biases
@@ -164,7 +149,7 @@ def test_a_registered_model_is_monitored_without_a_second_pass(name, padding, pa
     assert all(map(torch.equal, parameters, same_parameters))
     _, rows_of_eager = train_architecture(architecture, "eager", padding, monitored=True)
     for one, other in zip(rows[0].records(), rows_of_eager[0].records(), strict=True):
-        assert one.pop("layer") == other.pop("layer")
+        assert (one.pop("layer"), one.pop("kind")) == (other.pop("layer"), other.pop("kind"))
         assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
 
 

@@ -1,8 +1,11 @@
 """Small models that are trained for a few steps, with and without the monitor."""
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +27,23 @@ class SelfAttention(nn.Module):
         p = self.dropout if self.training else 0.0
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+class AttendAttention(nn.Module):
+    """Attention of a script that uses attend, with a z-loss on its statistics."""
+
+    def __init__(self, like, statistics):
+        super().__init__()
+        self.heads, self.dropout, self.statistics = like.heads, like.dropout, statistics
+        self.qkv, self.out = like.qkv, like.out
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = self.dropout if self.training else 0.0
+        result = gradlogz.attend(q, k, v, is_causal=True, dropout_p=p, statistics=self.statistics)
+        if not torch.compiler.is_compiling():  # checkpoints inside a graph may not set attributes
+            self.result = result
+        return self.out(result.output.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -91,14 +111,24 @@ def train(model, inputs, *, rate=1e-2, accumulate=1, call=None, after=lambda: No
     return losses
 
 
-def monitored_rank(rank, port, folder):
+def monitored_rank(rank, port, folder, how):
     """Train a model in one of two processes, each on half of every batch, and save losses and records."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=wait)
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(GPT(dropout=0.0))
+    model = GPT(dropout=0.0)
+    if how == "sharded":
+        for part in (*model.blocks, model):
+            fully_shard(part)
+        call = seen = model
+    else:
+        call = nn.parallel.DistributedDataParallel(model)
+        seen = call if how == "ddp" else model
     inputs = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
-    with gradlogz.monitor(model, every=2, thresholds=gradlogz.attention.Thresholds(None, None, None)) as m:
-        losses = train(model, inputs, rate=1e-5)
+    thresholds, group = gradlogz.attention.Thresholds(None, None, None), "local" if how == "local" else None
+    with gradlogz.monitor(seen, every=2, thresholds=thresholds, group=group) as m:
+        losses = train(model, inputs, rate=1e-5, call=call)
     torch.save({"losses": losses, "records": m.row().records()}, f"{folder}/{rank}.pt")
+    dist.barrier()  # neither process leaves while the other still communicates
     dist.destroy_process_group()

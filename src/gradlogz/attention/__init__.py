@@ -15,7 +15,8 @@ from .result import Attention as Attention
 from .losses import z_loss as z_loss, entropy_loss as entropy_loss, logit_variance_loss as logit_variance_loss
 from .in_models.observation import observe as observe, Observation as Observation
 from .in_models.monitoring import monitor as monitor, Monitor as Monitor
-from .in_models.monitor_rows import MonitorRow as MonitorRow, Alert as Alert, Thresholds as Thresholds
+from .in_models.monitor_rows import MonitorRow as MonitorRow, Alert as Alert
+from .in_models.alerts import Thresholds as Thresholds
 from .in_models.logit_clipping import qk_clip as qk_clip
 from .in_models.huggingface import register as register, unregister as unregister
 from .layers.multihead import MultiheadAttention as MultiheadAttention

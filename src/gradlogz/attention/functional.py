@@ -137,9 +137,9 @@ def attend(
         dropout = Dropout(float(dropout_p), torch.randint(1 << 62, (), device=query.device))
     if autocast:
         with torch.autocast(query.device.type, enabled=False):
-            result = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
+            result = with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
     else:
-        result = _with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
+        result = with_sinks(_statistics(q, k, v, sight, scoring, dropout, statistics), sinks, lead)
     if result.output.dtype is not query.dtype:
         result = Attention(result.output.to(query.dtype), *result[1:])
     if q is query:
@@ -224,7 +224,8 @@ def _moments(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scoring: Scoring, dr
     return Attention(output, *scalars, mean_k + center_k, key_variance, value_variance)
 
 
-def _with_sinks(result: Attention, sinks: Tensor | None, lead: torch.Size) -> Attention:
+def with_sinks(result: Attention, sinks: Tensor | None, lead: torch.Size) -> Attention:
+    """Result [b, h, m] over the keys and one extra logit per head, whose value is 0; `lead` are the batch sizes."""
     return result if sinks is None else result.joined(_sink(sinks, result, lead))
 
 

@@ -5,12 +5,50 @@
 Read next: intercepted_calls.py (the calls), hidden_keys.py (keys that masks hide).
 """
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._typing import Float, Int, Tensor
 from .. import masks
+
+
+class SinkWeights(NamedTuple):
+    """Weights of every row on keys that take weight from all: [*b, m], or a shape that broadcasts against it."""
+
+    first_key: Float[Tensor, "*b m"]
+    uniform: Float[Tensor, "*#b m"]  # the weight on the first key if all weights were equal
+    learned: Float[Tensor, "*b m"]  # the weight on the learned sink, 0 without one
+
+
+def uniform_weight(
+    m: int, n: int, position: Int[Tensor, "b #m"] | None, visible: Tensor | None, *, causal: bool, device: torch.device
+) -> Float[Tensor, "#b 1 m"]:
+    """Weight on each key that a row sees if all are equal: of n keys, or of those from `position` to its own."""
+    if position is None and visible is None:
+        return _uniform_weight_without_masks(m, n, causal, device)
+    count = torch.full((1, m), n, device=device)
+    if causal:
+        first = 0 if position is None else position
+        count = (torch.arange(n - m + 1, n + 1, device=device) - first).reshape(-1, m)
+    if visible is not None:
+        count = torch.minimum(count, visible.sum(-1))
+    return 1.0 / count.clamp(min=1).unsqueeze(1).double()
+
+
+@lru_cache(maxsize=64)
+def _uniform_weight_without_masks(m: int, n: int, causal: bool, device: torch.device) -> Float[Tensor, "1 1 m"]:
+    count = torch.arange(n - m + 1, n + 1, device=device).clamp(min=1) if causal else torch.full((m,), n, device=device)
+    return 1.0 / count.reshape(1, 1, m).double()
+
+
+def learned_weight(sinks: Tensor | None, log_normalizer: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
+    """Weight of every row on the learned logit of its head."""
+    G = log_normalizer
+    if sinks is None:
+        return torch.zeros_like(G)
+    return torch.where(G == -torch.inf, 0.0, (sinks.detach().to(G.dtype).unsqueeze(-1) - G).exp())
 
 
 def first_of_segments(segments: Int[Tensor, "b n"], rows: int) -> Int[Tensor, "b m"]:
@@ -37,11 +75,12 @@ def weight_on_key(
     """
     m, n, d = query.shape[-2], key.shape[-2], query.shape[-1]
     G, segments = log_normalizer, options.get("segments")
+    at: Tensor | int = 0
     if position is None:
-        at, one_key = torch.zeros((), dtype=torch.long, device=query.device), key[..., :1, :]
+        one_key = key[..., :1, :]
     else:
         at = position.unsqueeze(1)
-        index = at.unsqueeze(-1).expand(-1, key.shape[1], -1, d)
+        index = position[:, None, :, None].expand(-1, key.shape[1], -1, d)
         one_key = key.expand(len(position), -1, -1, -1).gather(2, index)
     if query.ndim >= 3 and one_key.ndim >= 3 and one_key.shape[-3] not in (1, query.shape[-3]):
         one_key = one_key.repeat_interleave(query.shape[-3] // one_key.shape[-3], -3)
@@ -49,12 +88,11 @@ def weight_on_key(
     s = (query.to(G.dtype) * one_key.to(G.dtype)).sum(-1) * (d**-0.5 if scale is None else float(scale))
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
-    row = torch.arange(n - m, n, device=query.device)
     left, right = masks.band(bool(options.get("is_causal")), options.get("window"))
     if left is not None:
-        s = s.masked_fill(at < row - left, -torch.inf)
-    if right is not None:
-        s = s.masked_fill(at > row + right, -torch.inf)
+        s = s.masked_fill(torch.arange(n - m - left, n - left, device=query.device) > at, -torch.inf)
+    if right is not None and (position is not None or n - m + right < 0):  # else every row sees the first key
+        s = s.masked_fill(torch.arange(n - m + right, n + right, device=query.device) < at, -torch.inf)
     if segments is not None and position is None:
         same = segments[..., :1] == segments[..., n - m :]
         s = s.masked_fill(~(same.unsqueeze(-2) if s.ndim > 1 else same), -torch.inf)

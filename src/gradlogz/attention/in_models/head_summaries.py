@@ -1,61 +1,99 @@
 """Sums of the statistics of every head over the rows of attention: they become the rows of the monitor.
 
-Sums, minima and maxima merge exactly over passes, accumulated gradients and processes.
+Counts, sums, minima and maxima merge exactly over passes, accumulated gradients and processes. They stay on the device
+of the model, without waiting for it, until a row is made.
 
 Read next: monitor_rows.py (the statistics), monitoring.py (which collects them).
 """
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ..._typing import Tensor
+from ..._typing import Bool, Float, Tensor
 from ..result import Attention
+from .first_keys import SinkWeights
 from .hidden_keys import padded
-from .intercepted_calls import Call, Logits
 from .monitor_rows import Extremes, Heads
 
 
-class HeadSums:
-    """Running count, sums, minima and maxima of the statistics of the heads of one layer."""
+class AttentionCall(Protocol):
+    """The methods of the calls of intercepted_calls.py that are used here."""
 
-    def __init__(self, values: Tensor, selected: Tensor | None) -> None:
-        """Sum the statistics of every row, values [5, b, h, m], over the rows selected, [b, h, m]; None: all."""
+    def statistics(self) -> Attention: ...
+    def visible(self) -> Tensor | None: ...
+    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights: ...
+    def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None: ...
+    def every_row_sees_a_key(self) -> bool: ...
+
+
+class HeadSums:
+    """Running count, sums, sums of squares, minima and maxima of statistics over the rows of each head."""
+
+    def __init__(self, values: Float[Tensor, "s b h m"], selected: Bool[Tensor, "b #h m"] | None) -> None:
+        """Sum the statistics of every row over the rows selected; None: all."""
         rows = (1, 3)
         if selected is None:
             self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
-            self.sum, self.least, self.greatest = values.sum(rows), values.amin(rows), values.amax(rows)
+            self.least, self.greatest, wide = values.amin(rows), values.amax(rows), values.double()
         else:
+            selected = selected.expand(values.shape[1:])
             self.count = selected.sum((0, 2), dtype=torch.float64)
-            self.sum = values.masked_fill(~selected, 0.0).sum(rows)
             self.least = values.masked_fill(~selected, torch.inf).amin(rows)
             self.greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
-        self.sum = self.sum.double()
+            wide = values.masked_fill(~selected, 0.0).double()
+        self.sum, self.square = wide.sum(rows), wide.square().sum(rows)
 
     def add(self, other: "HeadSums") -> None:
         """Add the sums of another pass."""
-        self.count = self.count + other.count
-        self.sum = self.sum + other.sum
+        self.count, self.sum, self.square = self.count + other.count, self.sum + other.sum, self.square + other.square
         self.least = torch.minimum(self.least, other.least)
         self.greatest = torch.maximum(self.greatest, other.greatest)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of statistics and of heads."""
+        return self.sum.shape[0], self.sum.shape[1]
 
-def heads_of(sums: dict[str, HeadSums]) -> dict[str, Heads]:
-    """Means and extremes of every layer, copied to the CPU in one transfer; NaN for a head without rows."""
-    packed = [torch.cat((s.count.unsqueeze(0), s.sum, s.least.double(), s.greatest.double())) for s in sums.values()]
-    table = torch.cat(packed, -1).cpu()
-    layers = {}
-    for name, part in zip(sums, table.split([len(s.count) for s in sums.values()], -1), strict=True):
-        count, (sums, least, greatest) = part[0], part[1:].chunk(3)
-        empty = count == 0
-        ends = (t.masked_fill(empty, torch.nan) for t in (sums / count.clamp(min=1.0), least, greatest))
-        extremes = [Extremes(*each) for each in zip(*ends, strict=True)]
-        layers[name] = Heads(*extremes, rows=int(count.max()))  # type: ignore[call-arg, arg-type, misc]
-    return layers
+    def packed(self) -> tuple[Float[Tensor, "1+2s h"], Float[Tensor, "2s h"]]:
+        """Table to be added up, and table of which the minimum is to be taken."""
+        sums = torch.cat((self.count.unsqueeze(0), self.sum, self.square))
+        return sums, torch.cat((self.least, -self.greatest)).double()
+
+    def unpack(self, sums: Float[Tensor, "1+2s h"], ends: Float[Tensor, "2s h"]) -> None:
+        """Replace the numbers by those of two tables."""
+        self.count, (self.sum, self.square) = sums[0], sums[1:].chunk(2)
+        self.least, greatest = ends.chunk(2)
+        self.greatest = -greatest
+
+    def extremes(self) -> list[Extremes]:
+        """Mean, minimum, maximum and standard deviation of every statistic; NaN for a head without rows."""
+        count = self.count.clamp(min=1.0)
+        mean = self.sum / count
+        deviation = (self.square / count - mean.square()).clamp(min=0.0).sqrt()
+        empty = self.count == 0
+        parts = (t.masked_fill(empty, torch.nan) for t in (mean, self.least, self.greatest, deviation))
+        return [Extremes(*each) for each in zip(*parts, strict=True)]
 
 
-def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | None = None) -> HeadSums:
+class LayerSums(NamedTuple):
+    """Sums over the queries of a layer, and over its keys, by key head; None where the keys are unknown."""
+
+    rows: HeadSums
+    keys: HeadSums | None
+
+    def parts(self) -> list[HeadSums]:
+        """The sums that there are."""
+        return [self.rows] if self.keys is None else [self.rows, self.keys]
+
+    def add(self, other: "LayerSums") -> None:
+        """Add the sums of another pass."""
+        for one, another in zip(self.parts(), other.parts(), strict=True):
+            one.add(another)
+
+
+def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | None = None) -> LayerSums:
     """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries. No
@@ -65,14 +103,22 @@ def sums_of(call: Call | Logits, *, crosses: bool = False, result: Attention | N
     if result is None:
         result = call.statistics()
     G = _three_dimensional(result.log_normalizer)
-    sink = call.weight_on_first_key(result.log_normalizer, visible)
-    fields = (result.entropy, result.log_normalizer, result.logit_variance, result.max_logit, sink)
-    values = torch.stack([_three_dimensional(t).to(G.dtype) for t in fields if t is not None])
-    are_keys = not crosses and visible is not None and G.shape[-1] == visible.shape[-1]
-    if not are_keys and _every_row_sees_a_key(call):
-        return HeadSums(values, None)
-    rows = G != -torch.inf
-    return HeadSums(values, rows & ~padded(visible).unsqueeze(1) if are_keys and visible is not None else rows)
+    statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
+    norms = call.norms(G.dtype)
+    fields = (*statistics, *call.sink_weights(result.log_normalizer, visible), *([] if norms is None else norms[:1]))
+    values = torch.stack([_three_dimensional(t).to(G.dtype).expand_as(G) for t in fields if t is not None])
+    selected = None
+    if visible is not None and not crosses and G.shape[-1] == visible.shape[-1]:
+        selected = (G != -torch.inf) & ~padded(visible).unsqueeze(1)
+    elif not call.every_row_sees_a_key():
+        selected = G != -torch.inf
+    if norms is None:
+        return LayerSums(HeadSums(values, selected), None)
+    tokens = torch.stack(torch.broadcast_tensors(*map(_three_dimensional, norms[1:])))
+    if visible is None:
+        return LayerSums(HeadSums(values, selected), HeadSums(tokens, None))
+    tokens = tokens.expand(-1, len(visible), -1, -1)
+    return LayerSums(HeadSums(values, selected), HeadSums(tokens, visible.any(-2).unsqueeze(1)))
 
 
 def _three_dimensional(statistic: Tensor) -> Tensor:
@@ -82,35 +128,54 @@ def _three_dimensional(statistic: Tensor) -> Tensor:
     return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
 
-def _every_row_sees_a_key(call: Call | Logits) -> bool:
-    """Return whether every row certainly sees a key."""
-    if isinstance(call, Logits) or any(name in call.options for name in ("attn_mask", "bias", "segments", "window")):
-        return False
-    return not call.options.get("is_causal") or call.query.shape[-2] <= call.key.shape[-2]
+def heads_of(layers: dict[str, LayerSums], kinds: dict[str, str]) -> dict[str, Heads]:
+    """Means and extremes of every layer, copied to the CPU in one transfer."""
+    parts = [part for layer in layers.values() for part in layer.parts()]
+    tables = [torch.cat(part.packed()) for part in parts]
+    numbers = torch.cat([table.flatten() for table in tables]).cpu()
+    for part, table in zip(parts, numbers.split([table.numel() for table in tables]), strict=True):
+        s, h = part.shape
+        part.unpack(*table.reshape(-1, h).split((1 + 2 * s, 2 * s)))
+    return {name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in layers.items()}
 
 
-def merged(layers: dict[str, HeadSums], group: Any, device: torch.device) -> dict[str, HeadSums]:
+def _heads(layer: LayerSums, kind: str) -> Heads:
+    entropy, G, variance, highest, sink, uniform, learned, *query = layer.rows.extremes()
+    key, value = (None, None) if layer.keys is None else layer.keys.extremes()
+    unknown = (layer.rows.count > 0) & layer.rows.sum[:4].isnan().any(0)
+    return Heads(
+        entropy, G, variance, highest, sink, learned, query[0] if query else None, key, value,
+        uniform_sink=uniform.mean, rows=int(layer.rows.count.max()), nan_heads=int(unknown.sum()), kind=kind,
+    )  # fmt: skip
+
+
+def merged(layers: dict[str, LayerSums], group: Any, device: torch.device) -> dict[str, LayerSums]:
     """Sums over all processes of a group; each process must call this in the same step.
 
     A layer that ran only in some processes, as with layer dropout, has the sums of those.
     """
-    shapes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(shapes, {name: len(s.count) for name, s in layers.items()}, group=group)
-    heads = {name: count for each in shapes for name, count in each.items()}
-    if not heads:
+    shapes: list[dict[str, list[tuple[int, int]]]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(shapes, {name: [p.shape for p in s.parts()] for name, s in layers.items()}, group=group)
+    all_shapes = {name: shape for each in shapes for name, shape in each.items()}
+    if not all_shapes:
         return layers
-    merged = {name: layers[name] if name in layers else _no_rows(count, device) for name, count in heads.items()}
-    sums = torch.cat([torch.cat((s.count.unsqueeze(0), s.sum)) for s in merged.values()], -1)
-    ends = torch.cat([torch.cat((s.least, -s.greatest)).double() for s in merged.values()], -1)
+    merged = {name: layers[name] if name in layers else _no_rows(each, device) for name, each in all_shapes.items()}
+    parts = [part for layer in merged.values() for part in layer.parts()]
+    tables = [part.packed() for part in parts]
+    sums, ends = (torch.cat([table.flatten() for table in each]) for each in zip(*tables, strict=True))
     dist.all_reduce(sums, dist.ReduceOp.SUM, group=group)
     dist.all_reduce(ends, dist.ReduceOp.MIN, group=group)
-    sizes = list(heads.values())
-    for s, total, end in zip(merged.values(), sums.split(sizes, -1), ends.split(sizes, -1), strict=True):
-        s.count, s.sum = total[0], total[1:]
-        s.least, s.greatest = end[:5], -end[5:]
+    totals = sums.split([table.numel() for table, _ in tables])
+    minima = ends.split([table.numel() for _, table in tables])
+    for part, total, minimum in zip(parts, totals, minima, strict=True):
+        h = part.shape[1]
+        part.unpack(total.reshape(-1, h), minimum.reshape(-1, h))
     return merged
 
 
-def _no_rows(heads: int, device: torch.device) -> HeadSums:
-    none = torch.zeros(5, 1, heads, 1, device=device)
-    return HeadSums(none, torch.zeros(1, heads, 1, dtype=torch.bool, device=device))
+def _no_rows(shapes: list[tuple[int, int]], device: torch.device) -> LayerSums:
+    sums = [
+        HeadSums(torch.zeros(s, 1, h, 1, device=device), torch.zeros(1, h, 1, dtype=torch.bool, device=device))
+        for s, h in shapes
+    ]
+    return LayerSums(sums[0], sums[1] if len(sums) > 1 else None)

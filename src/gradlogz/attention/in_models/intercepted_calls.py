@@ -17,10 +17,11 @@ from torch import nn
 
 from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
+from ...kernels.attention.scoring import Scoring, Sight
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .first_keys import first_of_segments, weight_on_key
+from .first_keys import SinkWeights, first_of_segments, learned_weight, uniform_weight, weight_on_key
 from .hidden_keys import hidden, visible_by_logits, visible_by_masks
 
 # Name of the attention implementation of transformers that calls `attend`.
@@ -54,6 +55,12 @@ class Call(NamedTuple):
         """
         return self.requested != "none"
 
+    def every_row_sees_a_key(self) -> bool:
+        """Return whether every row certainly sees a key."""
+        if self.options.keys() & {"attn_mask", "bias", "segments", "window"}:
+            return False
+        return not self.options.get("is_causal") or self.query.shape[-2] <= self.key.shape[-2]
+
     def statistics(self) -> Attention:
         """Statistics of every row, computed separately: without a gradient, without dropout, with narrow values."""
         q, k = self.query.detach(), self.key.detach()
@@ -65,17 +72,27 @@ class Call(NamedTuple):
         """Keys that each query may see in some head, [b, 1 or m, n]; None without a mask."""
         return visible_by_masks((self.options.get("attn_mask"), self.options.get("bias")), self.query, self.key)
 
-    def weight_on_first_key(self, log_normalizer: Tensor, visible: Tensor | None) -> Tensor:
-        """Weight of every row on the first visible key of its sequence, or of its document, without a gradient."""
-        q, k, segments, position = self.query.detach(), self.key.detach(), self.options.get("segments"), None
+    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights:
+        """Weights of every row on the first visible key of its sequence or document, and on the learned sink."""
+        q, k, G, options = self.query.detach(), self.key.detach(), log_normalizer.detach(), self.options
+        segments, position, (m, n) = options.get("segments"), None, (self.query.shape[-2], self.key.shape[-2])
         if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
             q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
         if segments is not None and q.ndim == 4:
-            segments = segments.reshape(-1, k.shape[2]).expand(max(len(q), len(k)), -1)
-            position = first_of_segments(segments, q.shape[2])
+            position = first_of_segments(segments.reshape(-1, n).expand(max(len(q), len(k)), -1), m)
         elif visible is not None:
             position = _first(visible)
-        return weight_on_key(q, k, log_normalizer.detach(), position, self.options)
+        causal = (
+            segments is not None or masks.band(bool(options.get("is_causal")), options.get("window"))[1] is not None
+        )
+        uniform = uniform_weight(m, n, position, visible, causal=causal, device=q.device)
+        first = weight_on_key(q, k, G, position, options)
+        return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
+
+    def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Norms of queries [*b, m], keys and values [*b, n]."""
+        q, k, v = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=dtype) for t in self[:3])
+        return q, k, v
 
 
 class Logits(NamedTuple):
@@ -89,16 +106,25 @@ class Logits(NamedTuple):
         s = self.logits.to(wide).masked_fill(hidden(self.logits), -torch.inf)
         highest = s.amax(-1)
         nonempty = highest != -torch.inf  # NaN counts as visible, and stays NaN
-        G = torch.where(nonempty, s.logsumexp(-1), -torch.inf)
+        # Relative to the maximum: an offset that all logits share must not cost digits of entropy and variance.
+        offset = torch.where(nonempty, highest, 0.0).detach()
+        s = s - offset.unsqueeze(-1)
+        relative = torch.where(nonempty, s.logsumexp(-1), 0.0)
+        G = torch.where(nonempty, offset + relative, -torch.inf)
         if statistics == "none":
             return Attention(None, G)  # type: ignore[arg-type]
         # Rows without a visible key, and keys without weight, contribute neither to a sum nor to a gradient.
-        p = torch.where(nonempty.unsqueeze(-1), (s - torch.where(nonempty, G, 0.0).unsqueeze(-1)).exp(), 0.0)
+        p = torch.where(nonempty.unsqueeze(-1), (s - relative.unsqueeze(-1)).exp(), 0.0)
         finite = s.masked_fill(s == -torch.inf, 0.0)
         mean = (p * finite).sum(-1)
         variance = (p * (finite - mean.unsqueeze(-1)).square()).sum(-1)
-        entropy = torch.where(nonempty, G - mean, 0.0).clamp(min=0.0)
+        entropy = torch.where(nonempty, relative - mean, 0.0).clamp(min=0.0)
+        mean = torch.where(nonempty, mean + offset, 0.0)
         return Attention(None, G, entropy, mean, variance, highest)  # type: ignore[arg-type]
+
+    def every_row_sees_a_key(self) -> bool:
+        """Return False: the logits of a row may all be hidden."""
+        return False
 
     def statistics(self) -> Attention:
         """Statistics of every row, without a gradient."""
@@ -108,12 +134,17 @@ class Logits(NamedTuple):
         """Keys that each query may see in some head, [b, m, n]."""
         return visible_by_logits(self.logits)
 
-    def weight_on_first_key(self, log_normalizer: Tensor, visible: Tensor | None) -> Tensor:
-        """Weight of every row on the first visible key of its sequence, without a gradient."""
+    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights:
+        """Weights of every row on the first visible key of its sequence."""
         s, G = self.logits.detach(), log_normalizer
-        position = _first(self.visible() if visible is None else visible)
-        logit = s.gather(-1, position[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
-        return torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
+        visible = self.visible() if visible is None else visible
+        logit = s.gather(-1, _first(visible)[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
+        first = torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
+        uniform = uniform_weight(s.shape[2], s.shape[3], None, visible, causal=False, device=s.device)
+        return SinkWeights(first, uniform, learned_weight(None, G))
+
+    def norms(self, dtype: torch.dtype) -> None:
+        """Return None: queries and keys are unknown."""
 
 
 def call_from_interface(
@@ -200,6 +231,20 @@ def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: s
     """Convert a call of `attend`."""
     key, value, options = masks.without_causal_bias(query, key, value, options)
     return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, statistics)
+
+
+def call_from_operator(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring, sinks: Tensor | None
+) -> Call:
+    """Convert a call of the operator, inside a compiled graph, which computes the statistics without the sinks."""
+    scale, softcap, left, right = scoring
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "enable_gqa": query.shape[1] != key.shape[1]}
+    options |= {"attn_mask": sight.mask, "bias": sight.bias, "segments": sight.segments, "sinks": sinks}
+    if left is None and right == 0:
+        options["is_causal"] = True
+    elif left is not None or right is not None:
+        options["window"] = left, right
+    return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, "scalar")
 
 
 def logits_from_softmax(module: nn.Module, logits: Tensor) -> Logits:

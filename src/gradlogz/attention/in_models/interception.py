@@ -31,6 +31,7 @@ from ..._typing import Tensor
 from ..functional import attend
 from ..layers.multihead import MultiheadAttention
 from ..result import Attention
+from .hooks import Hook, in_backward
 from .intercepted_calls import (
     NAME,
     Call,
@@ -218,30 +219,6 @@ class Interception:
             self._running.missed.append(name)
 
 
-class Hook:
-    """A hook that does nothing in copies of the model, after saving and loading, and while a graph is compiled.
-
-    Compiled, it would change the graph: torch's compiler traces the hooks of a module with it.
-    """
-
-    def __init__(self, run: Callable[..., None]) -> None:
-        self._run = run
-
-    def __call__(self, *arguments: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._run(*arguments)
-
-    def __deepcopy__(self, memo: Any) -> "Hook":
-        return Hook(_nothing)
-
-    def __reduce__(self) -> Any:
-        return Hook, (_nothing,)
-
-
-def _nothing(*arguments: Any) -> None:
-    pass
-
-
 class _Frame:
     """A module that is running."""
 
@@ -323,11 +300,6 @@ def _matches(module: nn.Module, layers: str) -> bool:
 def _has_matrices(module: nn.Module) -> bool:
     """Return whether a module has two matrices or more; without them it is a mask, a rotation or a norm."""
     return sum(p.ndim >= 2 for p in module.parameters()) >= 2
-
-
-def in_backward() -> bool:
-    """Return whether this runs inside the backward pass, where checkpoints are recomputed."""
-    return torch._C._current_graph_task_id() != -1
 
 
 # The calls -----------------------------------------------------------------------------------------------------------

@@ -10,33 +10,37 @@ The model's own attention computes the output. In every `every`-th step the stat
 a layer asks `attend` for them; otherwise they are computed separately from its queries and keys, without gradients. In
 the steps between no hook is installed.
 
-Read next: monitor_rows.py (the statistics and the thresholds), interception.py (how calls are intercepted).
+Read next: monitor_rows.py (the statistics), alerts.py (the thresholds), interception.py (how calls are intercepted).
 """
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
-from ..._typing import Tensor
 from ..result import Attention
-from .head_summaries import HeadSums, heads_of, merged, sums_of
+from .alerts import AlertHistory, Thresholds
+from .compiled_passes import CompiledPasses
+from .head_summaries import LayerSums, heads_of, merged, sums_of
 from .intercepted_calls import Call
-from .interception import LAYERS, Hook, InterceptedCall, Interception, Receiver, names_of, numbered
-from .monitor_rows import Alert, MonitorRow, Thresholds
-from .writers import writing_function
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .layer_kinds import kind_of
+from .monitor_rows import Alert, MonitorRow
+from .writers import RowWriter
 
 
 class Monitor(Receiver):
-    """Result of `monitor`: `row()` of the last recorded step; `step()` for loops without an optimizer of torch."""
+    """Result of `monitor`: `row()` of the last recorded step; `step()` for loops without an optimizer of torch.
+
+    `steps` is the number of steps so far; `state_dict` and `load_state_dict` continue it after an interruption.
+    """
 
     def __init__(
         self,
@@ -52,22 +56,21 @@ class Monitor(Receiver):
     ) -> None:
         self.steps = 0
         self._inner, self._compiled = _unwrapped(model), _compiled(model)
-        self._every, self._thresholds, self._group = every, thresholds, group
-        self._write_row = None if writer is None else writing_function(writer)
-        self._on_alert = _warn if on_alert is None else on_alert
-        self._strict = strict
+        self._every, self._group, self._strict = every, group, strict
+        self._writer = None if writer is None else RowWriter(writer)
+        self._history = AlertHistory(thresholds, on_alert)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._parameters = {id(p) for p in model.parameters()}
         self._optimizer: ref[Optimizer] | None = None
-        self._highest: dict[str, float] = {}
-        self._warned: set[tuple[str, str]] = set()
-        self._sums: dict[str, HeadSums] = {}
+        self._missed: tuple[str, ...] = ()
+        self._sums: dict[str, LayerSums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
-        self._last: tuple[str, int] | None = None
         self._row: MonitorRow | None = None
         interception = Interception(self._inner, self, layers=layers)
-        self._interception: Any = _EagerPass(model, self._inner, interception) if self._compiled else interception
+        self._kinds = {interception.names[id(module)]: kind_of(module) for module in self._inner.modules()}
+        self._passes = CompiledPasses(model, self._inner, interception, self._record) if self._compiled else None
+        self._interception: Any = interception if self._passes is None else self._passes
         self._installed = False
 
     def row(self) -> MonitorRow:
@@ -92,8 +95,21 @@ class Monitor(Receiver):
             self._install()
         else:
             self._uninstall()
-        if sums:  # last, since a writer may raise
+        if sums:  # last, since a function for alerts may raise
             self._write(step, sums)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Number of steps and history of the alerts, for a checkpoint of the training: plain numbers and strings."""
+        return {"steps": self.steps, "alerts": self._history.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the numbering of steps, and the alerts, from a checkpoint."""
+        self.steps = state["steps"]
+        self._history.load_state_dict(state["alerts"])
+        if self.steps % self._every == 0:
+            self._install()
+        else:
+            self._uninstall()
 
     # The receiver of an Interception ---------------------------------------------------------------------------------
 
@@ -118,13 +134,16 @@ class Monitor(Receiver):
             result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
+        self._record(name, sums)
+        if self._passes is not None:
+            self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
+        return result
+
+    def _record(self, name: str, sums: LayerSums) -> None:
         if name in self._sums:
             self._sums[name].add(sums)
         else:
             self._sums[name] = sums
-        if (name, len(self._called)) == self._last:
-            raise _LastLayerReached
-        return result
 
     def unfused(self, layer: str) -> None:
         """Raise, since the training would change by rounding."""
@@ -136,9 +155,7 @@ class Monitor(Receiver):
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
-        self._recording = False
-        if self._compiled and self._called:
-            self._last = list(self._called)[-1], len(self._called)
+        self._recording, self._missed = False, missed
         if missed and self._strict:
             problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
             remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."
@@ -164,32 +181,13 @@ class Monitor(Receiver):
         if optimizer is leader:
             self.step()
 
-    def _write(self, step: int, sums: dict[str, HeadSums]) -> None:
-        layers = heads_of(sums)
-        alerts = tuple(self._alerts(step, layers))
-        self._row = MonitorRow(step, layers, alerts)
-        for alert in alerts:
-            if (alert.kind, alert.layer) not in self._warned:
-                self._warned.add((alert.kind, alert.layer))
-                self._on_alert(alert)
-        if self._write_row is not None:
-            self._write_row(self._row)
-
-    def _alerts(self, step: int, layers: dict[str, Any]) -> Iterator[Alert]:
-        entropy, logit, sink = self._thresholds
-        for layer, heads in layers.items():
-            mean, most = float(heads.entropy.mean.mean()), float(heads.max_logit.greatest.max())
-            highest = self._highest[layer] = max(self._highest.get(layer, 0.0), mean)  # this order ignores NaN
-            if entropy is not None and mean < entropy * highest:
-                yield Alert("entropy collapse", layer, mean, entropy * highest, step)
-            if logit is not None and most > logit:
-                yield Alert("logit explosion", layer, most, logit, step)
-            if sink is not None and float((heads.sink.mean > sink).double().mean()) > 0.5:
-                yield Alert("attention sink", layer, float(heads.sink.mean.median()), sink, step)
-
-
-def _warn(alert: Alert) -> None:
-    warnings.warn(str(alert), stacklevel=2)
+    def _write(self, step: int, sums: dict[str, LayerSums]) -> None:
+        layers = heads_of(sums, self._kinds)
+        alerts = self._history.alerts(step, layers)
+        self._row = MonitorRow(step, layers, alerts, self._missed)
+        self._history.report(alerts)
+        if self._writer is not None:
+            self._writer.write(self._row)
 
 
 @contextmanager
@@ -211,16 +209,21 @@ def monitor(
     steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of padding
     are left out where a mask identifies them. Passes without gradients (evaluation) are not recorded.
 
-    Calls inside a compiled model cannot be intercepted. Before each recorded pass of such a model, one eager pass
-    without gradients is made on the same inputs, up to the last attention layer; random state and buffers are restored.
+    Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
+    they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
+    recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
+    attention layer; random state and buffers are restored.
 
     Args:
         every: record the steps 0, every, 2 every, ...
         writer: a TensorBoard SummaryWriter (or another object with add_scalar); a function with a parameter `step`,
             which gets the dictionary `MonitorRow.scalars` and step=, as wandb.log; or a function of a `MonitorRow`.
         thresholds: thresholds of the alerts.
-        on_alert: function called with each new `Alert`, once for each kind and layer; by default it warns.
-        group: process group over which rows are joined; by default that of a DistributedDataParallel model.
+        on_alert: function called with each new `Alert`, once for each kind and layer; by default a warning is issued,
+            at most one for each kind and step.
+        group: process group over which rows are joined; each of its processes must monitor the model. By default that
+            of a DistributedDataParallel or FSDP model, else all processes if torch.distributed is initialised. With
+            tensor parallelism pass the group of processes with the same heads. "local": each process has its own rows.
         layers: regular expression for class names of attention layers; a softmax inside one belongs to attention.
         strict: raise if an attention layer ran without an intercepted call, or after the first step if there was none.
 
@@ -237,6 +240,10 @@ def monitor(
         raise InputValueError("monitor", "every", f"every must be a positive integer, got {every!r}", remedy)
     if group is None and hasattr(model, "process_group"):
         group = model.process_group
+    elif group is None and dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+    elif group == "local":
+        group = None
     m = Monitor(
         model, every=every, writer=writer, thresholds=thresholds, on_alert=on_alert, group=group, layers=layers,
         strict=strict,
@@ -254,54 +261,6 @@ def _in_vmap() -> bool:
     """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
     transforms = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
-
-
-class _LastLayerReached(BaseException):
-    """Raised after the last attention layer, to end an eager pass early."""
-
-
-class _EagerPass:
-    """An eager pass before each pass of a compiled model, inside which calls cannot be intercepted."""
-
-    def __init__(self, model: nn.Module, inner: nn.Module, interception: Interception) -> None:
-        self._called, self._inner, self._interception = model, inner, interception
-
-    def __enter__(self) -> "_EagerPass":
-        self._compiled: Any = self._called.__dict__.get("_compiled_call_impl")
-        if self._compiled is None:
-            self._hook = self._called.register_forward_pre_hook(Hook(self._before), prepend=True, with_kwargs=True)
-        else:  # hooks would be compiled too
-            self._called._compiled_call_impl = self._run_both
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._compiled is None:
-            self._hook.remove()
-        else:
-            self._called._compiled_call_impl = self._compiled
-
-    def _run_both(self, *args: Any, **kwargs: Any) -> Any:
-        self._before(self._called, args, kwargs)
-        return self._compiled(*args, **kwargs)
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            self._run_eager(args, kwargs)
-
-    def _run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]
-        devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._interception, suppress(_LastLayerReached):
-            self._inner(*args, **kwargs)
-        for module, name, b, version, before in buffers:
-            module._buffers[name] = b
-            if b._version != version:  # autograd forbids writing to a tensor that a graph has saved
-                b.copy_(before)
-
-
-def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, b) for name, b in module._buffers.items() if b is not None]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

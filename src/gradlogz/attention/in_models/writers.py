@@ -8,6 +8,7 @@ Read next: monitor_rows.py (the scalars of a row).
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,24 @@ from ..._errors import InputTypeError
 from .monitor_rows import MonitorRow
 
 
-def writing_function(writer: Any) -> Callable[[MonitorRow], None]:
-    """Function that writes a row to a writer of one of the three kinds."""
+class RowWriter:
+    """A writer of any kind. The first exception it raises is a warning, the others are ignored: training goes on."""
+
+    def __init__(self, writer: Any) -> None:
+        self._write, self._failed = _writing_function(writer), False
+
+    def write(self, row: MonitorRow) -> None:
+        """Write a row."""
+        try:
+            self._write(row)
+        except Exception as error:
+            if not self._failed:
+                message = f"monitor: writer raised {error!r} at step {row.step}; the training continues."
+                warnings.warn(message, stacklevel=2)
+            self._failed = True
+
+
+def _writing_function(writer: Any) -> Callable[[MonitorRow], None]:
     if hasattr(writer, "add_scalar"):
         return lambda row: _add_scalars(writer, row)
     if not callable(writer):

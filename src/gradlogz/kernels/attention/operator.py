@@ -13,6 +13,9 @@
 Read next: dispatch.py (the choice of the kernel), derivatives.py (derivatives without kernels).
 """
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -339,6 +342,32 @@ def _folded(
 # For torch.compile, which supports operators but not Functions with forward mode. ------------------------------------
 
 
+Reader = Callable[[Tensor, Tensor, Tensor, Sight, Scoring, Statistics | None], None]
+
+
+class _Readers(threading.local):
+    """Readers of the operator's calls in this thread."""
+
+    installed: tuple[Reader, ...] = ()
+
+
+_readers = _Readers()
+
+
+@contextmanager
+def operator_read_by(reader: Reader) -> Iterator[None]:
+    """Context in which a function gets the operands and statistics of every call of the operator, None without them.
+
+    The operator runs inside compiled graphs: the monitor reads their statistics here, without changing a graph.
+    """
+    before = _readers.installed
+    _readers.installed = (*before, reader)
+    try:
+        yield
+    finally:
+        _readers.installed = before
+
+
 @torch.library.custom_op("gradlogz::attention", mutates_args=())
 def _operator(
     query: Tensor,
@@ -358,6 +387,8 @@ def _operator(
     q, k, v, sight, dropout = _read((query, key, value, bias, mask, segments, seed), probability)
     scoring = Scoring(scale, softcap, left, right)
     result = dispatch.forward(q, k, v, sight, scoring, dropout, statistics=statistics, separate=True)
+    for reader in _readers.installed:
+        reader(q, k, v, sight, scoring, result if statistics else None)
     return _as_declared(result.output, query), *map(_in_own_storage, result[1:5])  # type: ignore[return-value]
 
 

@@ -97,8 +97,9 @@ class Attended(NamedTuple):
     def visible_keys(self) -> Bool[Tensor, "b n"] | None:
         """Return which keys are visible to some query of their sequence; None if no mask hides any."""
         if isinstance(self.call, AttentionArguments):
-            return visible_by_masks((self.call.attn_mask, self.call.bias), self.call.query, self.call.key)
-        return visible_by_logits(self.call)
+            visible = visible_by_masks((self.call.attn_mask, self.call.bias), self.call.query, self.call.key)
+            return None if visible is None else visible.any(-2)
+        return visible_by_logits(self.call).any(-2)
 
 
 class Passed(NamedTuple):

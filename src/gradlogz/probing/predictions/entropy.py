@@ -2,7 +2,7 @@
 
     entropy           H / log n                  of a row with n >= 2 visible keys; 1 if its weights are uniform
 
-Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/monitor_rows.py (the
+Read next: gaussian_measure.py (a claim that depends on the entropy), ../../attention/in_models/alerts.py (the
 alerts in training).
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...attention.in_models.monitor_rows import Thresholds
+from ...attention.in_models.alerts import Thresholds
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured, random_band
 from ..inside.events import Attended, Event, ForwardOutput
@@ -25,7 +25,7 @@ from .observables.attention_rows import applies, keys_seen, moments_of_keys, mom
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"
 OF_LAYER, SINKS, RANK = "entropy of the layer", "heads with a sink", "logit rank"
 LEAST = 0.02  # smallest relevant difference of normalised entropies
-COLLAPSE, LOGIT, SINK = (float(bound or 0.0) for bound in Thresholds())
+COLLAPSE, LOGIT, SINK = (float(bound or 0.0) for bound in Thresholds()[:3])
 # name: columns of numerator and denominator
 COLUMNS = {
     ENTROPY: (2, 1),
