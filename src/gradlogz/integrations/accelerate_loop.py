@@ -19,6 +19,8 @@ from .session import MonitorOptions
 class AccelerateMonitor(LoopMonitor):
     """Context that writes statistics of attention to the trackers of an Accelerator.
 
+    Make it before `accelerator.load_state`: checkpoints contain the state of the monitor.
+
     Args:
         accelerator: the Accelerator; its `save_state` is the checkpoint of `save_checkpoint`.
         model: the prepared model.
@@ -38,6 +40,7 @@ class AccelerateMonitor(LoopMonitor):
 
         scheduler = getattr(scheduler, "scheduler", scheduler)  # inside the wrapper of accelerate
         super().__init__(model, log=accelerator.log, save=save, scheduler=scheduler, **options)
+        accelerator.register_for_checkpointing(self)
 
     def experiments(self) -> Iterator[Any]:
         for tracker in self._accelerator.trackers:

@@ -46,5 +46,6 @@ def write_heads(experiment: Any, row: MonitorRow, step: int) -> None:
             experiment.add_image(f"attention/{statistic}", heat_map(row, statistic), step)
     elif (wandb := sys.modules.get("wandb")) is not None:
         records = row.records()
-        table = wandb.Table(columns=list(records[0]), data=[list(record.values()) for record in records])
+        columns = list(dict.fromkeys(name for record in records for name in record))  # layers may differ
+        table = wandb.Table(columns=columns, data=[[record.get(name) for name in columns] for record in records])
         experiment.log({"attention/heads": table})

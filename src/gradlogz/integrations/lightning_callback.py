@@ -21,6 +21,8 @@ from .session import MonitorOptions, Session
 class LightningMonitor(Callback):
     """Callback that writes statistics of attention to the loggers of a Lightning Trainer.
 
+    Checkpoints contain the state of the monitor.
+
     Args:
         options: as in `MonitorOptions`.
 
@@ -29,19 +31,29 @@ class LightningMonitor(Callback):
 
     def __init__(self, **options: Unpack[MonitorOptions]) -> None:
         self._options = options
+        self._session: Session | None = None
+        self._state: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._session = Session(_LightningRun(trainer), **self._options)
+        self._session.load_state_dict(self._state)
         self._session.begin(trainer.strategy.model)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._session.finish_step()
+        if self._session is not None:
+            self._session.finish_step()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._session.end()
+    def on_train_end(self, *args: Any) -> None:
+        if self._session is not None:
+            self._session.end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._session.end()
+    on_exception = on_train_end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._session is None else self._session.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict
 
 
 class _LightningRun(TrainingRun):

@@ -62,6 +62,14 @@ class LoopMonitor(TrainingRun):
             self._optimizers.append(optimizer)
         self._session.finish_step()
 
+    def state_dict(self) -> dict[str, Any]:
+        """State of the monitor, for a checkpoint."""
+        return self._session.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint, before or inside the context."""
+        self._session.load_state_dict(state)
+
     def log(self, scalars: dict[str, float], step: int) -> None:
         if hasattr(self._log, "add_scalar"):
             for name, value in scalars.items():

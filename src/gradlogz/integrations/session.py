@@ -51,15 +51,20 @@ class Session:
         self._rows: list[MonitorRow] = []
         self._alerts: list[Alert] = []
         self._context = ExitStack()
+        self._monitor: Monitor | None = None
+        self._state: dict[str, Any] | None = None
 
-    def begin(self, model: nn.Module) -> Monitor:
+    def begin(self, model: nn.Module) -> None:
         """Install the monitor; statistics are those of all processes."""
         options: dict[str, Any] = {**self._options, "writer": self._rows.append, "on_alert": self._alerts.append}
         if dist.is_available() and dist.is_initialized():
             options["group"] = dist.group.WORLD
         self._model = model
         self.end()  # where a run was interrupted
-        return self._context.enter_context(monitor(model, **options))
+        self._monitor = self._context.enter_context(monitor(model, **options))
+        if self._state is not None:
+            self._monitor.load_state_dict(self._state)
+            self._state = None
 
     def finish_step(self) -> None:
         """Log a new row, act on new alerts, clip logits."""
@@ -82,3 +87,13 @@ class Session:
     def end(self) -> None:
         """Remove the monitor."""
         self._context.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the monitor, for a checkpoint: plain numbers and strings."""
+        return {} if self._monitor is None else self._monitor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint, now or from `begin` on."""
+        self._state = state or None
+        if self._monitor is not None and state:
+            self._monitor.load_state_dict(state)

@@ -14,11 +14,14 @@ from transformers import Trainer, TrainerCallback
 from .actions import TrainingRun
 from .session import MonitorOptions, Session
 
+STATE = "gradlogz.TrainerMonitor"  # not the name of the class, which the Trainer would construct without arguments
+
 
 class TrainerMonitor(TrainerCallback):
     """Callback that writes statistics of attention to the logs of a Trainer.
 
-    They go where the Trainer's own numbers go: `report_to`, the console and `state.log_history`.
+    They go where the Trainer's own numbers go: `report_to`, the console and `state.log_history`. Checkpoints contain the
+    state of the monitor.
 
     Args:
         trainer: the Trainer to which the callback is added.
@@ -32,10 +35,12 @@ class TrainerMonitor(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._session.load_state_dict(state.stateful_callbacks.get(STATE, {}))
         self._session.begin(self._trainer.model_wrapped)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._session.finish_step()
+        state.stateful_callbacks[STATE] = self._session.state_dict()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._session.end()
