@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback
 from .actions import TrainingRun
 from .session import MonitorOptions, Session
 
-STATE = "gradlogz.TrainerMonitor"  # not the name of the class, which the Trainer would construct without arguments
+STATE = "gradlogz.TrainerMonitor"  # not the name of the class: the Trainer would make one without arguments
 
 
 class TrainerMonitor(TrainerCallback):
