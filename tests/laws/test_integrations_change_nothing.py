@@ -59,7 +59,7 @@ class Losses(torch.nn.Module):
         return {"loss": loss_of(self.model, ids)}
 
 
-def with_trainer(options, folder, tracker=None):
+def with_trainer(options, folder, tracker=None, **arguments):
     from transformers import Trainer, TrainingArguments
 
     from gradlogz.integrations import TrainerMonitor
@@ -69,6 +69,7 @@ def with_trainer(options, folder, tracker=None):
     args = TrainingArguments(
         str(folder), max_steps=STEPS, per_device_train_batch_size=3, use_cpu=True, report_to=tracker or "none",
         logging_steps=1, save_strategy="no", disable_tqdm=True, learning_rate=RATE, lr_scheduler_type="constant",
+        **arguments,
     )  # fmt: skip
     trainer = Trainer(model, args, train_dataset=[{"ids": ids} for ids in torch.cat(batches(STEPS))])
     if options is not None:
@@ -198,6 +199,15 @@ def test_weights_are_bitwise_those_of_a_run_without_it(run, tmp_path):
             tag = f"{prefix}attention/{inner}blocks.{layer}.attention/{name}"
             assert scalars[tag] == [step + shift for step in (0, 2, 4)], tag
     assert {tag for log in logs for tag in log.Tags()["images"]} == {"attention/entropy", "attention/max_logit"}
+
+
+def test_a_compiled_trainer_is_monitored_and_unchanged(tmp_path):
+    compiled, rows = {"torch_compile": True, "torch_compile_backend": "aot_eager"}, []
+    plain = with_trainer(None, tmp_path, **compiled)
+    options = {"every": 2, "thresholds": LOW, "actions": [lambda alert, run: rows.append(alert.layer)]}
+    monitored = with_trainer(options, tmp_path, **compiled)
+    assert all(torch.equal(a, b) for a, b in zip(plain.weights, monitored.weights, strict=True))
+    assert rows == [f"model.blocks.{i}.attention" for i in range(2)]
 
 
 @each_library

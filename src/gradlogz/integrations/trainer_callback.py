@@ -14,14 +14,14 @@ from transformers import Trainer, TrainerCallback
 from .actions import TrainingRun
 from .session import MonitorOptions, Session
 
-STATE = "gradlogz.TrainerMonitor"  # not the name of the class: the Trainer would make one without arguments
+STATE = "gradlogz.TrainerMonitor"  # the name of the class would make the Trainer construct it
 
 
 class TrainerMonitor(TrainerCallback):
     """Callback that writes statistics of attention to the logs of a Trainer.
 
-    They go where the Trainer's own numbers go: `report_to`, the console and `state.log_history`. Checkpoints contain the
-    state of the monitor.
+    They go where the Trainer's own numbers go: `report_to`, the console and `state.log_history`. Checkpoints contain
+    the state of the monitor.
 
     Args:
         trainer: the Trainer to which the callback is added.
