@@ -41,7 +41,7 @@ PENALTIES = {
         lambda o: z_loss(o, coefficient=1e-3), lambda o: o.stack("log_normalizer").square().mean(), "mean of G²"
     ),
     "entropy_loss": Penalty(
-        lambda o: entropy_loss(o, floor=FLOOR, coefficient=1.0), lowest_entropy, "lowest mean entropy of a head"
+        lambda o: entropy_loss(o, floor=FLOOR, coefficient=1.0), lowest_entropy, "entropy of lowest head"
     ),
     "logit_variance_loss": Penalty(
         lambda o: logit_variance_loss(o, coefficient=1e-1), lambda o: o.stack("logit_variance").mean(), "logit variance"

@@ -75,6 +75,7 @@ def draw(results: dict, path: Path) -> None:
             values = [math.nan if value is None else value for value in results[name][curve]]
             panel.plot(values, color=colour, linewidth=width, label=name)
     panels[0].set_ylabel("loss")
+    panels[0].set_ylim(1.4, 3.4)
     panels[0].legend(frameon=False, fontsize=8.5)
     panels[1].set_yscale("log")
     panels[1].set_ylabel("largest logit")
