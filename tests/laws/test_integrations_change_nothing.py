@@ -111,9 +111,11 @@ def with_lightning(options, folder, tracker=None):
 
 def with_accelerate(options, folder, tracker=None):
     from accelerate import Accelerator
+    from accelerate.state import GradientState
 
     from gradlogz.integrations import AccelerateMonitor
 
+    GradientState._reset_state()  # shared by all of a process: that of a Trainer would forbid accumulation
     accelerator = Accelerator(cpu=True, log_with=tracker, project_dir=folder, gradient_accumulation_steps=2)
     accelerator.init_trackers("run")
     torch.manual_seed(0)
