@@ -58,6 +58,20 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.letter(ids) + self.place.weight[: ids.shape[1]])))
 
 
+def source() -> torch.Tensor:
+    """Return the text as numbers of letters."""
+    text = inspect.getsource(argparse)
+    letters = {letter: index for index, letter in enumerate(sorted(set(text)))}
+    return torch.tensor([letters[letter] for letter in text])
+
+
+def loss_of(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a random batch."""
+    start = torch.randint(0, len(data) - CONTEXT - 1, (BATCH, 1))
+    ids = data[start + torch.arange(CONTEXT + 1)]
+    return functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
 def rate(step: int) -> float:
     """Return the learning rate of a step: a warm-up that never ends."""
     return RATE * min(1.0, (step + 1) / WARMUP) * GROWTH**step
@@ -68,10 +82,8 @@ def trained(
 ) -> tuple[list[float], list[gradlogz.attention.MonitorRow], list[gradlogz.attention.Alert]]:
     """Train the model; return the losses of all steps, and the rows and alerts of the monitor."""
     torch.manual_seed(0)
-    text = inspect.getsource(argparse)
-    letters = {letter: index for index, letter in enumerate(sorted(set(text)))}
-    data = torch.tensor([letters[letter] for letter in text])
-    model = GPT(len(letters))
+    data = source()
+    model = GPT(int(data.max()) + 1)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.0)
     losses: list[float] = []
     rows: list[gradlogz.attention.MonitorRow] = []
@@ -84,9 +96,7 @@ def trained(
     with gradlogz.monitor(model, every=EVERY, writer=rows.append, on_alert=alarmed):
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = rate(step)
-            start = torch.randint(0, len(data) - CONTEXT - 1, (BATCH, 1))
-            ids = data[start + torch.arange(CONTEXT + 1)]
-            loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            loss = loss_of(model, data)
             loss.backward()
             losses.append(loss.item())
             optimizer.step()

@@ -8,6 +8,7 @@ from . import (
     contrastive as contrastive,
 )
 from . import (
+    integrations as integrations,
     probing as probing,
     simulation as simulation,
     tracking as tracking,

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:::lightning")  # of trainers, about this machine
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_the_examples_of_a_page_run(page):
     for example in Document.parse(str(page), PythonCodeBlockParser()):

@@ -13,6 +13,7 @@ GUIDES = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md")) if pag
 WORDS = set(re.findall(r"\w+", "\n".join(re.findall(r"```.*?```|`[^`\n]+`", GUIDES, re.DOTALL))))
 CHAPTERS = (
     "measures", "attention", "dynamics", "filters", "contrastive", "probing", "reporting", "simulation", "tracking",
+    "integrations",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from support.error_form import PACKAGE, refused
 
 CHAPTERS = ["commands", "_errors.py", "special", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
+CHAPTERS += ["integrations"]
 
 
 def sources():

@@ -9,6 +9,7 @@ from gradlogz._progress import Progress
 
 CHAPTERS = (
     "measures", "attention", "dynamics", "filters", "contrastive", "probing", "reporting", "simulation", "tracking",
+    "integrations",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import gradlogz.attention
 import gradlogz.contrastive
 import gradlogz.dynamics
 import gradlogz.filters
+import gradlogz.integrations
 import gradlogz.measures
 import gradlogz.probing
 import gradlogz.reporting
@@ -26,6 +27,7 @@ OF_NUMBA = (
 )
 OF_TRITON = ("gradlogz.kernels.attention.decoding", "gradlogz.kernels.attention.gpu")
 OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), **dict.fromkeys(OF_TRITON, "triton")}
+OF_AN_EXTRA["gradlogz.integrations.lightning_callback"] = "lightning"
 
 
 # Of the two Triton kernels, whose sources are tied to measured numbers by their hashes.
@@ -55,6 +57,7 @@ CHAPTERS = [
     gradlogz.reporting,
     gradlogz.simulation,
     gradlogz.tracking,
+    gradlogz.integrations,
 ]
 
 

@@ -6,16 +6,20 @@ Attention   the result; `merge` joins results over blocks of keys
 observe     the statistics of every attention layer inside a model, while it runs
 monitor     statistics and alerts for every head during training; the model's own attention computes the output
 register    attn_implementation="gradlogz" for Hugging Face models
+qk_clip     bounded logits, by scaling query and key projections after an optimizer step
+z_loss      penalties on statistics; also entropy_loss and logit_variance_loss
 layers      attention modules: torch's multi-head attention, and attention to other measures
 """
 
 from .functional import attend as attend
 from .packed import attend_varlen as attend_varlen
 from .result import Attention as Attention
+from .losses import z_loss as z_loss, entropy_loss as entropy_loss, logit_variance_loss as logit_variance_loss
 from .in_models.observation import observe as observe, Observation as Observation
 from .in_models.monitoring import monitor as monitor, Monitor as Monitor
 from .in_models.monitor_rows import MonitorRow as MonitorRow, Alert as Alert
 from .in_models.alerts import Thresholds as Thresholds
+from .in_models.logit_clipping import qk_clip as qk_clip
 from .in_models.huggingface import register as register, unregister as unregister, collect as collect
 from .layers.multihead import MultiheadAttention as MultiheadAttention
 from .layers.moment import MomentAttention as MomentAttention

@@ -39,8 +39,8 @@ def register(model: nn.Module | None = None, *, layers: str = LAYERS, strict: bo
 
     Outputs equal those of the eager implementation to rounding, except for rows that see no key: they are 0 here, an
     average of hidden values there. Sliding windows, soft caps, sinks, position biases, selected keys, shared key heads
-    and caches are supported. Memory for attention is linear in the number of tokens, if the model needs no mask. `monitor`
-    reads the statistics of such a model from the pass that is made anyway.
+    and caches are supported. Memory for attention is linear in the number of tokens, if the model needs no mask.
+    `monitor` reads the statistics of such a model from the pass that is made anyway.
 
     Args:
         model: a model whose layers get their attention function from transformers. Other layers would silently keep

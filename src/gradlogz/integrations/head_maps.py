@@ -1,0 +1,51 @@
+"""Statistics of all heads as images and tables, for TensorBoard and Weights & Biases.
+
+Read next: ../attention/in_models/monitor_rows.py (the statistics).
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from .._typing import Float, Tensor
+from ..attention import MonitorRow
+
+CELL = 16  # pixels of a head
+MAPS = {"entropy": "mean", "max_logit": "greatest"}  # statistics that are shown, and of which rows
+DARK = (0.05, 0.20, 0.45)  # colour of the largest value; the smallest is white, a head without rows grey
+
+
+def heat_map(row: MonitorRow, statistic: str = "max_logit") -> Float[Tensor, "3 height width"]:
+    """Image of a statistic, layers from top to bottom and heads from left to right, white to dark from least to most.
+
+    >>> import torch, gradlogz
+    >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    >>> with gradlogz.monitor(model, every=1) as m:
+    ...     output = model(torch.randn(2, 10, 16))
+    ...     m.step()
+    >>> gradlogz.integrations.heat_map(m.row(), "entropy").shape
+    torch.Size([3, 16, 64])
+    """
+    part = MAPS.get(statistic, "mean")
+    values = [getattr(getattr(heads, statistic), part).double() for heads in row.layers.values()]
+    table = torch.full((len(values), max(map(len, values))), torch.nan, dtype=torch.float64)
+    for line, heads in zip(table, values, strict=True):
+        line[: len(heads)] = heads
+    known = table[table.isfinite()]
+    least, most = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+    share = ((table - least) / (most - least + 1e-300)).clamp(0.0, 1.0)
+    colour = 1.0 - share * (1.0 - torch.tensor(DARK, dtype=torch.float64)).reshape(3, 1, 1)
+    return colour.nan_to_num(0.6).float().repeat_interleave(CELL, 1).repeat_interleave(CELL, 2)
+
+
+def write_heads(experiment: Any, row: MonitorRow, step: int) -> None:
+    """Write heat maps to a TensorBoard writer, or a table of all heads to a run of Weights & Biases."""
+    if hasattr(experiment, "add_image"):
+        for statistic in MAPS:
+            experiment.add_image(f"attention/{statistic}", heat_map(row, statistic), step)
+    elif (wandb := sys.modules.get("wandb")) is not None:
+        records = row.records()
+        columns = list(dict.fromkeys(name for record in records for name in record))  # layers may differ
+        table = wandb.Table(columns=columns, data=[[record.get(name) for name in columns] for record in records])
+        experiment.log({"attention/heads": table})
