@@ -32,15 +32,15 @@ def with_fields(
 ) -> Attention:
     """Result with the fields of these names; others are None."""
     max_key, min_key, first_key = extreme_keys(q, k, sight, scoring)
-    found: dict[str, Tensor] = {"max_key": max_key}
+    values: dict[str, Tensor] = {"max_key": max_key}
     if "min_logit" in fields:
-        found["min_logit"] = _logit(q, k, sight, scoring, min_key).masked_fill(min_key < 0, torch.inf)
+        values["min_logit"] = _logit(q, k, sight, scoring, min_key).masked_fill(min_key < 0, torch.inf)
     if "first_key_weight" in fields:
         empty = first_key < 0
         G = result.log_normalizer.masked_fill(empty, 0.0)
         weight = (_logit(q, k, sight, scoring, first_key).to(G.dtype) - G).exp()
-        found["first_key_weight"] = weight.masked_fill(empty, 0.0)
-    return Attention(*result[:9], *(found[name] if name in fields else None for name in FIELDS))  # type: ignore[arg-type]
+        values["first_key_weight"] = weight.masked_fill(empty, 0.0)
+    return Attention(*result[:9], *(values[name] if name in fields else None for name in FIELDS))  # type: ignore[arg-type]
 
 
 def _logit(

@@ -60,5 +60,5 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, 
         folded.append(t)
     batch = folded[0].shape[1]
     folded = [None if t is None else t.expand(-1, batch, *t.shape[2:]).flatten(0, 1) for t in folded]
-    found = _extreme_keys(*folded, *inputs[5:])
-    return tuple(t.unflatten(0, (info.batch_size, batch)) for t in found), (0, 0, 0)
+    keys = _extreme_keys(*folded, *inputs[5:])
+    return tuple(t.unflatten(0, (info.batch_size, batch)) for t in keys), (0, 0, 0)
