@@ -1,4 +1,4 @@
-"""The fields that attend adds on request: against a loop over keys, their gradients, transforms, compiled graphs."""
+"""The fields that attend adds on request: against a loop over keys, their gradients and transforms."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_what_is_not_asked_for_is_not_there():
     assert all(torch.equal(one, other) for one, other in zip(every[:6], attend(*case[:3])[:6], strict=True))
 
 
-def test_transforms_and_compiled_graphs_return_them():
+def test_transforms_return_them():
     q, k, v = (torch.randn(3, 2, 2, 6, 8, dtype=torch.float64) for _ in range(3))
 
     def fields(q, k, v):
@@ -57,12 +57,10 @@ def test_transforms_and_compiled_graphs_return_them():
     expected = [torch.stack(one) for one in zip(*(fields(*three) for three in zip(q, k, v, strict=True)), strict=True)]
     in_batches = torch.func.vmap(fields)(q, k, v)
     shared = torch.func.vmap(fields, (0, None, None))(q, k[0], v[0])
-    compiled = torch.compile(fields, fullgraph=True, backend="aot_eager")(q[0], k[0], v[0])
     for one, other in zip(in_batches, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     for index, one in enumerate(shared):
         torch.testing.assert_close(one[2], fields(q[2], k[0], v[0])[index], rtol=0, atol=1e-12)
-        torch.testing.assert_close(compiled[index], expected[index][0], rtol=0, atol=1e-12)
 
     def weight(q):
         return fields(q, k[0], v[0])[2].sum()

@@ -130,3 +130,17 @@ def test_the_operators_are_what_torch_asks_of_operators(bias):
     gradients = [torch.ones_like(found[0]), torch.ones_like(found[1]), None, None, None]
     inputs = [None if t is None else t.detach() for t in (q, k, v, *near)]
     torch.library.opcheck(_operator_backward, (*inputs, *found, *gradients, *static, bias))
+
+
+def test_row_fields_are_part_of_the_graph():
+    q, k, v = (torch.randn(2, 2, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def fields(q, k, v):
+        found = attend(q, k, v, is_causal=True, fields=("max_key", "min_logit", "first_key_weight"))
+        return found.max_key, found.min_logit, found.first_key_weight
+
+    compiled, eager = torch.compile(fields, fullgraph=True, backend="aot_eager")(q, k, v), fields(q, k, v)
+    assert torch.equal(compiled[0], eager[0])
+    gradients = [torch.autograd.grad(r[1].sum() + r[2].sin().sum(), (q, k)) for r in (compiled, eager)]
+    for one, other in zip((*compiled[1:], *gradients[0]), (*eager[1:], *gradients[1]), strict=True):
+        close(one, other)

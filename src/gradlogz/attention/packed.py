@@ -25,8 +25,8 @@ def attend_varlen(
     query: Float[Tensor, "tq h d"],
     key: Float[Tensor, "tk hk d"],
     value: Float[Tensor, "tk hk v"],
-    cu_seqlens_q: Int[Tensor, "documents+1"],
-    cu_seqlens_k: Int[Tensor, "documents+1"],
+    cu_seqlens_q: Int[Tensor, " boundaries"],
+    cu_seqlens_k: Int[Tensor, " boundaries"],
     max_seqlen_q: int | None = None,  # noqa: ARG001
     max_seqlen_k: int | None = None,  # noqa: ARG001
     *,

@@ -10,7 +10,7 @@ Read next: session.py, accelerate_loop.py.
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -48,7 +48,7 @@ class LoopMonitor(TrainingRun):
         self._session = Session(self, **options)
         self._optimizers: list[Optimizer] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LoopMonitor":
         self._session.begin(self._model)
         self._hook = register_optimizer_step_post_hook(self._stepped)  # after that of the monitor
         return self

@@ -64,7 +64,7 @@ def first_of_segments(segments: Int[Tensor, "b n"], rows: int) -> Int[Tensor, "b
 
 def weight_on_key(
     query: Float[Tensor, "*b m d"],
-    key: Float[Tensor, "*b n d"],
+    key: Float[Tensor, "*bk n d"],
     log_normalizer: Float[Tensor, "*b m"],
     position: Int[Tensor, "b #m"] | None,
     options: dict[str, Any],

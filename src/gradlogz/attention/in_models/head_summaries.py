@@ -6,7 +6,7 @@ of the model, without waiting for it, until a row is made.
 Read next: monitor_rows.py (the statistics), monitoring.py (which collects them).
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from .hidden_keys import padded
 from .monitor_rows import Extremes, Heads
 
 
+@runtime_checkable
 class AttentionCall(Protocol):
     """The methods of the calls of intercepted_calls.py that are used here."""
 
@@ -56,12 +57,12 @@ class HeadSums:
         """Numbers of statistics and of heads."""
         return self.sum.shape[0], self.sum.shape[1]
 
-    def packed(self) -> tuple[Float[Tensor, "1+2s h"], Float[Tensor, "2s h"]]:
+    def packed(self) -> tuple[Float[Tensor, "added h"], Float[Tensor, "extreme h"]]:
         """Table to be added up, and table of which the minimum is to be taken."""
         sums = torch.cat((self.count.unsqueeze(0), self.sum, self.square))
         return sums, torch.cat((self.least, -self.greatest)).double()
 
-    def unpack(self, sums: Float[Tensor, "1+2s h"], ends: Float[Tensor, "2s h"]) -> None:
+    def unpack(self, sums: Float[Tensor, "added h"], ends: Float[Tensor, "extreme h"]) -> None:
         """Replace the numbers by those of two tables."""
         self.count, (self.sum, self.square) = sums[0], sums[1:].chunk(2)
         self.least, greatest = ends.chunk(2)
