@@ -71,6 +71,12 @@ def test_no_process_keeps_the_blocks_of_others(results_of, processes):
         assert kept <= local
 
 
+def test_blocks_of_keys_are_not_observed_as_attention(results_of):
+    """Their statistics are those of a part of the keys; the layer is refused instead."""
+    for results in results_of(2):
+        assert "0 (RingAttention)" in results["observed"]
+
+
 def test_autocast_is_that_of_attend(results_of):
     for results in results_of(2):
         assert results["autocast"] == (torch.bfloat16, torch.float32, torch.float32)

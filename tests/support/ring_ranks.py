@@ -1,8 +1,9 @@
 """Work of each process of a ring that shares a sequence, and the results it saves."""
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
+import gradlogz
 from gradlogz.attention import ring_attend
 
 TOKENS = 12  # a multiple of 2 and 3
@@ -55,6 +56,7 @@ def ring_rank(rank, processes, port, folder):
     results["equal logits"] = gradient_with_equal_logits()
     results["autocast"] = under_autocast()
     results["kept"] = numbers_kept_for_backward(rank, processes)
+    results["observed"] = refusal_of_observe()
     if processes == 3:
         pair = distributed.new_group([1, 2])
         if rank > 0:
@@ -110,3 +112,21 @@ def numbers_kept_for_backward(rank, processes):
         result.max_logit,
     ]  # the last: the block of the largest logit
     return sum(kept), sum(t.numel() for t in local)
+
+
+class RingAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return ring_attend(self.query(x), self.key(x), x).output
+
+
+def refusal_of_observe():
+    model = nn.Sequential(RingAttention())
+    try:
+        with gradlogz.observe(model):
+            model(torch.ones(1, 3, 2))
+    except RuntimeError as error:
+        return str(error)
