@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from torch import distributed
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gradlogz import attend, merge
-from gradlogz.attention import Attention, attend_varlen
+from gradlogz.attention import Attention, attend_varlen, ring_attend
 from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
@@ -37,6 +38,14 @@ def in_context_parallel():
         attend(q, k, v)
 
 
+def in_a_ring_of_one(call):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        call()
+    finally:
+        distributed.destroy_process_group()
+
+
 tokens, ends = torch.randn(6, 2, 8), torch.tensor([0, 2, 6])
 
 ERRORS = [
@@ -54,6 +63,14 @@ ERRORS = [
     ),
     (ValueError, "attend: attn_mask", "queries", lambda: attend(q, k, v, attn_mask=block_mask(5, 8))),
     (NotImplementedError, "attend: key", "context_parallel", in_context_parallel),
+    (TypeError, "ring_attend: query", "a tensor", lambda: ring_attend([[1.0]], k, v)),
+    (RuntimeError, "ring_attend: group", "process group", lambda: ring_attend(q, k, v)),
+    (
+        ValueError,
+        "ring_attend: key",
+        "equal parts",
+        lambda: in_a_ring_of_one(lambda: ring_attend(q, k, v, is_causal=True)),
+    ),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),
     (TypeError, "attend: key", "tensor", lambda: attend(q, nested(), v)),
     (TypeError, "attend: query", "floating", lambda: attend(q.long(), k, v)),

@@ -6,7 +6,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from gradlogz import monitor, observe, register
@@ -112,6 +114,14 @@ def many_at_once():
         torch.func.vmap(lambda each: model.eval()(each[None]))(ids)
 
 
+def split_by_heads():
+    """As tensor parallelism leaves a layer in one of two processes; a process group is needed to split it."""
+    model = GPT()
+    model.blocks[0].attention.qkv.weight.placements = (Shard(0),)
+    with mock.patch.multiple(dist, is_initialized=lambda: True, get_world_size=lambda: 2):
+        run(monitor(model), None)
+
+
 def checkpointed():
     model = GPT()
 
@@ -181,6 +191,7 @@ ERRORS = [
         "thread",
         lambda: run(monitor(nn.DataParallel(GPT())), None),
     ),
+    (ValueError, "monitor: group", "tensor parallelism", split_by_heads),
     (
         ValueError,
         "monitor: every",

@@ -191,7 +191,7 @@ def _refuse_context_parallel() -> None:
     contexts = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
     if contexts is not None and contexts._replaced_functions:
         problem = "attend sees only the keys of this process inside torch's context_parallel"
-        remedy = "Gather the keys of all processes, or merge the results over their blocks with gradlogz.merge."
+        remedy = "Call gradlogz.attention.ring_attend outside of it: it attends to the keys of all processes."
         raise InputNotImplementedError("attend", "key", problem, remedy)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from .._errors import InputRuntimeError
+from .._process_ring import Exchange, ranks_of_blocks
 from .._typing import Float, Int, Tensor
 from ..kernels.attention import dispatch
 from ..kernels.attention.scoring import Scoring, Sight
@@ -134,13 +135,13 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, eta: Tensor, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
         q, block = eta[None, None], _padded(candidates, max(sizes))
         G, E = q.new_full(q.shape[:-1], -torch.inf), torch.zeros_like(q)
-        for here in _around(sizes, group):
+        for here in ranks_of_blocks(group):
             k = block[None, None, : sizes[here]]
             result = dispatch.forward(q, k, k, Sight(), SCORING, None, statistics=False)
             total = torch.logaddexp(G, result.log_normalizer)
             old, new = (G - total).exp().unsqueeze(-1), (result.log_normalizer - total).exp().unsqueeze(-1)
             G, E = total, old * E + new * result.output
-            (block,) = _passed_on([block], group)
+            (block,) = Exchange([block], group).received()
         ctx.sizes, ctx.group = sizes, group
         ctx.save_for_backward(eta, candidates, G, E)
         return G[0, 0]
@@ -152,32 +153,8 @@ class _Ring(torch.autograd.Function):
         sizes, q, g = ctx.sizes, eta[None, None], gradient[None, None]
         block = _padded(candidates, max(sizes))
         collected = torch.zeros_like(block)
-        for here in _around(sizes, ctx.group):
+        for here in ranks_of_blocks(ctx.group):
             k = block[None, None, : sizes[here]]
             collected[: sizes[here]] += received(k, q, q, g, G, None, SCORING)[0, 0]
-            block, collected = _passed_on([block, collected], ctx.group)
+            block, collected = Exchange([block, collected], ctx.group).received()
         return gradient.unsqueeze(-1) * E[0, 0], collected[: candidates.shape[0]], None, None
-
-
-def _around(sizes: list[int], group: Any) -> list[int]:
-    """Rank of the block on this process at each step: first its own, then that of the preceding rank."""
-    rank = distributed.get_rank(group)
-    return [(rank - step) % len(sizes) for step in range(len(sizes))]
-
-
-def _passed_on(tensors: list[Tensor], group: Any) -> list[Tensor]:
-    """Send tensors to the next process and return those received from the previous one."""
-    world, rank = distributed.get_world_size(group), distributed.get_rank(group)
-    if world == 1:
-        return tensors
-    after, before = (rank + 1) % world, (rank - 1) % world
-    if group is not None:
-        after, before = (distributed.get_global_rank(group, r) for r in (after, before))
-    received_blocks = [torch.empty_like(t) for t in tensors]
-    exchanges = [
-        *(distributed.P2POp(distributed.isend, t.contiguous(), after, group) for t in tensors),
-        *(distributed.P2POp(distributed.irecv, t, before, group) for t in received_blocks),
-    ]
-    for exchange in distributed.batch_isend_irecv(exchanges):
-        exchange.wait()
-    return received_blocks

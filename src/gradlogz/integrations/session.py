@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NotRequired, TypedDict, Unpack
 
-import torch.distributed as dist
 from torch import nn
 
 from ..attention import Alert, Monitor, MonitorRow, Thresholds, monitor, qk_clip
@@ -28,6 +27,7 @@ class MonitorOptions(TypedDict):
     actions: functions called with each new alert and the training run, after a warning.
     qk_clip: tau of `qk_clip` in recorded steps; with every=1 in each step, as in Kimi K2.
     heads: also write heat maps (TensorBoard) or a table (Weights & Biases) of all heads.
+    group: processes over which rows are joined, as in `monitor`; with tensor parallelism it must be named.
     layers: regular expression for class names of attention layers.
     strict: raise if an attention layer ran without an intercepted call.
     """
@@ -37,6 +37,7 @@ class MonitorOptions(TypedDict):
     actions: NotRequired[Sequence[Action]]
     qk_clip: NotRequired[float | None]
     heads: NotRequired[bool]
+    group: NotRequired[Any]
     layers: NotRequired[str]
     strict: NotRequired[bool]
 
@@ -55,10 +56,8 @@ class Session:
         self._state: dict[str, Any] | None = None
 
     def begin(self, model: nn.Module) -> None:
-        """Install the monitor; statistics are those of all processes."""
+        """Install the monitor; statistics are those of all processes, or of `group`."""
         options: dict[str, Any] = {**self._options, "writer": self._rows.append, "on_alert": self._alerts.append}
-        if dist.is_available() and dist.is_initialized():
-            options["group"] = dist.group.WORLD
         self._model = model
         self.end()  # where a run was interrupted
         self._monitor = self._context.enter_context(monitor(model, **options))

@@ -95,8 +95,10 @@ class Interception:
         self.receiver = receiver
         self.names = {id(module): WRAPPERS.sub("", name).strip(".") for name, module in model.named_modules()}
         self._modules = [module for module in model.modules() if module is model or _may_attend(module)]
-        self._attention = {id(module) for module in model.modules() if _matches(module, layers)}
-        self._expected = {id(layer) for layer in model.modules() if _matches(layer, layers) and _has_matrices(layer)}
+        self._attention = {id(module) for module in model.modules() if is_attention(module, layers)}
+        self._expected = {
+            id(layer) for layer in model.modules() if is_attention(layer, layers) and _has_matrices(layer)
+        }
         self._hooks: list[Any] = []
         self._fused: list[Any] = []  # hooks of layers for which torch has a fused operator, which any hook disables
         self._running = _RunningModules()
@@ -293,11 +295,11 @@ def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 def attention_layers(model: nn.Module, layers: str) -> list[tuple[str, nn.Module]]:
     """Innermost modules with matrices and a class name of attention, as pairs of name and module."""
-    named = {id(m): (name, m) for name, m in model.named_modules() if _matches(m, layers) and _has_matrices(m)}
+    named = {id(m): (name, m) for name, m in model.named_modules() if is_attention(m, layers) and _has_matrices(m)}
     return [(name, m) for name, m in named.values() if not any(id(p) in named for p in m.modules() if p is not m)]
 
 
-def _matches(module: nn.Module, layers: str) -> bool:
+def is_attention(module: nn.Module, layers: str) -> bool:
     """Return whether a class name is one of attention; subclasses of torch's layer count under any name."""
     torchs = "MultiheadAttention" if isinstance(module, nn.MultiheadAttention) else ""
     return re.search(layers, type(module).__name__) is not None or re.search(layers, torchs) is not None

@@ -30,7 +30,7 @@ from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, heads_of, merged, sums_of
 from .intercepted_calls import Call
-from .interception import LAYERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
 from .writers import RowWriter
@@ -223,7 +223,8 @@ def monitor(
             at most one for each kind and step.
         group: process group over which rows are joined; each of its processes must monitor the model. By default that
             of a DistributedDataParallel or FSDP model, else all processes if torch.distributed is initialised. With
-            tensor parallelism pass the group of processes with the same heads. "local": each process has its own rows.
+            tensor parallelism it must be named: the processes with the same heads. "local": each process has its own
+            rows.
         layers: regular expression for class names of attention layers; a softmax inside one belongs to attention.
         strict: raise if an attention layer ran without an intercepted call, or after the first step if there was none.
 
@@ -242,6 +243,10 @@ def monitor(
         group = model.process_group
     elif group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
+        if dist.get_world_size() > 1 and _split_by_heads(model, layers):
+            problem = "group must be named, since tensor parallelism gives each process other heads of the same layers"
+            remedy = 'Pass group="local", or the group of processes with the same heads: mesh["dp"].get_group().'
+            raise InputValueError("monitor", "group", problem, remedy)
     elif group == "local":
         group = None
     m = Monitor(
@@ -261,6 +266,14 @@ def _in_vmap() -> bool:
     """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
     transforms = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
+
+
+def _split_by_heads(model: nn.Module, layers: str) -> bool:
+    """Return whether parameters of attention layers are split in more dimensions of a mesh than FSDP splits them in."""
+    modules = list(model.modules())
+    by_fsdp = any(base.__name__ == "FSDPModule" for module in modules for base in type(module).__mro__)
+    parameters = [p for module in modules if is_attention(module, layers) for p in module.parameters()]
+    return any(sum(not each.is_replicate() for each in getattr(p, "placements", ())) > by_fsdp for p in parameters)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,34 @@
+"""Tensors passed around a ring of processes: each sends to the next rank and receives from the previous one."""
+
+import torch
+from torch import Tensor, distributed
+
+
+class Exchange:
+    """Tensors on their way to the next process; computation may go on until `received` is called."""
+
+    def __init__(self, tensors: list[Tensor], group: "distributed.ProcessGroup | None") -> None:
+        world, rank = distributed.get_world_size(group), distributed.get_rank(group)
+        self._sent, self._received, self._requests = [t.contiguous() for t in tensors], tensors, []
+        if world == 1:
+            return
+        after, before = (rank + 1) % world, (rank - 1) % world
+        if group is not None:
+            after, before = (distributed.get_global_rank(group, r) for r in (after, before))
+        self._received = [torch.empty_like(t) for t in self._sent]
+        self._requests = distributed.batch_isend_irecv([
+            *(distributed.P2POp(distributed.isend, t, after, group) for t in self._sent),
+            *(distributed.P2POp(distributed.irecv, t, before, group) for t in self._received),
+        ])  # fmt: skip
+
+    def received(self) -> list[Tensor]:
+        """Wait for the tensors of the previous process and return them."""
+        for request in self._requests:
+            request.wait()
+        return self._received
+
+
+def ranks_of_blocks(group: "distributed.ProcessGroup | None") -> list[int]:
+    """Rank whose block this process holds at each step: first its own, then that of the preceding rank."""
+    world, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    return [(rank - step) % world for step in range(world)]

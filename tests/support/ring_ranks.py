@@ -1,0 +1,132 @@
+"""Work of each process of a ring that shares a sequence, and the results it saves."""
+
+import torch
+from torch import distributed, nn
+
+import gradlogz
+from gradlogz.attention import ring_attend
+
+TOKENS = 12  # a multiple of 2 and 3
+CASES = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "grouped": {"is_causal": True, "enable_gqa": True, "scale": 0.7},
+    "moments": {"statistics": "moments"},
+    "causal moments": {"is_causal": True, "enable_gqa": True, "statistics": "moments"},
+    "output alone": {"is_causal": True, "statistics": "none"},
+    "sharp": {"is_causal": True, "scale": 40.0},
+}
+
+
+def sequence(case):
+    """Return query, key and value of the complete sequence, equal in all processes."""
+    g = torch.Generator().manual_seed(1)
+    heads = (4, 2, 2) if "enable_gqa" in CASES[case] else (4, 4, 4)
+    tensors = [
+        torch.randn(2, h, TOKENS, d, generator=g, dtype=torch.float64) for h, d in zip(heads, (5, 5, 3), strict=True)
+    ]
+    if case == "full":  # cross-attention: more keys than queries
+        tensors[1], tensors[2] = (torch.cat([t, 0.5 * t.roll(1, 0)], 2) for t in tensors[1:])
+    return [t.requires_grad_() for t in tensors]
+
+
+def loss(result, here=slice(None)):
+    """Sum of all fields with random coefficients; `here` are the tokens of the rows."""
+    total = torch.zeros((), dtype=torch.float64)
+    for number, field in enumerate(result):
+        if field is not None:
+            g = torch.Generator().manual_seed(10 + number)
+            shape = (*field.shape[:2], TOKENS, *field.shape[3:])
+            total = total + (torch.randn(shape, generator=g, dtype=torch.float64)[:, :, here] * field).sum()
+    return total
+
+
+def part(tensor, rank, processes):
+    return tensor.detach().chunk(processes, 2)[rank].clone().requires_grad_()
+
+
+def ring_rank(rank, processes, port, folder):
+    """Save results and gradients of the local part in every case, alone and in the group of the last two ranks."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=processes)
+    results = {}
+    for case, options in CASES.items():
+        results[case] = results_of_part(case, rank, processes, options)
+    results["refusal"] = refusal(rank)
+    results["equal logits"] = gradient_with_equal_logits()
+    results["autocast"] = under_autocast()
+    results["kept"] = numbers_kept_for_backward(rank, processes)
+    results["observed"] = refusal_of_observe()
+    if processes == 3:
+        pair = distributed.new_group([1, 2])
+        if rank > 0:
+            results["pair"] = results_of_part("causal", rank - 1, 2, {"is_causal": True, "group": pair})
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.barrier()  # a process that leaves early takes the threads of the other down
+    distributed.destroy_process_group()
+
+
+def results_of_part(case, rank, processes, options):
+    tensors = [part(t, rank, processes) for t in sequence(case)]
+    result = ring_attend(*tensors, **options)
+    size = TOKENS // processes
+    gradients = torch.autograd.grad(loss(result, slice(rank * size, (rank + 1) * size)), tensors)
+    return tuple(None if t is None else t.detach() for t in result), gradients
+
+
+def refusal(rank):
+    tokens = torch.ones(1, 1, 3 + rank, 2)
+    try:
+        ring_attend(tokens, tokens, tokens)
+    except ValueError as error:
+        return str(error)
+
+
+def gradient_with_equal_logits():
+    """Gradient of the largest logit with respect to keys that are the same in all processes."""
+    q, k = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.ones(1, 1, 3, 2, dtype=torch.float64).requires_grad_()
+    ring_attend(q, k, k, scale=1.0).max_logit.sum().backward()
+    return k.grad
+
+
+def under_autocast():
+    """Dtypes of output, log normaliser and gradient under autocast, for float32 inputs."""
+    q = torch.ones(1, 1, 3, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = ring_attend(q, q, q)
+    result.output.sum().backward()
+    return result.output.dtype, result.log_normalizer.dtype, q.grad.dtype
+
+
+def numbers_kept_for_backward(rank, processes):
+    """Numbers that autograd keeps between the passes, and those of the local operands and results."""
+    q, k, v = (part(t, rank, processes) for t in sequence("causal"))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()), lambda _: None):
+        result = ring_attend(q, k, v)
+    local = [
+        q,
+        k,
+        v,
+        *(t for t in result if t is not None),
+        result.max_logit,
+    ]  # the last: the block of the largest logit
+    return sum(kept), sum(t.numel() for t in local)
+
+
+class RingAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return ring_attend(self.query(x), self.key(x), x).output
+
+
+def refusal_of_observe():
+    model = nn.Sequential(RingAttention())
+    try:
+        with gradlogz.observe(model):
+            model(torch.ones(1, 3, 2))
+    except RuntimeError as error:
+        return str(error)
