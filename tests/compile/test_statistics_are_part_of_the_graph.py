@@ -95,6 +95,31 @@ def test_checkpoints_keep_gradients_or_refuse_them(reentrant):
         torch.testing.assert_close(found[1], found[0])
 
 
+def test_the_pass_of_a_monitor_is_not_collected():
+    model, batch, _ = tiny("causal", "llama")
+    gradlogz.register(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    counts = []
+    with gradlogz.monitor(compiled, every=1) as m:
+        for _ in range(2):
+            with collect() as results:
+                compiled(**batch, use_cache=False).logits.square().mean().backward()
+            counts.append(len(results))
+            m.step()
+    unregister(model)
+    assert counts == [2, 2]
+
+
+def test_a_checkpoint_is_collected_once():
+    model, batch, _ = tiny("causal", "llama")
+    gradlogz.register(model)
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    with collect() as results:
+        model(**batch, use_cache=False).logits.square().mean().backward()
+    unregister(model)
+    assert len(results) == 2
+
+
 def test_nothing_is_collected_outside():
     model, batch, _ = tiny("causal", "llama")
     gradlogz.register(model)

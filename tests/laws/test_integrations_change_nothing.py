@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -339,6 +340,64 @@ def test_any_function_is_a_log():
         train(model, batches(3))
     assert [step for step, _ in logged] == [0, 2]
     assert set(logged[0][1]) >= {f"attention/blocks.{i}.attention/{name}" for i in range(2) for name in STATISTICS}
+
+
+def test_a_log_that_fails_does_not_end_the_training():
+    def failing(scalars, step):
+        raise ConnectionError("no server")
+
+    model = GPT()
+    with pytest.warns(UserWarning, match="no server"), LoopMonitor(model, every=1, log=failing):
+        train(model, batches(2))
+
+
+def test_an_ended_monitor_stays_removed():
+    model = GPT()
+    with LoopMonitor(model, every=1) as m:
+        train(model, batches(1))
+    m.load_state_dict(m.state_dict())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with m:
+        train(model, batches(1))
+    assert m.state_dict()["steps"] == 2
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_checkpoint_is_saved_once_in_a_step():
+    saved, model = [], GPT()
+    always = Thresholds(logit=0.0)
+    options = {"every": 1, "thresholds": always, "actions": [save_checkpoint], "save": saved.append}
+    with pytest.warns(UserWarning, match="logit explosion"), LoopMonitor(model, **options):
+        train(model, batches(1))
+    assert saved == [0]
+
+
+@pytest.mark.parametrize("kind", ["OneCycleLR", "SequentialLR", "LambdaLR"])
+def test_a_lowered_learning_rate_stays_low(kind):
+    def rates(factor):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
+        schedulers = torch.optim.lr_scheduler
+        if kind == "OneCycleLR":
+            scheduler = schedulers.OneCycleLR(optimizer, 1.0, total_steps=9)
+        elif kind == "LambdaLR":
+            scheduler = schedulers.LambdaLR(optimizer, lambda step: 0.9**step)
+        else:
+            parts = [schedulers.LambdaLR(optimizer, lambda step: 0.9**step) for _ in range(2)]
+            scheduler = schedulers.SequentialLR(optimizer, parts, [5])
+        run = mock.Mock(optimizers_and_schedulers=lambda: ([optimizer], [scheduler]))
+        found = []
+        for step in range(4):
+            optimizer.step()
+            scheduler.step()
+            if step == 1:
+                lower_learning_rate(factor)(mock.Mock(step=step), run)
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    plain, low = rates(1.0), rates(0.5)
+    assert low[0] == plain[0]
+    for one, other in zip(low[1:], plain[1:], strict=True):
+        assert abs(one - other / 2) < 1e-12
 
 
 def test_a_heat_map_is_dark_where_a_statistic_is_large():

@@ -139,6 +139,21 @@ def test_the_attention_mask_of_a_batch_leaves_padding_out():
     assert abs(z_loss(observation, query_mask=inputs["attention_mask"]) - expected) < 1e-12 * expected
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_rows_that_are_not_numbers_is_not_a_number(name):
+    q, k, v = operands()
+    q[0, 1, 2] = torch.nan
+    assert LOSSES[name](gradlogz.attend(q, k, v)).isnan()
+
+
+def test_rows_hidden_by_the_least_number_of_float16_do_not_count():
+    q, k, v = operands()
+    mask = torch.zeros(7, 7, dtype=torch.float64)
+    mask[:2] = torch.finfo(torch.float16).min
+    expected = 1e-4 * gradlogz.attend(q, k, v).log_normalizer[:, :, 2:].square().mean()
+    assert abs(z_loss(gradlogz.attend(q, k, v, attn_mask=mask)) - expected) < 1e-12 * expected
+
+
 class Synchronisations(TorchDispatchMode):
     """Operators that wait for the device or whose result has a size that depends on values."""
 
@@ -150,6 +165,7 @@ class Synchronisations(TorchDispatchMode):
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_does_not_wait_for_the_device(name):
     options, _, counted = masks("padding")
-    attention = gradlogz.attend(*operands().requires_grad_(), **options)
+    attention = gradlogz.attend(*operands(), **options)
+    attention = gradlogz.attention.Attention(*(None if t is None else t.requires_grad_() for t in attention))
     with Synchronisations():
         LOSSES[name](attention, query_mask=counted).backward()

@@ -24,7 +24,7 @@ def operands(tokens_q, tokens_k, heads=4):
 
 
 def by_document(q, k, v, boundaries_q, boundaries_k, options):
-    """Results of `attend` on each document, tokens first; a document without keys has zeros and G = -inf."""
+    """Results of `attend` on each document, arranged as by attend_varlen; without keys zeros and G = -inf."""
     parts = []
     for (i, j), (a, b) in zip(pairwise(boundaries_q), pairwise(boundaries_k), strict=True):
         hidden = a == b
@@ -32,8 +32,9 @@ def by_document(q, k, v, boundaries_q, boundaries_k, options):
         mask = torch.zeros(1, 1, dtype=torch.bool) if hidden else None
         arranged = [t.transpose(0, 1).unsqueeze(0) for t in (q[i:j], keys, values)]
         result = attend(*arranged, enable_gqa=k.shape[1] != q.shape[1], attn_mask=mask, **options)
-        parts.append([None if t is None else t.squeeze(0).transpose(0, 1) for t in result])
-    return [None if fields[0] is None else torch.cat(fields) for fields in zip(*parts, strict=True)]
+        parts.append([None if t is None else t.squeeze(0) for t in result])
+    output, *rows = [None if fields[0] is None else torch.cat(fields, 1) for fields in zip(*parts, strict=True)]
+    return [output.transpose(0, 1), *rows]
 
 
 def same(found, expected, inputs):

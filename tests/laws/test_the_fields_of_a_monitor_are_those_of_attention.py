@@ -83,6 +83,10 @@ def test_the_uniform_share_is_that_of_equal_weights():
         {"is_causal": True},
         {"is_causal": True, "attn_mask": kept},
         {"is_causal": True, "segments": segments},
+        {"segments": segments},
+        {"window": (1, 0)},
+        {"window": (0, 3)},
+        {"is_causal": True, "attn_mask": torch.ones(6, 6, dtype=torch.bool).tril()},
     ]
     for each in options:
         heads = heads_of(call_from_attend(zero, zero, zero, **each))

@@ -17,7 +17,7 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from .result import Attention
+from .result import HIDDEN, Attention
 
 Statistics = Attention | Mapping[str, Attention]
 QueryMask = Bool[Tensor, "*b m"] | Int[Tensor, "*b m"] | Float[Tensor, "*b m"]
@@ -124,9 +124,7 @@ def _over_layers(
 
 def _rows(call: str, log_normalizer: Tensor, query_mask: Tensor | None) -> Tensor:
     """Return which rows count, like log_normalizer: those that see a key and that query_mask does not hide."""
-    # Masks of Hugging Face add the most negative number to the logits: a row of hidden keys is there, and squares to
-    # infinity.
-    rows = log_normalizer > torch.finfo(log_normalizer.dtype).min / 2
+    rows = ~(log_normalizer <= HIDDEN)  # as Attention.seen: NaN stays in the loss
     if query_mask is None:
         return rows
     mask = query_mask.bool()

@@ -38,7 +38,7 @@ def attend_varlen(
     window: tuple[SupportsIndex | None, SupportsIndex | None] | None = None,
     statistics: Literal["none", "scalar", "moments"] = "scalar",
 ) -> Attention:
-    """Attention of each packed document to its own keys: output [tq, h, v], statistics [tq, h].
+    """Attention of each packed document to its own keys: output [tq, h, v], statistics [h, tq].
 
     The first arguments are those of flash-attn's `flash_attn_varlen_func`, the options those of `attend`. Groups of
     query heads share key heads if there are fewer of them. Queries of a document without keys have output 0.
@@ -74,7 +74,8 @@ def attend_varlen(
         q, k, v, attn_mask=mask, segments=segments, dropout_p=dropout_p, is_causal=is_causal, scale=scale, sinks=sinks,
         softcap=softcap, window=window, statistics=statistics, enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
-    return Attention(*(None if t is None else t.squeeze(0).transpose(0, 1) for t in result))  # type: ignore[arg-type]
+    rows = (None if t is None else t.squeeze(0) for t in result[1:])
+    return Attention(result.output.squeeze(0).transpose(0, 1), *rows)  # type: ignore[arg-type]
 
 
 def _documents(boundaries: Tensor, tokens: int) -> Int[Tensor, "tokens"]:

@@ -26,7 +26,7 @@ class Attention(NamedTuple):
     """Output of attention and statistics of its rows; fields that `statistics` and `fields` leave out are None.
 
     Logits s are those that enter the softmax: after scale, soft cap, bias and mask; a sink is one more logit. A row
-    that sees no key has log_normalizer and max_logit -inf, and 0 in every other field.
+    that sees no key has log_normalizer and max_logit -inf, and 0 in every other field but max_key and min_logit.
 
     Attributes:
         output: sum_n p_n v_n.

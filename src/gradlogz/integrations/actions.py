@@ -8,6 +8,7 @@ Read next: session.py, which calls them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..attention import Alert
 
@@ -45,23 +46,40 @@ def stop(alert: Alert, run: TrainingRun) -> None:
 
 
 def save_checkpoint(alert: Alert, run: TrainingRun) -> None:
-    """Save a checkpoint."""
-    run.save(alert.step)
+    """Save a checkpoint, once in a step."""
+    if _saved.get(run) != alert.step:
+        _saved[run] = alert.step
+        run.save(alert.step)
+
+
+_saved: WeakKeyDictionary[TrainingRun, int] = WeakKeyDictionary()  # the last step that was saved
 
 
 def lower_learning_rate(factor: float = 0.5) -> Action:
     """Action that multiplies all learning rates by a factor, once in a step, those of schedulers included."""
-    lowered: set[int] = set()
+    lowered: WeakKeyDictionary[TrainingRun, int] = WeakKeyDictionary()  # the last step in which they were lowered
 
     def lower(alert: Alert, run: TrainingRun) -> None:
-        if alert.step in lowered:
+        if lowered.get(run) == alert.step:
             return
-        lowered.add(alert.step)
+        lowered[run] = alert.step
         optimizers, schedulers = run.optimizers_and_schedulers()
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] *= factor
-        for scheduler in schedulers:
+            for rate in RATES & group.keys():
+                group[rate] *= factor
+        for scheduler in _all_of(schedulers):
             if hasattr(scheduler, "base_lrs"):
                 scheduler.base_lrs[:] = [rate * factor for rate in scheduler.base_lrs]
 
     return lower
+
+
+# Learning rates in the groups of an optimizer; those after the first are of schedulers such as OneCycleLR.
+RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
+
+
+def _all_of(schedulers: list[Any]) -> Iterator[Any]:
+    """Schedulers, and those that they are made of (SequentialLR, ChainedScheduler)."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from _all_of(getattr(scheduler, "_schedulers", []))

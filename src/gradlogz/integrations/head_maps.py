@@ -44,7 +44,7 @@ def write_heads(experiment: Any, row: MonitorRow, step: int) -> None:
     if hasattr(experiment, "add_image"):
         for statistic in MAPS:
             experiment.add_image(f"attention/{statistic}", heat_map(row, statistic), step)
-    elif (wandb := sys.modules.get("wandb")) is not None:
+    elif (wandb := sys.modules.get("wandb")) is not None and hasattr(experiment, "log"):
         records = row.records()
         columns = list(dict.fromkeys(name for record in records for name in record))  # layers may differ
         table = wandb.Table(columns=columns, data=[[record.get(name) for name in columns] for record in records])

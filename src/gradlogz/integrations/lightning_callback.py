@@ -36,7 +36,8 @@ class LightningMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._session = Session(_LightningRun(trainer), **self._options)
-        self._session.load_state_dict(self._state)
+        state, self._state = self._state, {}
+        self._session.load_state_dict(state)
         self._session.begin(trainer.strategy.model)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:

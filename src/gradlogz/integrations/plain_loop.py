@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .._errors import InputValueError
-from .actions import TrainingRun
+from .actions import TrainingRun, save_checkpoint
 from .session import MonitorOptions, Session
 
 
@@ -45,10 +45,14 @@ class LoopMonitor(TrainingRun):
     ) -> None:
         self.stopped = False
         self._model, self._log, self._save, self._scheduler = model, log, save, scheduler
+        if save_checkpoint in options.get("actions", ()):
+            self._saver()
+        self._parameters = {id(p) for p in model.parameters()}
         self._session = Session(self, **options)
         self._optimizers: list[Optimizer] = []
 
     def __enter__(self) -> "LoopMonitor":
+        self.stopped = False
         self._session.begin(self._model)
         self._hook = register_optimizer_step_post_hook(self._stepped)  # after that of the monitor
         return self
@@ -58,6 +62,8 @@ class LoopMonitor(TrainingRun):
         self._session.end()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+            return  # of another model
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
         self._session.finish_step()
@@ -85,10 +91,13 @@ class LoopMonitor(TrainingRun):
         self.stopped = True
 
     def save(self, step: int) -> None:
+        self._saver()(step)
+
+    def _saver(self) -> Callable[[int], Any]:
         if self._save is None:
             problem = "save must be given for the action save_checkpoint"
             raise InputValueError("LoopMonitor", "save", problem, "Pass save= with a function of the step.")
-        self._save(step)
+        return self._save
 
     def optimizers_and_schedulers(self) -> tuple[list[Any], list[Any]]:
         return self._optimizers, [] if self._scheduler is None else [self._scheduler]

@@ -54,12 +54,16 @@ class Session:
         self._context = ExitStack()
         self._monitor: Monitor | None = None
         self._state: dict[str, Any] | None = None
+        self._final: dict[str, Any] = {}
+        self._failed = False
 
     def begin(self, model: nn.Module) -> None:
         """Install the monitor; statistics are those of all processes, or of `group`."""
         options: dict[str, Any] = {**self._options, "writer": self._rows.append, "on_alert": self._alerts.append}
         self._model = model
         self.end()  # where a run was interrupted
+        self._rows.clear()
+        self._alerts.clear()
         self._monitor = self._context.enter_context(monitor(model, **options))
         if self._state is not None:
             self._monitor.load_state_dict(self._state)
@@ -74,25 +78,37 @@ class Session:
             if self._tau is not None:
                 factors = qk_clip(self._model, row, self._tau)
                 scalars["attention/clipped_heads"] = float(sum((gamma < 1).sum() for gamma in factors.values()))
-            self._run.log(scalars, row.step)
-            if self._heads:
-                for experiment in self._run.experiments():
-                    write_heads(experiment, row, row.step)
+            self._write(row, scalars)
         for alert in alerts:
             warnings.warn(str(alert), stacklevel=2)
             for action in self._actions:
                 action(alert, self._run)
 
+    def _write(self, row: MonitorRow, scalars: dict[str, float]) -> None:
+        """Log a row; an error of the logger must not end the training, and is a warning once."""
+        try:
+            self._run.log(scalars, row.step)
+            if self._heads:
+                for experiment in self._run.experiments():
+                    write_heads(experiment, row, row.step)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                warnings.warn(f"statistics of attention could not be logged: {error!r}", stacklevel=3)
+
     def end(self) -> None:
         """Remove the monitor."""
         self._context.close()
+        if self._monitor is not None:
+            self._final, self._monitor = self._monitor.state_dict(), None
 
     def state_dict(self) -> dict[str, Any]:
         """State of the monitor, for a checkpoint: plain numbers and strings."""
-        return {} if self._monitor is None else self._monitor.state_dict()
+        return self._final if self._monitor is None else self._monitor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint, now or from `begin` on."""
-        self._state = state or None
-        if self._monitor is not None and state:
+        if self._monitor is None:
+            self._state = state or None
+        elif state:
             self._monitor.load_state_dict(state)

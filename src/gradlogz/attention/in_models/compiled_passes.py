@@ -26,6 +26,7 @@ from ...kernels.attention.reference import Statistics
 from ...kernels.attention.scoring import Scoring, Sight
 from ..functional import with_sinks
 from ..result import Attention
+from .collections_of_results import not_collected
 from .head_summaries import LayerSums, sums_of
 from .hooks import Hook, in_backward
 from .intercepted_calls import Call, Logits, call_from_operator
@@ -137,7 +138,10 @@ class CompiledPasses:
         buffers = [(m, name, b, b._version, b.clone()) for m in self._inner.modules() for name, b in _buffers(m)]
         devices = {p.device for p in self._inner.parameters() if p.device.type == "cuda"}
         eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), torch.no_grad(), eager, self._interception, suppress(_LastLayerReached):
+        with (
+            torch.random.fork_rng(devices), torch.no_grad(), eager, not_collected(), self._interception,
+            suppress(_LastLayerReached),
+        ):  # fmt: skip
             self._inner(*args, **kwargs)
             self._last = (self._calls[-1].name, len(self._calls)) if self._calls else None
         for module, name, b, version, before in buffers:

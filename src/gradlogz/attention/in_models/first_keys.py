@@ -5,7 +5,6 @@
 Read next: intercepted_calls.py (the calls), hidden_keys.py (keys that masks hide).
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,24 +22,29 @@ class SinkWeights(NamedTuple):
 
 
 def uniform_weight(
-    m: int, n: int, position: Int[Tensor, "b #m"] | None, visible: Tensor | None, *, causal: bool, device: torch.device
+    rows: tuple[int, int],
+    band: tuple[int | None, int | None],
+    segments: Int[Tensor, "b n"] | None,
+    position: Int[Tensor, "b #m"] | None,
+    visible: Tensor | None,
+    device: torch.device,
 ) -> Float[Tensor, "#b 1 m"]:
-    """Weight on each key that a row sees if all are equal: of n keys, or of those from `position` to its own."""
-    if position is None and visible is None:
-        return _uniform_weight_without_masks(m, n, causal, device)
-    count = torch.full((1, m), n, device=device)
-    if causal:
-        first = 0 if position is None else position
-        count = (torch.arange(n - m + 1, n + 1, device=device) - first).reshape(-1, m)
+    """Weight of every row on its first key if all keys that it sees had equal weights; `rows` are (m, n)."""
+    (m, n), (left, right) = rows, band
+    at = torch.arange(n - m, n, device=device).unsqueeze(0)
+    first = torch.zeros_like(at) if position is None else position.expand(-1, m)
+    last = torch.full_like(first, n - 1)
+    if segments is not None:
+        firsts = first_of_segments(segments, n)
+        sizes = torch.zeros_like(firsts).scatter_add(-1, firsts, torch.ones_like(firsts))
+        last = first + sizes.gather(-1, first) - 1
+    if right is not None:
+        last = torch.minimum(last, at + right)
+    begin = first if left is None else torch.maximum(first, at - left)
+    count = last - begin + 1
     if visible is not None:
         count = torch.minimum(count, visible.sum(-1))
-    return 1.0 / count.clamp(min=1).unsqueeze(1).double()
-
-
-@lru_cache(maxsize=64)
-def _uniform_weight_without_masks(m: int, n: int, causal: bool, device: torch.device) -> Float[Tensor, "1 1 m"]:
-    count = torch.arange(n - m + 1, n + 1, device=device).clamp(min=1) if causal else torch.full((m,), n, device=device)
-    return 1.0 / count.reshape(1, 1, m).double()
+    return torch.where(begin == first, 1.0 / count.clamp(min=1).double(), 0.0).unsqueeze(1)
 
 
 def learned_weight(sinks: Tensor | None, log_normalizer: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:

@@ -29,7 +29,8 @@ def visible_by_masks(
     """Keys that each query may see in some head under all masks; None without a mask."""
     visible = None
     for mask in masks:
-        if mask is not None and mask.ndim == query.ndim == 4:
+        if mask is not None and query.ndim == 4:
+            mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
             each = (mask if mask.dtype == torch.bool else ~hidden(mask)).any(1)
             visible = each if visible is None else visible & each
     return None if visible is None else visible.expand(max(len(query), len(key)), -1, key.shape[2])

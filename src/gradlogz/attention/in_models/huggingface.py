@@ -30,6 +30,8 @@ from ..._errors import InputNotImplementedError, InputTypeError, MissingPackageE
 from ..._typing import Tensor
 from ..result import Attention
 from .checkpointed_results import refusing_gradients
+from .collections_of_results import collections
+from .hooks import in_backward
 from .intercepted_calls import NAME, call_from_interface
 from .interception import LAYERS, attention_layers, named, names_of
 
@@ -100,7 +102,8 @@ def attention_function(
     """
     call = call_from_interface(NAME, module, query, key, value, attention_mask, **kwargs)
     result = call.attend("scalar")
-    for results, differentiable in _collections:
+    recomputed = not torch.compiler.is_compiling() and in_backward()  # a checkpoint: collected before
+    for results, differentiable in () if recomputed else collections:
         lost = differentiable and not torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         results.append(refusing_gradients(result) if lost else result)
     return result.output.transpose(1, 2).contiguous(), None
@@ -116,14 +119,11 @@ def collect() -> Iterator[list[Attention]]:
     Law: tests/compile/test_statistics_are_part_of_the_graph.py.
     """
     results: list[Attention] = []
-    _collections.append((results, torch.is_grad_enabled()))
+    collections.append((results, torch.is_grad_enabled()))
     try:
         yield results
     finally:
-        _collections.pop()
-
-
-_collections: list[tuple[list[Attention], bool]] = []  # results, and whether gradients were enabled around the model
+        collections.pop()
 
 
 def mask_function(*, config: Any = None, **kwargs: Any) -> Tensor | None:

@@ -84,14 +84,14 @@ class Call(NamedTuple):
         segments, position, (m, n) = options.get("segments"), None, (self.query.shape[-2], self.key.shape[-2])
         if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
             q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
+        packed = None
         if segments is not None and q.ndim == 4:
-            position = first_of_segments(segments.reshape(-1, n).expand(max(len(q), len(k)), -1), m)
+            packed = segments.reshape(-1, n).expand(max(len(q), len(k)), -1)
+            position = first_of_segments(packed, m)
         elif visible is not None:
             position = _first(visible)
-        causal = (
-            segments is not None or masks.band(bool(options.get("is_causal")), options.get("window"))[1] is not None
-        )
-        uniform = uniform_weight(m, n, position, visible, causal=causal, device=q.device)
+        band = masks.band(bool(options.get("is_causal")), options.get("window"))
+        uniform = uniform_weight((m, n), band, packed, position, visible, q.device)
         first = weight_on_key(q, k, G, position, options)
         return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
 
@@ -146,7 +146,7 @@ class Logits(NamedTuple):
         visible = self.visible() if visible is None else visible
         logit = s.gather(-1, _first(visible)[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
         first = torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
-        uniform = uniform_weight(s.shape[2], s.shape[3], None, visible, causal=False, device=s.device)
+        uniform = uniform_weight((s.shape[2], s.shape[3]), (None, None), None, None, visible, s.device)
         return SinkWeights(first, uniform, learned_weight(None, G))
 
     def norms(self, dtype: torch.dtype) -> None:

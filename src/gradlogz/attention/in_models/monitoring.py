@@ -155,7 +155,7 @@ class Monitor(Receiver):
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
-        self._recording, self._missed = False, missed
+        self._recording, self._missed = False, tuple(name.partition(" (")[0] for name in missed)  # without classes
         if missed and self._strict:
             problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
             remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."

@@ -14,6 +14,7 @@ Read next: logit_clipping.py.
 """
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -234,12 +235,12 @@ class _Layer(NamedTuple):
 
 def _offset(norm: nn.Module) -> float:
     """1 if the norm multiplies by 1 + weight, as in Gemma, else 0: its output for weight 0 tells."""
-    if type(norm) not in _OFFSETS:
+    if norm not in _OFFSETS:
         zeros = {name: torch.zeros_like(p, device="cpu") for name, p in norm.named_parameters()}
         weight = zeros["weight"]
         x = torch.arange(1.0, 1.0 + weight.numel(), dtype=weight.dtype).reshape(weight.shape)
-        _OFFSETS[type(norm)] = float(torch.func.functional_call(norm, zeros, (x,)).any())
-    return _OFFSETS[type(norm)]
+        _OFFSETS[norm] = float(torch.func.functional_call(norm, zeros, (x,)).any())
+    return _OFFSETS[norm]
 
 
-_OFFSETS: dict[type[nn.Module], float] = {}
+_OFFSETS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()

@@ -136,7 +136,12 @@ def backward(
 
 
 def extreme_keys(
-    query: Float[Tensor, "b h m d"], key: Float[Tensor, "b hk n d"], sight: Sight, scoring: Scoring
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    only_largest: bool = False,
 ) -> tuple[Int[Tensor, "b h m"], Int[Tensor, "b h m"], Int[Tensor, "b h m"]]:
     """Keys with the largest and the smallest logit, and the first key that a row sees; -1 in a row without keys."""
     max_key, min_key, first_key = (query.new_full(query.shape[:3], -1, dtype=torch.long) for _ in range(3))
@@ -148,10 +153,12 @@ def extreme_keys(
         s, _ = _logits(q, k, _cut(local_sight.bias, piece.block), visible_keys, scoring, buffers)
         if not s.shape[-1]:
             continue
-        hidden = s == -torch.inf
-        empty = hidden.all(-1)
-        numbers = s.argmax(-1), s.masked_fill(hidden, torch.inf).argmin(-1), (~hidden).byte().argmax(-1)
-        for tensor, at in zip((max_key, min_key, first_key), numbers, strict=True):
+        top, at_top = s.max(-1)
+        empty, numbers = top == -torch.inf, [at_top]
+        if not only_largest:
+            hidden = s == -torch.inf
+            numbers += [s.masked_fill(hidden, torch.inf).argmin(-1), (~hidden).byte().argmax(-1)]
+        for tensor, at in zip((max_key, min_key, first_key), numbers, strict=False):
             piece.rows(tensor).copy_((at + piece.block.first_key).masked_fill(empty, -1))
     return max_key, min_key, first_key
 

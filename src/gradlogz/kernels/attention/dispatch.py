@@ -84,12 +84,13 @@ def backward(
         return kernel.backward(query, key, value, sight, scoring, per_row, grad_output, needs_bias=needs_bias)
     q, k, v, wide_sight, go = _wide(query), _wide(key), _wide(value), _wide_sight(sight), _wide(grad_output)
     curved = gradients.entropy is not None or gradients.logit_variance is not None
-    by_flash = kernel is None and not (curved or needs_bias or dropout)
-    by_flash = by_flash and flash.takes(query, sight, scoring, k.shape[2]) and flash.differentiates(result)
+    # Only on a CPU, where reading a number waits for nothing.
+    flash_takes = kernel is None and dropout is None and flash.takes(query, sight, scoring, k.shape[2])
+    by_flash = flash_takes and not (curved or needs_bias) and flash.differentiates(result)
     # exp(logit - G) sums to one only if both are rounded alike: recompute what another kernel has computed forward.
     if kernel is not None and q.shape[2] <= kernel.FEW:
         result = kernel.forward(q, k, v, wide_sight, scoring, by_rows=False)
-    elif kernel is None and not by_flash and flash.computed(result):
+    elif flash_takes and not by_flash and flash.computed(result):
         result = blocked.forward(q, k, v, wide_sight, scoring, dropout)
     along = None if gradients.output is None else (go * _wide(result.output)).sum(-1)
     row = coefficients(result, gradients, along)

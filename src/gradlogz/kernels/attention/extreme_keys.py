@@ -14,11 +14,19 @@ from .scoring import Scoring, Sight
 
 
 def extreme_keys(
-    query: Float[Tensor, "b h m d"], key: Float[Tensor, "b hk n d"], sight: Sight, scoring: Scoring
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    only_largest: bool = False,
 ) -> tuple[Int[Tensor, "b h m"], Int[Tensor, "b h m"], Int[Tensor, "b h m"]]:
-    """Numbers of the keys with the largest logit, with the smallest one, and of the first key, for every row."""
+    """Numbers of the keys with the largest logit, with the smallest one, and of the first key, for every row.
+
+    With only_largest the other two may be invalid.
+    """
     bias = None if sight.bias is None else sight.bias.detach()
-    return _extreme_keys(query.detach(), key.detach(), bias, sight.mask, sight.segments, *scoring)
+    return _extreme_keys(query.detach(), key.detach(), bias, sight.mask, sight.segments, *scoring, only_largest)
 
 
 @torch.library.custom_op("gradlogz::extreme_keys", mutates_args=())
@@ -32,6 +40,7 @@ def _extreme_keys(
     softcap: float | None,
     left: int | None,
     right: int | None,
+    only_largest: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sight, scoring = Sight(bias, mask, segments), Scoring(scale, softcap, left, right)
     kernel = None
@@ -42,7 +51,7 @@ def _extreme_keys(
     wide = torch.promote_types(query.dtype, torch.float32)
     if bias is not None:
         sight = sight._replace(bias=bias.to(wide))
-    return blocked.extreme_keys(query.to(wide), key.to(wide), sight, scoring)
+    return blocked.extreme_keys(query.to(wide), key.to(wide), sight, scoring, only_largest=only_largest)
 
 
 @_extreme_keys.register_fake

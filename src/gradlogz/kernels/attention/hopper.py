@@ -555,7 +555,9 @@ def forward(
     query, key, value = aligned(query), aligned(key), aligned(value)
     layouts = query.stride(), key.stride(), value.stride()
     segments = sight.segments
-    packing = None if segments is None else (len(segments) > 1, segments.stride(), segments.data_ptr() % 16)
+    packing = None
+    if segments is not None:  # all that Triton specialises
+        packing = segments.dtype, len(segments) > 1, segments.stride(), segments.data_ptr() % 16
     kernel, programs, table, spans, numbers = _call(
         query.dtype, device, query.shape, value.shape, layouts, scoring, statistics, packing
     )

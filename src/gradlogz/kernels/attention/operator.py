@@ -168,7 +168,7 @@ def _gradients(
     needs_bias = needs_bias and sight.bias is not None
     grads = dispatch.backward(query, key, value, sight, scoring, dropout, result, gradients, needs_bias=needs_bias)
     if gradients.max_logit is not None:
-        max_key = extreme_keys(query, key, sight, scoring)[0]
+        max_key = extreme_keys(query, key, sight, scoring, only_largest=True)[0]
         blocked.add_gradient_of_highest(grads, query, key, scoring, max_key, gradients.max_logit)
     return grads
 

@@ -62,9 +62,7 @@ def _segment_spans(
         index = chunk + tl.arange(0, TOGETHER)
         least, most = _extremes(segments, column_offset, column_limit, index, COLUMNS)
         meets = (least <= high) & (most >= low)
-        equal = (
-            (least == high) & (most == low) & (column_offset + index * COLUMNS >= 0) & (row_offset + tile * ROWS >= 0)
-        )
+        equal = (least == high) & (most == low)
         begin = tl.minimum(begin, tl.min(tl.where(meets, index, columns), 0))
         end = tl.maximum(end, tl.max(tl.where(meets, index + 1, 0), 0))
         inner = tl.minimum(inner, tl.min(tl.where(equal, index, columns), 0))
@@ -81,7 +79,7 @@ def _segment_spans(
 def _extremes(segments, offset, limit, index, SIZE: tl.constexpr):
     """Least and greatest segment in each of some tiles; a tile without positions has no segment between them."""
     number = index[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    there = (number < limit) & (offset + number >= 0)
+    there = number < limit
     least = tl.load(segments + offset + number, there, MOST_SEGMENT)
     most = tl.load(segments + offset + number, there, -MOST_SEGMENT)
     return tl.min(least, 1), tl.max(most, 1)
