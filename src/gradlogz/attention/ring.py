@@ -52,7 +52,9 @@ def ring_attend(
 
     Args:
         group: the processes that share the sequence; all of them by default.
-        scale, enable_gqa, statistics: as in `attend`.
+        scale: as in `attend`.
+        enable_gqa: as in `attend`.
+        statistics: as in `attend`.
 
     Law: tests/laws/test_a_sequence_may_be_split_over_processes.py.
     """
