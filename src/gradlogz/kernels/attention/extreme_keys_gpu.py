@@ -41,20 +41,18 @@ def _extreme_keys(
     head = tl.program_id(0) // tiles % heads
     row = start + tl.arange(0, BM)
     at = start + n - m
-    begin, _, _, end = _span(
-        at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, batch, start // BM, BN
-    )
+    span = _span(at, at + tl.minimum(BM, m - start) - 1, scoring.left, scoring.right, n, sight, batch, start // BM, BN)
     q = query.load([batch, head, start, 0]).reshape([BM, D])
     highest = tl.zeros([BM], tl.float32) + LOW
     lowest = tl.zeros([BM], tl.float32) - LOW
     max_at = tl.zeros([BM], tl.int32) - 1
     min_at = max_at
     first = tl.zeros([BM], tl.int32) + n
-    for tile in tl.range(begin, end):
+    for tile in tl.range(span[0], span[3]):
         column = tile * BN + tl.arange(0, BN)[None, :]
         k = key.load([batch, head // GROUP, tile * BN, 0]).reshape([BN, D])
         t = tl.dot(q, k.T, input_precision=PRECISION)
-        s, _ = _logit(t, row[:, None], column, batch, head, sight, scoring, m, n, True)
+        s = _logit(t, row[:, None], column, batch, head, sight, scoring, m, n, True)[0]
         hidden = s <= LOW
         high = tl.max(s, 1)
         max_at = tl.where(high > highest, tile * BN + tl.argmax(s, 1), max_at)
