@@ -1,4 +1,4 @@
-"""The Triton kernels of attention compile for a GPU that need not be there: the interpreter accepts more than Triton."""
+"""The Triton kernels of attention compile for a GPU that need not be there: the interpreter accepts more."""
 
 import json
 import os

@@ -79,11 +79,9 @@ def with_trainer(options, folder, tracker=None, **arguments):
     return Run(model, trainer.state.global_step, trainer.optimizer)
 
 
-def with_lightning(options, folder, tracker=None):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-
-    from gradlogz.integrations import LightningMonitor
+def lightning_and_module():
+    """The library, if it is installed, and a module of it."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="of the extra [test]")
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -96,6 +94,15 @@ def with_lightning(options, folder, tracker=None):
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), RATE)
             return [optimizer], [{"scheduler": constant(optimizer), "interval": "step"}]
+
+    return lightning, Module
+
+
+def with_lightning(options, folder, tracker=None):
+    lightning, Module = lightning_and_module()
+    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+
+    from gradlogz.integrations import LightningMonitor
 
     torch.manual_seed(0)
     model = Module()
@@ -284,19 +291,8 @@ def test_a_resumed_trainer_continues_steps_and_alerts(tmp_path):
 
 
 def test_a_resumed_lightning_run_continues_alerts(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
+    lightning, Module = lightning_and_module()
     from gradlogz.integrations import LightningMonitor
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = GPT()
-
-        def training_step(self, ids, index):
-            return loss_of(self.model, ids)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), RATE)
 
     alerts = []
     for steps in (3, 6):

@@ -17,7 +17,7 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from .result import HIDDEN, Attention
+from .result import SEES_NOTHING, Attention, by_heads
 
 Statistics = Attention | Mapping[str, Attention]
 QueryMask = Bool[Tensor, "*b m"] | Int[Tensor, "*b m"] | Float[Tensor, "*b m"]
@@ -74,7 +74,7 @@ def entropy_loss(
 
     def loss(attention: Attention, rows: Tensor) -> Tensor:
         entropy = _field("entropy_loss", "entropy", attention)
-        entropy, rows = _by_heads(entropy), _by_heads(rows)
+        entropy, rows = by_heads(entropy), by_heads(rows)
         heads = rows.any((0, 2))
         mean = entropy.masked_fill(~rows, 0.0).sum((0, 2)) / rows.sum((0, 2)).clamp(min=1)
         below = torch.zeros_like(mean) if floor is None else (floor - mean).clamp(min=0.0)
@@ -124,7 +124,7 @@ def _over_layers(
 
 def _rows(call: str, log_normalizer: Tensor, query_mask: Tensor | None) -> Tensor:
     """Return which rows count, like log_normalizer: those that see a key and that query_mask does not hide."""
-    rows = ~(log_normalizer <= HIDDEN)  # as Attention.seen: NaN stays in the loss
+    rows = ~(log_normalizer <= SEES_NOTHING)  # as Attention.seen: NaN stays in the loss
     if query_mask is None:
         return rows
     mask = query_mask.bool()
@@ -140,13 +140,6 @@ def _rows(call: str, log_normalizer: Tensor, query_mask: Tensor | None) -> Tenso
 def _mean(values: Tensor, rows: Tensor) -> Tensor:
     """Mean over rows of values that are 0 elsewhere; 0 if there is no row."""
     return values.sum() / rows.sum().clamp(min=1)
-
-
-def _by_heads(tensor: Tensor) -> Tensor:
-    """Reshape [*b, h, m] to [b, h, m]; the heads may be missing."""
-    if tensor.ndim > 3:
-        return tensor.flatten(0, -3)
-    return tensor.reshape(*(1,) * (3 - tensor.ndim), *tensor.shape)
 
 
 def _field(call: str, name: str, attention: Attention) -> Tensor:

@@ -205,3 +205,9 @@ def _segments(segments: Tensor, lead: torch.Size, size: tuple[int, int, int], li
     if all(s == 1 for s in shape[:-1]):
         return segments.reshape(1, n)
     return segments.expand(target).reshape(math.prod(lead), n)
+
+
+def documents(boundaries: Int[Tensor, " boundaries"], tokens: int) -> Int[Tensor, " tokens"]:
+    """Number of the document of each token, found on the device."""
+    positions = torch.arange(tokens, device=boundaries.device, dtype=boundaries.dtype)
+    return torch.searchsorted(boundaries[1:].contiguous(), positions, right=True)

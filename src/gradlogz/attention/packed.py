@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from .._errors import InputNotImplementedError, InputTypeError, InputValueError, shape_of
 from .._typing import Float, Int, Tensor
+from . import masks
 from .functional import attend
 from .result import Attention
 
@@ -61,13 +62,13 @@ def attend_varlen(
     """
     _check(query, key, value, cu_seqlens_q, cu_seqlens_k)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (query, key, value))
-    segments, mask = _documents(cu_seqlens_k, len(key)), None
+    segments, mask = masks.documents(cu_seqlens_k, len(key)), None
     if not _equal(query, key, cu_seqlens_q, cu_seqlens_k):
         if is_causal or window is not None:
             problem = "cu_seqlens_q must equal cu_seqlens_k with is_causal or window"
             remedy = "Pass queries for all keys, or call attend for each document."
             raise InputNotImplementedError("attend_varlen", "cu_seqlens_q", problem, remedy)
-        segments = torch.cat((segments, _documents(cu_seqlens_q, len(query))))
+        segments = torch.cat((segments, masks.documents(cu_seqlens_q, len(query))))
         mask = torch.arange(len(segments), device=query.device) < len(key)
         k, v = (pad(t, (0, 0, 0, len(query))) for t in (k, v))
     result = attend(
@@ -76,12 +77,6 @@ def attend_varlen(
     )  # fmt: skip
     rows = (None if t is None else t.squeeze(0) for t in result[1:])
     return Attention(result.output.squeeze(0).transpose(0, 1), *rows)  # type: ignore[arg-type]
-
-
-def _documents(boundaries: Tensor, tokens: int) -> Int[Tensor, "tokens"]:
-    """Document of each token."""
-    positions = torch.arange(tokens, device=boundaries.device, dtype=boundaries.dtype)
-    return torch.searchsorted(boundaries[1:].contiguous(), positions, right=True)
 
 
 def _equal(query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> bool:

@@ -19,7 +19,7 @@ from .._typing import Bool, Float, Int, Tensor
 FAR = 1000.0
 # Masks of models hide keys by the smallest number of a dtype, -65504 in float16 and -3.4e38 in others, to which the
 # logit is added; half the first is far below the logits of a row that attends to something.
-HIDDEN = -32752.0
+SEES_NOTHING = -32752.0
 
 
 class Attention(NamedTuple):
@@ -62,9 +62,9 @@ class Attention(NamedTuple):
     def seen(self) -> Bool[Tensor, "*b m"]:
         """True for rows that see a key. Leave the others out of a z-loss or a mean of maxima.
 
-        A row of a finite mask that hides every key counts as seeing none: its log normaliser is at most HIDDEN.
+        A row of a finite mask that hides every key counts as seeing none: its log normaliser is at most SEES_NOTHING.
         """
-        return ~(self.log_normalizer <= HIDDEN)
+        return ~(self.log_normalizer <= SEES_NOTHING)
 
     @property
     def lse(self) -> Float[Tensor, "*b m"]:
@@ -143,6 +143,13 @@ class Attention(NamedTuple):
 
 
 torch.serialization.add_safe_globals([Attention])  # for torch.load with weights_only=True
+
+
+def by_heads(statistic: Tensor) -> Float[Tensor, "b h m"]:
+    """Reshape a statistic to [b, h, m]: batch and heads may be missing, or have several dimensions."""
+    if statistic.ndim > 3:
+        return statistic.flatten(0, -3)
+    return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
 
 def _summary(tensor: Tensor) -> str:

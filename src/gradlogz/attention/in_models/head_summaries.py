@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..._typing import Bool, Float, Tensor
-from ..result import Attention
+from ..result import Attention, by_heads
 from .first_keys import SinkWeights
 from .hidden_keys import padded
 from .monitor_rows import Extremes, Heads
@@ -103,11 +103,11 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
     visible = call.visible()
     if result is None:
         result = call.statistics()
-    G = _three_dimensional(result.log_normalizer)
+    G = by_heads(result.log_normalizer)
     statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
     norms = call.norms(G.dtype)
     fields = (*statistics, *call.sink_weights(result.log_normalizer, visible), *([] if norms is None else norms[:1]))
-    values = torch.stack([_three_dimensional(t).to(G.dtype).expand_as(G) for t in fields if t is not None])
+    values = torch.stack([by_heads(t).to(G.dtype).expand_as(G) for t in fields if t is not None])
     selected = None
     if visible is not None and not crosses and G.shape[-1] == visible.shape[-1]:
         selected = (G != -torch.inf) & ~padded(visible).unsqueeze(1)
@@ -115,18 +115,11 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
         selected = G != -torch.inf
     if norms is None:
         return LayerSums(HeadSums(values, selected), None)
-    tokens = torch.stack(torch.broadcast_tensors(*map(_three_dimensional, norms[1:])))
+    tokens = torch.stack(torch.broadcast_tensors(*map(by_heads, norms[1:])))
     if visible is None:
         return LayerSums(HeadSums(values, selected), HeadSums(tokens, None))
     tokens = tokens.expand(-1, len(visible), -1, -1)
     return LayerSums(HeadSums(values, selected), HeadSums(tokens, visible.any(-2).unsqueeze(1)))
-
-
-def _three_dimensional(statistic: Tensor) -> Tensor:
-    """Reshape a statistic to [b, h, m]: batch and heads may be missing, or have several dimensions."""
-    if statistic.ndim > 3:
-        return statistic.flatten(0, -3)
-    return statistic.reshape(*(1,) * (3 - statistic.ndim), *statistic.shape)
 
 
 def heads_of(layers: dict[str, LayerSums], kinds: dict[str, str]) -> dict[str, Heads]:

@@ -193,7 +193,7 @@ def call_from_interface(
         if attention_mask is not None:
             attention_mask = attention_mask[:, None, None, -n:].bool()
         elif cu_seq_lens_q is not None:
-            options["segments"] = _segments(cu_seq_lens_q, n)
+            options["segments"] = masks.documents(cu_seq_lens_q, n).unsqueeze(0)
         elif position_ids is not None and len(query) == 1 and position_ids.shape[-1] == m == n:
             options["segments"] = (position_ids.reshape(-1, n)[:1] == 0).cumsum(-1)  # packed: positions restart at 0
     elif attention_mask is None and causal and m > 1 and implementation not in ("eager", "flex_attention"):
@@ -292,11 +292,6 @@ def _with_selected_keys(mask: Tensor | None, indices: Tensor, n: int) -> Tensor:
 def _window(size: int, causal: bool) -> tuple[int, int]:
     """Window (left, right) of `size` keys that include the query's own; without causality as many on each side."""
     return size - 1, 0 if causal else size - 1
-
-
-def _segments(boundaries: Tensor, n: int) -> Tensor:
-    """Index of the packed sequence of each key, [1, n], from the positions at which sequences begin."""
-    return torch.bucketize(torch.arange(n, device=boundaries.device), boundaries[1:], right=True).unsqueeze(0)
 
 
 def _dense(block_mask: Any, query: Tensor, n: int) -> Tensor:

@@ -474,3 +474,14 @@ def named(name: str, layer: nn.Module) -> str:
 def names_of(layers: tuple[str, ...]) -> str:
     """The first names, joined for a message."""
     return ", ".join(layers[:4]) + (f" and {len(layers) - 4} others" if len(layers) > 4 else "")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Module inside the wrappers for distributed training and compilation."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

@@ -19,7 +19,7 @@ from torch import nn
 from ..._errors import InputTypeError, InputValueError
 from ..._typing import Float, Tensor
 from ..result import Attention
-from .interception import WRAPPERS
+from .interception import WRAPPERS, unwrapped
 from .monitor_rows import MonitorRow
 from .projections import scalings
 
@@ -98,6 +98,4 @@ def _largest(statistics: Any) -> dict[str, Tensor]:
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by the names that the monitor gives them, without wrappers."""
-    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod  # type: ignore[assignment]
-    return {WRAPPERS.sub("", name).strip("."): module for name, module in model.named_modules()}
+    return {WRAPPERS.sub("", name).strip("."): module for name, module in unwrapped(model).named_modules()}

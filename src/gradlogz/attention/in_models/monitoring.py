@@ -30,7 +30,7 @@ from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, heads_of, merged, sums_of
 from .intercepted_calls import Call
-from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered
+from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
 from .writers import RowWriter
@@ -55,7 +55,7 @@ class Monitor(Receiver):
         strict: bool,
     ) -> None:
         self.steps = 0
-        self._inner, self._compiled = _unwrapped(model), _compiled(model)
+        self._inner, self._compiled = unwrapped(model), _compiled(model)
         self._every, self._group, self._strict = every, group, strict
         self._writer = None if writer is None else RowWriter(writer)
         self._history = AlertHistory(thresholds, on_alert)
@@ -274,17 +274,6 @@ def _split_by_heads(model: nn.Module, layers: str) -> bool:
     by_fsdp = any(base.__name__ == "FSDPModule" for module in modules for base in type(module).__mro__)
     parameters = [p for module in modules if is_attention(module, layers) for p in module.parameters()]
     return any(sum(not each.is_replicate() for each in getattr(p, "placements", ())) > by_fsdp for p in parameters)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Module inside the wrappers for distributed training and compilation."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
 
 
 def _compiled(model: nn.Module) -> bool:
