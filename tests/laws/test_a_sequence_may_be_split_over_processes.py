@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradlogz import attend
-from support.ring_ranks import CASES, loss, ring_rank, sequence
+from support.ring_ranks import CASES, TOKENS, loss, places, ring_rank, sequence
 from support.scales import close
 
 PROCESSES = [2, pytest.param(3, marks=pytest.mark.long)]
@@ -29,16 +29,29 @@ def results_of(tmp_path_factory):
 
 def same_as_attend(parts, case):
     """Check fields and gradients of the parts, in the order of ranks, against the whole sequence."""
-    tensors = sequence(case)
-    expected = attend(*tensors, **CASES[case])
-    gradients = torch.autograd.grad(loss(expected), tensors)
+    tensors, options = sequence(case), {name: value for name, value in CASES[case].items() if name != "placement"}
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].clone().requires_grad_()
+    expected = attend(*tensors, **options)
+    *gradients, of_sinks = torch.autograd.grad(loss(expected), [*tensors, options.get("sinks", tensors[0])])
+    placement = CASES[case].get("placement", "contiguous")
+    order = torch.cat([places(rank, len(parts), placement) for rank in range(len(parts))]).argsort()
+
+    def whole(tensors):
+        joined = torch.cat(tensors, 2)
+        return joined if joined.shape[2] > TOKENS else joined[:, :, order]
+
     for number, field in enumerate(expected):
         if field is None:
             assert all(fields[number] is None for fields, _ in parts)
         else:
-            close(torch.cat([fields[number] for fields, _ in parts], 2), field.detach(), 1 + field.detach().abs().max())
+            field = field.detach()
+            scale = 1 + field.masked_fill(field == -torch.inf, 0.0).abs().max()
+            close(whole([fields[number] for fields, _ in parts]), field, scale)
     for number, gradient in enumerate(gradients):
-        close(torch.cat([gradients[number] for _, gradients in parts], 2), gradient, 1 + gradient.abs().max())
+        close(whole([gradients[number] for _, gradients in parts]), gradient, 1 + gradient.abs().max())
+    if "sinks" in options:
+        close(sum(gradients[3] for _, gradients in parts), of_sinks, 1 + of_sinks.abs().max())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,9 +4,12 @@ import torch
 from torch import distributed, nn
 
 import gradlogz
-from gradlogz.attention import ring_attend
+from gradlogz.attention import ring_attend, ring_positions
 
-TOKENS = 12  # a multiple of 2 and 3
+TOKENS = 24  # zigzag placement over 2 and 3 processes: a multiple of 4 and 6
+DOCUMENTS = torch.tensor([[0] * 7 + [1] * 14 + [2] * 3, [3, 3, 5, 3] * 6])  # the second sequence has interleaved ones
+KEPT = torch.arange(TOKENS) < torch.tensor([[24], [10]])  # the second sequence is padded: whole ranks see nothing
+ZIGZAG = {"placement": "zigzag"}
 CASES = {
     "full": {},
     "causal": {"is_causal": True},
@@ -15,7 +18,26 @@ CASES = {
     "causal moments": {"is_causal": True, "enable_gqa": True, "statistics": "moments"},
     "output alone": {"is_causal": True, "statistics": "none"},
     "sharp": {"is_causal": True, "scale": 40.0},
-}
+    "capped": {"is_causal": True, "softcap": 0.5, "scale": 3.0},
+    "sliding": {"is_causal": True, "window": (3, 0), "enable_gqa": True},
+    "window": {"window": (5, 2)},
+    "wide window": {"window": (16, 10), "statistics": "moments"},
+    "one-sided window": {"window": (None, 3)},
+    "documents": {"is_causal": True, "segments": DOCUMENTS},
+    "documents both ways": {"segments": DOCUMENTS[:1]},
+    "documents in windows": {"segments": DOCUMENTS, "window": (9, 5), "enable_gqa": True},
+    "padding": {"attn_mask": KEPT[:, None, None]},
+    "padded documents": {"is_causal": True, "attn_mask": KEPT[:, None, None], "segments": DOCUMENTS},
+    "sinks": {"is_causal": True, "sinks": torch.tensor([0.3, -1.0, 2.0, -torch.inf], dtype=torch.float64)},
+    "sinks of padding": {"attn_mask": KEPT[:, None, None], "sinks": torch.ones(2, 4).double(), "statistics": "moments"},
+    "zigzag": {"is_causal": True, **ZIGZAG},
+    "zigzag full": ZIGZAG,
+    "zigzag window": {"window": (7, 3), **ZIGZAG},
+    "zigzag documents": {
+        "is_causal": True, "window": (9, 0), "segments": DOCUMENTS, "attn_mask": KEPT[:, None, None],
+        "statistics": "moments", **ZIGZAG,
+    },
+}  # fmt: skip
 
 
 def sequence(case):
@@ -41,8 +63,25 @@ def loss(result, here=slice(None)):
     return total
 
 
-def part(tensor, rank, processes):
-    return tensor.detach().chunk(processes, 2)[rank].clone().requires_grad_()
+def places(rank, processes, placement="contiguous"):
+    """Positions of the tokens of a rank, among those of the whole sequence."""
+    chunks = torch.arange(TOKENS).chunk(processes if placement == "contiguous" else 2 * processes)
+    return chunks[rank] if placement == "contiguous" else torch.cat([chunks[rank], chunks[-1 - rank]])
+
+
+def part(tensor, rank, processes, placement="contiguous"):
+    """Tokens of a rank in a tensor [b, h, tokens, d]; twice as many where there are twice as many keys."""
+    if tensor.shape[2] > TOKENS:
+        return tensor.detach().chunk(processes, 2)[rank].clone().requires_grad_()
+    return tensor.detach()[:, :, places(rank, processes, placement)].requires_grad_()
+
+
+def local_options(options, here):
+    """Options of a case, with masks and segments of the tokens of a rank."""
+    cut = {name: options[name][..., here] for name in ("attn_mask", "segments") if name in options}
+    if "sinks" in options:
+        cut["sinks"] = options["sinks"].clone().requires_grad_()
+    return options | cut
 
 
 def ring_rank(rank, processes, port, folder):
@@ -67,10 +106,16 @@ def ring_rank(rank, processes, port, folder):
 
 
 def results_of_part(case, rank, processes, options):
-    tensors = [part(t, rank, processes) for t in sequence(case)]
+    placement = options.get("placement", "contiguous")
+    tensors = [part(t, rank, processes, placement) for t in sequence(case)]
+    here = places(rank, processes, placement)
+    options = local_options(options, here)
     result = ring_attend(*tensors, **options)
-    size = TOKENS // processes
-    gradients = torch.autograd.grad(loss(result, slice(rank * size, (rank + 1) * size)), tensors)
+    if "sinks" in options:
+        tensors.append(options["sinks"])
+    gradients = torch.autograd.grad(loss(result, here), tensors)
+    positions = ring_positions(TOKENS, placement=placement, group=options.get("group"))
+    assert torch.equal(positions, here)
     return tuple(None if t is None else t.detach() for t in result), gradients
 
 
