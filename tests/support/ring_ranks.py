@@ -1,10 +1,17 @@
 """Work of each process of a ring that shares a sequence, and the results it saves."""
 
+import contextlib
+
 import torch
 from torch import distributed, nn
 
 import gradlogz
+from gradlogz import attend
 from gradlogz.attention import ring_attend, ring_positions
+from gradlogz.attention.layers.heads import split
+from gradlogz.kernels.attention import operator
+
+QUIET = gradlogz.attention.Thresholds(None, None, None)
 
 TOKENS = 24  # zigzag placement over 2 and 3 processes: a multiple of 4 and 6
 DOCUMENTS = torch.tensor([[0] * 7 + [1] * 14 + [2] * 3, [3, 3, 5, 3] * 6])  # the second sequence has interleaved ones
@@ -95,7 +102,9 @@ def ring_rank(rank, processes, port, folder):
     results["equal logits"] = gradient_with_equal_logits()
     results["autocast"] = under_autocast()
     results["kept"] = numbers_kept_for_backward(rank, processes)
-    results["observed"] = refusal_of_observe()
+    results["observed"] = observed(rank, processes)
+    for case in MONITORED:
+        results["monitored", case] = trained(case, rank, processes), trained(case, rank, processes, monitored=False)
     if processes == 3:
         pair = distributed.new_group([1, 2])
         if rank > 0:
@@ -160,18 +169,68 @@ def numbers_kept_for_backward(rank, processes):
 
 
 class RingAttention(nn.Module):
-    def __init__(self):
+    """Attention of a model by `attend`, or by `ring_attend` on the part of a process."""
+
+    def __init__(self, case):
         super().__init__()
-        self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+        g = torch.Generator().manual_seed(3)
+        self.weights = nn.ParameterList(torch.randn(8, 8, generator=g, dtype=torch.float64) for _ in range(3))
+        self.case = case
 
-    def forward(self, x):
-        return ring_attend(self.query(x), self.key(x), x).output
+    def forward(self, x, rank=0, processes=None):
+        q, k, v = (split(x @ w, 2) for w in self.weights)
+        options = MONITORED[self.case]
+        if processes is None:
+            return attend(q, k, v, **{name: value for name, value in options.items() if name != "placement"}).output
+        here = places(rank, processes, options.get("placement", "contiguous"))
+        return ring_attend(q, k, v, **local_options(options, here)).output
 
 
-def refusal_of_observe():
-    model = nn.Sequential(RingAttention())
+MONITORED = {
+    "full": {},
+    "sliding": {"is_causal": True, "window": (3, 0), "scale": 1.0},
+    "window": {"window": (5, 20)},
+    "documents": {"is_causal": True, "segments": DOCUMENTS[:1], "softcap": 2.0},
+    "padding": {"attn_mask": KEPT[:, None, None], "is_causal": True},
+    "left padding": {"attn_mask": ~KEPT[:, None, None].roll(5, -1), "is_causal": True},
+    "sinks": {"is_causal": True, "sinks": torch.tensor([0.3, -1.0], dtype=torch.float64)},
+    "zigzag": {"is_causal": True, **ZIGZAG},
+    "zigzag documents": {"is_causal": True, "segments": DOCUMENTS[:1], "attn_mask": KEPT[:, None, None], **ZIGZAG},
+    "nothing asked": {"is_causal": True, "statistics": "none"},
+}
+
+
+def tokens():
+    return torch.randn(2, TOKENS, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def trained(case, rank=0, processes=None, monitored=True):
+    """Train two steps; return the weights, the records of the last row, and the number of calls of a kernel."""
+    model = nn.Sequential(RingAttention(case))[0]
+    place = MONITORED[case].get("placement", "contiguous")
+    here = slice(None) if processes is None else places(rank, processes, place)
+    optimizer, calls, forward = torch.optim.SGD(model.parameters(), 1e-2), [], operator.dispatch.forward
+    operator.dispatch.forward = lambda *a, **o: calls.append(1) or forward(*a, **o)
+    context = gradlogz.monitor(model, every=1, thresholds=QUIET) if monitored else contextlib.nullcontext()
     try:
-        with gradlogz.observe(model):
-            model(torch.ones(1, 3, 2))
-    except RuntimeError as error:
-        return str(error)
+        with context as m:
+            for _ in range(2):
+                model(tokens()[:, here], rank, processes).square().sum().backward()
+                if processes is not None:
+                    for p in model.parameters():
+                        distributed.all_reduce(p.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        operator.dispatch.forward = forward
+    return [p.detach() for p in model.parameters()], m.row().records() if monitored else None, len(calls)
+
+
+def observed(rank, processes):
+    """Statistics of the rows of a rank under `observe`, and whether they have gradients."""
+    model = nn.Sequential(RingAttention("nothing asked"))
+    here = places(rank, processes)
+    with gradlogz.observe(model[0]) as observation:
+        model[0](tokens()[:, here], rank, processes)
+    entropy = observation[""].entropy
+    return entropy.detach(), entropy.requires_grad

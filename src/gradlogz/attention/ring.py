@@ -20,15 +20,16 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import torch
 from torch import distributed
+from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError, shape_of
 from .._process_ring import Exchange, ranks_of_blocks
 from .._typing import Bool, Float, Int, Tensor
 from . import masks
-from .functional import with_sinks
+from .functional import attend, with_sinks
 from .result import Attention
-from .ring_parts import Layout, Pair, Placement, attend_pair, empty_rows, rows_of
+from .ring_parts import Layout, Pair, Placement, each_field, empty_rows, rows_of
 
 # Variances and the means about which they are taken.
 MEAN_OF = {"logit_variance": "mean_logit", "key_variance": "key_mean", "value_variance": "output"}
@@ -113,8 +114,7 @@ def ring_positions(
         problem = f"tokens must be a multiple of {parts}, got {tokens}"
         raise InputValueError("ring_positions", "tokens", problem, "Pad the sequence.")
     layout = Layout(ranks, placement, tokens // ranks, tokens // ranks, (None, None))
-    chunks = layout.chunks(distributed.get_rank(group))
-    return torch.cat([torch.arange(c.begin, c.begin + c.tokens.stop - c.tokens.start) for c in chunks])
+    return layout.positions(distributed.get_rank(group))
 
 
 def _check(
@@ -203,9 +203,10 @@ def _joined_with_sinks(result: Attention, sinks: Tensor) -> Attention:
     return Attention(*(None if t is None else t.reshape(*lead, *t.shape[1:]) for t in joined))  # type: ignore[arg-type]
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Keys of a rank with their values, mask and segments, and the pairs of local queries that see some of them."""
 
+    rank: int
     pairs: list[Pair]
     key: Tensor
     value: Tensor
@@ -231,7 +232,7 @@ class _Ring(torch.autograd.Function):
         total: Attention
         largest: Tensor  # number of the pair with the largest logit of each row
         number = 0
-        for block in _around(key, value, mask, segments, layout, group):
+        for block in around(key, value, mask, segments, layout, group):
             for pair in block.pairs:
                 part = _attend(query, segments, pair, block, options)
                 if number == 0:
@@ -258,7 +259,7 @@ class _Ring(torch.autograd.Function):
         of_query, *of_block = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
         arriving: Exchange | None = None
         number, steps = 0, ctx.layout.steps()
-        for step, block in enumerate(_around(key, value, mask, segments, ctx.layout, ctx.group)):
+        for step, block in enumerate(around(key, value, mask, segments, ctx.layout, ctx.group)):
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_() for t in (query, block.key, block.value)]
                 share = total.log_normalizer.new_zeros(())
@@ -280,9 +281,9 @@ class _Ring(torch.autograd.Function):
         return (*(g.to(t.dtype) for g, t in zip((of_query, *of_block), (query, key, value), strict=True)), *[None] * 5)
 
 
-def _around(
+def around(
     key: Tensor, value: Tensor, mask: Tensor | None, segments: Tensor | None, layout: Layout, group: Any
-) -> Iterator[_Block]:
+) -> Iterator[Block]:
     """Yield the block of each step, first the local one; it is sent on in the meantime."""
     mask = None if mask is None else mask.to(torch.uint8)  # not every backend sends bools
     travelling = [t for t in (key, value, mask, segments) if t is not None]
@@ -290,17 +291,38 @@ def _around(
     for step, rank in enumerate(ranks):
         exchange = Exchange(travelling, group) if step + 1 < len(ranks) else None
         each = iter(travelling)
-        yield _Block(
-            list(layout.pairs(ranks[0], rank)), next(each), next(each),
+        yield Block(
+            rank, list(layout.pairs(ranks[0], rank)), next(each), next(each),
             None if mask is None else next(each).bool(), None if segments is None else next(each),
         )  # fmt: skip
         if exchange is not None:
             travelling = exchange.received()
 
 
-def _attend(query: Tensor, segments: Tensor | None, pair: Pair, block: _Block, options: dict[str, Any]) -> Attention:
-    both = None if segments is None or block.segments is None else (segments, block.segments)
-    return attend_pair(pair, query, block.key, block.value, block.mask, both, options)
+def _attend(query: Tensor, segments: Tensor | None, pair: Pair, block: Block, options: dict[str, Any]) -> Attention:
+    """Attention of the queries of a pair to its keys, with an output in the precision of the statistics."""
+    q, k, v = query[..., pair.rows, :], block.key[..., pair.keys, :], block.value[..., pair.keys, :]
+    mask = None if block.mask is None else block.mask[..., pair.keys]
+    of_keys = None if block.segments is None else block.segments[..., pair.keys]
+    left, right = pair.window
+    reverse = False
+    if segments is not None and of_keys is not None and not pair.same:
+        # `attend` takes the last segments for those of the queries: hidden keys are appended for them. A limit on the
+        # right, which excludes keys before these, is one on the left if all tokens are reversed.
+        of_queries, reverse = segments[..., pair.rows], right is not None
+        mask = torch.ones(k.shape[-2], dtype=torch.bool, device=k.device) if mask is None else mask
+        if reverse:
+            q, k, v = (t.flip(-2) for t in (q, k, v))
+            mask, of_queries, of_keys = (t.flip(-1) for t in (mask, of_queries, of_keys))
+            left, right = right, None
+        added = q.shape[-2]
+        k, v, mask = pad(k, (0, 0, 0, added)), pad(v, (0, 0, 0, added)), pad(mask, (0, added), value=False)
+        of_keys, left = torch.cat((of_keys, of_queries), -1), None if left is None else left + added
+    window = None if left is right is None else (left, right)
+    result = attend(q, k, v, attn_mask=mask, segments=of_keys, window=window, **options)
+    if reverse:
+        result = each_field(result, lambda t, rows: t.flip(rows))
+    return Attention(result.output.to(result.log_normalizer.dtype), *result[1:])
 
 
 def _share(part: Attention, total: Attention, gradient: Attention, largest: Tensor) -> Float[Tensor, ""]:

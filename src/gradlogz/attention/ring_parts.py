@@ -1,4 +1,4 @@
-"""Parts of a sequence that is split over P processes, and attention of the queries of one to the keys of another.
+"""Parts of a sequence that is split over P processes, and the queries of one that see keys of another.
 
     contiguous    rank r holds the r-th of P parts
     zigzag        rank r holds the chunks r and 2 P - 1 - r of 2 P: under a causal mask every rank has equal work
@@ -12,13 +12,11 @@ Read next: ring.py, which passes the parts around.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
-from .._typing import Bool, Int, Tensor
-from .functional import attend
+from .._typing import Int, Tensor
 from .result import Attention
 
 Band = tuple[int | None, int | None]
@@ -43,6 +41,11 @@ class Layout(NamedTuple):
         half = self.n // 2
         last = 2 * self.ranks - 1
         return [Chunk(rank * half, slice(0, half)), Chunk((last - rank) * half, slice(half, self.n))]
+
+    def positions(self, rank: int) -> Int[Tensor, " n"]:
+        """Positions in the sequence of the tokens of a rank."""
+        sizes = [(chunk.begin, chunk.tokens.stop - chunk.tokens.start) for chunk in self.chunks(rank)]
+        return torch.cat([torch.arange(begin, begin + size) for begin, size in sizes])
 
     def pairs(self, rank: int, other: int) -> Iterator["Pair"]:
         """Queries of a rank that see keys of another."""
@@ -99,49 +102,10 @@ def _pair(query: Chunk, key: Chunk, band: Band) -> Pair | None:
     return Pair(slice(first + cut, last), slice(low, high - cut), (None, window), same=False)
 
 
-def attend_pair(
-    pair: Pair,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Bool[Tensor, "..."] | None,
-    segments: tuple[Int[Tensor, "..."], Int[Tensor, "..."]] | None,
-    options: dict[str, Any],
-) -> Attention:
-    """Attention of the queries of a pair to its keys; `mask` is of the keys, `segments` are of queries and of keys.
-
-    The output has the precision of the statistics, in which results are joined.
-    """
-    q, k, v = query[..., pair.rows, :], key[..., pair.keys, :], value[..., pair.keys, :]
-    mask = None if mask is None else mask[..., pair.keys]
-    left, right = pair.window
-    own: Tensor | None = None  # segments of the keys of one call, the last of which are those of the queries
-    reverse = False
-    if segments is not None:
-        of_queries, of_keys = segments[0][..., pair.rows], segments[1][..., pair.keys]
-        own = of_keys
-        if not pair.same:
-            # Hidden keys with the segments of the queries are appended. No window can exclude keys before these by a
-            # limit on the right: there all tokens are reversed.
-            reverse, added = right is not None, of_queries.shape[-1]
-            mask = torch.ones(k.shape[-2], dtype=torch.bool, device=k.device) if mask is None else mask
-            if reverse:
-                q, k, v = (t.flip(-2) for t in (q, k, v))
-                mask, of_queries, of_keys = (t.flip(-1) for t in (mask, of_queries, of_keys))
-                left, right = right, None
-            k, v, mask = pad(k, (0, 0, 0, added)), pad(v, (0, 0, 0, added)), pad(mask, (0, added), value=False)
-            own, left = torch.cat((of_keys, of_queries), -1), None if left is None else left + added
-    window = None if left is right is None else (left, right)
-    result = attend(q, k, v, attn_mask=mask, segments=own, window=window, **options)
-    if reverse:
-        result = _each(result, lambda t, dim: t.flip(dim))
-    return Attention(result.output.to(result.log_normalizer.dtype), *result[1:])
-
-
 def rows_of(result: Attention, rows: slice) -> Attention:
     """Views of these rows of a result; a result may also hold gradients of one."""
     size = rows.stop - rows.start
-    return _each(result, lambda t, dim: t.narrow(dim, rows.start, size))
+    return each_field(result, lambda t, dim: t.narrow(dim, rows.start, size))
 
 
 def empty_rows(like: Attention, m: int) -> Attention:
@@ -154,7 +118,7 @@ def empty_rows(like: Attention, m: int) -> Attention:
     return Attention(**fields)
 
 
-def _each(result: Attention, change: Callable[[Tensor, int], Tensor]) -> Attention:
+def each_field(result: Attention, change: Callable[[Tensor, int], Tensor]) -> Attention:
     """Change every field, given the dimension of its rows."""
     fields = result._asdict().items()
     return Attention(*(None if t is None else change(t, -2 if name in VECTORS else -1) for name, t in fields))  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ Read next: monitor_rows.py (the statistics), alerts.py (the thresholds), interce
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -26,13 +27,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..result import Attention
+from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, heads_of, merged, sums_of
-from .intercepted_calls import Call
+from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
+from .ring_calls import call_from_ring
 from .writers import RowWriter
 
 
@@ -41,6 +44,8 @@ class Monitor(Receiver):
 
     `steps` is the number of steps so far; `state_dict` and `load_state_dict` continue it after an interruption.
     """
+
+    functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(
         self,
@@ -130,7 +135,7 @@ class Monitor(Receiver):
         name = numbered(layer, self._called)
         self._called[name] = None
         call, result = intercepted.call, None
-        if intercepted.by_attend and isinstance(call, Call) and call.shows_its_statistics():
+        if intercepted.by_attend and not isinstance(call, Logits) and call.shows_its_statistics():
             result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
