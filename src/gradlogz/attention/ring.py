@@ -203,7 +203,7 @@ def _joined_with_sinks(result: Attention, sinks: Tensor) -> Attention:
     return Attention(*(None if t is None else t.reshape(*lead, *t.shape[1:]) for t in joined))  # type: ignore[arg-type]
 
 
-class Block(NamedTuple):
+class KeyBlock(NamedTuple):
     """Keys of a rank with their values, mask and segments, and the pairs of local queries that see some of them."""
 
     rank: int
@@ -283,7 +283,7 @@ class _Ring(torch.autograd.Function):
 
 def around(
     key: Tensor, value: Tensor, mask: Tensor | None, segments: Tensor | None, layout: Layout, group: Any
-) -> Iterator[Block]:
+) -> Iterator[KeyBlock]:
     """Yield the block of each step, first the local one; it is sent on in the meantime."""
     mask = None if mask is None else mask.to(torch.uint8)  # not every backend sends bools
     travelling = [t for t in (key, value, mask, segments) if t is not None]
@@ -291,7 +291,7 @@ def around(
     for step, rank in enumerate(ranks):
         exchange = Exchange(travelling, group) if step + 1 < len(ranks) else None
         each = iter(travelling)
-        yield Block(
+        yield KeyBlock(
             rank, list(layout.pairs(ranks[0], rank)), next(each), next(each),
             None if mask is None else next(each).bool(), None if segments is None else next(each),
         )  # fmt: skip
@@ -299,7 +299,7 @@ def around(
             travelling = exchange.received()
 
 
-def _attend(query: Tensor, segments: Tensor | None, pair: Pair, block: Block, options: dict[str, Any]) -> Attention:
+def _attend(query: Tensor, segments: Tensor | None, pair: Pair, block: KeyBlock, options: dict[str, Any]) -> Attention:
     """Attention of the queries of a pair to its keys, with an output in the precision of the statistics."""
     q, k, v = query[..., pair.rows, :], block.key[..., pair.keys, :], block.value[..., pair.keys, :]
     mask = None if block.mask is None else block.mask[..., pair.keys]
