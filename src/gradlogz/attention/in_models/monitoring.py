@@ -35,6 +35,7 @@ from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
+from .process_check import await_processes
 from .ring_calls import call_from_ring
 from .writers import RowWriter
 
@@ -226,7 +227,8 @@ def monitor(
         thresholds: thresholds of the alerts.
         on_alert: function called with each new `Alert`, once for each kind and layer; by default a warning is issued,
             at most one for each kind and step.
-        group: process group over which rows are joined; each of its processes must monitor the model. By default that
+        group: process group over which rows are joined; each of its processes must monitor the model, and one that does
+            not begin within five minutes is an error. By default that
             of a DistributedDataParallel or FSDP model, else all processes if torch.distributed is initialised. With
             tensor parallelism it must be named: the processes with the same heads. "local": each process has its own
             rows.
@@ -254,6 +256,8 @@ def monitor(
             raise InputValueError("monitor", "group", problem, remedy)
     elif group == "local":
         group = None
+    if group is not None:
+        await_processes("monitor", group)
     m = Monitor(
         model, every=every, writer=writer, thresholds=thresholds, on_alert=on_alert, group=group, layers=layers,
         strict=strict,
