@@ -89,6 +89,7 @@ class Monitor(Receiver):
 
     def step(self) -> None:
         """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
+        self._refuse_capture()
         step, sums, self._sums = self.steps, self._sums, {}
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
@@ -129,6 +130,7 @@ class Monitor(Receiver):
         """Record the statistics; return the result if the model computes by `attend` itself, else let it compute."""
         if not self._recording or again:
             return None
+        self._refuse_capture()
         if _in_vmap():
             problem = f"model must run outside torch.vmap, but {layer} runs inside it"
             remedy = "Remove the monitor, or pass the batch to the model directly."
@@ -144,6 +146,13 @@ class Monitor(Receiver):
         if self._passes is not None:
             self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
         return result
+
+    def _refuse_capture(self) -> None:
+        """Raise while a CUDA graph is captured by hand: its replays run no hook, so that nothing would be recorded."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            problem = "model must run outside the capture of a CUDA graph, whose replays cannot be recorded"
+            remedy = 'Capture the step before the monitor begins, or use torch.compile(mode="reduce-overhead") instead.'
+            raise InputNotImplementedError("monitor", "model", problem, remedy)
 
     def _record(self, name: str, sums: LayerSums) -> None:
         if name in self._sums:
@@ -218,7 +227,8 @@ def monitor(
     Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
     they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
     recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
-    attention layer; random state and buffers are restored.
+    attention layer; random state and buffers are restored. CUDA graphs of torch.compile run no reader either, and get
+    such eager passes; a step that is captured by hand is refused.
 
     Args:
         every: record the steps 0, every, 2 every, ...
