@@ -190,7 +190,7 @@ MONITORED = {
     "full": {},
     "sliding": {"is_causal": True, "window": (3, 0), "scale": 1.0},
     "window": {"window": (5, 20)},
-    "documents": {"is_causal": True, "segments": DOCUMENTS[:1], "softcap": 2.0},
+    "documents": {"is_causal": True, "segments": DOCUMENTS[:1].to(torch.int8), "softcap": 2.0},
     "padding": {"attn_mask": KEPT[:, None, None], "is_causal": True},
     "left padding": {"attn_mask": ~KEPT[:, None, None].roll(5, -1), "is_causal": True},
     "sinks": {"is_causal": True, "sinks": torch.tensor([0.3, -1.0], dtype=torch.float64)},

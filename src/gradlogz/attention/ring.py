@@ -11,7 +11,7 @@ Blocks of keys and values pass around the ring of processes, once forward and on
 are constants: the total result. The derivative is thus a sum over blocks, and no process keeps the blocks of others.
 The gradient of a block travels with it, and every process adds its term.
 
-Read next: ring_parts.py (who sees whom), result.py (joining blocks), ../_process_ring.py (sending).
+Read next: ring_parts.py (keys that a query sees), result.py (joining blocks), ../_process_ring.py (sending).
 """
 
 import math

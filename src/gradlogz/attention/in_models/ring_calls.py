@@ -71,25 +71,21 @@ class RingCall(NamedTuple):
         s = (q * k.repeat_interleave(q.shape[1] // k.shape[1], 1)).sum(-1)
         s = s * (q.shape[-1] ** -0.5 if scale is None else float(scale))
         s = s if softcap is None else softcap * torch.tanh(s / softcap)
-        seen = (sees_first & ~first.hidden).unsqueeze(1) & (G != -torch.inf)
-        weight = torch.where(seen, (s - G).exp(), 0.0)
+        visible_first = (sees_first & ~first.hidden).unsqueeze(1) & (G != -torch.inf)
+        weight = torch.where(visible_first, (s - G).exp(), 0.0)
         return SinkWeights(weight, uniform.unsqueeze(1), by_heads(learned_weight(options.get("sinks"), log_normalizer)))
 
     def _first_keys(self, visible: Bool[Tensor, "b 1 n"] | None) -> "_FirstKeys":
         """Find the first key of each row among the keys of all processes."""
         k, group, segments = _by_heads(self.key), self.options.get("group"), self.options.get("segments")
         b, (m, n) = len(k), (self.query.shape[-2], self.key.shape[-2])
-        segments = None if segments is None else segments.reshape(-1, n).expand(b, -1)
+        segments = None if segments is None else segments.reshape(-1, n).expand(b, -1).long()
         mask = None if visible is None else visible.squeeze(1).expand(b, -1)
         ranks = distributed.get_world_size(group)
         layout = Layout(ranks, self.options.get("placement", "contiguous"), m, n, (None, None))
         at = layout.positions(distributed.get_rank(group)).to(k.device)
-        of_rows = torch.zeros(b, m, dtype=torch.long, device=k.device) if segments is None else segments.contiguous()
-        position, tokens, seen = (
-            torch.full_like(of_rows, ranks * n),
-            torch.zeros_like(of_rows),
-            torch.zeros_like(of_rows),
-        )
+        of_rows = torch.zeros(b, m, dtype=torch.long, device=k.device) if segments is None else segments
+        position, tokens, visible_keys = (torch.full_like(of_rows, start) for start in (ranks * n, 0, 0))
         key, hidden = k.new_zeros(*k.shape[:2], m, k.shape[-1]), torch.zeros_like(of_rows, dtype=torch.bool)
         for block in around(k, k[..., :1], mask, segments, layout, group):
             # Without segments the sequence is one document; hidden keys are in none.
@@ -107,9 +103,9 @@ class RingCall(NamedTuple):
             if block.mask is not None:
                 hidden = torch.where(earlier, ~block.mask.gather(-1, index), hidden)
             tokens += high - low
-            seen += n if block.mask is None else block.mask.sum(-1, keepdim=True)
+            visible_keys += n if block.mask is None else block.mask.sum(-1, keepdim=True)
         last = torch.full_like(position, ranks * n - 1) if segments is None else position + tokens - 1
-        return _FirstKeys(at, position, last, seen, hidden, key)
+        return _FirstKeys(at, position, last, visible_keys, hidden, key)
 
 
 class _FirstKeys(NamedTuple):
