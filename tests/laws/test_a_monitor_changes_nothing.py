@@ -13,7 +13,7 @@ from gradlogz.attention.in_models import head_summaries as rows
 from gradlogz.attention.in_models.intercepted_calls import call_from_attend, logits_from_softmax
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
-from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
+from support.small_trainings import GPT, TOKENS, Encoder, batches, lonely_rank, monitored_rank, train
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
 MODELS = {
@@ -614,6 +614,19 @@ def test_processes_join_to_one_row(tmp_path, how):
         assert all(found[k] == expected[k] for k in ("step", "layer", "kind", "head", "rows"))
         numbers = expected.keys() - {"layer", "kind"}
         assert all(found[k] == pytest.approx(expected[k], rel=1e-4, abs=1e-5) for k in numbers)
+
+
+def test_a_process_that_does_not_monitor_is_an_error(tmp_path):
+    """Not a wait without end; and the processes may try again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(lonely_rank, (port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert "monitor: " in first["error"]
+    assert "ranks [1]" in first["error"]
+    assert second["error"] is None
+    assert first["rows"] == second["rows"] == [{2 * 3 * TOKENS}] * 2
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it

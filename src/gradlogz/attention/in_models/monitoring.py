@@ -15,6 +15,7 @@ Read next: monitor_rows.py (the statistics), alerts.py (the thresholds), interce
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -26,13 +27,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..result import Attention
+from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, heads_of, merged, sums_of
-from .intercepted_calls import Call
+from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
+from .process_check import await_processes
+from .ring_calls import call_from_ring
 from .writers import RowWriter
 
 
@@ -41,6 +45,8 @@ class Monitor(Receiver):
 
     `steps` is the number of steps so far; `state_dict` and `load_state_dict` continue it after an interruption.
     """
+
+    functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class Monitor(Receiver):
 
     def step(self) -> None:
         """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
+        self._refuse_capture()
         step, sums, self._sums = self.steps, self._sums, {}
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
@@ -123,6 +130,7 @@ class Monitor(Receiver):
         """Record the statistics; return the result if the model computes by `attend` itself, else let it compute."""
         if not self._recording or again:
             return None
+        self._refuse_capture()
         if _in_vmap():
             problem = f"model must run outside torch.vmap, but {layer} runs inside it"
             remedy = "Remove the monitor, or pass the batch to the model directly."
@@ -130,7 +138,7 @@ class Monitor(Receiver):
         name = numbered(layer, self._called)
         self._called[name] = None
         call, result = intercepted.call, None
-        if intercepted.by_attend and isinstance(call, Call) and call.shows_its_statistics():
+        if intercepted.by_attend and not isinstance(call, Logits) and call.shows_its_statistics():
             result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
@@ -138,6 +146,13 @@ class Monitor(Receiver):
         if self._passes is not None:
             self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
         return result
+
+    def _refuse_capture(self) -> None:
+        """Raise while a CUDA graph is captured by hand: its replays run no hook, so that nothing would be recorded."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            problem = "model must run outside the capture of a CUDA graph, whose replays cannot be recorded"
+            remedy = 'Capture the step before the monitor begins, or use torch.compile(mode="reduce-overhead") instead.'
+            raise InputNotImplementedError("monitor", "model", problem, remedy)
 
     def _record(self, name: str, sums: LayerSums) -> None:
         if name in self._sums:
@@ -212,7 +227,8 @@ def monitor(
     Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
     they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
     recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
-    attention layer; random state and buffers are restored.
+    attention layer; random state and buffers are restored. CUDA graphs of torch.compile run no reader either, and get
+    such eager passes; a step that is captured by hand is refused.
 
     Args:
         every: record the steps 0, every, 2 every, ...
@@ -221,7 +237,8 @@ def monitor(
         thresholds: thresholds of the alerts.
         on_alert: function called with each new `Alert`, once for each kind and layer; by default a warning is issued,
             at most one for each kind and step.
-        group: process group over which rows are joined; each of its processes must monitor the model. By default that
+        group: process group over which rows are joined; each of its processes must monitor the model, and one that does
+            not begin within five minutes is an error. By default that
             of a DistributedDataParallel or FSDP model, else all processes if torch.distributed is initialised. With
             tensor parallelism it must be named: the processes with the same heads. "local": each process has its own
             rows.
@@ -249,6 +266,8 @@ def monitor(
             raise InputValueError("monitor", "group", problem, remedy)
     elif group == "local":
         group = None
+    if group is not None:
+        await_processes("monitor", group)
     m = Monitor(
         model, every=every, writer=writer, thresholds=thresholds, on_alert=on_alert, group=group, layers=layers,
         strict=strict,

@@ -13,6 +13,7 @@ the model's own attention).
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -21,8 +22,10 @@ from torch import nn
 from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
+from ..ring import ring_attend
 from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .ring_calls import call_from_ring
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -34,6 +37,8 @@ class Observation(Mapping[str, Attention], Receiver):
     The statistics are those of `attend`, [b, h, m]. The output is None for a layer that calls softmax and multiplies
     by the values itself.
     """
+
+    functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(self, statistics: str, strict: bool, trained: set[str]) -> None:
         self.passes: list[dict[str, Attention]] = []
