@@ -66,8 +66,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
+        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
     ] = 0.1,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
+    ] = 20,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -86,6 +89,7 @@ def command(
     from ..probing.run_probe import chosen, evaluate, measure
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
+    from ..probing.runs.statistics_file import write_statistics
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
@@ -98,14 +102,18 @@ def command(
         loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     _check_reading(loaded)
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
+    facts = loaded.facts | ({"synthetic_text": True} if text is None and loaded.facts["reads"] == "reactions" else {})
     measured = measure(
-        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, baseline=baseline, seed=seed, progress=sys.stderr.isatty(),
+        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=facts, tokens=tokens or None,
+        length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
+    statistics = write_statistics(place, measured)  # first, so that a judgement that is killed can be repeated
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)
     run = _run(measured, findings, seed, text)
     write_run(place, run)
+    if statistics is not None:
+        statistics.unlink(missing_ok=True)
     write_json(json, findings_to_json(findings))
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     name = measured.probed.name
