@@ -57,12 +57,7 @@ class Site(NamedTuple):
 
     def tangential(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
         """Part of a step that the norm does not undo; all of it without a norm."""
-        if self.norm is None:
-            return step
-        n = self.centred(self.stream)
-        n = n / n.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(n.dtype).tiny)
-        step = self.centred(step)
-        return step - (step * n).sum(-1, keepdim=True) * n
+        return tangential(self.stream, step, self.norm)
 
     def on_sphere(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
         """Tokens after a step, projected back to the sphere of the norm."""
@@ -74,7 +69,7 @@ class Site(NamedTuple):
 
     def centred(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Tokens without their mean over features if the norm subtracts it."""
-        return x - x.mean(-1, keepdim=True) if self.norm is not None and self.norm.centres else x
+        return _centred(x, self.norm)
 
     def queries(self, streams: Float[Tensor, "k b r D"]) -> Float[Tensor, "b h kr d"] | None:
         """Queries of k versions of the tokens; None if the layer computes its own logits."""
@@ -121,6 +116,19 @@ def sites_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, S
 def norm_of_updates(sublayer: Sublayer) -> Norm | None:
     """The norm that reads the updated residual stream: before the next branch of its kind, or after the sum."""
     return sublayer.reads or sublayer.follows
+
+
+def tangential(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
+    """Part of a step from x that a norm does not undo; all of it without a norm."""
+    if norm is None:
+        return step
+    n, step = _centred(x, norm), _centred(step, norm)
+    n = n / n.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(n.dtype).tiny)
+    return step - (step * n).sum(-1, keepdim=True) * n
+
+
+def _centred(x: Float[Tensor, "..."], norm: Norm | None) -> Float[Tensor, "..."]:
+    return x - x.mean(-1, keepdim=True) if norm is not None and norm.centres else x
 
 
 def rotated(t: Float[Tensor, "... D"]) -> Float[Tensor, "... r D"]:
