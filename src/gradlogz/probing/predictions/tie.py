@@ -18,7 +18,7 @@ from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, outside
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall
-from ..inside.head_weights import HeadWeights, Turning, centred, still_share
+from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..inside.reprojection import at_tokens, call_on
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
@@ -36,6 +36,7 @@ from .observables.attention_distance import (
 )
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import on_cpu
+from .observables.head_factors import Factors, Moments, cosine, factors_of, folded, of_unit_tokens, products
 from .observables.moved_tokens import LEAST
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
@@ -113,19 +114,6 @@ DECLARATION = Declaration(
 )
 
 
-class Factors(NamedTuple):
-    """Factors of the OV matrix (value output) and of the transposed QK matrix (key queryᵀ) of every head.
-
-    value, key: act on the inputs of the layer. width: dimension of the space of updates.
-    """
-
-    value: Float[Tensor, "h D v"]
-    key: Float[Tensor, "h D d"]
-    output: Float[Tensor, "h v D"]
-    query: Float[Tensor, "h D d"]
-    width: int
-
-
 class LayerState(NamedTuple):
     """Moments of values and keys of the attended means of a self-attention layer, and its attention distances by group.
 
@@ -200,28 +188,28 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """Cosines of each head, and of all heads of a layer together."""
     rows = []
     for layer in model.architecture.attention:
-        factors, layer_state = _factors(model, layer), state.get(layer, LayerState())
+        factors, layer_state = factors_of(model, layer), state.get(layer, LayerState())
         attended = on_cpu(layer_state.attended)
         if factors is None or attended is None:
             rows.append(absent(layer, WEIGHTED))
             continue
-        folded = _folded(factors, model, layer)
-        products = _products(folded)
+        unit = folded(factors, model, layer)
+        of_units = products(unit)
         # Matrices have no sampling error: their intervals have width 0.
-        rows += [Measured(layer, h, COSINE, c, c, c) for h, c in enumerate(_cosine(*products).tolist())]
-        of_layer = float(_layer_cosine(*products))
+        rows += [Measured(layer, h, COSINE, c, c, c) for h, c in enumerate(cosine(*of_units).tolist())]
+        of_layer = float(_layer_cosine(*of_units))
         rows.append(Measured(layer, None, LAYER, of_layer, of_layer, of_layer))
         weights, groups = model.weights[layer], attended.present()
         R = mean_rotations(layer_state.distances, weights, groups)  # type: ignore[arg-type]
         moments = _moments(attended.versions(), weights)  # type: ignore[arg-type]
-        values = {WEIGHTED: _cosine(*_products(factors, moments))}
+        values = {WEIGHTED: cosine(*products(factors, moments))}
         if R is not None:
-            values[COSINE + OVER] = _cosine(*_products(folded, turned=R))
-            values[WEIGHTED + OVER] = _cosine(*_products(factors, moments, turned=R))
+            values[COSINE + OVER] = cosine(*products(unit, turned=R))
+            values[WEIGHTED + OVER] = cosine(*products(factors, moments, turned=R))
         left = attended.tokens[groups if len(groups) > 1 else []]
         for quantity, versions in values.items():
             rows += measured(layer, quantity, jackknifed(versions[0], versions[1:], left), attended.tokens.sum())
-        rows += _of_parts(layer, weights, folded, R)  # type: ignore[arg-type]
+        rows += _of_parts(layer, weights, unit, R)  # type: ignore[arg-type]
     return rows
 
 
@@ -231,23 +219,23 @@ def null(
     """Values under random rotations, and of the random-weights baseline."""
     rows = []
     for layer in model.architecture.attention:
-        factors, layer_state = _factors(model, layer), state.get(layer, LayerState())
+        factors, layer_state = factors_of(model, layer), state.get(layer, LayerState())
         attended = on_cpu(layer_state.attended)
         if factors is None or attended is None:
             continue
-        folded, weights = _folded(factors, model, layer), model.weights[layer]
+        unit, weights = folded(factors, model, layer), model.weights[layer]
         moments = _moments(attended.total(), weights)  # type: ignore[arg-type]
         R = mean_rotations(layer_state.distances, weights)  # type: ignore[arg-type]
-        spreads = {COSINE: _rotated(folded), WEIGHTED: _rotated(factors, moments)}
+        spreads = {COSINE: _rotated(unit), WEIGHTED: _rotated(factors, moments)}
         if R is not None:
-            spreads |= {COSINE + OVER: _rotated(folded, turned=R[0])}
+            spreads |= {COSINE + OVER: _rotated(unit, turned=R[0])}
             spreads |= {WEIGHTED + OVER: _rotated(factors, moments, turned=R[0])}
         for quantity, spread in spreads.items():
             rows += [Measured(layer, h, quantity, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
-        other = None if baseline is None else _factors(baseline.model, layer)
+        other = None if baseline is None else factors_of(baseline.model, layer)
         if baseline is not None and other is not None:
             rows.append(
-                Measured(layer, None, LAYER, float(_layer_cosine(*_products(_folded(other, baseline.model, layer)))))
+                Measured(layer, None, LAYER, float(_layer_cosine(*products(folded(other, baseline.model, layer)))))
             )
     return rows
 
@@ -274,35 +262,6 @@ def verdict(findings: list[Finding]) -> Judgement:
 # Matrices ------------------------------------------------------------------------------------------------------------
 
 
-def _factors(model: Probed, layer: str) -> Factors | None:
-    """Factors of both matrices of a layer on its inputs; None if it has none."""
-    weights, sublayer = model.weights.get(layer), model.architecture.branch_of(layer)
-    # With normalised queries and keys the gradient is no linear map of the tokens.
-    if not isinstance(weights, HeadWeights) or weights.output is None or weights.normalized or sublayer is None:
-        return None
-    query, output = weights.query, weights.output
-    if sublayer.reads is not None:
-        query = sublayer.reads.gain.unsqueeze(-1) * query
-    if sublayer.closes is not None:
-        output = (centred(output, -1) if sublayer.closes.centres else output) * sublayer.closes.gain
-    norm = sublayer.reads or sublayer.follows  # the norm that reads the update
-    if norm is not None and norm.centres:
-        query, output = centred(query, -2), centred(output, -1)
-    width = model.architecture.width - (norm is not None and norm.centres)
-    return Factors(weights.value, weights.key, output, query, width)
-
-
-def _folded(factors: Factors, model: Probed, layer: str) -> Factors:
-    """Factors on normalised tokens: with the gain of the norm before the layer."""
-    norm = model.weights[layer].norm  # type: ignore[union-attr]
-    if norm is None:
-        return factors
-    value, key = norm.gain.unsqueeze(-1) * factors.value, norm.gain.unsqueeze(-1) * factors.key
-    if norm.centres:
-        value, key = centred(value, -2), centred(key, -2)
-    return factors._replace(value=value, key=key)
-
-
 def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) -> list[Measured]:
     """Share of the unrotated coordinates with partial rotary embeddings; an absent row if angles are unknown."""
     if R is None or not isinstance(weights.turning, Turning):
@@ -311,54 +270,23 @@ def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) ->
     return [] if share is None else [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
 
 
-class _Moments(NamedTuple):
-    """W_vᵀ C W_k, W_vᵀ C W_v and W_kᵀ C W_k of every head, for the second moment C of its tokens."""
-
-    across: Float[Tensor, "*r h v d"]
-    value: Float[Tensor, "*r h v v"]
-    key: Float[Tensor, "*r h d d"]
-
-
-def _moments(attended: GroupMoments, weights: HeadWeights) -> _Moments:
+def _moments(attended: GroupMoments, weights: HeadWeights) -> Moments:
     """Second moments of the attended means, from those of their values and keys without biases."""
     v = weights.value.shape[-1]
     mean = attended.mean_x - torch.cat((weights.value_bias, weights.key_bias), -1)
     C = attended.covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    return _Moments(C[..., :v, v:], C[..., :v, :v], C[..., v:, v:])
+    return Moments(C[..., :v, v:], C[..., :v, :v], C[..., v:, v:])
 
 
-def _of_unit_tokens(f: Factors) -> _Moments:
-    return _Moments(f.value.mT @ f.key, f.value.mT @ f.value, f.key.mT @ f.key)
-
-
-def _products(
-    f: Factors, moments: _Moments | None = None, *, turned: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """<A, B>, |A|², |B|² of A = value output and B = key queryᵀ, [..., h]; C = I if moments are None.
-
-    turned: right factor of the query, [..., h, d, d].
-    """
-    moments = _of_unit_tokens(f) if moments is None else moments
-    across, square = f.output @ f.query, f.query.mT @ f.query
-    if turned is not None:
-        across, square = across @ turned, turned.mT @ square @ turned
-    parts = (moments.across * across, moments.value * (f.output @ f.output.mT), moments.key * square)
-    return parts[0].sum((-2, -1)), parts[1].sum((-2, -1)), parts[2].sum((-2, -1))
-
-
-def _cosine(inner: Tensor, square_a: Tensor, gradient: Tensor) -> Tensor:
-    return inner / (square_a * gradient).sqrt()
-
-
-def _layer_cosine(inner: Tensor, square_a: Tensor, gradient: Tensor) -> Tensor:
+def _layer_cosine(inner: Tensor, square_a: Tensor, square_b: Tensor) -> Tensor:
     """Cosine of the concatenated matrices of all heads, each with its own attention."""
-    return _cosine(inner.sum(-1), square_a.sum(-1), gradient.sum(-1))
+    return cosine(inner.sum(-1), square_a.sum(-1), square_b.sum(-1))
 
 
-def _rotated(f: Factors, moments: _Moments | None = None, *, turned: Tensor | None = None) -> Tensor:
+def _rotated(f: Factors, moments: Moments | None = None, *, turned: Tensor | None = None) -> Tensor:
     """Standard deviation of the cosine under random rotations R of the updates: <AR, B> = <R, Aᵀ C B>."""
-    moments = _of_unit_tokens(f) if moments is None else moments
-    _, square_a, gradient = _products(f, moments, turned=turned)
+    moments = of_unit_tokens(f) if moments is None else moments
+    _, square_a, gradient = products(f, moments, turned=turned)
     M, square = moments.across, f.query.mT @ f.query
     square = square if turned is None else turned.mT @ square @ turned
     squared = (M * (f.output @ f.output.mT @ M @ square)).sum((-2, -1))

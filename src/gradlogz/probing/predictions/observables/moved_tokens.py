@@ -61,11 +61,7 @@ class Site(NamedTuple):
 
     def on_sphere(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
         """Tokens after a step, projected back to the sphere of the norm."""
-        if self.norm is None:
-            return self.stream + step
-        x, moved = self.centred(self.stream), self.centred(self.stream + step)
-        length = moved.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)
-        return moved * (x.norm(dim=-1, keepdim=True) / length) + (self.stream - x)
+        return on_sphere(self.stream, step, self.norm)
 
     def centred(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Tokens without their mean over features if the norm subtracts it."""
@@ -125,6 +121,15 @@ def tangential(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: No
     n, step = _centred(x, norm), _centred(step, norm)
     n = n / n.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(n.dtype).tiny)
     return step - (step * n).sum(-1, keepdim=True) * n
+
+
+def on_sphere(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
+    """Tokens x after a step, projected back to the sphere of a norm without its gain and bias."""
+    if norm is None:
+        return x + step
+    still, moved = _centred(x, norm), _centred(x + step, norm)
+    length = moved.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)
+    return moved * (still.norm(dim=-1, keepdim=True) / length) + (x - still)
 
 
 def _centred(x: Float[Tensor, "..."], norm: Norm | None) -> Float[Tensor, "..."]:
