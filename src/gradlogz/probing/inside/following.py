@@ -53,7 +53,7 @@ def arguments_of(call: Call) -> AttentionArguments:
     )
 
 
-def _outputs(model: nn.Module, architecture: Architecture) -> dict[str, nn.Module]:
+def _outputs(model: nn.Module, architecture: Architecture) -> Mapping[str, nn.Module]:
     """Return the map from heads to the update of each layer: its output projection, and the norm that closes it."""
     outputs = {}
     for layer, home in architecture.outputs.items():

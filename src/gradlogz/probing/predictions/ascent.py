@@ -43,9 +43,9 @@ DECLARATION = Declaration(
     formula=(
         "excess = gain of the update - gain of the update of another token. gain = sum [G(N(x + T)) - G(N(x - T))] / "
         "sum [G(N(x + b)) - G(N(x - b))], sums over tokens x. T: tangential part of the update, without its component "
-        "along the token, which the norm removes; b: steepest-ascent step of the norm of the whole update; N: projection "
-        "to the sphere of the norm. G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>): log normalisers of the heads h of a "
-        "layer; beta: scale of the logits"
+        "along the token, which the norm removes; b: steepest-ascent step of the norm of the whole update; N: "
+        "projection to the sphere of the norm. G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>): log "
+        "normalisers of the heads h of a layer; beta: scale of the logits"
     ),
     supports=f"The excess is above {LEAST:g} and above the null, the excess of randomly rotated updates.",
     refutes=f"The excess is below {-LEAST:g} and below that null: updates descend.",

@@ -1,6 +1,6 @@
 """Expansion: attention maps with positive divergence at fixed keys, and the spread of tokens.
 
-    J         = du/dx                                         Jacobian of the update u at a token x, keys and values fixed
+    J         = du/dx                                         Jacobian of the update u of a token x, at fixed keys
     expansion = sum <v, J v> / sum |u|/|x|                    v: unit directions along the sphere of the norm
     x'        = x + u                                         u: update of a sublayer, x: residual stream
     excess    = log tr Cov(x') - log(tr Cov(x) + tr Cov(u))   0 if u and x are uncorrelated
@@ -8,6 +8,7 @@
 Read next: observables/moved_tokens.py, ../../dynamics/contraction.py (the contraction by norms).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -77,11 +78,11 @@ _RATE = Quantity("1", "Σ ⟨v, Jv⟩ / Σ |u|/|x|")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
-    claim="At fixed keys, the update of an attention sublayer expands the volume of tokens along the sphere of the norm.",
+    claim="At fixed keys, attention updates expand the volume of tokens along the sphere of the norm.",
     formula=(
-        "expansion = sum <v, J v> / sum |u|/|x|, sums over tokens x and unit directions v along the sphere of the norm; "
-        "J = du/dx: Jacobian of the update u at fixed keys and values, so that <v, J v> is the growth of the log volume "
-        "per direction, to first order. 1 is the growth of a dilation by |u|/|x|"
+        "expansion = sum <v, J v> / sum |u|/|x|, sums over tokens x and unit directions v along the sphere of the "
+        "norm; J = du/dx: Jacobian of the update u at fixed keys and values, so that <v, J v> is the growth of the log "
+        "volume per direction, to first order. 1 is the growth of a dilation by |u|/|x|"
     ),
     supports=f"The expansion is above {LEAST:g} and above the null, the expansion of randomly rotated updates.",
     refutes=f"The expansion is below {-LEAST:g} and below that null: attention contracts.",
@@ -89,11 +90,11 @@ DECLARATION = Declaration(
         FORMULAS,
         "An ascent step x + tau ∇G(x) has the Jacobian I + tau F, F the covariance of the keys under the attention "
         "weights: the differential entropy of the tokens grows by E log det(I + tau F) >= 0, tau E tr F to first order "
-        "[theory 5.1, E15]. This is judged, because covariances of the tokens do not measure it. Their trace grows with "
-        "every update that contains the token itself (u = c x), which a norm undoes; on the sphere of a norm it depends "
-        "on the mean token only. Their log determinant after the norm falls in tied networks as well, whose tokens "
-        "gather in clusters [theory 10.1], and in random ones. At fixed keys a token that attends to itself alone has "
-        "J = 0.",
+        "[theory 5.1, E15]. This is judged, because covariances of the tokens do not measure it. Their trace grows "
+        "with every update that contains the token itself (u = c x), which a norm undoes; on the sphere of a norm it "
+        "depends on the mean token only. Their log determinant after the norm falls in tied networks as well, whose "
+        "tokens gather in clusters [theory 10.1], and in random ones. At fixed keys a token that attends to itself "
+        "alone has J = 0.",
         f"<v, J v> is a central difference of {STEP:g} |x| in {PROBES} of {BANK} random directions, at one token in "
         f"{MOVED}. Norms: as for `ascent`. Null: {DRAWS} random rotations of the updates, one for all tokens of a "
         "layer, which preserve the spectrum of the OV matrices. Cleaned: without first tokens and massive activations.",
@@ -124,7 +125,9 @@ DECLARATION = Declaration(
     details={
         ORDINARY: Label("median without first tokens and massive activations"),
         ALONG["rest"]: Label("median excess of log tr Cov by tangential updates", null="random-weights baseline"),
-        ALONG["volume excess"]: Label("median excess of log det Cov by tangential updates", null="random-weights baseline"),
+        ALONG["volume excess"]: Label(
+            "median excess of log det Cov by tangential updates", null="random-weights baseline"
+        ),
         REST["attention"]: Label("by whole updates, of log tr Cov", null="random-weights baseline"),
         "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g}"),
     },
@@ -141,8 +144,8 @@ DECLARATION = Declaration(
 class State(NamedTuple):
     """Moments of the sublayers and norms of each stack; divergences of each attention layer, all and cleaned tokens."""
 
-    stacks: "dict[str, StackState]" = {}  # noqa: RUF012 - never changed
-    rates: dict[str, Sums] = {}  # noqa: RUF012
+    stacks: "Mapping[str, StackState]" = {}
+    rates: Mapping[str, Sums] = {}
 
 
 class StackState(NamedTuple):
@@ -330,7 +333,7 @@ class _Seen:
         return StackState("\n".join(self._names), volume, *traces_of)
 
 
-def _estimates(state: dict[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
+def _estimates(state: Mapping[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
     """Every estimate of every layer, with its number of tokens: {layer: {key: (estimate, tokens)}}."""
     estimates: dict[str, dict[str, tuple[Estimate, float]]] = {}
     for stack in state.values():

@@ -73,7 +73,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Pair energy by attention",
-    claim="Attention of one head with tied, symmetric positive matrices and no mask increases the pair energy of its tokens.",
+    claim="One unmasked head with tied, symmetric positive matrices increases the pair energy of its tokens.",
     formula=(
         "change = log E_B after the tangential part of the attention update and the projection to the sphere of the "
         "norm - log E_B before, mean over sequences; E_B = sum_ij exp(beta <x_i, B x_j>): pair energy of a sequence "
@@ -81,28 +81,28 @@ DECLARATION = Declaration(
         "are judged"
     ),
     supports=(
-        f"The change is above {LEAST:g}, above the null (the change by randomly rotated updates of equal norm), and above "
-        "the change by the reversed update."
+        f"The change is above {LEAST:g}, above the null (the change by randomly rotated updates of equal norm), and "
+        "above the change by the reversed update."
     ),
     refutes=f"The change is below {-LEAST:g} and below that null.",
     method=(
         FORMULAS,
         "If B is symmetric and positive semidefinite, W_v W_o = tau B with tau > 0 and no key is masked, the attention "
-        "of one head alone never decreases E_B, with or without projection to the sphere, for any tau > 0 of each token "
-        "[theory 5.3]. Nothing is claimed for several heads, for other matrices or through feed-forward maps. The "
-        "conditions are measured: the number of heads, the smallest positive cosine |B_+| / |B| and the smallest cosine "
-        "of OV and transposed QK matrices over the heads of a layer, and the share of its keys that a query sees. A "
-        f"layer is judged if it has one head, both cosines are at least {TIED:g} and all keys are visible; without such "
-        "a layer the claim is not applicable.",
+        "of one head alone never decreases E_B, with or without projection to the sphere, for any tau > 0 of each "
+        "token [theory 5.3]. Nothing is claimed for several heads, for other matrices or through feed-forward maps. "
+        "The conditions are measured: the number of heads, the smallest positive cosine |B_+| / |B| and the smallest "
+        "cosine of OV and transposed QK matrices over the heads of a layer, and the share of its keys that a query "
+        f"sees. A layer is judged if it has one head, both cosines are at least {TIED:g} and all keys are visible; "
+        "without such a layer the claim is not applicable.",
         f"Null: {DRAWS} random rotations of the updates, which preserve the spectrum of the OV matrices.",
         "Descriptive, and not judged: the pair energy E of tokens on the unit sphere. Tokens are projected to the "
         "sphere because the norm of the residual stream grows with depth. beta is 1. The energy is also reported for "
-        "beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / sqrt(D) of tokens of norm sqrt(D). At this beta "
-        "each token attends almost only to itself. log E is computed at every sublayer boundary of the residual stream: "
-        "before each sublayer, and at the end. A block is an attention layer and all that follows it, up to the next "
-        f"attention layer or the end of the model. In a sequence of n tokens a random subset of m = min({TOKENS}, n) "
-        "tokens is compared, and sum_{i != j} is scaled by n (n - 1) / (m (m - 1)). Null: the random-weights baseline, "
-        "whose nearly uniform averages over tokens can also increase the pair energy.",
+        "beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / sqrt(D) of tokens of norm sqrt(D). At this "
+        "beta each token attends almost only to itself. log E is computed at every sublayer boundary of the residual "
+        "stream: before each sublayer, and at the end. A block is an attention layer and all that follows it, up to "
+        "the next attention layer or the end of the model. In a sequence of n tokens a random subset of "
+        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Null: the random-weights "
+        "baseline, whose nearly uniform averages over tokens can also increase the pair energy.",
         "The changes of E_B, the share of the mean token, the effective rank, the rank-one residual and the number of "
         f"clusters are means over {SEQUENCES} sequences.",
     ),
@@ -340,7 +340,9 @@ def _on_stream(f: Factors, sublayer: Sublayer) -> Factors:
     if norm is None:
         return f
     value, key = norm.gain.unsqueeze(-1) * f.value, norm.gain.unsqueeze(-1) * f.key
-    return f._replace(value=centred(value, -2), key=centred(key, -2)) if norm.centres else f._replace(value=value, key=key)
+    return (
+        f._replace(value=centred(value, -2), key=centred(key, -2)) if norm.centres else f._replace(value=value, key=key)
+    )
 
 
 def _changes(

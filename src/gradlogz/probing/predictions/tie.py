@@ -73,14 +73,14 @@ DECLARATION = Declaration(
         "The QK matrix is W_q W_k^T, the OV matrix W_v W_o. If W_v W_o = tau W_k W_q^T with tau > 0, the attention "
         "update is an ascent step of the log normaliser, with tau < 0 a descent step. The scale parameters of the "
         "normalisation layer before the attention layer are part of W_q, W_k and W_v; those of a normalisation layer "
-        "after the sublayer are part of W_o. A direction that normalisation removes, as LayerNorm removes the mean over "
-        "coordinates, is projected out on both sides [theory E13].",
+        "after the sublayer are part of W_o. A direction that normalisation removes, as LayerNorm removes the mean "
+        "over coordinates, is projected out on both sides [theory E13].",
         "Updates are made of attended means, not of tokens: a head that attends to one token has one direction. Their "
         "moments are those of a sample of queries, of which the layer computes keys and values without rotation.",
         OVER_METHOD,
-        "Null: random rotations R of the updates, which preserve the spectra of both matrices; the cosine then has mean "
-        "0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. Null of the "
-        "cosine of all heads together: the random-weights baseline. Also reported: the unweighted cosine (C = I).",
+        "Null: random rotations R of the updates, which preserve the spectra of both matrices; the cosine then has "
+        "mean 0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. Null "
+        "of the cosine of all heads together: the random-weights baseline. Also reported: the cosine with C = I.",
     ),
     decision_rule=(
         f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g}, the bound "
