@@ -115,16 +115,16 @@ def _columns(site: Site) -> Float[Tensor, "b 2 k"] | None:
         return None
     with torch.no_grad():
         T, D = site.tangential(site.update), site.update
-        g, whole = site.tangential(g), D.norm(dim=-1, keepdim=True)
+        g, length = site.tangential(g), D.norm(dim=-1, keepdim=True)
         other = _scaled(site.tangential(site.other), T.norm(dim=-1, keepdim=True))
-        steps = torch.stack((_scaled(g, whole), T, other))
+        steps = torch.stack((_scaled(g, length), T, other))
         # All versions are computed at once, as additional tokens at the same positions.
         moved = torch.cat((site.on_sphere(steps), site.on_sphere(-steps)))
         raw = site.stream + torch.stack((torch.zeros_like(D), D, D - T))
         q = site.queries(torch.cat((moved, raw)))
         G = site.log_normalizers(q).double()  # type: ignore[arg-type]
         odd, still = G[:3] - G[3:6], G[6]
-        lengths = (g.norm(dim=-1) * whole.squeeze(-1)).double()
+        lengths = (g.norm(dim=-1) * length.squeeze(-1)).double()
         first_order = (g.unsqueeze(-2) * rotated(T - other)).sum(-1).double()
         one = torch.ones_like(still)
         change = torch.stack((one, *odd, (odd[1] > 0).double(), G[7] - still, G[8] - still, lengths), -1)

@@ -141,13 +141,6 @@ DECLARATION = Declaration(
 )
 
 
-class State(NamedTuple):
-    """Moments of the sublayers and norms of each stack; divergences of each attention layer, all and cleaned tokens."""
-
-    stacks: "Mapping[str, StackState]" = {}
-    rates: Mapping[str, Sums] = {}
-
-
 class StackState(NamedTuple):
     """Moments of the layers and norms of a stack, in the order of `names`, which newlines separate.
 
@@ -159,6 +152,13 @@ class StackState(NamedTuple):
     volume: Comoments
     spread: Comoments
     rest: Comoments
+
+
+class State(NamedTuple):
+    """Moments of the sublayers and norms of each stack; divergences of each attention layer, all and cleaned tokens."""
+
+    stacks: Mapping[str, StackState] = {}
+    rates: Mapping[str, Sums] = {}
 
 
 @dataclass
@@ -175,7 +175,7 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     if isinstance(event, ForwardOutput):
         columns = {name: _divergence(site) for name, site in sites.items()}
         rates = {name: sums_of(each, batch_pass.documents) for name, each in columns.items() if each is not None}
-        return State({stack: seen.summed(batch_pass.batch.group) for stack, seen in stacks.items()}, rates)
+        return State({stack: each.summed(batch_pass.batch.group) for stack, each in stacks.items()}, rates)
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
@@ -257,10 +257,10 @@ def _divergence(site: Site) -> Float[Tensor, "b 2 k"] | None:
         if u is None:
             return None
         Jv = (u[1 : PROBES + 1] - u[PROBES + 1 :]) / (2 * STEP * length)
-        own = (v * Jv).sum(-1).mean(0)
+        growth = (v * Jv).sum(-1).mean(0)
         turned = (v.unsqueeze(-2) * rotated(Jv)).sum(-1).mean(0)
         lengths = u[0].norm(dim=-1) / length.squeeze(-1)
-        columns = torch.cat((torch.stack((torch.ones_like(own), own, lengths), -1), turned), -1).double()
+        columns = torch.cat((torch.stack((torch.ones_like(growth), growth, lengths), -1), turned), -1).double()
         masks = torch.stack((site.valid, site.ordinary), 1).unsqueeze(-1)
         return torch.where(masks, columns.unsqueeze(1), 0.0).sum(2)
 

@@ -101,8 +101,8 @@ DECLARATION = Declaration(
         "beta each token attends almost only to itself. log E is computed at every sublayer boundary of the residual "
         "stream: before each sublayer, and at the end. A block is an attention layer and all that follows it, up to "
         "the next attention layer or the end of the model. In a sequence of n tokens a random subset of "
-        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Null: the random-weights "
-        "baseline, whose nearly uniform averages over tokens can also increase the pair energy.",
+        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Null: the "
+        "random-weights baseline, whose nearly uniform averages over tokens can also increase the pair energy.",
         "The changes of E_B, the share of the mean token, the effective rank, the rank-one residual and the number of "
         f"clusters are means over {SEQUENCES} sequences.",
     ),

@@ -174,8 +174,8 @@ def _attended(each: _Means, group: int) -> Comoments | None:
     call = call_on(each.layer_call, each.means.flatten(1, 2))
     if call is None:
         return None
-    own = torch.cat([_of_own_head(t, h, r) for t in (call.value, call.key)], -1)
-    return comoments_of(own.flatten(1, 2), group=group, weights=each.valid.flatten())
+    vectors = torch.cat([_of_own_head(t, h, r) for t in (call.value, call.key)], -1)
+    return comoments_of(vectors.flatten(1, 2), group=group, weights=each.valid.flatten())
 
 
 def _of_own_head(t: Float[Tensor, "b k hr d"], h: int, r: int) -> Float[Tensor, "h b r d"]:
