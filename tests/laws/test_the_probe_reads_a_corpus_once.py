@@ -23,6 +23,7 @@ from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
+from gradlogz.probing.predictions.observables import moved_tokens
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge
 from support.architectures import ARCHITECTURES
@@ -202,7 +203,7 @@ def test_an_interrupt_ends_after_the_batch(words):
     before = signal.getsignal(signal.SIGINT)
     stopping = [replace(ascent.PREDICTION, statistics=statistics)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ascent, "PART", 1)
+        patch.setattr(moved_tokens, "PART", 1)
         found = running.measure(model(), words, documents(), tokens=None, baseline=0, predictions=stopping)
         rows = running.evaluate(found, predictions=stopping).rows
     assert not found.complete
