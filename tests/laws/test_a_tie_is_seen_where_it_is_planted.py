@@ -98,9 +98,13 @@ def test_the_band_is_that_of_random_rotations():
     base = probed(matrices.gpt2(6, matrices.tied), BATCHES[0])
     layer = base.architecture.attention[0]
     factors = folded(factors_of(base, layer), base, layer)
-    weight = torch.randn(matrices.WIDTH, matrices.WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(
+        matrices.WIDTH, matrices.WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     C = weight @ weight.mT
-    moments = Moments(*(V.mT @ C @ W for V, W in ((factors.value, factors.key), (factors.value,) * 2, (factors.key,) * 2)))
+    moments = Moments(
+        *(V.mT @ C @ W for V, W in ((factors.value, factors.key), (factors.value,) * 2, (factors.key,) * 2))
+    )
     A, B = (weight.mT @ M for M in (factors.value @ factors.output, factors.key @ factors.query.mT))
     generator = torch.Generator().manual_seed(0)
     P = torch.from_numpy(matrices.centring())

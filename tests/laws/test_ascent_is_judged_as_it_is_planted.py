@@ -121,7 +121,11 @@ def test_a_step_along_the_token_has_no_tangential_part_and_moves_nothing():
         radial = step - moved_tokens.tangential(x, step, norm)
         n = x - x.mean(-1, keepdim=True) if centres else x
         grown = 1 + (radial * n).sum(-1, keepdim=True) / n.square().sum(-1, keepdim=True)
-        close(moved_tokens.on_sphere(x, (step - radial) / grown, norm) - (x - n), grown.sign() * (projected - (x - n)), 100.0)
+        close(
+            moved_tokens.on_sphere(x, (step - radial) / grown, norm) - (x - n),
+            grown.sign() * (projected - (x - n)),
+            100.0,
+        )
 
 
 def test_first_tokens_and_massive_activations_are_left_out_of_the_cleaned_excess():

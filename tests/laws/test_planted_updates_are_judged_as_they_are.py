@@ -1,7 +1,7 @@
 """Updates that climb, descend or do neither: the verdicts of four claims on models with a known answer.   [theory E7]
 
-Ascent and expansion are claims about updates, the tie is one about matrices, and the pair energy rises by a theorem where
-its conditions hold [theory 5.1, 5.3]. Untrained networks say nothing, whatever the scale of their weights.
+Ascent and expansion are claims about updates, the tie is one about matrices, and the pair energy rises by a theorem
+where its conditions hold [theory 5.1, 5.3]. Untrained networks say nothing, whatever the scale of their weights.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Models whose attention updates are planted: gradients of the log normaliser, their reverse, or unrelated to it.
 
-GPT-2s and BERTs of matrices.py, untrained ones of two scales, and ALBERTs of one head (energies.py), in which tokens are
-keys and values: x -> LayerNorm(x + step sum_j a_ij x_j).
+GPT-2s and BERTs of matrices.py, untrained ones of any scale, and ALBERTs of one head (energies.py), in which tokens
+are keys and values: x -> LayerNorm(x + step sum_j a_ij x_j).
 """
 
 import numpy as np

@@ -326,7 +326,8 @@ def _of_sample(sample: Sample, visible: Mapping[str, Sums], model: Probed) -> It
         heads, positive, tied = len(f.query), float(positive_cosine(f).min()), float(cosine(*products(f)).min())
         numbers = {HEADS: heads, POSITIVE: positive, TIE: tied, VISIBLE: share}
         conditions = [Measured(layer, None, name, value, value, value) for name, value in numbers.items()]
-        if heads > 1 or min(positive, tied) < TIED or share < VISIBLE_ALL or not counts:
+        # A layer that adds nothing has no cosine, and NaN satisfies no condition.
+        if not (heads == 1 and positive >= TIED and tied >= TIED and share >= VISIBLE_ALL and counts):
             yield _Judged(layer, conditions, None, 0)
             continue
         sequences = zip(*(sample.vectors[name] for name in (layer, layer + UPDATE)), counts, strict=True)
