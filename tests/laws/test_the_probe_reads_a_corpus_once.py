@@ -144,7 +144,7 @@ def test_matrices_take_as_much_as_is_said(words):
     one = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=160, n_layer=2, n_head=4, n_positions=64))
     batch = next(batching.batches(documents(), words, tokens=None))
     layout = running.discover(one, batch.inputs)
-    several = (["tie"], ["qk_geometry"], ["linearity"], ["tie", "qk_geometry", "linearity"])
+    several = (["qk_geometry"], ["linearity"], ["qk_geometry", "linearity"])
     for names in several:
         state, _ = statistics_of(one, layout, batch, running.chosen(names))
         met: dict[int, int] = {}
