@@ -18,7 +18,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measur
 from ..inside.events import Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from .observables.moved_tokens import DRAWS, LARGE, LEAST, PART, TIMES, Site, rotated, sites_of
 
@@ -36,6 +36,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Ascent of log normaliser",
+    kind=PREDICTED,
     claim=(
         "The update of an attention sublayer climbs the log normaliser of its keys, along the sphere of the norm, more "
         "than updates of other tokens do."

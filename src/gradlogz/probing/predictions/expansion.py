@@ -31,7 +31,7 @@ from ..inside.architecture import Norm
 from ..inside.events import Event, ForwardOutput, Normed, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import (
     GROUPS,
     Comoments,
@@ -78,6 +78,7 @@ _RATE = Quantity("1", "Σ ⟨v, Jv⟩ / Σ |u|/|x|")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
+    kind=PREDICTED,
     claim="At fixed keys, attention updates expand the volume of tokens along the sphere of the norm.",
     formula=(
         "expansion = sum <v, J v> / sum |u|/|x|, sums over tokens x and unit directions v along the sphere of the "

@@ -36,7 +36,7 @@ from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput, 
 from ..inside.head_weights import centred
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from .observables.attention_rows import keys_seen
 from .observables.head_factors import Factors, cosine, factors_of, positive_cosine, products
@@ -73,6 +73,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Pair energy by attention",
+    kind=PREDICTED,
     claim="One unmasked head with tied, symmetric positive matrices increases the pair energy of its tokens.",
     formula=(
         "change = log E_B after the tangential part of the attention update and the projection to the sphere of the "
@@ -263,7 +264,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
             rows.append(absent(each.layer, JUDGED))
             continue
         for quantity, changes in zip((JUDGED, REVERSED), each.changes, strict=False):
-            rows.append(Measured(each.layer, None, quantity, *_interval(changes), each.tokens))
+            rows.append(Measured(each.layer, None, quantity, *_interval(changes), each.tokens, len(changes) - 1.0))
     return rows
 
 

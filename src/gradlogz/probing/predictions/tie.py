@@ -22,7 +22,7 @@ from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..inside.reprojection import at_tokens, call_on
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed
 from .observables.attention_distance import (
     OVER,
@@ -56,6 +56,7 @@ _COSINES = {
 
 DECLARATION = Declaration(
     title="Tied QK and OV matrices",
+    kind=PREDICTED,
     claim="The OV matrix W_v W_o of each head is aligned with its transposed QK matrix W_k W_q^T.",
     formula=(
         "weighted cosine = tr(A^T C B) / sqrt(tr(A^T C A) tr(B^T C B)) between the OV matrix A = W_v W_o of a head and "
