@@ -13,7 +13,11 @@ from typing import Any
 from gradlogz.probing.runs.records import Summary
 from gradlogz.probing.runs.run_folder import read_run
 
-LAYERS = {"ascent": ("gain", "gain, permuted"), "linearity": ("held-out R²",), "symmetry": ("symmetry",)}
+LAYERS = {
+    "ascent": ("gain", "gain, permuted", "gain, own minus permuted"),
+    "linearity": ("held-out R²",),
+    "symmetry": ("symmetry",),
+}
 
 
 def plain(value: float) -> float | None:

@@ -55,7 +55,7 @@ def test_a_layer_that_cannot_be_asked_about_tokens_alone_says_the_same(build):
     )
     assert alone.keys() == among.keys()
     for layer, sums in alone.items():
-        assert float(sums.totals[0, 0]) > 0
+        assert float(sums.totals[0, 0, 0]) > 0
         close(among[layer].totals, sums.totals, scale=1e3 * float(sums.totals.abs().max()))
 
 

@@ -152,11 +152,8 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     close(values(rows, qk_geometry.POSITIVE + OVER), torch.from_numpy(positive), tolerance=1e-5)
     symmetric = (S**2).sum((1, 2)) / (B**2).sum((1, 2))
     close(values(rows, qk_geometry.SYMMETRIC + OVER), torch.from_numpy(symmetric), tolerance=1e-5)
-    z = (
-        capture(model, batch.inputs, architecture=one.architecture)
-        .sublayers[layer]
-        .input[batch.inputs["attention_mask"].bool()]
-    )
+    inputs = capture(model, batch.inputs, architecture=one.architecture).sublayers[layer].input
+    z = inputs[batch.inputs["attention_mask"].bool()]
     z = (z.double().numpy() - w.norm.bias.numpy()) / g
     C = P @ np.cov(z.T, bias=True) @ P
     variance, vectors = np.linalg.eigh(C)
@@ -170,7 +167,13 @@ def test_every_quantity_is_that_of_the_form_summed_pair_by_pair(name, monkeypatc
     A, gradient = P @ A @ P, B.transpose(0, 2, 1)
     cosine = (A * gradient).sum((1, 2)) / np.sqrt((A**2).sum((1, 2)) * (gradient**2).sum((1, 2)))
     close(values(rows, tie.COSINE + OVER), torch.from_numpy(cosine), tolerance=1e-5)
-    inner, own, steep = ((X * (C @ Y)).sum((1, 2)) for X, Y in ((A, gradient), (A, A), (gradient, gradient)))
+    real = batch.inputs["attention_mask"].bool()
+    k = event.key.repeat_interleave(event.query.shape[1] // event.key.shape[1], 1)
+    hidden = ~real[:, None, None] | torch.ones(14, 14).triu(1).bool()
+    a = (event.query @ k.mT / 8**0.5).masked_fill(hidden, -torch.inf).softmax(-1).double()
+    attended = (a @ inputs.double().unsqueeze(1)).transpose(0, 1)[:, real].numpy()  # means of inputs, [h, t, D]
+    update, gradient = attended @ ((w.value @ w.output).numpy() @ P), attended @ (M.transpose(0, 2, 1) * g @ P)
+    inner, own, steep = ((X * Y).sum((1, 2)) for X, Y in ((update, gradient), (update,) * 2, (gradient,) * 2))
     close(values(rows, tie.WEIGHTED + OVER), torch.from_numpy(inner / np.sqrt(own * steep)), tolerance=1e-4)
     # The part that does not turn ----------------------------------------------------------------------------------
     share = values(rows, STILL)

@@ -1,6 +1,5 @@
-"""Pair energies of streams by their definition, and the verdict on models whose energy rises, falls or stays."""
+"""Pair energies of streams by their definition, and the verdict on models for which they rise by a theorem."""
 
-import itertools
 import math
 
 import numpy as np
@@ -12,15 +11,14 @@ from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import pair_energy
-from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, NORMALIZER, OF_LOGITS, RANK, SHARE, SHARPER, TOTAL
+from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, JUDGED, NORMALIZER, OF_LOGITS, RANK, SHARPER, TOTAL
 from gradlogz.probing.runs.records import Finding
-from gradlogz.probing.statistics import merge, sums_of
+from gradlogz.probing.statistics import merge
 from support.architectures import ARCHITECTURES
 from support.planted.energies import VOCABULARY, attending
 from support.planted.rows import decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
-from support.scales import close
+from support.probe_models import details_of, judged, probed, remarks_of, state_of, token_batches
 
 
 def log_energy(x, beta):
@@ -118,109 +116,80 @@ def test_what_sequences_show_is_what_clouds_show():
             assert rows[layer, quantity] == pytest.approx(expected, rel=1e-8), quantity
 
 
-def test_rises_in_random_order_are_counted():
-    for steps in (1, 2, 3, 5):
-        counts = np.zeros(steps + 1)
-        for order in itertools.permutations(range(steps + 1)):
-            counts[sum(b > a for a, b in itertools.pairwise(order))] += 1
-        close(torch.tensor(pair_energy.ascents(steps)), torch.tensor(counts / counts.sum(), dtype=torch.float32))
-
-
-def test_every_stack_has_an_order_of_its_own():
-    """An encoder of one step and a decoder of two: the rises of 2 and of 3 numbers in random order, added."""
-    state = drawn(np.random.default_rng(0), [0.0, 1.0]).steps
-    layers = {"encoder.0.a": state["layer 0"], "decoder.0.a": state["layer 0"], "decoder.0.b": state["layer 0"]}
-    found = ruling(pair_energy.State(steps=layers))
-    rises = [a + b for a in (0, 1) for b in (0, 1, 1, 1, 1, 2)]
-    assert details_of(found)["p_value"].value == pytest.approx(rises.count(3) / 12)
-
-
 # The verdict ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0.3, "supported"), (-0.3, "refuted"), (0.0, "inconclusive")])
-def test_planted_models_are_judged_as_they_are(step, expected):
+def values(found, quantity):
+    return [f.value for f in found.findings if f.quantity == quantity]
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0.3, "supported"), (-0.3, "not applicable"), (0.0, "not applicable")])
+def test_the_theorem_is_judged_where_it_holds(step, expected):
+    """One unmasked head with identity matrices, and the same with a reversed update, which the theorem leaves out."""
     found = judged(pair_energy, attending(step), token_batches(VOCABULARY, rows=4), attending(0.0, seed=1))
     assert found.verdict == expected, found
-    changes = [f for f in found.findings if f.quantity == CHANGE]
-    assert [f.call for f in changes] == [1, 2, 3, 4, 5, 6]
-    assert {f.verdict for f in changes} == {expected}
-    assert set(remarks_of(found)) == {"tied"}
-    assert (found.judged, found.supported, found.refuted) == (6, 6 * (step > 0), 6 * (step < 0))
-    alone = details_of(found)["attention_alone"]
-    assert (alone.count, alone.total) == (6 if step > 0 else 0, 6) or step == 0
-    assert found.quantity == SHARE
-    assert {1.0: 0.3, 0.0: -0.3}.get(found.value, 0.0) == step
+    rows = [f for f in found.findings if f.quantity == JUDGED]
+    assert [f.call for f in rows] == [1, 2, 3, 4, 5, 6]
+    assert {f.verdict for f in rows} == {expected}
+    assert (found.judged, found.supported, found.refuted) == (6 * (step > 0), 6 * (step > 0), 0)
+    assert set(remarks_of(found)) == (set() if step > 0 else {"conditions"})
+    assert details_of(found)["rising_blocks"].count == (6 if step > 0 else 0) or step == 0
+    assert details_of(found)[pair_energy.POSITIVE].value == pytest.approx(1.0)
+    if step:
+        assert details_of(found)[pair_energy.TIE].value == pytest.approx(math.copysign(1.0, step))
+    assert details_of(found)[pair_energy.VISIBLE].value == 1.0
 
 
-def test_what_random_weights_show_as_well_is_no_finding():
-    found = judged(pair_energy, attending(0.3), token_batches(VOCABULARY, rows=4), attending(0.3, seed=1))
-    assert found.verdict == "inconclusive", found
+def test_the_judged_change_is_that_of_all_pairs():
+    """log sum_ij exp(<x_i, x_j> / sqrt(D)) of whole sequences, before and after the tangential step and the sphere."""
+    model, batch = attending(0.3, layers=1).double(), token_batches(VOCABULARY, rows=3, length=20, batches=1)[0]
+    known = probed(model, batch)
+    state = state_of(pair_energy, model, [batch], known.architecture)
+    rows = {m.quantity: m.value for m in pair_energy.evaluate(state, known) if not m.quantity.startswith("log")}
+    (passed,) = (
+        p for p in capture(model, batch.inputs, architecture=known.architecture).sublayers.values()
+        if p.sublayer.kind == "attention"
+    )  # fmt: skip
+    lengths = batch.inputs["attention_mask"].sum(1).tolist()
+    for quantity, sign in ((JUDGED, 1), (pair_energy.REVERSED, -1)):
+        changes = []
+        for x, u, n in zip(passed.stream, passed.update, lengths, strict=True):
+            x, u = (t[:n] - t[:n].mean(-1, keepdim=True) for t in (x, u))
+            step = u - (u * x).sum(-1, keepdim=True) * x / x.square().sum(-1, keepdim=True)
+            moved = x + sign * step
+            moved = moved * x.norm(dim=-1, keepdim=True) / moved.norm(dim=-1, keepdim=True)
+            before, after = ((t @ t.mT / 4).flatten().logsumexp(0) for t in (x, moved))
+            changes.append(float(after - before))
+        assert rows[quantity] == pytest.approx(np.mean(changes), rel=1e-6)
 
 
-def test_layers_that_are_not_tied_are_said_to_be_so():
-    found = judged(pair_energy, encoder(layers=1), token_batches(96, rows=2, batches=2))
-    assert set(remarks_of(found)) == {"untied"}
+@pytest.mark.parametrize("build", [encoder, decoder], ids=["several free heads", "masked"])
+def test_other_models_are_described_and_not_judged(build):
+    found = judged(pair_energy, build(layers=2), token_batches(96, rows=2, batches=2))
+    assert found.verdict == "not applicable"
+    assert set(remarks_of(found)) == {"conditions"}
+    assert len(values(found, CHANGE)) == 2
+    assert details_of(found)[pair_energy.HEADS].value == 4
+    visible = details_of(found)[pair_energy.VISIBLE].value
+    assert visible == 1.0 if build is encoder else 0.5 < visible < 0.6
 
 
-def drawn(generator, levels, documents=40, spread=0.05):
-    """Models with these energies at each depth, up to what differs from text to text."""
-    keys = torch.from_numpy(generator.integers(0, 2**62, documents))
-    steps = {}
-    for i, (a, b) in enumerate(itertools.pairwise(levels)):
-        change = b - a + spread * generator.normal(size=documents)
-        columns = np.stack((np.ones(documents), change, change > 0, 20 * np.ones(documents)), 1)
-        steps[f"layer {i}"] = sums_of(torch.from_numpy(columns), keys)
-    return pair_energy.State(steps=steps)
-
-
-def ruling(state):
-    known = Probed("drawn", None, {}, 0)
-    return pair_energy.verdict(findings_of(pair_energy, state, known))
-
-
-def test_depths_in_random_order_are_seldom_supported():
-    generator = np.random.default_rng(0)
-    found = [ruling(drawn(generator, generator.normal(size=4))).verdict for _ in range(200)]
-    assert found.count("supported") <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
-    assert found.count("refuted") > 150
-
-
-def test_models_that_do_nothing_are_seldom_supported_or_refuted():
-    generator = np.random.default_rng(1)
-    found = [ruling(drawn(generator, np.zeros(7))).verdict for _ in range(100)]
-    for verdict in ("supported", "refuted"):
-        assert found.count(verdict) <= 5 + 2 * math.sqrt(100 * 0.05 * 0.95)
-
-
-def test_the_stronger_the_rise_the_more_models_are_found():
-    generator = np.random.default_rng(2)
-    power = []
-    for effect in (0.0, 0.01, 0.02, 0.06):
-        found = [ruling(drawn(generator, effect * np.arange(7))).verdict for _ in range(15)]
-        power.append(found.count("supported") / 15)
-    assert power == sorted(power), power
-    assert power[-1] > 0.9
-
-
-# The statistics ------------------------------------------------------------------------------------------------------
-
-
-def test_a_decrease_that_the_correction_leaves_inconclusive_is_counted():
-    """p = 0.018 of one block is below 0.05, but not below 0.05 / 6."""
-
+def test_one_fall_does_not_refute():
     def row(layer, quantity, *numbers):
         return Finding("model", "pair_energy", layer, 1, None, quantity, *numbers, tokens=100)
 
-    rising = [row(f"h.{i}.attn", CHANGE, 0.03, 0.028, 0.032, 0.001, 0.0, 0.002) for i in range(5)]
-    falling = row("h.5.attn", CHANGE, -0.0127, -0.0212, -0.0037, 0.003, 0.002, 0.004)
-    whole = [row("", SHARE, 5 / 6), row("", pair_energy.BASELINE, 5 / 6)]
-    found = pair_energy.verdict([*rising, falling, *whole])
-    assert (found.verdict, found.supported, found.refuted) == ("supported", 5, 0)
-    assert details_of(found)["uncorrected"].count == 1
-    found = pair_energy.verdict([*rising, falling._replace(low=-0.0137, high=-0.0117), *whole])
-    assert (found.verdict, found.refuted) == ("refuted", 1)
-    assert "uncorrected" not in details_of(found)
+    rising = [row(f"h.{i}.attn", JUDGED, 0.03, 0.028, 0.032, 0.0, -0.002, 0.002) for i in range(3)]
+    falling = row("h.3.attn", JUDGED, -0.03, -0.032, -0.028, 0.0, -0.002, 0.002)
+    conditions = [row("h.0.attn", pair_energy.TIE, 1.0, 1.0, 1.0)]
+    found = pair_energy.verdict([*rising, falling, *conditions])
+    assert (found.verdict, found.supported, found.refuted) == ("supported", 3, 1)
+    found = pair_energy.verdict([rising[0], falling, falling._replace(layer="h.4.attn"), *conditions])
+    assert (found.verdict, found.supported, found.refuted) == ("refuted", 1, 2)
+    above_reversed = row("h.0.attn", pair_energy.REVERSED, 0.04, 0.035, 0.045)
+    assert pair_energy.verdict([rising[0], above_reversed, *conditions]).verdict == "inconclusive"
+
+
+# The statistics ------------------------------------------------------------------------------------------------------
 
 
 def test_shards_add_to_one_pass():

@@ -23,6 +23,7 @@ from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
+from gradlogz.probing.predictions.observables import moved_tokens
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge
 from support.architectures import ARCHITECTURES
@@ -144,7 +145,7 @@ def test_matrices_take_as_much_as_is_said(words):
     one = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=160, n_layer=2, n_head=4, n_positions=64))
     batch = next(batching.batches(documents(), words, tokens=None))
     layout = running.discover(one, batch.inputs)
-    several = (["tie"], ["qk_geometry"], ["linearity"], ["tie", "qk_geometry", "linearity"])
+    several = (["qk_geometry"], ["linearity"], ["qk_geometry", "linearity"])
     for names in several:
         state, _ = statistics_of(one, layout, batch, running.chosen(names))
         met: dict[int, int] = {}
@@ -203,7 +204,7 @@ def test_an_interrupt_ends_after_the_batch(words):
     before = signal.getsignal(signal.SIGINT)
     stopping = [replace(ascent.PREDICTION, statistics=statistics)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ascent, "PART", 1)
+        patch.setattr(moved_tokens, "PART", 1)
         found = running.measure(model(), words, documents(), tokens=None, baseline=0, predictions=stopping)
         rows = running.evaluate(found, predictions=stopping).rows
     assert not found.complete

@@ -44,6 +44,7 @@ class LayerCall(NamedTuple):
     tokens: the argument from which queries are computed; source: that of keys and values, None if it is the same.
     norm: norm between the residual stream and the layer.
     parted: whether the layer can be run on a subset of its tokens; places: positions of the subset, if it cannot.
+    output: map from the concatenated outputs of the heads to the update; None if it is unknown.
     """
 
     module: nn.Module
@@ -54,6 +55,7 @@ class LayerCall(NamedTuple):
     norm: nn.Module | None = None
     parted: bool = False
     places: Int[Tensor, "b r"] | None = None
+    output: nn.Module | None = None
 
 
 class Attended(NamedTuple):

@@ -38,7 +38,7 @@ def follow(
     layers: str = LAYERS,
 ) -> Iterator[None]:
     """Context in which every event of every pass is given to `handle` as soon as it is complete."""
-    pass_ = _Pass(architecture, handle, statistics)
+    pass_ = _Pass(architecture, handle, statistics, _outputs(model, architecture))
     intercepted = Interception(model, pass_, layers=layers)
     with torch.no_grad(), evaluation_mode(model), module_hooks(model, pass_), pass_, intercepted:
         yield
@@ -53,12 +53,30 @@ def arguments_of(call: Call) -> AttentionArguments:
     )
 
 
+def _outputs(model: nn.Module, architecture: Architecture) -> Mapping[str, nn.Module]:
+    """Return the map from heads to the update of each layer: its output projection, and the norm that closes it."""
+    outputs = {}
+    for layer, home in architecture.outputs.items():
+        sublayer = architecture.branch_of(layer)
+        closes = None if sublayer is None else sublayer.closes
+        norms = [] if closes is None else [model.get_submodule(closes.name)]
+        outputs[layer] = nn.Sequential(model.get_submodule(home), *norms)
+    return outputs
+
+
 class _Pass(TorchFunctionMode, Receiver):
     """Observer of a running model that makes an event at each site of its architecture."""
 
-    def __init__(self, architecture: Architecture, handle: Callable[[Event], None], statistics: str) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        handle: Callable[[Event], None],
+        statistics: str,
+        outputs: Mapping[str, nn.Module],
+    ) -> None:
         super().__init__()
         self._architecture, self._handle, self._statistics = architecture, handle, statistics
+        self._outputs = outputs
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -99,7 +117,8 @@ class _Pass(TorchFunctionMode, Receiver):
             layer_call = layer_call_of(*self._arguments[layer], len(attention.log_normalizer))
         if layer_call is not None:
             norm = None if sublayer is None or sublayer.reads is None else self._modules[sublayer.reads.name]
-            layer_call = layer_call._replace(norm=norm, parted=name in self._architecture.parted)
+            parted, output = name in self._architecture.parted, self._outputs.get(name)
+            layer_call = layer_call._replace(norm=norm, parted=parted, output=output)
         call = met.call.logits if isinstance(met.call, Logits) else arguments_of(met.call)
         self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call))
         return attention

@@ -1,12 +1,14 @@
-"""Expansion: growth of the variance of tokens by attention updates, and by norms.
+"""Expansion: attention maps with positive divergence at fixed keys, and the spread of tokens.
 
+    J         = du/dx                                         Jacobian of the update u of a token x, at fixed keys
+    expansion = sum <v, J v> / sum |u|/|x|                    v: unit directions along the sphere of the norm
     x'        = x + u                                         u: update of a sublayer, x: residual stream
     excess    = log tr Cov(x') - log(tr Cov(x) + tr Cov(u))   0 if u and x are uncorrelated
 
-Read next: linearity.py, ../../dynamics/contraction.py (the contraction by norms).
+Read next: observables/moved_tokens.py, ../../dynamics/contraction.py (the contraction by norms).
 """
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,22 +17,54 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    random_band,
+)
+from ..inside.architecture import Norm
 from ..inside.events import Event, ForwardOutput, Normed, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
-from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
+from ..statistics import (
+    GROUPS,
+    Comoments,
+    Estimate,
+    GroupMoments,
+    Sums,
+    bootstrap,
+    comoments_of,
+    jackknife,
+    ratio,
+    sums_of,
+)
 from .observables.attention_rows import at, chosen
+from .observables.moved_tokens import DRAWS, LEAST, Site, norm_of_updates, rotated, sites_of, tangential
+from .observables.moved_tokens import PART as MOVED
 
+EXPANSION, ORDINARY = "expansion", "expansion, cleaned"
 GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "excess of log det"
 EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log trace of the feed-forward"}
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
-BOUND = 0.01
+ALONG = {
+    "excess": "excess of log trace of the tangential update",
+    "rest": "excess of log trace of the tangential update without first tokens",
+    "volume excess": "excess of log det of the tangential update",
+}
 DIRECTIONS = 32
-PART = 4  # one token in PART is sampled
+PART = 4  # one token in PART is sampled for covariances
+PROBES, BANK = 4, 256  # directions per token; directions in all
+STEP = 1e-2  # of the finite difference, relative to the norm of the token
 
 FORMULAS = """\
+    expansion              = sum <v, J v> / sum |u|/|x|                v: unit directions along the sphere of the norm
+    J                      = du/dx                                     update u at a token x; keys and values fixed
     x'                     = x + u                                     u: update of a sublayer, x: residual stream
     growth of log trace    = log tr Cov(x') - log tr Cov(x)
     excess of log trace    = growth - log(1 + r²) = log(1 + 2 tr Cov(x, u) / (tr Cov(x) + tr Cov(u)))
@@ -39,46 +73,67 @@ FORMULAS = """\
     excess of log det      = (log det Cov(x') - log det(Cov(x) + Cov(u))) / k"""
 
 _OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
+_OF_VOLUME = Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k")
+_RATE = Quantity("1", "Σ ⟨v, Jv⟩ / Σ |u|/|x|")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
     kind=PREDICTED,
-    claim="Attention updates increase the variance of tokens more than uncorrelated updates would.",
+    claim="At fixed keys, attention updates expand the volume of tokens along the sphere of the norm.",
     formula=(
-        "excess = log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of an attention sublayer, without the first token of "
-        "each sequence; x: residual stream, u: update; 0 if they are uncorrelated"
+        "expansion = sum <v, J v> / sum |u|/|x|, sums over tokens x and unit directions v along the sphere of the "
+        "norm; J = du/dx: Jacobian of the update u at fixed keys and values, so that <v, J v> is the growth of the log "
+        "volume per direction, to first order. 1 is the growth of a dilation by |u|/|x|"
     ),
-    supports=(
-        f"The excess is above {BOUND:g} and above two nulls: the random-weights baseline, and updates permuted between "
-        "tokens."
-    ),
-    refutes=f"The excess is below {-BOUND:g}: attention updates contract the tokens.",
+    supports=f"The expansion is above {LEAST:g} and above the null, the expansion of randomly rotated updates.",
+    refutes=f"The expansion is below {-LEAST:g} and below that null: attention contracts.",
     method=(
         FORMULAS,
-        "An ascent step of a log normaliser moves no two tokens closer: gradients of convex functions are monotone, so "
-        "that tr Cov(x, u) = E<x - y, u(x) - u(y)> / 2 >= 0 for tokens x, y with the same visible keys [theory 5.1, "
-        "E15]. The growth itself is uninformative, since any added vector increases the variance. A few massive tokens "
+        "An ascent step x + tau ∇G(x) has the Jacobian I + tau F, F the covariance of the keys under the attention "
+        "weights: the differential entropy of the tokens grows by E log det(I + tau F) >= 0, tau E tr F to first order "
+        "[theory 5.1, E15]. This is judged, because covariances of the tokens do not measure it. Their trace grows "
+        "with every update that contains the token itself (u = c x), which a norm undoes; on the sphere of a norm it "
+        "depends on the mean token only. Their log determinant after the norm falls in tied networks as well, whose "
+        "tokens gather in clusters [theory 10.1], and in random ones. At fixed keys a token that attends to itself "
+        "alone has J = 0.",
+        f"<v, J v> is a central difference of {STEP:g} |x| in {PROBES} of {BANK} random directions, at one token in "
+        f"{MOVED}. Norms: as for `ascent`. Null: {DRAWS} random rotations of the updates, one for all tokens of a "
+        "layer, which preserve the spectrum of the OV matrices. Cleaned: without first tokens and massive activations.",
+        "Reported: the growth of traces and log determinants of Cov(x), and their excess over an uncorrelated update, "
+        "for updates and for their tangential parts, without the component along the token. A few massive tokens "
         "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence. "
         f"Log determinants weight all directions equally; they are computed in k = {DIRECTIONS} random directions, or "
         f"in all if the residual stream has at most {DIRECTIONS} dimensions. The growth of log trace and of log det is "
-        f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer.",
-        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline. For "
-        "the excess of log trace, the band of this null is widened where needed to cover a second null, updates "
-        "permuted between tokens: its excess has mean 0 and standard deviation at most 2 r / ((1 + r²) sqrt(n)) for n "
-        "tokens.",
+        f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer. "
+        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline.",
     ),
-    decision_rule="The verdict on the model is that of more than half of its attention sublayers.",
+    decision_rule=(
+        f"{LEAST:g} is a twentieth of the growth by a dilation of equal length, as for `ascent`. The verdict on the "
+        "model is that of more than half of its attention sublayers."
+    ),
     quantities={
+        EXPANSION: _RATE,
+        ORDINARY: _RATE,
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
-        **dict.fromkeys((*EXCESS.values(), *REST.values()), _OF_TRACE),
+        **dict.fromkeys((*EXCESS.values(), *REST.values(), ALONG["excess"], ALONG["rest"]), _OF_TRACE),
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
-        VOLUME_EXCESS: Quantity("nats per direction", "(log det Cov(x + u) − log det(Cov(x) + Cov(u))) / k"),
+        **dict.fromkeys((VOLUME_EXCESS, ALONG["volume excess"]), _OF_VOLUME),
     },
-    statistic="median excess of log tr Cov over an uncorrelated update, without first tokens",
-    null="random-weights baseline",
+    statistic="median expansion relative to a dilation of equal length",
+    null="random-rotation null",
     unit="attention sublayer",
-    details={GROWTH: Label("median growth of log tr Cov", null="uncorrelated update")},
-    remarks={NOTHING_MEASURED: "No attention sublayer adds to a residual stream."},
+    outcomes=("expand", "contract"),
+    details={
+        ORDINARY: Label("median without first tokens and massive activations"),
+        ALONG["rest"]: Label("median excess of log tr Cov by tangential updates", null="random-weights baseline"),
+        ALONG["volume excess"]: Label(
+            "median excess of log det Cov by tangential updates", null="random-weights baseline"
+        ),
+        REST["attention"]: Label("by whole updates, of log tr Cov", null="random-weights baseline"),
+        "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g}"),
+    },
+    remarks={NOTHING_MEASURED: "No attention sublayer allows its update to be computed for moved tokens."},
+    labels={ORDINARY: "expansion without first tokens and massive activations"},
     places={
         **dict.fromkeys((GROWTH, VOLUME), "sublayers and normalisation layers"),
         VOLUME_EXCESS: "sublayers",
@@ -100,19 +155,28 @@ class StackState(NamedTuple):
     rest: Comoments
 
 
+class State(NamedTuple):
+    """Moments of the sublayers and norms of each stack; divergences of each attention layer, all and cleaned tokens."""
+
+    stacks: Mapping[str, StackState] = {}
+    rates: Mapping[str, Sums] = {}
+
+
 @dataclass
 class _Memory:
     stacks: "dict[str, _Seen]" = field(default_factory=dict)
 
 
-def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, StackState] | None:
-    """Traces of the covariances of x, u and x + u, and covariances of x and u in random directions.
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | None:
+    """Divergences of attention maps; traces of the covariances of x, u and x + u, and covariances in random directions.
 
     Events are cheap: the layers of a stack, which share their tokens, are summed together at the end.
     """
-    stacks = batch_pass.memory(_Memory).stacks
+    sites, stacks = sites_of(event, batch_pass), batch_pass.memory(_Memory).stacks
     if isinstance(event, ForwardOutput):
-        return {stack: accumulated.summed(batch_pass.batch.group) for stack, accumulated in stacks.items()}
+        columns = {name: _divergence(site) for name, site in sites.items()}
+        rates = {name: sums_of(each, batch_pass.documents) for name, each in columns.items() if each is not None}
+        return State({stack: each.summed(batch_pass.batch.group) for stack, each in stacks.items()}, rates)
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
@@ -123,26 +187,27 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     if stack not in stacks:
         stacks[stack] = _Seen(*chosen(event, batch_pass, 1 / PART))
     stacks[stack].add(name, x, u)
+    if isinstance(event, Passed) and event.sublayer.kind == "attention":
+        stacks[stack].add(_along(name), x, u, norm_of_updates(event.sublayer), part=True)
     return None
 
 
-def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
-    """Growth and excess of each sublayer, growth of each norm."""
-    estimates = _estimates(state)
+def evaluate(state: State, model: Probed) -> list[Measured]:
+    """Expansion of each attention sublayer; growth and excess of each sublayer, growth of each norm."""
+    estimates = _estimates(state.stacks)
     rows = []
     for sublayer in model.architecture.sublayers:
-        if sublayer.name not in estimates:
-            rows += [absent(sublayer.name, REST["attention"])] if sublayer.kind == "attention" else []
-            continue
-        of_sublayer = estimates[sublayer.name]
-        for quantity, key in (
-            (GROWTH, "growth"),
-            (EXCESS[sublayer.kind], "excess"),
-            (REST[sublayer.kind], "rest"),
-            (VOLUME, "volume"),
-            (VOLUME_EXCESS, "volume excess"),
-        ):
-            rows += measured(sublayer.name, quantity, *of_sublayer[key])
+        name, kind = sublayer.name, sublayer.kind
+        if name in state.rates:
+            for quantity, part in zip((EXPANSION, ORDINARY), state.rates[name].totals.unbind(1), strict=True):
+                rows += measured(name, quantity, bootstrap(ratio, Sums(part)), part[0, 0])
+        elif kind == "attention":
+            rows.append(absent(name, EXPANSION))
+        spread = ((GROWTH, "growth"), (EXCESS[kind], "excess"), (REST[kind], "rest"), (VOLUME, "volume"))
+        for quantity, key in (*spread, (VOLUME_EXCESS, "volume excess")) if name in estimates else ():
+            rows += measured(name, quantity, *estimates[name][key])
+        for key, quantity in ALONG.items() if _along(name) in estimates else ():
+            rows += measured(name, quantity, *estimates[_along(name)][key])
     for name in _norms(model):
         if name in estimates:
             rows += measured(name, GROWTH, *estimates[name]["change"])
@@ -150,46 +215,61 @@ def evaluate(state: dict[str, StackState], model: Probed) -> list[Measured]:
     return rows
 
 
-def null(
-    state: dict[str, StackState], model: Probed, baseline: Baseline[dict[str, StackState]] | None
-) -> list[Measured]:
-    """Uncorrelated updates, permuted updates, and the random-weights baseline."""
-    estimates = _estimates(state)
-    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    random = {(m.layer, m.quantity): m for m in others if m.tokens}
+def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
+    """Rotated updates; uncorrelated updates; the random-weights baseline."""
+    estimates = _estimates(state.stacks)
     rows = []
-    for sublayer in model.architecture.sublayers:
-        if sublayer.name not in estimates:
-            continue
-        of_sublayer = estimates[sublayer.name]
+    for layer, sums in state.rates.items():
+        for quantity, part in zip((EXPANSION, ORDINARY), sums.totals[0], strict=True):
+            rows.append(random_band(layer, quantity, part[-DRAWS:] / part[2])[0]._replace(head=None))
+    uncorrelated = {s.name for s in model.architecture.sublayers} & estimates.keys()
+    for name in uncorrelated:
         for quantity, key in ((GROWTH, "chance"), (VOLUME, "volume chance")):
-            rows += measured(sublayer.name, quantity, of_sublayer[key][0], 0)
-        for quantity, key in ((EXCESS[sublayer.kind], "deviation"), (REST[sublayer.kind], "deviation of rest")):
-            chance = Measured(sublayer.name, None, quantity, *band(0.0, float(of_sublayer[key][0].value)))
-            rows.append(_wider(chance, random.get((sublayer.name, quantity))))
-    norms = set() if baseline is None else set(_norms(baseline.model))
-    return rows + [m for m in others if m.quantity == VOLUME_EXCESS or (m.layer in norms and m.tokens)]
-
-
-def _wider(chance: Measured, random: Measured | None) -> Measured:
-    """Value of the random-weights baseline, in a band that includes the permutation null."""
-    if random is None:
-        return chance
-    low, high = (chance.low, random.value, random.low), (chance.high, random.value, random.high)
-    return chance._replace(
-        value=random.value,
-        low=min(v for v in low if not math.isnan(v)),
-        high=max(v for v in high if not math.isnan(v)),
-    )
+            rows += measured(name, quantity, estimates[name][key][0], 0)
+    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
+    growth = {(name, quantity) for name in uncorrelated for quantity in (GROWTH, VOLUME)}
+    judged = (EXPANSION, ORDINARY)
+    return rows + [m for m in others if m.tokens and m.quantity not in judged and (m.layer, m.quantity) not in growth]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every attention sublayer by its excess without first tokens."""
-    quantity = REST["attention"]
-    findings = judge(findings, quantity, lambda f: Bounds(max(BOUND, f.null_high), -BOUND))
-    attention = {(f.layer, f.call) for f in findings if f.quantity == quantity}
-    growth = [f for f in findings if f.quantity == GROWTH and (f.layer, f.call) in attention]
-    return conclude(findings, quantity, details=[median_detail(GROWTH, growth, GROWTH)])
+    """Judge every attention sublayer by its expansion."""
+    findings = judge(findings, EXPANSION, lambda f: Bounds(max(LEAST, f.null_high), min(-LEAST, f.null_low)))
+    keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
+    rows = [f for f in findings if f.quantity == EXPANSION and f.tokens]
+    equivalent = Detail("equivalent", count=sum(-LEAST < f.low and f.high < LEAST for f in rows), total=len(rows))
+    return conclude(findings, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
+
+
+# Divergence -----------------------------------------------------------------------------------------------------------
+
+
+def _divergence(site: Site) -> Float[Tensor, "b 2 k"] | None:
+    """Columns (tokens, <v, J v>, |u|/|x|, those of rotated updates) of each row, for all and for cleaned tokens."""
+    with torch.no_grad():
+        x = site.stream
+        directions = _bank(x.shape[-1], x.device)
+        index = (PROBES * site.places.unsqueeze(0) + torch.arange(PROBES, device=x.device).reshape(-1, 1, 1)) % BANK
+        v = site.tangential(directions[index].to(x.dtype))  # [probes, b, r, D]
+        v = v / v.norm(dim=-1, keepdim=True)
+        length = site.centred(x).norm(dim=-1, keepdim=True)
+        q = site.queries(torch.cat((x.unsqueeze(0), x + STEP * length * v, x - STEP * length * v)))
+        u = None if q is None else site.updates(q)
+        if u is None:
+            return None
+        Jv = (u[1 : PROBES + 1] - u[PROBES + 1 :]) / (2 * STEP * length)
+        growth = (v * Jv).sum(-1).mean(0)
+        turned = (v.unsqueeze(-2) * rotated(Jv)).sum(-1).mean(0)
+        lengths = u[0].norm(dim=-1) / length.squeeze(-1)
+        columns = torch.cat((torch.stack((torch.ones_like(growth), growth, lengths), -1), turned), -1).double()
+        masks = torch.stack((site.valid, site.ordinary), 1).unsqueeze(-1)
+        return torch.where(masks, columns.unsqueeze(1), 0.0).sum(2)
+
+
+@lru_cache
+def _bank(width: int, device: torch.device) -> Float[Tensor, "k D"]:
+    """Random directions, the same in every run; a token takes them by its position, so that batches do not matter."""
+    return torch.randn(BANK, width, generator=torch.Generator().manual_seed(width)).to(device)
 
 
 # Moments -------------------------------------------------------------------------------------------------------------
@@ -206,10 +286,22 @@ class _Seen:
         self._products: list[Tensor] = []
         self._along: list[Tensor] = []
 
-    def add(self, name: str, x: Float[Tensor, "b n D"], u: Float[Tensor, "b n D"]) -> None:
-        """Add a layer: means under both masks, products of every sampled token, its coordinates in the directions."""
+    def add(
+        self,
+        name: str,
+        x: Float[Tensor, "b n D"],
+        u: Float[Tensor, "b n D"],
+        norm: Norm | None = None,
+        *,
+        part: bool = False,
+    ) -> None:
+        """Add a layer: means under both masks, products of every sampled token, its coordinates in the directions.
+
+        part: add the part of u that this norm does not undo.
+        """
         wide = torch.promote_types(x.dtype, torch.float32)
         x, u = (at(t.unsqueeze(1), self._places).to(wide).flatten(0, 2) for t in (x, u))
+        u = tangential(x, u, norm) if part else u
         w = self._masks.to(wide)
         self._names.append(name)
         self._means += [w @ x, w @ u]
@@ -242,7 +334,7 @@ class _Seen:
         return StackState("\n".join(self._names), volume, *traces_of)
 
 
-def _estimates(state: dict[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
+def _estimates(state: Mapping[str, StackState]) -> dict[str, dict[str, tuple[Estimate, float]]]:
     """Every estimate of every layer, with its number of tokens: {layer: {key: (estimate, tokens)}}."""
     estimates: dict[str, dict[str, tuple[Estimate, float]]] = {}
     for stack in state.values():
@@ -309,21 +401,12 @@ def _volume_change(m: GroupMoments) -> Tensor:
     return result - x
 
 
-def _deviation(m: GroupMoments) -> Tensor:
-    """Upper bound of the standard deviation of the excess under permuted updates."""
-    x, u, _ = _traces(m)
-    r = (u / x).sqrt()
-    return 2 * r / ((1 + r.square()) * m.tokens.sqrt().reshape(-1, *(1,) * (r.ndim - 1)))
-
-
 _ESTIMATES = {
     "growth": (_growth, "spread"),
     "excess": (_excess, "spread"),
     "chance": (lambda m: _growth(m) - _excess(m), "spread"),
-    "deviation": (_deviation, "spread"),
     "change": (_change, "spread"),
     "rest": (_excess, "rest"),
-    "deviation of rest": (_deviation, "rest"),
     "volume": (_volume_growth, "volume"),
     "volume excess": (_volume_excess, "volume"),
     "volume chance": (lambda m: _volume_growth(m) - _volume_excess(m), "volume"),
@@ -341,6 +424,10 @@ def _stack(name: str) -> str:
     return name
 
 
+def _along(name: str) -> str:
+    return f"{name} tangential"
+
+
 def _of_norm(name: str, call: int) -> str:
     return name if call == 1 else f"{name}#{call}"
 
@@ -351,4 +438,4 @@ def _norms(model: Probed) -> list[str]:
     return list(dict.fromkeys(_of_norm(n.name, n.call) for n in every if n is not None))
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=70)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=70)

@@ -1,14 +1,14 @@
-"""Pair energy of the tokens of a sequence, and its changes over depth.
+"""Pair energy of the tokens of a sequence: its change by tied attention, where a theorem holds, and over depth.
 
-    E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
-    change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
+    E_B      = sum_ij exp(beta <x_i, B x_j>)       tokens of one sequence that attention with QK matrix B reads
+    change   = log E_B after attention - before    >= 0 for one head, B symmetric and positive, OV = tau B, no mask
+    E        = sum_ij exp(<u_i, u_j>)              u = x / |x|: the same tokens on the unit sphere, over depth
 
 Read next: observables/residual_stream.py (the sublayer boundaries), ../../dynamics/observables.py.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -20,28 +20,46 @@ from ...dynamics.intervals import band_of_mean
 from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude, judge, measured
-from ..inside.events import Attended, Event, ForwardOutput
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    Bounds,
+    absent,
+    bootstrapped,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    random_band,
+)
+from ..inside.architecture import Sublayer
+from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput, Passed
+from ..inside.head_weights import centred
 from ..prediction import Baseline, Prediction, Probed
-from ..runs.judgement import Judgement, Measured, Ruling
+from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
-from .observables.residual_stream import Depth, depth_of, stack_of
+from .observables.attention_rows import keys_seen
+from .observables.head_factors import Factors, cosine, factors_of, positive_cosine, products
+from .observables.moved_tokens import DRAWS, norm_of_updates, on_sphere, rotated, tangential
+from .observables.residual_stream import Depth, depth_of
 
 TOKENS = 64  # compared in each sequence
 SEQUENCES = 16  # stored for statistics that are no sums
 LEAST = 0.001  # smallest relevant change of log E
-LEVEL = 0.05
+TIED, VISIBLE_ALL = 0.9, 0.999  # the conditions of the theorem, as measured
+UPDATE = " update"  # of a layer, in the stored sequences
+JUDGED, REVERSED = "change by tied attention", "change by reversed attention"
+HEADS, POSITIVE, TIE, VISIBLE = "heads", "smallest positive cosine", "smallest tie", "visible keys"
 ENERGY, SHARPER = "log pair energy", "log pair energy, beta = sqrt(D)"
 CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
 NORMALIZER, OF_LOGITS = "log normalizer", "log pair energy of logits"
-SHARE, TOTAL = "share of steps that rise", "change over depth"
-BASELINE = "share of steps that rise, random weights"
+TOTAL = "change over depth"
 OBSERVED = {"mean_fraction": "mean fraction", "rank_one_residual": "rank-one residual", "clusters": "clusters"}
 RANK = "effective rank"
 COUNT = "tokens"
 
 FORMULAS = """\
+    E_B      = sum_ij exp(beta <x_i, B x_j>)       x: tokens that a layer reads, B: QK matrix of a head
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
     change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
 
@@ -54,44 +72,49 @@ FORMULAS = """\
     clusters                     groups of tokens that are linked by distances of less than 5 % of sqrt(E|x|²)"""
 
 DECLARATION = Declaration(
-    title="Pair energy over depth",
+    title="Pair energy by attention",
     kind=PREDICTED,
-    claim="The pair energy of the tokens of a sequence does not decrease from layer to layer.",
+    claim="One unmasked head with tied, symmetric positive matrices increases the pair energy of its tokens.",
     formula=(
-        "share of blocks with a positive change. Change of a block: log E after the block - log E before it, mean "
-        "over sequences. E = sum_ij exp(<u_i, u_j>): pair energy of a sequence with tokens u_i = x_i / |x_i|. Block: "
-        "an attention layer and all that follows it, up to the next attention layer or the end of the model"
+        "change = log E_B after the tangential part of the attention update and the projection to the sphere of the "
+        "norm - log E_B before, mean over sequences; E_B = sum_ij exp(beta <x_i, B x_j>): pair energy of a sequence "
+        "under the QK matrix B of the head and its scale beta. Only layers that satisfy the conditions of the theorem "
+        "are judged"
     ),
     supports=(
-        "No block decreases the pair energy, and so many blocks increase it that a random order of the depths is "
-        f"rejected (permutation test on the number of these blocks, p <= {LEVEL:g}). A block increases it if its "
-        f"change is above {LEAST:g} and above that of the random-weights baseline, at FDR 5 % over all blocks."
+        f"The change is above {LEAST:g}, above the null (the change by randomly rotated updates of equal norm), and "
+        "above the change by the reversed update."
     ),
-    refutes=f"A block decreases the pair energy: its change is below {-LEAST:g}, at FDR 5 % over all blocks.",
+    refutes=f"The change is below {-LEAST:g} and below that null.",
     method=(
         FORMULAS,
-        "Attention whose values are its keys never decreases E, with or without projection to the sphere, if all "
-        "layers share one symmetric positive QK matrix and no key is masked [theory 5.3]. Models whose layers share "
-        "their weights come nearest to these assumptions; in other models, and through feed-forward maps, decreases "
-        "are expected. Tokens are projected to the sphere because the norm of the residual stream grows with depth. "
-        "beta is 1. The energy is also reported for beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / "
-        "sqrt(D) of tokens of norm sqrt(D). At this beta each token attends almost only to itself. log E is computed "
-        "at every sublayer boundary of the residual stream: before each sublayer, and at the end. In a sequence of n "
-        f"tokens a random subset of m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) "
-        "/ (m (m - 1)).",
-        "The share of the mean token, the effective rank, the rank-one residual and the number of clusters are means "
-        f"over {SEQUENCES} sequences.",
-        "Nulls: for changes, the random-weights baseline, whose nearly uniform averages over tokens can also increase "
-        "the pair energy. For the share of increases, a random order of depths: the number of increases among L + 1 "
-        "numbers in random order has the Eulerian distribution, with mean L/2.",
+        "If B is symmetric and positive semidefinite, W_v W_o = tau B with tau > 0 and no key is masked, the attention "
+        "of one head alone never decreases E_B, with or without projection to the sphere, for any tau > 0 of each "
+        "token [theory 5.3]. Nothing is claimed for several heads, for other matrices or through feed-forward maps. "
+        "The conditions are measured: the number of heads, the smallest positive cosine |B_+| / |B| and the smallest "
+        "cosine of OV and transposed QK matrices over the heads of a layer, and the share of its keys that a query "
+        f"sees. A layer is judged if it has one head, both cosines are at least {TIED:g} and all keys are visible; "
+        "without such a layer the claim is not applicable.",
+        f"Null: {DRAWS} random rotations of the updates, which preserve the spectrum of the OV matrices.",
+        "Descriptive, and not judged: the pair energy E of tokens on the unit sphere. Tokens are projected to the "
+        "sphere because the norm of the residual stream grows with depth. beta is 1. The energy is also reported for "
+        "beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / sqrt(D) of tokens of norm sqrt(D). At this "
+        "beta each token attends almost only to itself. log E is computed at every sublayer boundary of the residual "
+        "stream: before each sublayer, and at the end. A block is an attention layer and all that follows it, up to "
+        "the next attention layer or the end of the model. In a sequence of n tokens a random subset of "
+        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Null: the "
+        "random-weights baseline, whose nearly uniform averages over tokens can also increase the pair energy.",
+        "The changes of E_B, the share of the mean token, the effective rank, the rank-one residual and the number of "
+        f"clusters are means over {SEQUENCES} sequences.",
     ),
-    decision_rule=(
-        "A block whose 95 % confidence interval lies below "
-        f"{-LEAST:g} is inconclusive if its p-value is too large for FDR 5 %: a single decrease among L blocks needs p "
-        "<= 0.05 / L. The result states the number of such blocks. With fewer than three layers the permutation test "
-        "cannot reject a random order."
-    ),
+    decision_rule="The verdict on the model is that of more than half of the judged layers.",
     quantities={
+        JUDGED: Quantity("nats", "Δ log Σᵢⱼ exp(β⟨xᵢ, Bxⱼ⟩) over attention"),
+        REVERSED: Quantity("nats", "Δ log Σᵢⱼ exp(β⟨xᵢ, Bxⱼ⟩) over attention with −W_v W_o"),
+        HEADS: Quantity("count", "heads of the layer"),
+        POSITIVE: Quantity("1", "min over heads |B₊| / |B|"),
+        TIE: Quantity("1", "min over heads cos(W_v W_o, W_k W_qᵀ)"),
+        VISIBLE: Quantity("share of keys", "visible keys / n"),
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
         SHARPER: Quantity("nats", "log Σᵢⱼ exp(√D ⟨uᵢ, uⱼ⟩),  u = x / |x|"),
         OF_LOGITS: Quantity("nats", "log Σᵢ exp Gᵢ − 2 log n"),
@@ -99,46 +122,47 @@ DECLARATION = Declaration(
         BY_ATTENTION: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over attention"),
         TOTAL: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over all blocks"),
         RISES: Quantity("share of sequences", "P(Δ log E > 0)"),
-        SHARE: Quantity("share of blocks", "P(Δ log E > 0)"),
-        BASELINE: Quantity("share of blocks", "P(Δ log E > 0)"),
         NORMALIZER: Quantity("nats", "Σᵢ Gᵢ / n"),
         OBSERVED["mean_fraction"]: Quantity("1", "|E x|² / E|x|²"),
         OBSERVED["rank_one_residual"]: Quantity("1", "|X − 1 x̄ᵀ| / |X|"),
         OBSERVED["clusters"]: Quantity("count", "linked at 5 % of √E|x|²"),
         RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
     },
-    statistic="share of blocks with increasing pair energy",
-    null="random-order null",
-    unit="block",
+    statistic="median change of log pair energy by attention",
+    null="random-rotation null",
+    unit="attention layer",
+    number="{:.3f}",
     outcomes=("increase the pair energy", "decrease it"),
     details={
-        "p_value": Label("p-value of the permutation test over depths", "{:.2g}"),
-        "baseline": Label("share of increasing blocks in the random-weights baseline"),
-        "attention_alone": Label("blocks whose attention alone increases the pair energy"),
-        "uncorrected": Label(
-            f"blocks whose 95 % confidence interval lies below {-LEAST:g}, but whose decrease is not significant at "
-            "FDR 5 % (inconclusive)"
-        ),
+        REVERSED: Label("median change by reversed updates", "{:.3f}"),
+        HEADS: Label("median over layers of the number of heads", "{:.0f}"),
+        POSITIVE: Label("of the smallest positive cosine of QK matrices"),
+        TIE: Label("of the smallest cosine of OV and transposed QK matrices"),
+        VISIBLE: Label("of the share of visible keys"),
+        "rising_blocks": Label("blocks that increase the pair energy on the unit sphere (descriptive)"),
     },
     remarks={
         NOTHING_MEASURED: "No residual stream was recognised.",
-        "tied": "The theorem behind the claim assumes that all layers share their weights, as they do here.",
-        "untied": "The theorem behind the claim assumes that all layers share their weights; here they do not.",
+        "conditions": (
+            "No attention layer satisfies the conditions of the theorem: one head, both cosines at least "
+            f"{TIED:g}, no masked keys."
+        ),
     },
     labels={
+        POSITIVE: "smallest positive cosine of the QK matrices of a layer",
+        TIE: "smallest cosine of OV and transposed QK matrices of a layer",
+        VISIBLE: "share of visible keys",
         "log normalizer": "log normaliser",
         "mean fraction": "share of the mean token in the mean squared norm",
         "change": "change of log pair energy over a block",
         "change by attention": "change of log pair energy by attention",
         "change over depth": "change of log pair energy over all blocks",
         "sequences that rise": "share of sequences whose pair energy increases",
-        "share of steps that rise": "share of blocks with increasing pair energy",
-        "share of steps that rise, random weights": "share of increasing blocks, random-weights baseline",
     },
     places={
         **dict.fromkeys((ENERGY, SHARPER), "sublayer boundaries"),
         **dict.fromkeys((*OBSERVED.values(), RANK), "depths"),
-        **dict.fromkeys((NORMALIZER, OF_LOGITS, BY_ATTENTION), "attention layers"),
+        **dict.fromkeys((CHANGE, RISES), "blocks"),
     },
 )
 
@@ -147,13 +171,14 @@ class State(NamedTuple):
     """Sums over sequences by layer, and sampled sequences by stack.
 
     energies: log pair energies at every sublayer boundary; steps, attention: their changes over a block and over
-    attention; logits: the log normalisers.
+    attention; logits: the log normalisers; visible: the share of visible keys, and the scale of the logits.
     """
 
     energies: Mapping[str, Sums] = {}
     steps: Mapping[str, Sums] = {}
     attention: Mapping[str, Sums] = {}
     logits: Mapping[str, Sums] = {}
+    visible: Mapping[str, Sums] = {}
     samples: Mapping[str, Sample] = {}
 
 
@@ -195,7 +220,10 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
         if depth.attention:
             memory.before = _Before(depth.layer, depth.stack, log_E)
         if block:
-            _keep(depth, taken, memory)
+            _keep(depth.layer, taken.x, depth, memory)
+        if depth.attention and isinstance(event, Passed):
+            update = depth._replace(stream=event.update)
+            _keep(depth.layer + UPDATE, _taken(update, batch_pass, memory).x, update, memory)
     if not isinstance(event, ForwardOutput) or not columns:
         return None
     # One sum over all layers costs as much as that of a single layer.
@@ -228,53 +256,120 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
     steps = list(state.steps.values())
     if steps:
         tokens = int(steps[0].totals[0, 3])
-        rising = [float(mean(sums.totals[0])) > 0 for sums in steps]
-        rows.append(Measured("", None, SHARE, sum(rising) / len(rising), tokens=tokens))
-        rows.append(Measured("", None, BASELINE, sum(rising) / len(rising), tokens=tokens))
         total = Sums(torch.stack([sums.totals for sums in steps]).mean(0))
         rows += measured("", TOTAL, bootstrap(lambda totals: len(steps) * mean(totals), total), tokens)
+    for each in _judged(state, model):
+        rows += each.conditions
+        if each.changes is None:
+            rows.append(absent(each.layer, JUDGED))
+            continue
+        for quantity, changes in zip((JUDGED, REVERSED), each.changes, strict=False):
+            rows.append(Measured(each.layer, None, quantity, *_interval(changes), each.tokens, len(changes) - 1.0))
     return rows
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """Values of the random-weights baseline; for the share of steps that rise, a random order of depths."""
+    """Changes by rotated updates; values of the random-weights baseline for all that is not judged."""
     rows = []
-    if steps := len(state.steps):
-        chance = torch.tensor(_ascents_of(state.steps), dtype=torch.float64)
-        low, high = (int((chance.cumsum(0) < p).sum()) for p in (0.025, 0.975))
-        rows.append(Measured("", None, SHARE, 0.5, low / steps, high / steps))
-    others = [] if baseline is None else evaluate(baseline.state, model)
-    return rows + [m for m in others if m.quantity != SHARE]
+    for each in _judged(state, model):
+        if each.changes is not None:
+            draws = each.changes[2:].mean(1)
+            rows.append(random_band(each.layer, JUDGED, draws)[0]._replace(head=None))
+    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
+    return rows + [m for m in others if m.quantity not in (JUDGED, REVERSED)]
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every block by its change, and the model by the permutation test over depths."""
+    """Judge every layer that satisfies the conditions of the theorem by its change of the pair energy."""
+    reversed_ = {(f.layer, f.call): f.high for f in findings if f.quantity == REVERSED}
 
     def bounds(f: Finding) -> Bounds:
-        return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), -LEAST)
+        return Bounds(max(LEAST, f.null_high, reversed_.get((f.layer, f.call), LEAST)), min(-LEAST, f.null_low))
 
-    ruled = judge(findings, CHANGE, bounds)
-    judgement = conclude(ruled, CHANGE)
-    if not judgement.judged:
+    judgement = conclude(judge(findings, JUDGED, bounds), JUDGED)
+    conditions = [median_detail(key, findings, key) for key in (HEADS, POSITIVE, TIE, VISIBLE)]
+    if all(math.isnan(detail.value) for detail in conditions):
         return judgement
-    of_model = {f.quantity: f for f in ruled if not f.layer}
-    p = sum(_ascents_of(f.layer for f in ruled if f.quantity == CHANGE)[judgement.supported :])
-    ruling: Ruling = "refuted" if judgement.refuted else "supported" if p <= LEVEL else "inconclusive"
-    details = [Detail("p_value", p)]
-    if not math.isnan(random := of_model[BASELINE].null):
-        details.append(Detail("baseline", random))
-    if alone := [f.value > 0 for f in ruled if f.quantity == BY_ATTENTION]:
-        details.append(Detail("attention_alone", count=sum(alone), total=len(alone)))
-    if uncorrected := sum(f.verdict == "inconclusive" and f.high < -LEAST for f in ruled if f.quantity == CHANGE):
-        details.append(Detail("uncorrected", count=uncorrected, total=judgement.judged))
-    f = of_model[SHARE]
-    return judgement._replace(
-        verdict=ruling,
-        quantity=SHARE,
-        **{name: getattr(f, name) for name in ("value", "low", "high", "null", "null_low", "null_high")},
-        details=tuple(details),
-        remarks=(Remark("tied" if any(f.call > 1 for f in ruled) else "untied"),),
+    steps = [f.value > 0 for f in findings if f.quantity == CHANGE]
+    descriptive = Detail("rising_blocks", count=sum(steps), total=len(steps))
+    if not judgement.judged:
+        return judgement._replace(details=(*conditions, descriptive), remarks=(Remark("conditions"),))
+    details = (median_detail(REVERSED, findings, REVERSED), *conditions, descriptive)
+    return judgement._replace(details=details)
+
+
+class _Judged(NamedTuple):
+    """Conditions of the theorem in a layer; changes by its update, reversed and rotated, if they hold."""
+
+    layer: str
+    conditions: list[Measured]
+    changes: Float[Tensor, "k s"] | None
+    tokens: int
+
+
+def _judged(state: State, model: Probed) -> list[_Judged]:
+    """Conditions and changes of every attention layer whose matrices and tokens are known."""
+
+    def compute() -> list[_Judged]:
+        return [each for sample in state.samples.values() for each in _of_sample(sample, state.visible, model)]
+
+    return model.computed.once(state, "judged", compute)
+
+
+def _of_sample(sample: Sample, visible: Mapping[str, Sums], model: Probed) -> Iterator[_Judged]:
+    counts = sample.vectors[COUNT].tolist()
+    for layer in model.weights:
+        factors, sublayer = factors_of(model, layer), model.architecture.branch_of(layer)
+        if factors is None or sublayer is None or layer not in visible or layer + UPDATE not in sample.vectors:
+            continue
+        f = _on_stream(factors, sublayer)
+        share, scale = (float(mean(visible[layer].totals[0], column)) for column in (1, 2))
+        heads, positive, tied = len(f.query), float(positive_cosine(f).min()), float(cosine(*products(f)).min())
+        numbers = {HEADS: heads, POSITIVE: positive, TIE: tied, VISIBLE: share}
+        conditions = [Measured(layer, None, name, value, value, value) for name, value in numbers.items()]
+        # A layer that adds nothing has no cosine, and NaN satisfies no condition.
+        if not (heads == 1 and positive >= TIED and tied >= TIED and share >= VISIBLE_ALL and counts):
+            yield _Judged(layer, conditions, None, 0)
+            continue
+        sequences = zip(*(sample.vectors[name] for name in (layer, layer + UPDATE)), counts, strict=True)
+        changes = [_changes(x[:m].cpu().double(), D[:m].cpu().double(), f, sublayer, scale) for x, D, m in sequences]
+        yield _Judged(layer, conditions, torch.stack(changes, 1), sum(counts))
+
+
+def _on_stream(f: Factors, sublayer: Sublayer) -> Factors:
+    """Factors on the tokens of the residual stream, normalised without gain and bias by the norm before the layer."""
+    norm = sublayer.reads
+    if norm is None:
+        return f
+    value, key = norm.gain.unsqueeze(-1) * f.value, norm.gain.unsqueeze(-1) * f.key
+    return (
+        f._replace(value=centred(value, -2), key=centred(key, -2)) if norm.centres else f._replace(value=value, key=key)
     )
+
+
+def _changes(
+    x: Float[Tensor, "m D"], D: Float[Tensor, "m D"], f: Factors, sublayer: Sublayer, scale: float
+) -> Float[Tensor, " k"]:
+    """Changes of log E_B by the tangential update, by the reversed one and by rotated ones of equal norm."""
+    norm = norm_of_updates(sublayer)
+    T = tangential(x, D, norm)
+    turned = tangential(x, rotated(T).movedim(-2, 0), norm)
+    turned = turned * (T.norm(dim=-1, keepdim=True) / turned.norm(dim=-1, keepdim=True))
+    moved = on_sphere(x, torch.cat((torch.stack((torch.zeros_like(T), T, -T)), turned)), norm)
+    if sublayer.reads is not None:
+        moved = moved - moved.mean(-1, keepdim=True) if sublayer.reads.centres else moved
+        moved = moved * moved.square().mean(-1, keepdim=True).rsqrt()
+    q, k = (torch.einsum("smD,hDd->shmd", moved, W) for W in (f.query, f.key))
+    log_E = (scale * q @ k.mT).flatten(-2).logsumexp(-1).mean(-1)
+    return log_E[1:] - log_E[0]
+
+
+def _interval(values: Float[Tensor, " s"]) -> tuple[float, float, float]:
+    """Mean over sequences with its t interval."""
+    if len(values) < 2:
+        return float(values.mean()), math.nan, math.nan
+    low, _, high = (float(end) for end in band_of_mean(values, level=0.95))
+    return float(values.mean()), low, high
 
 
 def energies(taken: "Taken") -> Float[Tensor, "b 2"]:
@@ -289,28 +384,6 @@ def energies(taken: "Taken") -> Float[Tensor, "b 2"]:
         others = 2 * (beta * (g - 1)).exp().masked_fill(~pairs, 0.0).sum((-2, -1)).double()
         log_energies.append(beta + (n + scale * others).log() - 2 * n.log())
     return torch.stack(log_energies, -1)
-
-
-def ascents(steps: int) -> list[float]:
-    """Probabilities of 0, 1, ... rises among steps + 1 numbers in random order: Eulerian numbers / (steps + 1)!."""
-    chance = [1.0]
-    for n in range(2, steps + 2):
-        padded = [0.0, *chance, 0.0]
-        chance = [((k + 1) * padded[k + 1] + (n - k) * padded[k]) / n for k in range(n)]
-    return chance
-
-
-def _ascents_of(layers: Iterable[str]) -> list[float]:
-    """Probabilities of 0, 1, ... rises over all steps of a model, with independent orders of its stacks."""
-    chance = [1.0]
-    for steps in Counter(stack_of(layer) for layer in layers).values():
-        one = ascents(steps)
-        both = [0.0] * (len(chance) + steps)
-        for i, p in enumerate(chance):
-            for k, q in enumerate(one):
-                both[i + k] += p * q
-        chance = both
-    return chance
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
@@ -355,16 +428,16 @@ def _choose(depth: Depth, batch: Batch) -> _Chosen:
     return _Chosen(places, valid, tokens, sequences, least)
 
 
-def _keep(depth: Depth, taken: Taken, memory: _Memory) -> None:
-    """Store the tokens of the sequences of smallest hash, in the precision of the stream, padded to one size."""
+def _keep(name: str, x: Float[Tensor, "b m D"], depth: Depth, memory: _Memory) -> None:
+    """Store vectors of the sequences of smallest hash, in the precision of the stream, padded to one size."""
     chosen, held = memory.chosen[depth.stack], memory.sequences
     if depth.stack not in held:
         held[depth.stack] = (chosen.hashes, {COUNT: chosen.valid[chosen.sequences].sum(1)})
-    x = taken.x[chosen.sequences].to(depth.stream.dtype)
+    x = x[chosen.sequences].to(depth.stream.dtype)
     # Valid tokens come first; all samples have one shape.
     order = (~chosen.valid[chosen.sequences]).int().argsort(dim=1, stable=True)
     x = x.gather(1, order.unsqueeze(-1).expand_as(x))
-    held[depth.stack][1][depth.layer] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
+    held[depth.stack][1][name] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
 
 
 def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]:
@@ -386,6 +459,10 @@ def _of_logits(event: Attended, batch_pass: BatchPass, columns: dict[tuple[str, 
     one, tokens = torch.ones_like(n[:, :1]), n.amax(1, keepdim=True)
     row = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
     columns["logits", event.layer] = row.masked_fill(~(n > 0).all(1, keepdim=True), 0.0).double()
+    if isinstance(event.call, AttentionArguments):
+        real = batch_pass.real(event)
+        share = (keys_seen(event, batch_pass).mean(1) * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).square()
+        columns["visible", event.layer] = torch.cat((one, share, event.call.scale * one, tokens), 1).double()
 
 
 # The merged sequences ------------------------------------------------------------------------------------------------
@@ -395,7 +472,7 @@ def _observed(sample: Sample) -> Iterator[Measured]:
     """Means over sequences of the observables of their tokens, at every depth."""
     counts = sample.vectors[COUNT].tolist()
     for layer, sequences in sample.vectors.items():
-        if layer == COUNT or not counts:
+        if layer == COUNT or layer.endswith(UPDATE) or not counts:
             continue
         clouds = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
         values = {
@@ -404,11 +481,7 @@ def _observed(sample: Sample) -> Iterator[Measured]:
         }
         values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in clouds]
         for quantity, observed in values.items():
-            each = torch.stack(observed).double()
-            low, high = math.nan, math.nan
-            if len(each) > 1:
-                low, _, high = (float(end) for end in band_of_mean(each, level=0.95))
-            yield Measured(layer, None, quantity, float(each.mean()), low, high, sum(counts))
+            yield Measured(layer, None, quantity, *_interval(torch.stack(observed).double()), sum(counts))
 
 
 def _turned(x: Float[Tensor, "m D"]) -> Float[Tensor, "m k"]:

@@ -1,0 +1,187 @@
+"""Sampled tokens of attention layers, moved in the residual stream: their log normalisers and updates, keys fixed.
+
+    P x           token without its mean if the norm centres; the norm that reads the updated stream, before or after it
+    tangential    D - mean - <D, n> n,    n = P x / |P x|           part of a step that this norm does not undo
+    on_sphere     |P x| P(x + D) / |P(x + D)| + mean of x           the norm without gain and bias; leaves x where it is
+
+Layers run again only after the pass, because their modules are observed during it.
+
+Read next: ../ascent.py and ../expansion.py, which move tokens along updates and along random directions.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...._typing import Bool, Float, Int, Tensor
+from ....attention.functional import attend
+from ....attention.in_models.intercepted_calls import WIDTH
+from ....attention.result import Attention
+from ...batch_pass import BatchPass
+from ...inside.architecture import Norm, Sublayer
+from ...inside.events import Attended, AttentionArguments, Event, ForwardOutput, LayerCall, Passed
+from ...inside.reprojection import at_tokens, queries_of
+from .attention_rows import applies, at, chosen, log_weights_of
+
+PART = 16  # one token in PART is sampled
+LEAST = 0.05  # smallest cosine of updates and gradients that counts, and smallest share of a step of equal norm
+DRAWS = 20  # random rotations of the updates
+LARGE, TIMES = 100.0, 1000.0  # a massive activation, relative to the median of its token
+
+
+class Site(NamedTuple):
+    """An attention layer at the sampled tokens, with the residual stream, the update and the update of other tokens.
+
+    attn_mask: bias and mask of the sampled tokens. norm: the norm that reads the updated stream, None if there is none.
+    """
+
+    layer_call: LayerCall
+    places: Int[Tensor, "b r"]
+    valid: Bool[Tensor, "b r"]
+    call: AttentionArguments
+    attn_mask: Tensor | None
+    key_mean: Float[Tensor, "b h r d"] | None
+    norm: Norm | None
+    stream: Float[Tensor, "b r D"]
+    update: Float[Tensor, "b r D"]
+    other: Float[Tensor, "b r D"]
+
+    @property
+    def ordinary(self) -> Bool[Tensor, "b r"]:
+        """Sampled tokens that are not the first of their sequence and have no massive activation."""
+        size = self.stream.abs()
+        largest, median = size.amax(-1), size.median(-1).values
+        return self.valid & (self.places > 0) & ~((largest > LARGE) & (largest >= TIMES * median))
+
+    def tangential(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
+        """Part of a step that the norm does not undo; all of it without a norm."""
+        return tangential(self.stream, step, self.norm)
+
+    def on_sphere(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
+        """Tokens after a step, projected back to the sphere of the norm."""
+        return on_sphere(self.stream, step, self.norm)
+
+    def centred(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Tokens without their mean over features if the norm subtracts it."""
+        return _centred(x, self.norm)
+
+    def queries(self, streams: Float[Tensor, "k b r D"]) -> Float[Tensor, "b h kr d"] | None:
+        """Queries of k versions of the tokens; None if the layer computes its own logits."""
+        return queries_of(self.layer_call, streams)
+
+    def log_normalizers(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b r"]:
+        """sum_h G_h / beta of every version of the tokens."""
+        # Only the log normaliser is needed: the narrowest values will do.
+        G = self._attend(query, self.call.key[..., :WIDTH]).log_normalizer
+        G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / self.call.scale
+        return self._versions(G)
+
+    def updates(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b r D"] | None:
+        """Updates of every version of the tokens; None if the output projection of the layer is unknown."""
+        if self.layer_call.output is None:
+            return None
+        heads = self._attend(query, self.call.value).output.transpose(1, 2).flatten(2)
+        return self._versions(self.layer_call.output(heads.to(self.call.value.dtype)))
+
+    def _attend(self, query: Tensor, value: Tensor) -> Attention:
+        versions = query.shape[2] // self.places.shape[1]
+        call = self.call
+        return attend(
+            query, call.key, value,
+            attn_mask=None if self.attn_mask is None else self.attn_mask.repeat(1, 1, versions, 1), scale=call.scale,
+            softcap=call.softcap, sinks=call.sinks, enable_gqa=call.enable_gqa, statistics="none",
+        )  # fmt: skip
+
+    def _versions(self, t: Float[Tensor, "b kr ..."]) -> Float[Tensor, "k b r ..."]:
+        return t.unflatten(1, (-1, self.places.shape[1])).transpose(0, 1)
+
+
+@dataclass
+class _Memory:
+    attended: dict[str, tuple[Attended, LayerCall]] = field(default_factory=dict)
+    sites: dict[str, Site] = field(default_factory=dict)
+
+
+def sites_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Site]:
+    """Sampled tokens of every self-attention layer, at the end of the pass; nothing before."""
+    return batch_pass.once(event, "sites", lambda: _sites(event, batch_pass))
+
+
+def norm_of_updates(sublayer: Sublayer) -> Norm | None:
+    """The norm that reads the updated residual stream: before the next branch of its kind, or after the sum."""
+    return sublayer.reads or sublayer.follows
+
+
+def tangential(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
+    """Part of a step from x that a norm does not undo; all of it without a norm."""
+    if norm is None:
+        return step
+    n, step = _centred(x, norm), _centred(step, norm)
+    n = n / n.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(n.dtype).tiny)
+    return step - (step * n).sum(-1, keepdim=True) * n
+
+
+def on_sphere(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
+    """Tokens x after a step, projected back to the sphere of a norm without its gain and bias."""
+    if norm is None:
+        return x + step
+    still, moved = _centred(x, norm), _centred(x + step, norm)
+    length = moved.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)
+    return moved * (still.norm(dim=-1, keepdim=True) / length) + (x - still)
+
+
+def _centred(x: Float[Tensor, "..."], norm: Norm | None) -> Float[Tensor, "..."]:
+    return x - x.mean(-1, keepdim=True) if norm is not None and norm.centres else x
+
+
+def rotated(t: Float[Tensor, "... D"]) -> Float[Tensor, "... r D"]:
+    """Vectors under the random rotations: signs and order of the coordinates drawn, the same in every layer."""
+    order, signs = _rotations(t.shape[-1], t.device)
+    return t[..., order] * signs.to(t.dtype)
+
+
+@lru_cache
+def _rotations(width: int, device: torch.device) -> tuple[Int[Tensor, "r D"], Float[Tensor, "r D"]]:
+    generator = torch.Generator().manual_seed(width)
+    order = torch.stack([torch.randperm(width, generator=generator) for _ in range(DRAWS)])
+    signs = 2.0 * torch.randint(0, 2, (DRAWS, width), generator=generator) - 1
+    return order.to(device), signs.to(device)
+
+
+def _sites(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Site]:
+    memory = batch_pass.memory(_Memory)
+    if isinstance(event, Attended):
+        if event.layer_call is not None and applies(event, batch_pass) and not event.crosses:
+            memory.attended[event.layer] = event, event.layer_call
+    elif isinstance(event, Passed) and event.sublayer.name in memory.attended:
+        attended, layer_call = memory.attended.pop(event.sublayer.name)
+        known = batch_pass.real(attended)
+        if event.stream.shape[:2] == known.shape:
+            memory.sites[event.sublayer.name] = _site(attended, layer_call, event, batch_pass, known)
+    return memory.sites if isinstance(event, ForwardOutput) else {}
+
+
+def _site(
+    attended: Attended, layer_call: LayerCall, passed: Passed, batch_pass: BatchPass, known: Bool[Tensor, "b n"]
+) -> Site:
+    call, mean = attended.arguments, attended.attention.key_mean
+    places, valid = chosen(attended, batch_pass, 1 / PART)
+    empty = call.query.new_zeros(*call.query.shape[:2], 0, call.query.shape[3])  # queries are computed again
+    x, D, other = (
+        at(t.unsqueeze(1), index).squeeze(1)
+        for t, index in ((passed.stream, places), (passed.update, places), (passed.update, _others(places, known)))
+    )
+    return Site(
+        at_tokens(layer_call, places), places, valid, call._replace(query=empty),
+        log_weights_of(attended, places), None if call.softcap is not None or mean is None else at(mean, places),
+        norm_of_updates(passed.sublayer), x, D, other,
+    )  # fmt: skip
+
+
+def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
+    """Position of another token of the same row for each token, half a row away."""
+    n = known.sum(1, keepdim=True).clamp(min=1)
+    first = known.int().argmax(1, keepdim=True)  # rows may be padded on the left
+    return (first + (places - first + (n // 2).clamp(min=1)) % n).clamp(max=known.shape[1] - 1)
