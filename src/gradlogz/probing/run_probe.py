@@ -27,7 +27,7 @@ from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report
+from .corpus.batching import Batch, Batches, Report, facts_of_text
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .inside.discovery import discover
@@ -43,6 +43,7 @@ from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, split
 from .runs.records import Claim, Declaration, Finding, Token
+from .runs.replicates import Place, Replicates, replicates_of
 from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # default number of tokens
@@ -163,7 +164,7 @@ def measure(
         untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
         seconds["baseline"] = time.perf_counter() - begun
     report = reading.report
-    known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
+    known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
     listed = [token.token(probed.name, tokenizer) for token in extreme]
@@ -175,6 +176,7 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
     rows: list[Finding] = []
     claims: list[Claim] = []
     declarations: dict[str, Declaration] = {}
+    replicates: dict[Place, Replicates] = {}
     model, other = measured.probed.name, measured.baseline
     for prediction in chosen(predictions):
         key = prediction.name
@@ -185,12 +187,13 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
         baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
         judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, baseline)))
         rows += judged.findings
+        replicates |= replicates_of(model, key, values, judged)
         low, high = _ends(judged)
         numbers = {name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}
         numbers |= {"low": low, "high": high}
         claims.append(Claim(model, key, prediction.declaration.claim, **numbers))
         declarations[key] = prediction.declaration
-    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
+    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations, replicates)
 
 
 def chosen(wanted: Wanted) -> list[Prediction]:

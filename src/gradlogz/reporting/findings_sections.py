@@ -327,6 +327,9 @@ LABELS = {
     "context": "context length [tokens]",
     "tokens": "tokens read",
     "documents": "documents read",
+    "effective_documents": "effective number of documents (Kish)",
+    "groups": "groups of documents",
+    "fingerprint": "fingerprint of the documents",
     "twin": "random-weights baseline",  # of earlier versions; plain-words: ok
     "without_twin": "no random-weights baseline",  # of earlier versions; plain-words: ok
     "baseline": "random-weights baseline",

@@ -95,6 +95,8 @@ def measured_line(facts: Mapping[str, Any]) -> str:
     parts = _architecture({name: fact for name, fact in facts.items() if name != "parameters"})
     counts = {name: facts.get(name) for name in ("tokens", "documents")}
     parts += [f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int) and count]
+    effective = facts.get("effective_documents")
+    parts += [f"{effective:g} effective"] if isinstance(effective, int | float) and effective else []
     parts += ["dequantised"] * bool(facts.get("dequantised"))
     return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 

@@ -2,7 +2,7 @@
 
     batches       windows of tokens, padded on the right; all documents of a batch belong to one group
     sample        the windows of the corpus in the order of their hashes, until they have N tokens          [--tokens N]
-    effective     (sum_d n_d)² / sum_d n_d²,  n_d: tokens read of document d       effective number of documents [kish65]
+    effective     (sum_d n_d)² / sum_d n_d²,  n_d: tokens read of document d      effective number of documents [kish65]
 
 Documents longer than a window are split into windows. The hash of a window depends on the name of its document, its
 number in the document and the seed, so that all windows of the corpus have the same probability of being read: those
@@ -70,13 +70,13 @@ class Report(NamedTuple):
     left: int  # documents of which some windows were not read because of the token limit
     groups: int  # groups with tokens
     effective: float  # effective number of documents (Kish): smaller the more their numbers of tokens differ
+    fingerprint: int  # sum of the keys of the documents modulo 2^63, equal for two runs that read the same ones
 
     def words(self) -> str:
         """Return the report as a few sentences."""
-        amount = (
-            f"{self.tokens:,} tokens from {self.documents:,} documents" if self.tokens else f"{self.documents:,} inputs"
-        )
-        text = f"{amount} (effective number {self.effective:.1f}) in {self.groups} groups."
+        documents = f"{self.documents:,} documents (effective number {self.effective:.1f})"
+        amount = f"{self.tokens:,} tokens from {documents}" if self.tokens else f"{self.documents:,} inputs"
+        text = f"{amount} in {self.groups} groups."
         if self.windowed:
             text += f" Documents longer than {self.length:,} tokens, split into windows: {self.windowed:,}."
         if self.short:
@@ -84,6 +84,17 @@ class Report(NamedTuple):
         if self.left:
             text += f" Documents not read, or read in part, because of the token limit: {self.left:,}."
         return text
+
+
+def facts_of_text(report: Report) -> dict[str, Any]:
+    """Return the facts of the text that a run records."""
+    return {
+        "tokens": report.tokens,
+        "documents": report.documents,
+        "effective_documents": round(report.effective, 1),
+        "groups": report.groups,
+        "fingerprint": f"{report.fingerprint:016x}",
+    }
 
 
 def batches(
@@ -149,16 +160,19 @@ class Batches(Iterator[Batch]):
         self._documents, self._tokenizer = documents, tokenizer
         self._tokens, self._length, self._size, self._padded, self._seed = tokens, length, size, padded, seed
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
-        self._report = Report(0, 0, 0, 0, length, 0, 0, 0, 0, 0.0)
+        self._report = Report(0, 0, 0, 0, length, 0, 0, 0, 0, 0.0, 0)
         self._groups: set[int] = set()
         self._sum, self._squares = 0, 0  # of the numbers of tokens of documents
+        self._fingerprint = 0
         self._pass = self._packed(self._streamed() if tokens is None else self._sampled(tokens))
 
     @property
     def report(self) -> Report:
         """Counts of the documents, rows and tokens read so far."""
         effective = self._sum**2 / self._squares if self._squares else 0.0
-        return self._report._replace(groups=len(self._groups), effective=effective)
+        return self._report._replace(
+            groups=len(self._groups), effective=effective, fingerprint=self._fingerprint % 2**63
+        )
 
     def __next__(self) -> Batch:
         return next(self._pass)
@@ -216,6 +230,7 @@ class Batches(Iterator[Batch]):
             g, size = group_of(rows[0].key), _size(rows)
             self._count(documents=1, windowed=rows[0].windows > 1)
             self._sum, self._squares = self._sum + size, self._squares + size**2
+            self._fingerprint += rows[0].key
             for row in rows:
                 waiting[g].append(row)
                 held[g] += len(row.ids)

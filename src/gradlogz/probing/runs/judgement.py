@@ -8,6 +8,7 @@ Read next: ../hypothesis_tests.py (from one to the other), records.py (findings)
 
 from typing import Literal, NamedTuple
 
+from ..._typing import Tensor
 from .records import NAN, Detail, Finding, Remark
 
 Ruling = Literal["supported", "refuted", "inconclusive", "not applicable"]
@@ -18,6 +19,8 @@ class Measured(NamedTuple):
 
     layer: name of the layer as in `capture`, numbered from the second call of a tied layer on; empty for the model.
     head: None for a quantity of the layer or of the model.
+    freedom: degrees of freedom of the interval.
+    replicates: values in the replicates of documents, from which the interval is computed.
     """
 
     layer: str
@@ -27,6 +30,8 @@ class Measured(NamedTuple):
     low: float = NAN
     high: float = NAN
     tokens: int = 0
+    freedom: float = NAN
+    replicates: Tensor | None = None
 
 
 class Judgement(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from .comoments import Comoments, GroupMoments, jackknifed
-from .estimates import Estimate
+from .estimates import Estimate, interval_of
 
 RIDGES = (0.0, 1e-8, 1e-6, 1e-4)  # relative to the variance of each coordinate
 _SMALLEST = 1e-9  # smallest conditional variance of a coordinate given the preceding ones, relative to its variance
@@ -48,7 +48,8 @@ def affine_fit(comoments: Comoments) -> Fit:
     in_sample = 1 - _error(total, coefficients) / total.spread_y
     if len(present) < 2:
         nothing = torch.full_like(in_sample, torch.nan)
-        return Fit(coefficients, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
+        unknown = interval_of(nothing, nothing.new_empty(*nothing.shape, 0), torch.zeros_like(nothing))
+        return Fit(coefficients, intercept, in_sample, unknown)
     others = GroupMoments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
     alone = [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
     held = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
@@ -58,8 +59,8 @@ def affine_fit(comoments: Comoments) -> Fit:
     n = held.tokens.reshape(-1, *(1,) * (held.spread_y.ndim - 1))
     E = _error(held, B) + n * missed.square().sum(-1)
     S = held.spread_y + n * dy.square().sum(-1)
-    score = 1 - E.sum(0) / S.sum(0)
-    return Fit(coefficients, intercept, in_sample, jackknifed(score, 1 - (E.sum(0) - E) / (S.sum(0) - S), held.tokens))
+    score, left = 1 - E.sum(0) / S.sum(0), 1 - (E.sum(0) - E) / (S.sum(0) - S)
+    return Fit(coefficients, intercept, in_sample, jackknifed(score, left, held.tokens, groups=present))
 
 
 def solve(xx: Float[Tensor, "*h p p"], xy: Float[Tensor, "*h p q"]) -> Float[Tensor, "*h p q"]:
