@@ -33,6 +33,7 @@ from .corpus.text import Source
 from .inside.discovery import discover
 from .inside.loading import describe, with_random_weights
 from .inside.weights import weights_of
+from .passes.baseline_rows import BaselineRows
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
@@ -44,7 +45,7 @@ from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, split
 from .runs.records import Claim, Declaration, Finding, Token
 from .runs.replicates import Place, Replicates, replicates_of
-from .statistics import merge, token_hashes
+from .statistics import merge
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
@@ -142,7 +143,7 @@ def measure(
     probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
-    sample: list[Batch] = []
+    sample = BaselineRows(baseline)
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
@@ -151,9 +152,7 @@ def measure(
             added, others = statistics_of(model, architecture, placed(batch, model), wanted)
             state = merge(state, added)
             extreme = greatest([*extreme, *others])
-            part = _sampled(batch, baseline, {each.group for each in sample})
-            if part is not None:
-                sample.append(part)
+            sample.add(batch)
             done = reading.report.tokens if has_tokens else reading.report.rows
             show(done, (tokens or 0) if has_tokens else 0)
             if interrupted():
@@ -161,7 +160,7 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
+        untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), **facts_of_text(report)}
@@ -263,12 +262,3 @@ def _baseline(
             break
     weights = weights_of(other, architecture, inputs)
     return Baseline(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
-
-
-def _sampled(batch: Batch, share: float, groups: set[int]) -> Batch | None:
-    """Return the rows of a batch that the baseline reads, chosen by hash; at least one if its group is a new one."""
-    hashes = token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)
-    rows = (hashes.double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
-    if not rows and share > 0 and batch.group not in groups:
-        rows = [0]
-    return batch.rows(rows) if rows else None
