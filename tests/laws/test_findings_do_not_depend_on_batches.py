@@ -26,6 +26,7 @@ OPEN = {
     ("gaussian_measure", "position share"),
     ("expansion", "growth of log det"),  # in full dimension behind a norm, where the covariance is singular
     ("dropped_covariance", "partial correlation"),  # its null rolls by half of the padded length
+    ("dropped_covariance", "correlation"),
 }
 
 

@@ -116,6 +116,10 @@ class Comoments(NamedTuple):
         _check_group("Comoments.without", group)
         return self._joined([[g != group for g in range(GROUPS)]])._of(0)
 
+    def unions(self, unions: Sequence[Sequence[int]]) -> GroupMoments:
+        """Return the moments of several unions of groups, with a leading dimension."""
+        return self._joined([[g in union for g in range(GROUPS)] for union in unions])
+
     def total(self) -> GroupMoments:
         """Return the moments of all groups together."""
         return self._joined([[True] * GROUPS])._of(0)
