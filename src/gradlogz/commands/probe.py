@@ -66,8 +66,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
+        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
     ] = 0.1,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
+    ] = 20,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -98,9 +101,10 @@ def command(
         loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     _check_reading(loaded)
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
+    facts = loaded.facts | ({"synthetic_text": True} if text is None and loaded.facts["reads"] == "reactions" else {})
     measured = measure(
-        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, baseline=baseline, seed=seed, progress=sys.stderr.isatty(),
+        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=facts, tokens=tokens or None,
+        length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)

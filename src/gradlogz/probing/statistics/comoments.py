@@ -214,7 +214,7 @@ def jackknifed(
     """Return the jackknife confidence interval of a value.
 
     left: values without each group. tokens: number of tokens in each group. groups: numbers of these groups; without
-        them the replicates are unknown unless all eight groups are present.
+        them replicates of two runs are paired only if all eight groups are present.
     """
     G = len(tokens)
     freedom = torch.full_like(value, max(G - 1, 0))
@@ -226,7 +226,7 @@ def jackknifed(
     replicates = value.unsqueeze(-1) + ((pseudo - centre) / (G * (h - 1)).sqrt()).movedim(0, -1)
     estimate = interval_of(value, replicates, freedom)
     if groups is None:
-        return estimate if G == GROUPS else estimate._replace(replicates=replicates[..., :0])
+        return estimate
     placed = value.unsqueeze(-1).repeat(*(1,) * value.ndim, GROUPS)  # a group without tokens has no influence
     placed[..., list(groups)] = replicates
     return estimate._replace(replicates=placed)

@@ -27,8 +27,10 @@ LEVEL = 0.95
 class Estimate(NamedTuple):
     """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown.
 
-    replicates: values in the bootstrap samples of documents, r = 200, or for the groups of the jackknife, r = 8; r = 0
-        if they are unknown. The last dimension, so that the fields of an Estimate are indexed alike.
+    replicates: values in the 200 bootstrap samples of documents, or for the groups of the jackknife, whose squared
+        distances from the value sum to the squared standard error. Of r = 8 groups those without tokens have the value
+        itself; r < 8 if the numbers of the groups are unknown, and 0 without an interval. Replicates of all estimates
+        of a run are of the same documents.
     """
 
     value: Float[Tensor, "*s"]
@@ -52,6 +54,18 @@ def interval_of(
     z = math.sqrt(2) * torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)).item()
     c = ((freedom + 1) / freedom).sqrt() * t / z
     return Estimate(value, value - c * (value - low), value + c * (high - value), freedom, replicates)
+
+
+def median_estimate(
+    values: Float[Tensor, " h"], replicates: Float[Tensor, "h r"], freedom: Float[Tensor, ""]
+) -> Estimate:
+    """Return the median over heads with its confidence interval: that of the medians of aligned replicates."""
+    return interval_of(_median(values.unsqueeze(-1)).squeeze(-1), _median(replicates), freedom)
+
+
+def _median(values: Float[Tensor, "h r"]) -> Float[Tensor, " r"]:
+    """Return the median over heads of each replicate."""
+    return torch.nanquantile(values.double(), 0.5, 0)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:
