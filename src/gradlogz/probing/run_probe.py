@@ -228,7 +228,7 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
 
 
 def _judged(measured: Measurement, prediction: Prediction) -> tuple[Judgement, list[Measured]]:
-    """Return the judgement of one prediction, with the interval of its median, in the words of its kind; and its values."""
+    """Return the judgement of one prediction, with the interval of its median, and its values."""
     key, other = prediction.name, measured.baseline
     state, probed = measured.state[key], replace(measured.probed, computed=Computed())
     values = prediction.evaluate(state, probed)
