@@ -6,7 +6,7 @@
 Rows are those of the quantity in findings.json, in their order. Replicate i weights the same documents in the same way
 in every run, so that replicates of runs on the same documents are paired.
 
-Read next: ../statistics/estimates.py (intervals from replicates), ../../reporting/comparison_differences.py.
+Read next: ../statistics/estimates.py (intervals from replicates), differences.py (differences of runs).
 """
 
 import math
