@@ -189,8 +189,8 @@ def page_of_runs(runs: Runs) -> Page:
             "documents, the difference of their values is computed in every replicate, and its 95 % confidence "
             "interval is that of these differences. Otherwise, or if a run of an earlier version has no replicates, "
             "the interval of d = v − u is d − √((v − v_low)² + (u_high − u)²) to d + √((v_high − v)² + (u − u_low)²) "
-            "[zou08]. p-values invert the interval by Student's t distribution. Heads are tested at FDR 5 % within a claim, "
-            "claims at FDR 5 % over all claims (Benjamini–Hochberg).",
+            "[zou08]. p-values invert the interval by Student's t distribution. Heads are tested at FDR 5 % within a "
+            "claim, claims at FDR 5 % over all claims (Benjamini–Hochberg).",
             _order(runs),
         ),
         reproduce={

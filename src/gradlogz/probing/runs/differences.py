@@ -125,8 +125,8 @@ def _side_of_claim(findings: Findings, claim: Summary) -> _Side:
     rows = [row for row in _judged(findings, claim.prediction) if row.quantity == claim.quantity]
     sides = [_side(findings, row) for row in rows]
     freedom = min((s.freedom for s in sides if not s.exact), default=NAN)
-    replicates = _medians(sides) if sides and median(s.value for s in sides) == claim.value else None
-    return _Side(claim.value, claim.low, claim.high, freedom, replicates)
+    is_median = bool(sides) and math.isclose(median(s.value for s in sides), claim.value, abs_tol=1e-12)
+    return _Side(claim.value, claim.low, claim.high, freedom, _medians(sides) if is_median else None)
 
 
 def _medians(sides: Sequence[_Side]) -> Float[Tensor, " r"] | None:
