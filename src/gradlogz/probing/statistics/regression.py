@@ -17,6 +17,9 @@ is therefore also predicted by the fit to half of the other groups, and 1 / E is
     1 / E(∞)     = (k / E - 1 / E_half) / (k - 1),   E = sum_g E_g,   k = n / n_half
     extrapolated = 1 - E(∞) / sum_g S_g
 
+This is exact for independent tokens, and removes most of the bias where documents differ. If they are fewer than the
+coordinates and differ strongly, a part of it remains.
+
 All quantities are computed from the moments of the groups, without another pass over the data.
 
 Read next: comoments.py.
