@@ -119,7 +119,7 @@ def few_tokens(generator, documents, coordinates, between, score):
 def test_the_extrapolated_score_covers_that_of_the_best_map(documents, coordinates, between, score):
     """With 20 to 50 tokens for each coordinate; the score of the fit itself is that of a worse map.
 
-    Exact for independent tokens. If documents differ, most of the bias is removed: at least 88 % of the intervals cover.
+    Exact for independent tokens. If documents differ, most of the bias is removed: 88 % of the intervals cover.
     """
     generator = torch.Generator().manual_seed(4)
     fits = [few_tokens(generator, documents, coordinates, between, score) for _ in range(25)]
