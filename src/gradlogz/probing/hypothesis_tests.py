@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._typing import Tensor
+from .._typing import Float, Tensor
 from ..special.distributions import student_p, student_quantile
 from .prediction import Baseline
 from .runs.judgement import Judgement, Measured, Ruling, graded
@@ -168,13 +168,19 @@ def median_detail(key: str, findings: Sequence[Finding], quantity: str) -> Detai
 def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | float) -> list[Measured]:
     """One row for each head of an estimate [h], or one row for the layer if the estimate is a scalar."""
     value, low, high, freedom = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:4])
-    replicates = estimate.replicates.detach().double().cpu().reshape(len(value), estimate.replicates.shape[-1])
     count = torch.as_tensor(tokens).detach().double().cpu().expand(len(value)).tolist()
     heads: Sequence[int | None] = [None] if estimate.value.ndim == 0 else range(len(value))
+    replicates = [None] * len(value) if estimate.replicates is None else _by_row(estimate.replicates, len(value))
     return [
-        Measured(layer, head, quantity, v, a, b, int(n), df, each)
-        for head, v, a, b, n, df, each in zip(heads, value, low, high, count, freedom, replicates, strict=True)
+        Measured(layer, head, quantity, v, a, b, int(n), df, r)
+        for head, v, a, b, n, df, r in zip(heads, value, low, high, count, freedom, replicates, strict=True)
     ]
+
+
+def _by_row(replicates: Float[Tensor, "*s r"], rows: int) -> Iterable[Float[Tensor, " r"] | None]:
+    """Replicates of each row in float32, None if they are unknown."""
+    flat = replicates.detach().float().cpu().reshape(rows, -1)
+    return flat.unbind() if flat.shape[1] else [None] * rows
 
 
 def median_interval(rows: Sequence[Measured]) -> tuple[float, float]:

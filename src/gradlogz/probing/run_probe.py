@@ -22,14 +22,13 @@ from itertools import chain
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report, joined
+from .corpus.batching import Batch, Batches, Report, facts_of_text, joined
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .hypothesis_tests import median, median_interval
@@ -38,6 +37,7 @@ from .inside.head_weights import HeadWeights
 from .inside.loading import describe
 from .inside.random_models import MatchedModels, with_random_weights
 from .inside.weights import weights_of
+from .passes.baseline_rows import BaselineRows
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
@@ -48,8 +48,8 @@ from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, graded, split
 from .runs.records import SELF_CHECK, Claim, Finding, Token
-from .statistics import Sums, merge, sums_of, token_hashes
-from .statistics import documents as effective_documents
+from .runs.replicates import Place, Replicates, replicates_of
+from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
@@ -166,22 +166,18 @@ def measure(
     probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
-    sample: list[Batch] = []
+    sample = BaselineRows(baseline)
     windows: list[_Window] = []
     matched = [p for p in wanted if p.baseline == "matched" and draws and baseline]
     state: dict[str, Any] = {}
-    sizes: Sums | None = None
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
     with interruptible() as interrupted:
         for batch in chain([first], reading):
             added, others = statistics_of(model, architecture, placed(batch, model), wanted)
             state = merge(state, added)
-            sizes = merge(sizes, sums_of(_sizes(batch), batch.keys))
             extreme = greatest([*extreme, *others])
-            part = _sampled(batch, baseline, {each.group for each in sample})
-            if part is not None:
-                sample.append(part)
+            sample.add(batch)
             if matched:
                 windows = _with_windows(windows, batch, draws)
             done = reading.report.tokens if has_tokens else reading.report.rows
@@ -191,15 +187,13 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
+        untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
         values = _matched(model, windows, matched, probed, draws, interrupted) if matched else {}
         seconds["matched"] = time.perf_counter() - begun
     report = reading.report
-    known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
-    if sizes is not None:
-        known["effective_documents"] = round(float(effective_documents(sizes)), 1)
+    known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
     if isinstance(values, str):
@@ -215,24 +209,26 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
     """
     rows: list[Finding] = []
     claims: list[Claim] = []
+    replicates: dict[Place, Replicates] = {}
     wanted = [prediction for prediction in chosen(predictions) if prediction.name in measured.state]
     model = measured.probed.name
     for prediction in wanted:
         claim = partial(Claim, model, prediction.name, prediction.declaration.claim)
         try:
-            judged = _judged(measured, prediction)
+            judged, values = _judged(measured, prediction)
         except Exception as error:  # any error of a prediction, also of a user's own
             text = f"{type(error).__name__}: {error}"
             claims.append(claim("", math.nan, math.nan, math.nan, math.nan, "failed", text))
             continue
         rows += judged.findings
+        replicates |= replicates_of(model, prediction.name, values, judged)
         claims.append(claim(**{name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}))
     declarations = {prediction.name: prediction.declaration for prediction in wanted}
-    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
+    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations, replicates)
 
 
-def _judged(measured: Measurement, prediction: Prediction) -> Judgement:
-    """Return the judgement of one prediction, with the interval of its median and the words of its kind."""
+def _judged(measured: Measurement, prediction: Prediction) -> tuple[Judgement, list[Measured]]:
+    """Return the judgement of one prediction, with the interval of its median, and its values."""
     key, other = prediction.name, measured.baseline
     state, probed = measured.state[key], replace(measured.probed, computed=Computed())
     values = prediction.evaluate(state, probed)
@@ -241,7 +237,7 @@ def _judged(measured: Measurement, prediction: Prediction) -> Judgement:
         baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
     judged = prediction.verdict(_joined(probed.name, key, values, prediction.null(state, probed, baseline)))
     low, high = _ends(judged, values)
-    return graded(judged._replace(low=low, high=high), prediction.declaration.kind)
+    return graded(judged._replace(low=low, high=high), prediction.declaration.kind), values
 
 
 def chosen(wanted: Wanted) -> list[Prediction]:
@@ -384,20 +380,6 @@ def _dealt(windows: list[_Window], draw: int, draws: int) -> list[Batch]:
         window = ranked[place % len(ranked)]
         rows.setdefault(window.batch, []).append(window.row)
     return [joined(rows[number]) for number in sorted(rows)]
-
-
-def _sampled(batch: Batch, share: float, groups: set[int]) -> Batch | None:
-    """Return the rows of a batch that the baseline reads, chosen by hash; at least one if its group is a new one."""
-    rows = (_window_hashes(batch).double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
-    if not rows and share > 0 and batch.group not in groups:
-        rows = [0]
-    return batch.rows(rows) if rows else None
-
-
-def _sizes(batch: Batch) -> Tensor:
-    """Return the number of tokens of each row, [b, 1]; 1 if the inputs have no mask."""
-    mask = batch.inputs.get("attention_mask")
-    return torch.ones(len(batch.keys), 1) if mask is None else mask.sum(-1, keepdim=True).double()
 
 
 def _window_hashes(batch: Batch) -> Tensor:

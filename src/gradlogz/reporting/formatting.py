@@ -71,6 +71,11 @@ def decimals(value: float) -> str:
     return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
 
 
+def p_value(p: float) -> str:
+    """A p-value with three decimals, "<.001" below; empty for NaN."""
+    return "" if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0") if p < 1 else "1"
+
+
 def digits(value: float) -> str:
     """Three significant digits."""
     return f"{value:.3g}"
@@ -105,6 +110,8 @@ def measured_line(facts: Mapping[str, Any]) -> str:
     parts = _architecture({name: fact for name, fact in facts.items() if name != "parameters"})
     counts = {name: facts.get(name) for name in ("tokens", "documents")}
     parts += [f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int) and count]
+    effective = facts.get("effective_documents")
+    parts += [f"{effective:g} effective"] if isinstance(effective, int | float) and effective else []
     parts += ["dequantised"] * bool(facts.get("dequantised"))
     return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 

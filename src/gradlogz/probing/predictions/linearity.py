@@ -18,7 +18,7 @@ from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity, Remark
-from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
+from ..statistics import Comoments, Estimate, Fit, GroupMoments, affine_fit, jackknife
 from .observables.batch_moments import bytes_of_moments, token_moments
 
 HELD_OUT, IN_SAMPLE, COORDINATES = "held-out R²", "in-sample R²", "median in-sample R² of coordinates"
@@ -53,8 +53,10 @@ DECLARATION = Declaration(
         "Untrained activation functions receive small inputs, where they are almost linear, so that R² near 1 is not "
         "an effect of training. The theory asks how linear these maps are and makes no claim.",
         "A fit on n tokens has an error of its own, which lowers the held-out R² by about p / n of the unexplained "
-        f"variance and more for few tokens: with fewer than {MANY} tokens for each of the p coordinates the result has "
-        "a remark.",
+        "variance and more for few tokens. It is therefore extrapolated to unlimited text from fits on all other and "
+        "on half of the other documents. Without three groups of documents, or with fewer than two tokens for each "
+        f"coordinate in half of them, it is not; with fewer than {MANY} tokens for each of the p coordinates the "
+        "result has a remark.",
     ),
     decision_rule="The value of the model is the median over its feed-forward sublayers.",
     quantities={
@@ -77,7 +79,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No feed-forward sublayer was recognised.",
-        FEW: ("Only {ratio:.1f} tokens for each input coordinate: the held-out R² is too low; read more text."),
+        FEW: "Only {ratio:.1f} tokens for each input coordinate: the held-out R² may be too low; read more text.",
     },
 )
 
@@ -152,8 +154,8 @@ def _measured(name: str, layer_state: LayerState) -> list[Measured]:
     stream = inputs if layer_state.stream is None else layer_state.stream
     tokens = inputs.tokens.sum()
     fit, residual_fit = affine_fit(inputs), affine_fit(with_residual(stream))
-    rows = measured(name, HELD_OUT, fit.held_out, tokens)
-    rows += measured(name, WITH_RESIDUAL, residual_fit.held_out, tokens)
+    rows = measured(name, HELD_OUT, _held_out(fit), tokens)
+    rows += measured(name, WITH_RESIDUAL, _held_out(residual_fit), tokens)
     rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
     described = {
         IN_SAMPLE: fit.in_sample,
@@ -163,6 +165,11 @@ def _measured(name: str, layer_state: LayerState) -> list[Measured]:
         ANISOTROPY: _anisotropy(stream.total()),
     }
     return rows + [Measured(name, None, quantity, float(v), tokens=int(tokens)) for quantity, v in described.items()]
+
+
+def _held_out(fit: Fit) -> Estimate:
+    """Held-out R² for unlimited text; that of the fit itself if there are too few tokens to extrapolate."""
+    return fit.held_out if bool(fit.extrapolated.value.isnan()) else fit.extrapolated
 
 
 def with_residual(comoments: Comoments) -> Comoments:

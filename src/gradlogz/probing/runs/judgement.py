@@ -25,8 +25,8 @@ class Measured(NamedTuple):
 
     layer: name of the layer as in `capture`, numbered from the second call of a tied layer on; empty for the model.
     head: None for a quantity of the layer or of the model.
-    freedom: degrees of freedom of the interval. replicates: as in `Estimate`, for the interval of a median; None
-        without.
+    freedom: degrees of freedom of the interval.
+    replicates: values in the replicates of documents, from which the interval is computed.
     """
 
     layer: str
