@@ -40,6 +40,7 @@ from .findings_wording import by_agreement, chip, claim_of, keys_cited, title_of
 from .formatting import STYLES, digits, finite, interval, known
 
 DECADES = 100.0  # ratio of the last step to the first from which on the axis is logarithmic
+DIGITS = 16  # of a hash in a table
 TRAJECTORIES = {
     "figures": (
         "Line and points: value of the claim's statistic; bars: 95 % confidence interval; colour: verdict; dashed "
@@ -131,7 +132,9 @@ def _figures(runs: Runs) -> Iterator[Figure]:
         if not points:
             continue
         first = points[0][2]
-        unit, formula = unit_and_formula(runs.declarations, prediction, first.quantity)
+        unit = unit_and_formula(runs.declarations, prediction, first.quantity).unit
+        declared = runs.declarations.get(prediction)
+        named = first.quantity if declared is None else declared.statistic
         single = [(x, claim) for i, x, claim in points if i not in repeated]
         marks: list[Mark] = []
         if nulls := [(x, claim.null) for x, claim in single if math.isfinite(claim.null)]:
@@ -141,13 +144,13 @@ def _figures(runs: Runs) -> Iterator[Figure]:
             for again, symbol in ((False, "circle"), (True, "diamond-open")):
                 group = [p for p in points if p[2].verdict == verdict and (p[0] in repeated) == again]
                 if group:
-                    name = f"{verdict or 'no verdict'}{', same weights as another' if again else ''}"
+                    name = f"{verdict or 'no verdict'}{', repeated weights' if again else ''}"
                     marks.append(_points(runs, name, group, STYLES[verdict].colour, symbol))
         yield Figure(
             f"trajectory of {prediction}",
             title_of(runs.declarations, prediction),
             axis,
-            Axis(statistic(first, runs.declarations) or prediction, unit, formula),
+            Axis(named, unit),
             tuple(marks),
             f"{claim_of(runs.declarations, first)} Bars: 95 % CI; n = {len(points)} checkpoints.",
         )
@@ -214,10 +217,15 @@ def _checkpoints(runs: Runs) -> Table:
     for i, (name, each) in enumerate(zip(runs.names, runs.contents, strict=True)):
         facts, step = each.facts, None if runs.steps is None else runs.steps[i]
         rows.append(
-            (name, step, facts.get("weights_sha256"), ", ".join(repeated.get(i, ())) or None, facts.get("tokens"),
+            (name, step, _short(facts.get("weights_sha256")), ", ".join(repeated.get(i, ())) or None, facts.get("tokens"),
              facts.get("documents"), facts.get("source"), each.run.version or None)
         )  # fmt: skip
     return Table("checkpoints", "checkpoints", columns, tuple(rows), stacked=True)
+
+
+def _short(hashed: Any) -> str | None:
+    """Return the first digits of a hash, which tell weights apart; the data of the page have all of them."""
+    return hashed[:DIGITS] if isinstance(hashed, str) else None
 
 
 def _data(runs: Runs) -> dict[str, Any]:

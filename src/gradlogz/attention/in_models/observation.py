@@ -21,6 +21,7 @@ from torch import nn
 from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
+from .block_numbers import block_numbers
 from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
 
@@ -39,6 +40,7 @@ class Observation(Mapping[str, Attention], Receiver):
         self.passes: list[dict[str, Attention]] = []
         self._statistics, self._strict, self._trained = statistics, strict, trained
         self._differentiable = False
+        self._crosses = False
 
     def __getitem__(self, layer: str) -> Attention:
         return self._last[layer]
@@ -76,6 +78,26 @@ class Observation(Mapping[str, Attention], Receiver):
             )
         return torch.stack(tensors)
 
+    def hooks(self) -> dict[str, Tensor]:
+        """Tensors of the last pass under names of TransformerLens, for a model with one stack of layers.
+
+        blocks.L.attn.hook_z is the output [b, m, h, v]; statistics keep their names, as in blocks.L.attn.entropy.
+        `capture` has the queries, keys, values and the residual stream too.
+
+        Law: tests/agreement/test_hook_names_are_those_of_transformerlens.py.
+        """
+        if self._crosses:
+            problem = "the model has cross-attention, and names of the form blocks.L are those of one stack of layers"
+            raise InputValueError("Observation.hooks", "model", problem, "Index the layers instead: observation[name].")
+        tensors: dict[str, Tensor] = {}
+        for block, attention in zip(block_numbers(list(self)), self.values(), strict=True):
+            for field, tensor in attention._asdict().items():
+                if tensor is not None:
+                    output = field == "output"
+                    name = f"blocks.{block}.attn.{'hook_z' if output else field}"
+                    tensors[name] = tensor.transpose(1, 2) if output else tensor
+        return tensors
+
     def clear(self) -> None:
         """Discard all passes and free their tensors."""
         self.passes.clear()
@@ -91,6 +113,7 @@ class Observation(Mapping[str, Attention], Receiver):
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call by `attend`."""
         result = intercepted.call.attend(self._statistics)
+        self._crosses |= intercepted.crosses
         if not again:
             lost = self._differentiable and not torch.is_grad_enabled() and layer in self._trained
             self._last[numbered(layer, self._last)] = refusing_gradients(result) if lost else result
