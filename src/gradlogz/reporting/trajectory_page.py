@@ -217,8 +217,8 @@ def _checkpoints(runs: Runs) -> Table:
     for i, (name, each) in enumerate(zip(runs.names, runs.contents, strict=True)):
         facts, step = each.facts, None if runs.steps is None else runs.steps[i]
         rows.append(
-            (name, step, _short(facts.get("weights_sha256")), ", ".join(repeated.get(i, ())) or None, facts.get("tokens"),
-             facts.get("documents"), facts.get("source"), each.run.version or None)
+            (name, step, _short(facts.get("weights_sha256")), ", ".join(repeated.get(i, ())) or None,
+             facts.get("tokens"), facts.get("documents"), facts.get("source"), each.run.version or None)
         )  # fmt: skip
     return Table("checkpoints", "checkpoints", columns, tuple(rows), stacked=True)
 

@@ -10,10 +10,9 @@ Read next: interception.py (how calls are intercepted), monitoring.py (statistic
 the model's own attention).
 """
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from ..result import Attention
 from .block_numbers import block_numbers
 from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .uncompiled import uncompiled
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -167,7 +167,7 @@ def observe(
     observation = Observation(statistics, strict, trained)
     _observed.add(id(model))
     try:
-        with _uncompiled(), Interception(model, observation, layers=layers):
+        with uncompiled(), Interception(model, observation, layers=layers):
             yield observation
     finally:
         _observed.discard(id(model))
@@ -184,8 +184,3 @@ def _prefixes(name: str) -> list[str]:
     """Names of all modules that contain a parameter."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts))]
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Context that runs compiled functions eagerly, since calls inside them cannot be intercepted."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

