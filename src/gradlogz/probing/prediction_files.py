@@ -1,4 +1,4 @@
-"""Predictions in files of the user: `gradlogz probe --prediction my.py`.
+"""Predictions in files of the user: `gradlogz probe --prediction FILE`.
 
 The file is Python and is run, so that only files that the user names are read. It defines PREDICTION, as the files of
 predictions/ do.

@@ -6,6 +6,7 @@
 Read next: trajectory_page.py (the page), comparison_terminal.py (runs side by side).
 """
 
+import textwrap
 from collections.abc import Iterator
 
 from .comparison_page import Runs
@@ -37,4 +38,4 @@ def trajectory_lines(runs: Runs, width: int, *, details: bool = False) -> Iterat
         if details:
             yield from sentence_lines(tested[-1], runs.declarations, width, runs.names[-1])
     for sentence in duplicate_sentences(runs):
-        yield StyledLine(sentence, "yellow")
+        yield from (StyledLine(line, "yellow") for line in textwrap.wrap(sentence, width))
