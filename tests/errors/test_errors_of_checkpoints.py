@@ -83,6 +83,10 @@ TIE = file(
     "tie.py", "from gradlogz.probing.predictions import known_predictions\nPREDICTION = known_predictions()[2]\n"
 )
 
+OFFLOADED = {"lm_head": "cpu", "transformer.h.1": "disk"} | {
+    f"transformer.{part}": "cpu" for part in ("wte", "wpe", "drop", "h.0", "ln_f")
+}
+
 ERRORS = [
     (ValueError, "probe: --prediction", "existing", lambda: prediction_in(HERE / "none.py")),
     (ValueError, "probe: --prediction", "line 3, KeyError", lambda: prediction_in(BROKEN)),
@@ -98,6 +102,7 @@ ERRORS = [
     (ValueError, "weights_hash: checkpoint", "damaged", damaged),
     (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),
     (ValueError, "load: device_map", "JSON", lambda: load(model(), device_map="{x")),
+    (ValueError, "load: device_map", "offloaded", lambda: load(model(), device_map=OFFLOADED)),
     (ValueError, "load: revision", "hub", lambda: load(model(), revision="step5")),
     (ValueError, "load: name", "quantised", quantised),
     (ValueError, "Captured.hooks: model", "cross-attention", lambda: gradlogz.capture(*crossing()).hooks()),

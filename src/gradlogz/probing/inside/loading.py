@@ -122,6 +122,9 @@ def load(
     if isinstance(place, torch.device):
         model = model.to(place)
     model.eval()
+    if any(parameter.is_meta for parameter in model.parameters()):
+        problem = "device_map leaves weights outside the devices (offloaded to CPU memory or disk)"
+        raise InputValueError("load", "device_map", problem, "Use more devices, or dtype bfloat16 in place of float32.")
     context = _context(model, tokenizer)
     if hasattr(tokenizer, "model_max_length") and context is not None:
         tokenizer.model_max_length = context
