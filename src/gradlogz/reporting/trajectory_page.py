@@ -94,8 +94,8 @@ def page_of_trajectory(runs: Runs) -> Page:
         guide=GUIDE | TRAJECTORIES,
         methods=(
             "Every checkpoint was measured and tested separately on the same text; the page of its run (gradlogz "
-            "report) describes the methods. Intervals are those of single checkpoints: a difference of two checkpoints "
-            "is tested by gradlogz compare.",
+            "report) describes the methods. Intervals are those of single checkpoints; differences between "
+            "checkpoints are not tested here.",
             "Weights are identified by the sha256 of names, dtypes, shapes and bytes of all tensors, in the order of "
             "their names.",
         ),
@@ -139,7 +139,8 @@ def _figures(runs: Runs) -> Iterator[Figure]:
         marks: list[Mark] = []
         if nulls := [(x, claim.null) for x, claim in single if math.isfinite(claim.null)]:
             marks.append(Line("null", [x for x, _ in nulls], [y for _, y in nulls], "grey", "dash"))
-        marks.append(Line("value", [x for x, _ in single], [claim.value for _, claim in single], "blue"))
+        if single:
+            marks.append(Line("value", [x for x, _ in single], [claim.value for _, claim in single], "blue"))
         for verdict in (*VERDICTS, ""):
             for again, symbol in ((False, "circle"), (True, "diamond-open")):
                 group = [p for p in points if p[2].verdict == verdict and (p[0] in repeated) == again]

@@ -145,6 +145,7 @@ def locate(
     name: str | Path, *, revision: str | None = None, allow_pickle: bool = False, allow_remote_code: bool = False
 ) -> Checkpoint:
     """Return the folder and format of a model's weights, after a download if the model is on the hub."""
+    _transformers()  # an error here, and not from a library that reads the weights
     package = PACKAGES.get(str(name))
     checkpoint = _checkpoint(_folder(str(name), revision, package, allow_pickle, allow_remote_code))
     if checkpoint.format == "pickle" and package is None and not allow_pickle:
