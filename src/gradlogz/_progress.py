@@ -1,7 +1,7 @@
 """Progress of long computations: the meaning of every `progress` argument.
 
     progress=False               no output
-    progress=True                a text bar on standard error
+    progress=True                a text bar on standard error; where that is no terminal, a line for every tenth
     progress=f                   f(done, total) after each unit of work; total is 0 if unknown
 
 Law: tests/package/test_progress_has_one_meaning.py.
@@ -17,10 +17,12 @@ Progress = bool | Callable[[int, int], None]
 
 
 def reporter(progress: Progress, unit: str) -> Callable[[int, int], None]:
-    """Return the function to call with (done, total): `progress` itself, a text bar for True, no output for False."""
+    """Return the function to call with (done, total): `progress` itself, text for True, no output for False."""
     if callable(progress):
         return progress
-    return progress_bar(unit) if progress else _silent
+    if not progress:
+        return _silent
+    return progress_bar(unit) if sys.stderr.isatty() else progress_lines(unit)
 
 
 def progress_bar(unit: str) -> Callable[[int, int], None]:
@@ -41,6 +43,30 @@ def progress_bar(unit: str) -> Callable[[int, int], None]:
                 text += f", {max(total - done, 0) / rate:,.0f} s left"
             ended = done >= total
         sys.stderr.write(f"\r{text:<100}" + ("\n" if ended else ""))
+        sys.stderr.flush()
+
+    return show
+
+
+def progress_lines(unit: str) -> Callable[[int, int], None]:
+    """Return a writer of lines on standard error: one for each tenth of the work, or for each doubling of it."""
+    begun = time.perf_counter()
+    tenths, least = 0, 1
+
+    def show(done: int, total: int) -> None:
+        nonlocal tenths, least
+        seconds = time.perf_counter() - begun
+        if total > 0:
+            if min(10 * done // total, 10) <= tenths:
+                return
+            tenths = min(10 * done // total, 10)
+            text = f"{tenths * 10} %, {done:,}/{total:,} {unit}"
+        else:
+            if done < least:
+                return
+            least = 2 * done
+            text = f"{done:,} {unit}"
+        sys.stderr.write(f"{text}, {seconds:,.0f} s\n")
         sys.stderr.flush()
 
     return show

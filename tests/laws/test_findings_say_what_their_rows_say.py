@@ -1,5 +1,6 @@
 """Tables, summaries and displays of findings are counts of their rows, and show no more than is there."""
 
+import csv
 import io
 import math
 import re
@@ -24,6 +25,7 @@ from gradlogz.probing.runs.records import (
     Remark,
     Token,
 )
+from gradlogz.probing.runs.row_table import COLUMNS
 from gradlogz.reporting.findings_terminal import table_lines
 from gradlogz.reporting.findings_wording import title_of, verdict_sentences
 from gradlogz.reporting.formatting import STYLES
@@ -114,12 +116,47 @@ def test_a_file_of_findings_reads_back(tmp_path_factory, found):
     assert "NaN" not in path.read_text()  # no other language reads that
 
 
+def from_cells(cells):
+    """A row of a table as a finding, without the step."""
+    named = dict(zip(COLUMNS, cells, strict=True))
+    return Finding(
+        *(
+            math.nan if value is None and kind is float else value
+            for value, kind in ((named[name], COLUMNS[name]) for name in Finding._fields)
+        )
+    )
+
+
 @given(findings())
 def test_a_frame_has_the_rows(found):
-    pytest.importorskip("polars")
+    polars = pytest.importorskip("polars")
     frame = found.frame()
-    assert frame.columns == list(Finding._fields)
-    assert same([Finding(*row) for row in frame.rows()], list(found.rows))
+    assert frame.columns == list(COLUMNS)
+    types = {str: polars.String, int: polars.Int64, float: polars.Float64}
+    assert dict(frame.schema) == {name: types[kind] for name, kind in COLUMNS.items()}
+    assert same([from_cells(row) for row in frame.rows()], list(found.rows))
+    assert frame["step"].to_list() == [found.facts[row.model].get("step") for row in found.rows]
+
+
+@given(findings())
+def test_a_csv_has_the_rows(found):
+    head, *lines = csv.reader(io.StringIO(found.csv()))
+    assert head == list(COLUMNS)
+    cells = [
+        [
+            text if kind is str else None if text == "" else kind(text)
+            for text, kind in zip(line, COLUMNS.values(), strict=True)
+        ]
+        for line in lines
+    ]
+    assert same([from_cells(row) for row in cells], list(found.rows))
+
+
+def test_rows_have_the_step_of_their_checkpoint():
+    row = Finding("a@step5", "tie", "layer", 1, 0, "cosine", 0.5)
+    facts = {"a@step5": {"step": 5}, "b": {"step": True}, "c": {}}
+    found = Findings(facts, [row, row._replace(model="b"), row._replace(model="c")])
+    assert [line.split(",")[1] for line in found.csv().splitlines()] == ["step", "5", "", ""]
 
 
 class Texts(HTMLParser):

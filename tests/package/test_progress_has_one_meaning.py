@@ -1,4 +1,9 @@
-"""progress= is False for nothing, True for a bar on standard error, or a function of the work done and the total."""
+"""progress= is False for nothing, True for text on standard error, or a function of the work done and the total.
+
+The text is a bar on a terminal, and a line for every tenth of the work elsewhere.
+"""
+
+import sys
 
 from gradlogz._progress import reporter
 
@@ -8,7 +13,8 @@ def test_false_shows_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_true_shows_a_bar_on_standard_error(capsys):
+def test_true_shows_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     show = reporter(True, "steps")
     show(1, 2)
     half = capsys.readouterr()
@@ -21,7 +27,30 @@ def test_true_shows_a_bar_on_standard_error(capsys):
     assert full.err.endswith("\n")
 
 
-def test_where_the_total_is_not_known_the_bar_is_a_count(capsys):
+def test_where_there_is_no_terminal_every_tenth_is_a_line(capsys):
+    show = reporter(True, "tokens")
+    for done in range(0, 2001, 7):
+        show(done, 2000)
+    show(2000, 2000)
+    show(2000, 2000)  # the end may be reported twice
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "\r" not in shown.err
+    assert [line.split(" %")[0] for line in shown.err.splitlines()] == [str(10 * tenth) for tenth in range(1, 11)]
+    assert "2,000/2,000 tokens" in shown.err.splitlines()[-1]
+
+
+def test_where_neither_the_total_is_known_nor_a_terminal_there_every_doubling_is_a_line(capsys):
+    show = reporter(True, "rows")
+    for done in range(0, 1001, 10):
+        show(done, 0)
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == [
+        "10", "20", "40", "80", "160", "320", "640",
+    ]  # fmt: skip
+
+
+def test_where_the_total_is_not_known_the_bar_is_a_count(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     reporter(True, "tokens")(1000, 0)
     shown = capsys.readouterr().err
     assert "1,000 tokens" in shown

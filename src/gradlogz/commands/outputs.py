@@ -1,10 +1,10 @@
 """Outputs of commands: the terminal, a page, JSON.
 
-check_file, check_drawing   raise before the computation if an output cannot be written after it
+check_file, check_drawing, check_tables   raise before the computation if an output cannot be written after it
 terminal                    a console on standard output, or on standard error if JSON takes standard output
 print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
-write_json, open_page       the files
+write_json, write_tables, open_page       the files
 finish                      all files, then the table of results and where the files are
 """
 
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -24,6 +25,7 @@ from .._input_errors import InputValueError, MissingPackageError
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ..probing.runs.findings import Findings
     from ..reporting.findings_terminal import StyledLine
 
 STANDARD_OUTPUT = "-"
@@ -31,6 +33,14 @@ RUN_PAGE = "report.html"  # in the folder of a run
 
 Open = Annotated[
     bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).", show_default=False)
+]
+Csv = Annotated[
+    str | None,
+    typer.Option("--csv", help="CSV file for the rows of heads and layers (default: none).", show_default=False),
+]
+Parquet = Annotated[
+    str | None,
+    typer.Option("--parquet", help="Parquet file for the same rows; needs polars (default: none).", show_default=False),
 ]
 
 
@@ -58,6 +68,15 @@ def check_drawing(call: str) -> None:
     if (name := missing()) is not None:
         remedy = "Install it with: pip install 'gradlogz[report]'."
         raise MissingPackageError(call, name, f"{name} is needed for pages and is not installed", remedy)
+
+
+def check_tables(call: str, csv: str | None, parquet: str | None) -> None:
+    """Raise if a table of rows cannot be written, or if parquet is wanted and polars is not installed."""
+    check_file(call, "--csv", csv)
+    check_file(call, "--parquet", parquet)
+    if parquet is not None and find_spec("polars") is None:
+        remedy = "Install it with: pip install 'gradlogz[tables]', or use --csv."
+        raise MissingPackageError(call, "polars", "polars is needed for --parquet and is not installed", remedy)
 
 
 def terminal(json: str | None) -> Console:
@@ -113,6 +132,17 @@ def write_json(path: str | None, text: str) -> None:
         print(text)
     elif path is not None:
         write(path, f"{text}\n")
+
+
+def write_tables(csv: str | None, parquet: str | None, findings: "Findings") -> None:
+    """Write the rows of findings as CSV and as parquet, where a path is given."""
+    from ..page import replaced, write
+
+    if csv is not None:
+        write(csv, findings.csv())
+    if parquet is not None:
+        with replaced(parquet) as part:
+            findings.frame().write_parquet(part)
 
 
 def finish(

@@ -1,33 +1,58 @@
-"""gradlogz probe: measure a model on a text, write a run and its page, print the verdicts.
+"""gradlogz probe: measure a model or its checkpoints on a text, write runs and a page, print the verdicts.
 
-Read next: ../probing/run_probe.py (the measurement), ../probing/runs/run_folder.py (the run).
+Read next: checkpoint_runs.py (several checkpoints), ../probing/run_probe.py (the measurement).
 """
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
+from .checkpoint_runs import CheckpointRun, Settings, runs_of
+from .outputs import (
+    RUN_PAGE,
+    Csv,
+    Parquet,
+    check_file,
+    check_tables,
+    print_closing,
+    print_lines,
+    terminal,
+    write_json,
+    write_tables,
+)
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..probing.inside.checkpoint_names import CheckpointName
     from ..probing.inside.loading import Loaded
-    from ..probing.run_probe import Measurement
     from ..probing.runs.findings import Findings
     from ..probing.runs.run_folder import Run
+    from ..reporting.comparison_page import Runs
 
 SOURCES = {"text": "topics of Python's built-in help", "reactions": "textbook reactions"}  # default texts
 RUNS = "runs"  # default folder of runs
+SERIES = "checkpoints"  # default name of a folder for checkpoints of several training runs
+TRAJECTORY = "trajectory.html"  # page of several checkpoints
+STANDARD_INPUT = "-"
+MODEL = "minilm"  # default model
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+STOPPED = "Interrupted: the results cover only the text read so far."
+NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="Model: minilm, smollm2, rxnmapper, rxnfp, a folder, a GGUF file or a Hub name.")
-    ] = "minilm",
+        list[str] | None,
+        typer.Argument(
+            help="Models: minilm (default), smollm2, rxnmapper, rxnfp, folder, GGUF file, Hub name, NAME@REVISION.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         typer.Option(
@@ -43,21 +68,39 @@ def command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of a prediction to test, such as ascent or tie; repeatable (default: all).",
+            help="Names of predictions, separated by commas, such as ascent,tie; repeatable (default: all).",
             show_default=False,
         ),
+    ] = None,
+    prediction: Annotated[
+        list[str] | None,
+        typer.Option(help="Python file that defines a prediction; it is run; repeatable.", show_default=False),
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
-    out: Annotated[str | None, typer.Option(help="Run folder (default: runs/MODEL).", show_default=False)] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Run folder, or folder of the runs of checkpoints (default: runs/MODEL).", show_default=False
+        ),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(help="JSON file for the findings; - for standard output (default: none).", show_default=False),
     ] = None,
+    csv: Csv = None,
+    parquet: Parquet = None,
     device: Annotated[
         str | None,
         typer.Option(help="Device: cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
+    ] = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="Placement on several devices: auto, or a JSON object of module names (default: one device).",
+            show_default=False,
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -82,48 +125,152 @@ def command(
 
     Prints a table of verdicts and writes a run folder with an HTML page.
 
+    Several checkpoints, or a folder of checkpoints (checkpoint-500, step1000), become one page of trajectories.
+    Checkpoints that are finished are not measured again.
+
     Ctrl-C ends the run after the current batch; the results so far are written.
     """
+    from ..probing.inside.checkpoint_names import checkpoints_of
+    from ..probing.prediction_files import selected
+
+    console = terminal(json)
+    check_file("probe", "--json", json)
+    check_tables("probe", csv, parquet)
+    predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
+    settings = Settings(
+        text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
+        allow_pickle, allow_remote_code,
+    )  # fmt: skip
+    outputs = Outputs(json, csv, parquet, details)
+    if len(checkpoints) == 1:
+        place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].label
+        return _one(console, checkpoints[0], place, settings, outputs)
+    series = {checkpoint.series for checkpoint in checkpoints}
+    place = Path(out) if out is not None else Path(RUNS) / (series.pop() if len(series) == 1 else SERIES)
+    return _several(console, checkpoints, place, settings, outputs)
+
+
+class Outputs(NamedTuple):
+    """Outputs beside the run folders and the page."""
+
+    json: str | None
+    csv: str | None
+    parquet: str | None
+    details: bool
+
+    def write(self, findings: "Findings") -> None:
+        """Write the files."""
+        from ..probing.runs.findings_file import findings_to_json
+
+        write_json(self.json, findings_to_json(findings))
+        write_tables(self.csv, self.parquet, findings)
+
+
+def _run_of(
+    checkpoint: "CheckpointName", settings: Settings, console: "Console", facts: dict[str, str]
+) -> "tuple[Run, str]":
+    """Return the run of one model, with these facts added, and a sentence on the text it read."""
     from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
-    from ..probing.run_probe import chosen, evaluate, measure
-    from ..probing.runs.findings_file import findings_to_json
+    from ..probing.run_probe import evaluate, measure
+    from ..probing.runs.run_folder import Run
+
+    with console.status(f"Loading {checkpoint.label}"):
+        loaded = load(
+            checkpoint.source, revision=checkpoint.revision, device=settings.device, device_map=settings.device_map,
+            dtype=settings.dtype, **settings.allowed,
+        )  # fmt: skip
+    _check_reading(loaded)
+    corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
+    known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
+    if settings.text is None and loaded.facts["reads"] == "reactions":
+        known["synthetic_text"] = True
+    measured = measure(
+        loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
+        length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
+        seed=settings.seed, progress=True,
+    )  # fmt: skip
+    with console.status("Judging"):
+        findings = evaluate(measured, predictions=settings.predictions)
+    report = measured.report
+    run = Run(
+        model={"name": measured.probed.name, **measured.facts},
+        text={"source": settings.text or SOURCES.get(measured.facts["reads"], ""), "length": report.length},
+        seed=settings.seed,
+        command=shlex.join(["gradlogz", *sys.argv[1:]]),
+        counts={name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")},
+        times=measured.seconds,
+        findings=findings,
+        complete=measured.complete,
+    )
+    return run, report.words()
+
+
+def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
+    """Probe one model: a run folder with its page."""
+    from ..probing.inside.loading import locate
+    from ..probing.inside.weights_hash import weights_hash
     from ..probing.runs.run_folder import check_place, write_run
-    from ..probing.runs.statistics_file import write_statistics
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
-    console = terminal(json)
-    place = Path(out) if out is not None else Path(RUNS) / _label(model)
     check_place(place)
-    check_file("probe", "--json", json)
-    chosen(only)
-    with console.status(f"Loading {model}"):
-        loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
-    _check_reading(loaded)
-    corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
-    facts = loaded.facts | ({"synthetic_text": True} if text is None and loaded.facts["reads"] == "reactions" else {})
-    measured = measure(
-        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=facts, tokens=tokens or None,
-        length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
-    )  # fmt: skip
-    statistics = write_statistics(place, measured)  # first, so that a judgement that is killed can be repeated
-    with console.status("Judging"):
-        findings = evaluate(measured, predictions=only)
-    run = _run(measured, findings, seed, text)
+    hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
+    run, words = _run_of(checkpoint, settings, console, {"weights_sha256": hashed})
     write_run(place, run)
-    if statistics is not None:
-        statistics.unlink(missing_ok=True)
-    write_json(json, findings_to_json(findings))
+    outputs.write(run.findings)
     page = page_of(place)  # files come first, so that a closed pipe costs no result
-    name = measured.probed.name
-    print_lines(console, claim_lines(findings, name, console.width, details=details))
-    if not measured.complete:
-        console.print("Interrupted: the results cover only the text read so far.", style="yellow")
-    if details:
-        console.print(measured.report.words(), style="dim", highlight=False)
-    print_closing(console, f"{name}, {measured_line(findings.facts[name])}", place, page)
-    return 0 if measured.complete else INTERRUPTED
+    print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
+    if not run.complete:
+        console.print(STOPPED, style="yellow")
+    if outputs.details:
+        console.print(words, style="dim", highlight=False)
+    line = f"{checkpoint.label}, {measured_line(run.findings.facts[checkpoint.label])}"
+    print_closing(console, line, place, page)
+    return 0 if run.complete else INTERRUPTED
+
+
+def _several(
+    console: "Console", checkpoints: "list[CheckpointName]", root: Path, settings: Settings, outputs: Outputs
+) -> int:
+    """Probe checkpoints: a run folder for each, and one page of trajectories."""
+    from ..reporting.comparison_page import read_all
+    from ..reporting.trajectory_terminal import trajectory_lines
+
+    if settings.text == STANDARD_INPUT:
+        problem = "standard input can be read only once, but there are several checkpoints"
+        raise InputValueError("probe", "--text", problem, "Save the text to a file.")
+    done: list[CheckpointRun] = []
+
+    def measure(checkpoint: "CheckpointName", facts: dict[str, str]) -> "Run":
+        return _run_of(checkpoint, settings, console, facts)[0]
+
+    for each in runs_of(checkpoints, root, settings, console, measure):
+        done.append(each)
+        fact = each.origin if each.origin in ("measured", "kept") else f"same weights as {each.origin}"
+        console.print(f"{each.label}: {fact}", style="dim", highlight=False)
+    complete = done[-1].run.complete
+    first, *others = (each.run.findings for each in done)
+    outputs.write(first.merge(*others))
+    line, page = f"{len(done)} of {len(checkpoints)} checkpoints", "none; fewer than two checkpoints are measured"
+    if others:
+        runs = read_all([each.folder for each in done])
+        page = _trajectory(root, runs)
+        print_lines(console, trajectory_lines(runs, console.width, details=outputs.details))
+    if not complete:
+        console.print(STOPPED, style="yellow")
+    print_closing(console, line, root, page)
+    return 0 if complete else INTERRUPTED
+
+
+def _trajectory(root: Path, runs: "Runs") -> str:
+    """Write the page of trajectories; return its path, or the command that installs pages."""
+    from ..page import missing, render, write
+    from ..reporting.trajectory_page import page_of_trajectory
+
+    if missing():
+        return NO_PAGE
+    return str(write(root / TRAJECTORY, render(page_of_trajectory(runs))))
 
 
 def page_of(run: Path) -> str:
@@ -132,13 +279,8 @@ def page_of(run: Path) -> str:
     from ..reporting import report
 
     if missing():
-        return "none; pip install 'gradlogz[report]', then gradlogz report"
+        return NO_PAGE
     return str(write(run / RUN_PAGE, report(run)))
-
-
-def _label(name: str) -> str:
-    """Name of a model in tables and folders: the last part of its path or Hub name."""
-    return Path(name).name or name
 
 
 def _check_reading(loaded: "Loaded") -> None:
@@ -146,20 +288,3 @@ def _check_reading(loaded: "Loaded") -> None:
         problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
         remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
         raise InputValueError("probe", "model", problem, remedy)
-
-
-def _run(measured: "Measurement", findings: "Findings", seed: int, text: str | None) -> "Run":
-    from ..probing.runs.run_folder import Run
-
-    report = measured.report
-    counts = {name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")}
-    return Run(
-        model={"name": measured.probed.name, **measured.facts},
-        text={"source": text or SOURCES.get(measured.facts["reads"], ""), "length": report.length},
-        seed=seed,
-        command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts=counts,
-        times=measured.seconds,
-        findings=findings,
-        complete=measured.complete,
-    )

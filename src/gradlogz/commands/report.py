@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from .outputs import RUN_PAGE, Open, check_drawing, check_file, open_page, print_closing, print_lines, terminal
+from .outputs import (
+    RUN_PAGE,
+    Csv,
+    Open,
+    Parquet,
+    check_drawing,
+    check_file,
+    check_tables,
+    open_page,
+    print_closing,
+    print_lines,
+    terminal,
+    write_tables,
+)
 
 
 def command(
@@ -19,6 +32,8 @@ def command(
     details: Annotated[
         bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
+    csv: Csv = None,
+    parquet: Parquet = None,
     open_: Open = False,
 ) -> int:
     """Rebuild the HTML page of a probe run: verdicts, a map of heads, figures and data for every claim.
@@ -36,11 +51,13 @@ def command(
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
     if out is not None:  # the default is in the run folder, whose errors contents_of describes
         check_file("report", "--out", path)
+    check_tables("report", csv, parquet)
     check_drawing("report")
     contents = contents_of(run, "report")
     html = rendered(page_of_run(contents), "report")
     check_file("report", "--out", path)
     write(path, html)  # before the table, so that a closed pipe costs no page
+    write_tables(csv, parquet, contents.findings)
     console = terminal(None)
     print_lines(console, claim_lines(contents.findings, contents.name, console.width, details=details))
     measured = f"{contents.name}, {measured_line(contents.facts)}".rstrip(", ")

@@ -8,7 +8,6 @@ Read next: findings_page.py (one run), comparison_figures.py (the figures).
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -34,6 +33,7 @@ from ..page import (
     Views,
 )
 from ..probing.runs.differences import Difference, differences_of_claims, differences_of_rows
+from ..probing.inside.training_step import step_in
 from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
@@ -137,11 +137,8 @@ def _step(run: RunContents) -> float | None:
     step = run.facts.get("step")
     if isinstance(step, int | float) and not isinstance(step, bool):
         return float(step)
-    for name in (run.name, run.folder):
-        match = re.search(r"(?:step|checkpoint)s?[-_ =]?(\d+)", name, re.IGNORECASE)
-        if match:
-            return float(match[1])
-    return None
+    named = (step_in(name) for name in (run.name, run.folder))
+    return next((float(step) for step in named if step is not None), None)
 
 
 def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[str, ...]:

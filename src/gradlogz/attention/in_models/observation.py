@@ -10,11 +10,10 @@ Read next: interception.py (how calls are intercepted), monitoring.py (statistic
 the model's own attention).
 """
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -23,9 +22,11 @@ from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
 from ..ring import ring_attend
+from .block_numbers import block_numbers
 from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
 from .ring_calls import call_from_ring
+from .uncompiled import uncompiled
 
 
 class Observation(Mapping[str, Attention], Receiver):
@@ -44,6 +45,7 @@ class Observation(Mapping[str, Attention], Receiver):
         self.passes: list[dict[str, Attention]] = []
         self._statistics, self._strict, self._trained = statistics, strict, trained
         self._differentiable = False
+        self._crosses = False
 
     def __getitem__(self, layer: str) -> Attention:
         return self._last[layer]
@@ -81,6 +83,26 @@ class Observation(Mapping[str, Attention], Receiver):
             )
         return torch.stack(tensors)
 
+    def hooks(self) -> dict[str, Tensor]:
+        """Tensors of the last pass under names of TransformerLens, for a model with one stack of layers.
+
+        blocks.L.attn.hook_z is the output [b, m, h, v]; statistics keep their names, as in blocks.L.attn.entropy.
+        `capture` has the queries, keys, values and the residual stream too.
+
+        Law: tests/agreement/test_hook_names_are_those_of_transformerlens.py.
+        """
+        if self._crosses:
+            problem = "the model has cross-attention, and names of the form blocks.L are those of one stack of layers"
+            raise InputValueError("Observation.hooks", "model", problem, "Index the layers instead: observation[name].")
+        tensors: dict[str, Tensor] = {}
+        for block, attention in zip(block_numbers(list(self)), self.values(), strict=True):
+            for field, tensor in attention._asdict().items():
+                if tensor is not None:
+                    output = field == "output"
+                    name = f"blocks.{block}.attn.{'hook_z' if output else field}"
+                    tensors[name] = tensor.transpose(1, 2) if output else tensor
+        return tensors
+
     def clear(self) -> None:
         """Discard all passes and free their tensors."""
         self.passes.clear()
@@ -96,6 +118,7 @@ class Observation(Mapping[str, Attention], Receiver):
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call by `attend`."""
         result = intercepted.call.attend(self._statistics)
+        self._crosses |= intercepted.crosses
         if not again:
             lost = self._differentiable and not torch.is_grad_enabled() and layer in self._trained
             self._last[numbered(layer, self._last)] = refusing_gradients(result) if lost else result
@@ -149,7 +172,7 @@ def observe(
     observation = Observation(statistics, strict, trained)
     _observed.add(id(model))
     try:
-        with _uncompiled(), Interception(model, observation, layers=layers):
+        with uncompiled(), Interception(model, observation, layers=layers):
             yield observation
     finally:
         _observed.discard(id(model))
@@ -166,8 +189,3 @@ def _prefixes(name: str) -> list[str]:
     """Names of all modules that contain a parameter."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts))]
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Context that runs compiled functions eagerly, since calls inside them cannot be intercepted."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -3,9 +3,10 @@
     captured = capture(model, inputs)
     captured.attention["encoder.layer.3.attention.self"].query       [b, h, n, d]
     captured.sublayers["encoder.layer.3.attention.self"].update      [b, n, D], added to the stream
+    captured.hooks()["blocks.3.attn.hook_q"]                         [b, n, h, d], by its name in TransformerLens
 
-Read next: following.py (the same events for a corpus, without storing them), discovery.py (the sites), weights.py (the
-matrices of each head).
+Read next: hook_names.py (those names), following.py (the same events for a corpus, without storing them), discovery.py
+(the sites), weights.py (the matrices of each head).
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from .architecture import Architecture
 from .discovery import discover
 from .events import Attended, Event, Normed, Passed
 from .following import follow
+from .hook_names import HookedTensors
 from .hooks import without_cache
 
 
@@ -36,6 +38,15 @@ class Captured(NamedTuple):
     norms: dict[str, Normed]
     architecture: Architecture
     output: Any
+
+    def hooks(self, *, pattern: bool = False) -> HookedTensors:
+        """Return the tensors under their names in TransformerLens, such as blocks.0.attn.hook_q, in its layout.
+
+        pattern: include the attention weights, blocks.L.attn.hook_pattern, n x n for each head.
+
+        Law: tests/agreement/test_hook_names_are_those_of_transformerlens.py.
+        """
+        return HookedTensors(self.attention, self.sublayers, pattern=pattern)
 
 
 def capture(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..._typing import Tensor
+from ...attention.in_models.uncompiled import uncompiled
 from .architecture import SumSite
 
 SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
@@ -26,11 +27,12 @@ def without_cache(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context with the model in evaluation mode; the training flags are restored at the end."""
+    """Context with the model in evaluation mode and uncompiled; the training flags are restored at the end."""
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
-        yield
+        with uncompiled():
+            yield
     finally:
         for module in training:
             module.training = True

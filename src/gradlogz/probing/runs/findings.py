@@ -21,6 +21,7 @@ from .records import Claim as Claim
 from .records import Finding as Finding
 from .records import Token as Token
 from .replicates import Place, Replicates, place_of
+from .row_table import COLUMNS, csv_text, table_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,17 +85,19 @@ class Findings:
         return Findings(self.facts, rows, claims, self.tokens, declarations, replicates)
 
     def frame(self) -> Any:
-        """Rows as a polars DataFrame; the head of a layer's quantity is null."""
+        """Rows as a polars DataFrame, with the columns of docs/probe.md; values that do not exist are null."""
         try:
             import polars
         except ImportError:
             remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
             raise MissingPackageError("Findings.frame", "polars", "polars is not installed", remedy) from None
-        names = ("value", "low", "high", "null", "null_low", "null_high", "freedom", "null_freedom")
-        numbers = dict.fromkeys(names, polars.Float64)
-        counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
-        schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
-        return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
+        types = {str: polars.String, int: polars.Int64, float: polars.Float64}
+        schema = {name: types[kind] for name, kind in COLUMNS.items()}
+        return polars.DataFrame(table_rows(self.facts, self.rows), schema=schema, orient="row")
+
+    def csv(self) -> str:
+        """Rows as CSV, with the columns of `frame`; needs no other package."""
+        return csv_text(self.facts, self.rows)
 
     def summary(self) -> list[Summary]:
         """One summary for each prediction of each model, in the order of computation.

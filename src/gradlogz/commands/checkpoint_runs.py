@@ -1,0 +1,135 @@
+"""Runs of the checkpoints of a training run, each in a folder; finished ones are read, not measured again.
+
+A checkpoint is finished if its run folder holds a complete run of the same weights, text and settings, by their hashes.
+A checkpoint whose weights are those of another one gets a copy of its findings.
+
+Read next: probe.py (the options, and the run of one model), ../probing/runs/run_folder.py (the run).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import __version__
+from .._input_errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..probing.inside.checkpoint_names import CheckpointName
+    from ..probing.prediction import Prediction
+    from ..probing.runs.run_folder import Run
+
+    Measure = Callable[[CheckpointName, dict[str, str]], Run]
+
+
+class Settings(NamedTuple):
+    """Options of a probe that apply to every checkpoint; files: those of the user's own predictions."""
+
+    text: str | None
+    tokens: int
+    length: int | None
+    predictions: "list[Prediction]"
+    files: list[str]
+    device: str | None
+    device_map: str | None
+    dtype: str | None
+    seed: int
+    baseline: float
+    draws: int
+    allow_pickle: bool
+    allow_remote_code: bool
+
+    @property
+    def allowed(self) -> dict[str, bool]:
+        """Permissions of `load` and `locate`."""
+        return {"allow_pickle": self.allow_pickle, "allow_remote_code": self.allow_remote_code}
+
+    def hashes(self) -> dict[str, str]:
+        """Return hashes of the text, and of the settings on which findings depend."""
+        from ..probing.corpus.source_hash import source_hash
+
+        chosen = {
+            "version": __version__, "tokens": self.tokens, "length": self.length, "seed": self.seed,
+            "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype, "predictions": [each.name for each in self.predictions],
+            "files": [hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() for file in self.files],
+        }  # fmt: skip
+        settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+        return {"text_sha256": source_hash(self.text), "settings_sha256": settings}
+
+
+class CheckpointRun(NamedTuple):
+    """The run of a checkpoint and the folder that holds it.
+
+    origin: "measured", "kept" (read from its folder), or the label of the checkpoint with the same weights.
+    """
+
+    label: str
+    folder: Path
+    run: "Run"
+    origin: str
+
+
+def runs_of(
+    checkpoints: "Sequence[CheckpointName]", root: Path, settings: Settings, console: "Console", measure: "Measure"
+) -> Iterator[CheckpointRun]:
+    """Yield the run of each checkpoint, once it is in its folder below `root`; end after an interrupted one.
+
+    measure: the run of a checkpoint, with these facts added.
+    """
+    from ..probing.inside.loading import locate
+    from ..probing.inside.weights_hash import weights_hash
+    from ..probing.runs.run_folder import check_place, write_run
+
+    same = settings.hashes()
+    first: dict[str, CheckpointRun] = {}  # by the hash of the weights
+    for checkpoint in checkpoints:
+        folder = root / checkpoint.part
+        with console.status(f"Hashing {checkpoint.label}"):
+            located = locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed)
+            facts = {"weights_sha256": weights_hash(located), **same}
+        other = first.get(facts["weights_sha256"])
+        run = finished(folder, facts)
+        if run is not None:
+            done = CheckpointRun(checkpoint.label, folder, run, "kept")
+        else:
+            check_place(folder)
+            run = measure(checkpoint, facts) if other is None else renamed(other.run, checkpoint)
+            write_run(folder, run)
+            done = CheckpointRun(checkpoint.label, folder, run, "measured")
+        first.setdefault(facts["weights_sha256"], done)
+        yield done if other is None else done._replace(origin=other.label)
+        if not run.complete:
+            return
+
+
+def finished(folder: Path, facts: dict[str, str]) -> "Run | None":
+    """Return the run in a folder if it is complete and undamaged and has these facts; else None."""
+    from ..probing.runs.run_folder import read_run
+
+    try:
+        run = read_run(folder)
+    except InputError:
+        return None
+    return run if all(run.model.get(name) == value for name, value in facts.items()) else None
+
+
+def renamed(run: "Run", checkpoint: "CheckpointName") -> "Run":
+    """Return a run under the name and the step of another checkpoint with the same weights."""
+    from ..probing.runs.findings import Findings
+
+    label, step, findings = checkpoint.label, checkpoint.step, run.findings
+    facts = {name: value for name, value in run.model.items() if name not in ("name", "step")}
+    facts |= {"source": checkpoint.source} | ({} if step is None else {"step": step})
+    return run._replace(
+        model={"name": label, **facts},
+        findings=Findings(
+            {label: facts},
+            [row._replace(model=label) for row in findings.rows],
+            [claim._replace(model=label) for claim in findings.claims],
+            [token._replace(model=label) for token in findings.tokens],
+            findings.declarations,
+        ),
+    )

@@ -1,0 +1,116 @@
+"""Models in several files, on a device map, or quantised compute what their tensors say, and are never moved."""
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import gradlogz
+from gradlogz.probing.inside import loading
+from gradlogz.probing.inside.loading import load
+from support.saved_models import TEXTS, gpt2, llama, save
+
+SCALE = 448.0  # the largest number of float8_e4m3fn
+
+
+@pytest.fixture
+def unmoved():
+    """`.to` of every model is an error, as it is for quantised ones."""
+    with mock.patch.object(nn.Module, "to", side_effect=AssertionError("the model was moved")):
+        yield
+
+
+def findings(loaded):
+    return gradlogz.probe(
+        loaded.model,
+        loaded.tokenizer,
+        TEXTS,
+        name="model",
+        tokens=None,
+        baseline=0.0,
+        predictions=["identity", "entropy"],
+    )
+
+
+def test_shards_are_one_model(tmp_path):
+    folder = save(gpt2(), tmp_path / "shards", max_shard_size="8KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    assert not (folder / "model.safetensors").exists()
+    loaded, whole = load(folder, device="cpu"), load(save(gpt2(), tmp_path / "whole"), device="cpu")
+    expected = gpt2().state_dict()
+    assert all(torch.equal(t, expected[name]) for name, t in loaded.model.state_dict().items())
+    assert findings(loaded).csv() == findings(whole).csv()
+
+
+@pytest.mark.usefixtures("unmoved")
+@pytest.mark.parametrize(
+    "placement", ["auto", "cpu", {"": "cpu"}, '{"": "cpu"}', {"transformer": "cpu", "lm_head": "cpu"}]
+)
+def test_a_device_map_places_the_model(tmp_path, placement):
+    folder = save(gpt2(), tmp_path / "model", max_shard_size="8KB")
+    loaded = load(folder, device_map=placement)
+    expected = gpt2().state_dict()
+    assert all(torch.equal(t, expected[name]) for name, t in loaded.model.state_dict().items())
+    assert findings(loaded).summary()[0].verdict == "supported"  # identity
+
+
+def test_one_device_is_no_map(tmp_path):
+    with mock.patch.object(loading, "_model", wraps=loading._model) as made:
+        load(save(gpt2(), tmp_path / "model"), device="cpu")
+    assert torch.device("cpu") in made.call_args.args
+
+
+def quantised(folder):
+    """Replace the projections of a saved Llama by 8-bit floats, with one scale each; return the products."""
+    file = folder / "model.safetensors"
+    tensors, products = load_file(file), {}
+    for name in [name for name in tensors if "proj" in name]:
+        scale = tensors[name].abs().max() / SCALE
+        numbers = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        products[name] = numbers.float() * scale
+        tensors |= {name: numbers, f"{name}_scale_inv": scale.reshape(1, 1)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return products
+
+
+def quantisation(folder, **settings):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+
+@pytest.mark.usefixtures("unmoved")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes in 8 bits, a CPU dequantises")
+def test_a_model_of_8_bit_floats_is_the_product_with_its_scales(tmp_path):
+    folder = save(llama(), tmp_path / "fp8")
+    products = quantised(folder)
+    quantisation(folder, quant_method="fp8", weight_block_size=[128, 128], activation_scheme="dynamic")
+    loaded = load(folder)
+    state = loaded.model.state_dict()
+    assert len(products) == 2 * 7
+    for name, product in products.items():
+        torch.testing.assert_close(state[name], product, rtol=1e-6, atol=0.0)
+        assert not torch.equal(product, llama().state_dict()[name])
+    assert loaded.facts["dequantised"]
+    assert findings(loaded).summary()[0].verdict == "supported"
+
+
+@pytest.mark.usefixtures("unmoved")
+def test_a_model_that_stays_quantised_is_probed(tmp_path):
+    from transformers.integrations.bitnet import pack_weights
+
+    folder = save(llama(), tmp_path / "bits")
+    tensors, ternary = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if "proj" in name]:
+        scale = tensors[name].abs().mean()
+        ternary[name] = (tensors[name] / scale).round().clamp(-1, 1)
+        tensors |= {name: pack_weights(ternary[name].clone()), f"{name}_scale": (1 / scale).reshape(1)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantisation(folder, quant_method="bitnet", linear_class="bitlinear", quantization_mode="offline")
+    loaded = load(folder, device="cpu")
+    weight = loaded.model.model.layers[0].self_attn.q_proj.weight
+    assert weight.dtype == torch.uint8
+    assert not loaded.facts["dequantised"]
+    assert findings(loaded).summary()[0].verdict == "supported"

@@ -1,0 +1,115 @@
+"""Checkpoints, own predictions, tables and hook names: what is wrong is said in one sentence."""
+
+import atexit
+import importlib.util
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+import gradlogz
+from gradlogz.commands import outputs, probe
+from gradlogz.commands.outputs import check_tables
+from gradlogz.probing.inside.checkpoint_names import checkpoints_of
+from gradlogz.probing.inside.loading import Checkpoint, load
+from gradlogz.probing.inside.weights_hash import weights_hash
+from gradlogz.probing.prediction_files import prediction_in, selected
+from support.architectures import ARCHITECTURES
+from support.error_form import each_of, refused
+from support.saved_models import gpt2, save
+
+HERE = Path(tempfile.mkdtemp(prefix="gradlogz-errors-"))
+atexit.register(shutil.rmtree, HERE, ignore_errors=True)
+
+
+def file(name, text):
+    (HERE / name).write_text(text)
+    return HERE / name
+
+
+@cache
+def model():
+    return save(gpt2(), HERE / "model")
+
+
+def twice():
+    for folder in ("a", "b"):
+        save(gpt2(), HERE / folder / "step5")
+    return checkpoints_of([str(HERE / "a" / "step5"), str(HERE / "b" / "step5")])
+
+
+def damaged():
+    folder = HERE / "damaged"
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes((model() / "model.safetensors").read_bytes()[:-9])
+    return weights_hash(Checkpoint(folder, "safetensors"))
+
+
+def quantised():
+    folder = save(gpt2(), HERE / "quantised")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with mock.patch("transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", return_value=False):
+        load(folder, device="cpu")
+
+
+def without_polars():
+    find = importlib.util.find_spec
+    with mock.patch.object(outputs, "find_spec", lambda name: None if name == "polars" else find(name)):
+        check_tables("report", None, "rows.parquet")
+
+
+def crossing():
+    pair = next(each for each in ARCHITECTURES if each.kind == "pair" and each.name == "bart")
+    return pair.build(), pair.inputs()
+
+
+def observed():
+    network, inputs = crossing()
+    with torch.no_grad(), gradlogz.observe(network) as observation:
+        network(**inputs)
+    return observation
+
+
+NO_PREDICTION = file("nothing.py", "x = 1\n")
+BROKEN = file("broken.py", "\n\nraise KeyError('a')\n")
+UNREADABLE = file("unreadable.py", "def f(:\n")
+TIE = file(
+    "tie.py", "from gradlogz.probing.predictions import known_predictions\nPREDICTION = known_predictions()[2]\n"
+)
+
+OFFLOADED = {"lm_head": "cpu", "transformer.h.1": "disk"} | {
+    f"transformer.{part}": "cpu" for part in ("wte", "wpe", "drop", "h.0", "ln_f")
+}
+
+ERRORS = [
+    (ValueError, "probe: --prediction", "existing", lambda: prediction_in(HERE / "none.py")),
+    (ValueError, "probe: --prediction", "line 3, KeyError", lambda: prediction_in(BROKEN)),
+    (ValueError, "probe: --prediction", "line 1, SyntaxError", lambda: prediction_in(UNREADABLE)),
+    (TypeError, "probe: --prediction", "PREDICTION", lambda: prediction_in(NO_PREDICTION)),
+    (ValueError, "probe: --prediction", "another", lambda: selected(None, [str(TIE)])),
+    (ValueError, "probe: --only", "luck", lambda: selected(["ascent,luck"], [])),
+    (ValueError, "probe: --only", "no prediction", lambda: selected([" , "], [])),
+    (ImportError, "report: polars", "installed", without_polars),
+    (ValueError, "probe: model", "step5", twice),
+    (ValueError, "probe: model", "step7", lambda: checkpoints_of([f"{model().parent}@step7"])),
+    (ValueError, "probe: --text", "once", lambda: probe.command(model=["a", "b"], text="-")),
+    (ValueError, "weights_hash: checkpoint", "damaged", damaged),
+    (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),
+    (ValueError, "load: device_map", "JSON", lambda: load(model(), device_map="{x")),
+    (ValueError, "load: device_map", "offloaded", lambda: load(model(), device_map=OFFLOADED)),
+    (ValueError, "load: revision", "hub", lambda: load(model(), revision="step5")),
+    (ValueError, "load: name", "quantised", quantised),
+    (ValueError, "Captured.hooks: model", "cross-attention", lambda: gradlogz.capture(*crossing()).hooks()),
+    (ValueError, "Observation.hooks: model", "cross-attention", lambda: observed().hooks()),
+]
+
+
+@each_of(ERRORS)
+def test_what_is_wrong_is_said(refusal):
+    refused(refusal)
