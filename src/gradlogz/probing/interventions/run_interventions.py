@@ -1,0 +1,366 @@
+"""Interventions on every layer and head of a model, and the change of its loss.
+
+    gradient       the component of each attention update along the gradient of the log normaliser is removed
+    steps          eps |D| times that direction is added to the update D, for eps of both signs
+    layers, heads  a layer's heads, all or one, are replaced: Gaussian formula, uniform, mean, zero
+    feed_forward   the feed-forward sublayer is replaced: affine fit, mean
+
+    effect       = [sum of losses with the intervention - sum of losses] / number of tokens
+    difference   = effect - effect of the control, on the same tokens of the same documents
+
+Means and affine maps are fitted to one half of the documents, losses are measured on the other. Confidence intervals
+come from the Poisson bootstrap over documents, which all passes share, so that differences are paired.
+
+Read next: edited_passes.py (how a tensor is replaced), losses.py (the loss), records.py (the results).
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from ..._errors import InputTypeError, InputValueError
+from ..._progress import Progress, reporter
+from ..._typing import Float, Tensor
+from ...special.distributions import student_p, student_quantile
+from ..corpus.batching import Batch, batches
+from ..corpus.text import Document, Source, documents
+from ..inside.architecture import Architecture
+from ..inside.discovery import discover
+from ..inside.events import Attended, AttentionArguments, Event, LayerCall, Passed
+from ..inside.following import follow
+from ..inside.hooks import without_cache
+from ..inside.loading import describe
+from ..passes.memory_limits import tokens_of_a_batch
+from ..passes.placement import placed
+from ..runs.judgement import split
+from ..statistics import Estimate, Sums, benjamini_hochberg, bootstrap, hash_of, mean, sums_of
+from .edited_passes import Replacement, blocks_before, edited, resuming
+from .fitted_parts import FittedParts, fit_parts
+from .gradient_steps import REMOVED, directions_of, edited_updates, gradient_of
+from .losses import Kind, Task, kind_of, loss_of, representation_of, task_of
+from .records import Effect, Interventions
+from .replaced_heads import gaussian_and_uniform, with_head
+
+Intervention = Literal["gradient", "steps", "layers", "heads", "feed_forward"]
+INTERVENTIONS: tuple[Intervention, ...] = get_args(Intervention)
+TOKENS, FIT_TOKENS = 2_000, 20_000  # default numbers of tokens of the losses and of the fits
+STEPS = (-0.5, -0.1, 0.1, 0.5)  # default multiples of the norm of the update
+DRAWS = 2  # random directions of a control
+GAUSSIAN, UNIFORM, MEAN, ZERO, AFFINE = "gaussian", "uniform", "mean", "zero", "affine"
+
+
+class _Key(NamedTuple):
+    """The column of the losses of an intervention, or of its control."""
+
+    intervention: Intervention
+    variant: str
+    control: str
+    layer: str
+    head: int | None
+
+
+class _Plan(NamedTuple):
+    """A model and the interventions on it."""
+
+    model: nn.Module
+    architecture: Architecture
+    kind: Kind
+    tokenizer: Any
+    parts: FittedParts
+    interventions: Sequence[Intervention]
+    steps: tuple[float, ...]
+    draws: int
+    seed: int
+
+    def run(self, task: Task) -> Any:
+        return self.model(**task.inputs, **without_cache(self.model))
+
+    def sites(self) -> list[str]:
+        """Names of the attention layers and feed-forward sublayers on which there are interventions."""
+        attention = self.architecture.attention if {*self.interventions} - {"feed_forward"} else ()
+        return [*attention, *self.parts.feed_forward]
+
+
+def intervene(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Source = None,
+    *,
+    name: str | None = None,
+    interventions: Sequence[Intervention] = INTERVENTIONS,
+    tokens: int = TOKENS,
+    fit_tokens: int = FIT_TOKENS,
+    length: int | None = None,
+    steps: Sequence[float] = STEPS,
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: Progress = False,
+) -> Interventions:
+    """Measure the change of the loss of a model when parts of its computation are removed, added to or replaced.
+
+    The loss is that of the next token for causal models, that of masked tokens for masked models, and the cosine
+    distance of the final representations for models without a language-model head. The model is left bitwise unchanged.
+
+    Args:
+        texts: as in `probe`: a file, a folder, "-" for standard input, or a list; help topics of Python if None.
+        interventions: some of "gradient", "steps", "layers", "heads" and "feed_forward".
+        tokens: approximate number of tokens on which losses are measured; every pass reads all of them.
+        fit_tokens: approximate number of tokens of other documents, to which means and affine maps are fitted.
+        length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
+        steps: multiples of the norm of an update that are added to it along the gradient.
+        draws: number of random directions whose mean effect is the control of a direction.
+        seed: seed of the choice of documents and of the random directions.
+        progress: True for a bar on standard error, or a function f(layers done, total).
+
+    Law: tests/laws/test_interventions_change_what_they_name.py.
+    """
+    _check(tokenizer, interventions, draws)
+    corpus = _documents(texts)
+    padded = min(tokens_of_a_batch(model), max(tokens, 1))
+
+    def read(fitted: bool, amount: int) -> Iterator[Batch]:
+        half = (d for d in corpus() if _is_fitted(d) == fitted)
+        return batches(half, tokenizer, tokens=amount, length=length, padded=padded, seed=seed)
+
+    reading = joined(read(False, tokens), padded)
+    first = placed(reading[0], model)
+    architecture = discover(model, first.inputs)
+    kind = kind_of(model, tokenizer, first)
+    needs = {"heads": bool({"layers", "heads"} & {*interventions}), "feed_forward": "feed_forward" in interventions}
+    parts = FittedParts({}, {}, 0)
+    if any(needs.values()):
+        parts = fit_parts(model, architecture, read(True, fit_tokens), kind, tokenizer, **needs)
+    plan = _Plan(model, architecture, kind, tokenizer, parts, interventions, tuple(steps), draws, seed)
+    show, sites = reporter(progress, "layers"), len(plan.sites())
+    keys: list[_Key] = []
+    sums: Sums | None = None
+    for number, batch in enumerate(reading):
+        report = partial(_report, show, number * sites, len(reading) * sites)
+        keys, columns = _losses(plan, placed(batch, model), report)
+        added = sums_of(columns, batch.keys.to(columns.device))
+        sums = added if sums is None else sums.merge(added)
+    assert sums is not None  # a text without rows is refused when it is read
+    names = {row for batch in reading for row in batch.names}
+    loss = bootstrap(mean, sums)
+    facts = {
+        **describe(model), "loss": kind, "loss_value": float(loss.value), "loss_low": float(loss.low),
+        "loss_high": float(loss.high), "tokens": int(sums.totals[0, 0]), "documents": len(names),
+        "fit_tokens": parts.tokens, "draws": draws, "seed": seed,
+    }  # fmt: skip
+    return Interventions(name or type(model).__name__, facts, _effects(keys, sums))
+
+
+def _report(show: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    show(before + done, total)
+
+
+def _check(tokenizer: Any, interventions: Sequence[str], draws: int) -> None:
+    if not callable(tokenizer):
+        problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
+        raise InputTypeError("intervene", "tokenizer", problem, "Pass the tokenizer of the model; losses are of text.")
+    unknown = [name for name in interventions if name not in INTERVENTIONS]
+    if unknown or not interventions:
+        problem = f"there is no intervention named {unknown[0]!r}" if unknown else "interventions is empty"
+        raise InputValueError("intervene", "interventions", problem, f"Choose from {', '.join(INTERVENTIONS)}.")
+    if draws < 1:
+        problem = f"draws must be 1 or more, got {draws}"
+        raise InputValueError("intervene", "draws", problem, "Pass the number of random directions of a control.")
+
+
+def _documents(texts: Source) -> Callable[[], Iterable[Document]]:
+    """Return a function that reads the documents of a source anew; those that can be read once are stored."""
+    if isinstance(texts, str) and texts != "-":
+        return lambda: documents(texts)
+    if texts is None or isinstance(texts, os.PathLike):
+        return lambda: documents(texts)
+    stored = list(documents(texts))
+    return lambda: stored
+
+
+def _is_fitted(document: Document) -> bool:
+    """Return whether a document belongs to the half to which means and affine maps are fitted."""
+    return hash_of(f"fit {document.name}") % 2 == 0
+
+
+def joined(reading: Iterable[Batch], padded: int) -> list[Batch]:
+    """Join batches up to a number of tokens, padding included: here documents of several groups may share a pass."""
+    passes: list[list[Batch]] = []
+    rows = longest = 0
+    for batch in reading:
+        b, n = batch.inputs["input_ids"].shape
+        longest = max(longest, n)
+        if not passes or (rows + b) * longest > padded:
+            passes.append([])
+            rows, longest = 0, n
+        passes[-1].append(batch)
+        rows += b
+    return [_joined(each) for each in passes]
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    longest = max(part.inputs["input_ids"].shape[1] for part in parts)
+    inputs = {
+        name: torch.cat([pad(part.inputs[name], (0, longest - part.inputs[name].shape[1])) for part in parts])
+        for name in parts[0].inputs
+    }
+    names = [name for part in parts for name in part.names]
+    keys, starts = (torch.cat([getattr(part, name) for part in parts]) for name in ("keys", "starts"))
+    return Batch(inputs, keys, parts[0].group, names, starts)
+
+
+# Passes --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Snapshot:
+    """The unedited tensors of one site, and the output of the last block before it."""
+
+    attended: Attended | None = None
+    passed: Passed | None = None
+    prefix: Any = None
+
+
+def _losses(plan: _Plan, batch: Batch, show: Callable[[int], None]) -> tuple[list[_Key], Float[Tensor, "b k"]]:
+    """Return the columns of a batch: number of tokens, loss of the model, and the losses of the edited passes."""
+    task = task_of(plan.kind, batch, plan.tokenizer)
+    with edited(plan.model, plan.architecture) as replaceable:
+        output = plan.run(task)
+    reference = representation_of(output).double() if task.targets is None else None
+    base = loss_of(task, output, reference)
+    losses: dict[_Key, list[Tensor]] = {}
+    for number, site in enumerate(plan.sites(), start=1):
+        blocks = blocks_before(plan.model, site)
+        snapshot = _snapshot(plan, task, site, blocks)
+        with resuming(blocks, snapshot.prefix), edited(plan.model, plan.architecture):
+            blocks = blocks if torch.equal(loss_of(task, plan.run(task), reference), base) else []
+        for key, replacement in _edits(plan, site, snapshot, batch, site in replaceable):
+            with resuming(blocks, snapshot.prefix), edited(plan.model, plan.architecture, replacement):
+                losses.setdefault(key, []).append(loss_of(task, plan.run(task), reference))
+        show(number)
+    draws = [torch.stack(each).mean(0) for each in losses.values()]
+    return list(losses), torch.stack([task.scored.sum(1).double(), base, *draws], 1)
+
+
+def _snapshot(plan: _Plan, task: Task, site: str, blocks: list[nn.Module]) -> _Snapshot:
+    snapshot = _Snapshot()
+
+    def store(event: Event) -> None:
+        if isinstance(event, Attended) and event.layer == site:
+            snapshot.attended = event
+        elif isinstance(event, Passed) and event.sublayer.name == site:
+            snapshot.passed = event
+
+    def store_prefix(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+        snapshot.prefix = output
+
+    hooks = [block.register_forward_hook(store_prefix) for block in blocks[-1:]]
+    try:
+        with follow(plan.model, plan.architecture, store, statistics="none"):
+            plan.run(task)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return snapshot
+
+
+def _edits(
+    plan: _Plan, site: str, snapshot: _Snapshot, batch: Batch, replaceable: bool
+) -> Iterator[tuple[_Key, Replacement]]:
+    """Yield the edits of one site, each with the column of its loss."""
+    attended, passed = snapshot.attended, snapshot.passed
+    if attended is None and passed is not None:
+        yield from _feed_forward_edits(plan, site, passed)
+    if attended is None or attended.crosses or not isinstance(attended.call, AttentionArguments):
+        return
+    if passed is not None and attended.layer_call is not None:
+        yield from _gradient_edits(plan, site, attended.layer_call, passed, batch)
+    if replaceable and attended.call.sinks is None and site in plan.parts.heads:
+        yield from _head_edits(plan, site, attended.call, attended.attention.output)
+
+
+def _gradient_edits(
+    plan: _Plan, site: str, layer_call: LayerCall, passed: Passed, batch: Batch
+) -> Iterator[tuple[_Key, Replacement]]:
+    removes, steps = "gradient" in plan.interventions, plan.steps if "steps" in plan.interventions else ()
+    gradient = gradient_of(layer_call, passed.stream) if removes or steps else None
+    if gradient is None:
+        return
+    directions = directions_of(gradient, passed.stream, passed.sublayer, batch, draws=plan.draws, seed=plan.seed)
+    for edit in edited_updates(passed.update, directions, steps):
+        intervention: Intervention = "gradient" if edit.variant == REMOVED else "steps"
+        if intervention in plan.interventions:
+            yield _Key(intervention, edit.variant, edit.control, site, None), Replacement(site, "update", edit.update)
+
+
+def _head_edits(
+    plan: _Plan, site: str, call: AttentionArguments, output: Float[Tensor, "b h m v"]
+) -> Iterator[tuple[_Key, Replacement]]:
+    gaussian, uniform = gaussian_and_uniform(call)
+    mean = plan.parts.heads[site].to(output.dtype)[None, :, None, :]
+    others = {"": gaussian, UNIFORM: uniform, MEAN: mean, ZERO: torch.zeros_like(mean)}
+    places: list[tuple[Intervention, int | None]] = [("layers", None)] if "layers" in plan.interventions else []
+    if "heads" in plan.interventions:
+        places += [("heads", head) for head in range(output.shape[1])]
+    for intervention, head in places:
+        for control, other in others.items():
+            replacement = Replacement(site, "output", with_head(output, head, other))
+            yield _Key(intervention, GAUSSIAN, control, site, head), replacement
+
+
+def _feed_forward_edits(plan: _Plan, site: str, passed: Passed) -> Iterator[tuple[_Key, Replacement]]:
+    affine = plan.parts.feed_forward[site]
+    updates = {"": affine(passed.input), MEAN: affine.mean.to(passed.update).expand_as(passed.update)}
+    for control, update in updates.items():
+        yield _Key("feed_forward", AFFINE, control, site, None), Replacement(site, "update", update)
+
+
+# Effects -------------------------------------------------------------------------------------------------------------
+
+
+def _effects(keys: Sequence[_Key], sums: Sums) -> list[Effect]:
+    """Return the effect of every intervention beside each of its controls, with the tests of their differences."""
+    column = {key: 2 + i for i, key in enumerate(keys)}
+    pairs = [(key._replace(control=""), key) for key in keys if key.control]
+    if not pairs:
+        return []
+    one, other = ([column[pair[side]] for pair in pairs] for side in (0, 1))
+    change = bootstrap(lambda t: (t[..., one] - t[..., 1:2]) / t[..., :1], sums)
+    control = (sums.totals[0, other] - sums.totals[0, 1]) / sums.totals[0, 0]
+    difference = bootstrap(lambda t: (t[..., one] - t[..., other]) / t[..., :1], sums)
+    p = p_values(difference)
+    comparisons: dict[tuple[str, str, str], list[int]] = {}
+    for i, (_, key) in enumerate(pairs):
+        comparisons.setdefault((key.intervention, key.variant, key.control), []).append(i)
+    rejected = torch.zeros(len(pairs), dtype=torch.bool)
+    for rows in comparisons.values():
+        rejected[rows] = benjamini_hochberg(p[rows])
+    effects = []
+    for i in chain.from_iterable(comparisons.values()):
+        key, (layer, call) = pairs[i][1], split(pairs[i][1].layer)
+        value, low, high = (float(t[i]) for t in change[:3])
+        apart, apart_low, apart_high = (float(t[i]) for t in difference[:3])
+        outcome = ("above" if apart > 0 else "below") if rejected[i] else ""
+        effect = Effect(
+            key.intervention, key.variant, key.control, layer, call, key.head, value, low, high, float(control[i]),
+            apart, apart_low, apart_high, float(p[i]), outcome, int(sums.totals[0, 0]),
+        )  # fmt: skip
+        effects.append(effect)
+    return effects
+
+
+def p_values(difference: Estimate) -> Float[Tensor, " e"]:
+    """Return two-sided p-values of difference = 0, by Student's t with the standard error of the confidence interval.
+
+    The standard error is the distance to the end of the interval that faces 0, divided by the quantile.
+    """
+    value, low, high, freedom = (t.cpu() for t in difference)
+    arm = torch.where(value > 0, value - low, high - value)
+    p = student_p(student_quantile(freedom) * value.abs() / arm, freedom)
+    return torch.where(value == 0, 1.0, p)
