@@ -35,13 +35,13 @@ from ..inside.architecture import Architecture
 from ..inside.discovery import discover
 from ..inside.events import Attended, AttentionArguments, Event, LayerCall, Passed
 from ..inside.following import follow
-from ..inside.hooks import without_cache
+from ..inside.hooks import evaluation_mode, without_cache
 from ..inside.loading import describe
 from ..passes.memory_limits import tokens_of_a_batch
 from ..passes.placement import placed
 from ..runs.judgement import split
 from ..statistics import Estimate, Sums, benjamini_hochberg, bootstrap, hash_of, mean, sums_of
-from .edited_passes import Replacement, blocks_before, edited, resuming
+from .edited_passes import Replacement, edited, recording, resumable_blocks, resuming
 from .fitted_parts import FittedParts, fit_parts
 from .gradient_steps import REMOVED, directions_of, edited_updates, gradient_of
 from .losses import Kind, Task, kind_of, loss_of, representation_of, task_of
@@ -71,6 +71,7 @@ class _Plan(NamedTuple):
 
     model: nn.Module
     architecture: Architecture
+    blocks: dict[str, nn.Module]
     kind: Kind
     tokenizer: Any
     parts: FittedParts
@@ -86,6 +87,11 @@ class _Plan(NamedTuple):
         """Names of the attention layers and feed-forward sublayers on which there are interventions."""
         attention = self.architecture.attention if {*self.interventions} - {"feed_forward"} else ()
         return [*attention, *self.parts.feed_forward]
+
+    def sites_by_block(self) -> dict[str, list[str]]:
+        """Sites by the name of their block; under "" those outside the blocks that passes may begin at."""
+        block_of = {site: next((b for b in self.blocks if site.startswith(f"{b}.")), "") for site in self.sites()}
+        return {block: [s for s in block_of if block_of[s] == block] for block in dict.fromkeys(block_of.values())}
 
 
 def intervene(
@@ -137,15 +143,17 @@ def intervene(
     parts = FittedParts({}, {}, 0)
     if any(needs.values()):
         parts = fit_parts(model, architecture, read(True, fit_tokens), kind, tokenizer, **needs)
-    plan = _Plan(model, architecture, kind, tokenizer, parts, interventions, tuple(steps), draws, seed)
+    blocks = resumable_blocks(model, architecture, first.inputs)
+    plan = _Plan(model, architecture, blocks, kind, tokenizer, parts, interventions, tuple(steps), draws, seed)
     show, sites = reporter(progress, "layers"), len(plan.sites())
     keys: list[_Key] = []
     sums: Sums | None = None
-    for number, batch in enumerate(reading):
-        report = partial(_report, show, number * sites, len(reading) * sites)
-        keys, columns = _losses(plan, placed(batch, model), report)
-        added = sums_of(columns, batch.keys.to(columns.device))
-        sums = added if sums is None else sums.merge(added)
+    with evaluation_mode(model):
+        for number, batch in enumerate(reading):
+            report = partial(_report, show, number * sites, len(reading) * sites)
+            keys, columns = _losses(plan, placed(batch, model), report)
+            added = sums_of(columns, batch.keys.to(columns.device))
+            sums = added if sums is None else sums.merge(added)
     assert sums is not None  # a text without rows is refused when it is read
     names = {row for batch in reading for row in batch.names}
     loss = bootstrap(mean, sums)
@@ -220,54 +228,47 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 
 @dataclass
 class _Snapshot:
-    """The unedited tensors of one site, and the output of the last block before it."""
+    """The unedited tensors of one site."""
 
     attended: Attended | None = None
     passed: Passed | None = None
-    prefix: Any = None
 
 
 def _losses(plan: _Plan, batch: Batch, show: Callable[[int], None]) -> tuple[list[_Key], Float[Tensor, "b k"]]:
     """Return the columns of a batch: number of tokens, loss of the model, and the losses of the edited passes."""
     task = task_of(plan.kind, batch, plan.tokenizer)
-    with edited(plan.model, plan.architecture) as replaceable:
+    with edited(plan.model, plan.architecture) as replaceable, recording(plan.blocks) as outputs:
         output = plan.run(task)
     reference = representation_of(output).double() if task.targets is None else None
     base = loss_of(task, output, reference)
     losses: dict[_Key, list[Tensor]] = {}
-    for number, site in enumerate(plan.sites(), start=1):
-        blocks = blocks_before(plan.model, site)
-        snapshot = _snapshot(plan, task, site, blocks)
-        with resuming(blocks, snapshot.prefix), edited(plan.model, plan.architecture):
-            blocks = blocks if torch.equal(loss_of(task, plan.run(task), reference), base) else []
-        for key, replacement in _edits(plan, site, snapshot, batch, site in replaceable):
-            with resuming(blocks, snapshot.prefix), edited(plan.model, plan.architecture, replacement):
-                losses.setdefault(key, []).append(loss_of(task, plan.run(task), reference))
-        show(number)
+    done = 0
+    for block, sites in plan.sites_by_block().items():
+        with resuming(plan.blocks, outputs, block):
+            snapshots = _snapshots(plan, task, sites)
+            for site in sites:
+                for key, replacement in _edits(plan, site, snapshots[site], batch, site in replaceable):
+                    with edited(plan.model, plan.architecture, replacement):
+                        losses.setdefault(key, []).append(loss_of(task, plan.run(task), reference))
+                done += 1
+                show(done)
     draws = [torch.stack(each).mean(0) for each in losses.values()]
     return list(losses), torch.stack([task.scored.sum(1).double(), base, *draws], 1)
 
 
-def _snapshot(plan: _Plan, task: Task, site: str, blocks: list[nn.Module]) -> _Snapshot:
-    snapshot = _Snapshot()
+def _snapshots(plan: _Plan, task: Task, sites: Sequence[str]) -> dict[str, _Snapshot]:
+    """Return the unedited tensors of some sites, from one pass."""
+    snapshots = {site: _Snapshot() for site in sites}
 
     def store(event: Event) -> None:
-        if isinstance(event, Attended) and event.layer == site:
-            snapshot.attended = event
-        elif isinstance(event, Passed) and event.sublayer.name == site:
-            snapshot.passed = event
+        if isinstance(event, Attended) and event.layer in snapshots:
+            snapshots[event.layer].attended = event
+        elif isinstance(event, Passed) and event.sublayer.name in snapshots:
+            snapshots[event.sublayer.name].passed = event
 
-    def store_prefix(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
-        snapshot.prefix = output
-
-    hooks = [block.register_forward_hook(store_prefix) for block in blocks[-1:]]
-    try:
-        with follow(plan.model, plan.architecture, store, statistics="none"):
-            plan.run(task)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return snapshot
+    with follow(plan.model, plan.architecture, store, statistics="none"):
+        plan.run(task)
+    return snapshots
 
 
 def _edits(
