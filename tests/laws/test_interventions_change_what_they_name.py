@@ -510,4 +510,8 @@ def test_results_are_written_and_read():
     assert lines[0].split(",") == list(Effect._fields)
     assert len(lines) == 1 + len(effects) == 1 + 9
     assert {row["control"] for row in effects.table(variant="gaussian")} == {"uniform", "mean", "zero"}
-    assert [len(rows) for _, _, rows in effects.comparisons()] == [3, 3, 3]
+    comparisons = effects.comparisons()
+    assert [(c.intervention, c.control, len(c.rows)) for c in comparisons] == [
+        ("layers", control, 3) for control in ("uniform", "mean", "zero")
+    ]
+    assert comparisons[0].median("value") == sorted(row.value for row in comparisons[0].rows)[1]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._input_errors import InputValueError
+from .interventions import Intervene, check_intervene, write_interventions
 from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def command(
         float,
         typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
     ] = 0.1,
+    intervene: Intervene = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -94,6 +96,7 @@ def command(
     check_place(place)
     check_file("probe", "--json", json)
     chosen(only)
+    check_intervene(intervene)
     with console.status(f"Loading {model}"):
         loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     _check_reading(loaded)
@@ -107,9 +110,16 @@ def command(
     run = _run(measured, findings, seed, text)
     write_run(place, run)
     write_json(json, findings_to_json(findings))
+    effects = None
+    if intervene is not None:
+        effects = write_interventions(
+            place, intervene, loaded, text, name=measured.probed.name, tokens=tokens, length=length, seed=seed
+        )
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     name = measured.probed.name
     print_lines(console, claim_lines(findings, name, console.width, details=details))
+    if effects is not None:
+        console.print(effects)
     if not measured.complete:
         console.print("Interrupted: the results cover only the text read so far.", style="yellow")
     if details:

@@ -26,7 +26,7 @@ from ..inside.events import LayerCall
 from ..inside.reprojection import call_on
 from ..statistics import hash_of, token_hashes
 
-REMOVED, RANDOM, EARLIER = "gradient component removed", "random direction", "gradient of an earlier token"
+REMOVED, RANDOM, EARLIER = "gradient removed", "random direction", "earlier gradient"
 
 
 class Directions(NamedTuple):

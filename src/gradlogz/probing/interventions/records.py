@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 from ..._displays import shown
@@ -25,7 +26,7 @@ class Effect(NamedTuple):
 
     Attributes:
         intervention: the name of the group: gradient, steps, layers, heads or feed_forward.
-        variant: what is done: "gradient component removed", "gaussian", "affine", ...
+        variant: what is done: "gradient removed", "gaussian", "affine", ...
         control: what is done instead in the control; several effects differ in the control alone.
         layer, call, head: the attention layer or feed-forward sublayer; head None if all heads are concerned.
         value, low, high: loss with the intervention - loss of the model, per token.
@@ -52,6 +53,23 @@ class Effect(NamedTuple):
     p: float
     outcome: str
     tokens: int
+
+
+class Comparison(NamedTuple):
+    """Effects of one variant of an intervention beside one control, over heads or layers."""
+
+    intervention: str
+    variant: str
+    control: str
+    rows: tuple[Effect, ...]
+
+    def median(self, name: str) -> float:
+        """Return the median of a number of the effects over heads or layers."""
+        return median(getattr(row, name) for row in self.rows)
+
+    def outcomes(self, outcome: str) -> int:
+        """Return the number of effects above, or below, the control."""
+        return sum(row.outcome == outcome for row in self.rows)
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,11 +99,10 @@ class Interventions:
         """Return the effects with this variant and control as dictionaries."""
         return [row._asdict() for row in self.select(variant, control).rows]
 
-    def comparisons(self) -> Iterator[tuple[str, str, list[Effect]]]:
-        """Yield (variant, control, effects) of each comparison, in the order of measurement."""
-        pairs = dict.fromkeys((row.variant, row.control) for row in self.rows)
-        for variant, control in pairs:
-            yield variant, control, [r for r in self.rows if (r.variant, r.control) == (variant, control)]
+    def comparisons(self) -> "list[Comparison]":
+        """Return the effects by intervention, variant and control, in the order of measurement."""
+        keys = dict.fromkeys(row[:3] for row in self.rows)
+        return [Comparison(*key, tuple(row for row in self.rows if row[:3] == key)) for key in keys]
 
     def to_csv(self) -> str:
         """Return the effects as CSV with a header."""
@@ -105,7 +122,7 @@ class Interventions:
         return str(shown(self, "html"))
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        yield from shown(self, "terminal", options.max_width)
+        yield from shown(self, "terminal", console, options)
 
 
 def interventions_from_json(text: str) -> Interventions:

@@ -100,7 +100,7 @@ def intervene(
     texts: Source = None,
     *,
     name: str | None = None,
-    interventions: Sequence[Intervention] = INTERVENTIONS,
+    interventions: Sequence[str] | None = None,
     tokens: int = TOKENS,
     fit_tokens: int = FIT_TOKENS,
     length: int | None = None,
@@ -116,7 +116,7 @@ def intervene(
 
     Args:
         texts: as in `probe`: a file, a folder, "-" for standard input, or a list; help topics of Python if None.
-        interventions: some of "gradient", "steps", "layers", "heads" and "feed_forward".
+        interventions: some of "gradient", "steps", "layers", "heads" and "feed_forward"; all by default.
         tokens: approximate number of tokens on which losses are measured; every pass reads all of them.
         fit_tokens: approximate number of tokens of other documents, to which means and affine maps are fitted.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
@@ -127,7 +127,8 @@ def intervene(
 
     Law: tests/laws/test_interventions_change_what_they_name.py.
     """
-    _check(tokenizer, interventions, draws)
+    _check(tokenizer, draws)
+    chosen = chosen_interventions(interventions)
     corpus = _documents(texts)
     padded = min(tokens_of_a_batch(model), max(tokens, 1))
 
@@ -139,12 +140,12 @@ def intervene(
     first = placed(reading[0], model)
     architecture = discover(model, first.inputs)
     kind = kind_of(model, tokenizer, first)
-    needs = {"heads": bool({"layers", "heads"} & {*interventions}), "feed_forward": "feed_forward" in interventions}
+    needs = {"heads": bool({"layers", "heads"} & {*chosen}), "feed_forward": "feed_forward" in chosen}
     parts = FittedParts({}, {}, 0)
     if any(needs.values()):
         parts = fit_parts(model, architecture, read(True, fit_tokens), kind, tokenizer, **needs)
     blocks = resumable_blocks(model, architecture, first.inputs)
-    plan = _Plan(model, architecture, blocks, kind, tokenizer, parts, interventions, tuple(steps), draws, seed)
+    plan = _Plan(model, architecture, blocks, kind, tokenizer, parts, chosen, tuple(steps), draws, seed)
     show, sites = reporter(progress, "layers"), len(plan.sites())
     keys: list[_Key] = []
     sums: Sums | None = None
@@ -169,14 +170,20 @@ def _report(show: Callable[[int, int], None], before: int, total: int, done: int
     show(before + done, total)
 
 
-def _check(tokenizer: Any, interventions: Sequence[str], draws: int) -> None:
+def chosen_interventions(names: Sequence[str] | None) -> list[Intervention]:
+    """Return the interventions of these names; all if None."""
+    names = INTERVENTIONS if names is None else names
+    unknown = [name for name in names if name not in INTERVENTIONS]
+    if unknown or not names:
+        problem = f"there is no intervention named {unknown[0]!r}" if unknown else "interventions is empty"
+        raise InputValueError("intervene", "interventions", problem, f"Choose from {', '.join(INTERVENTIONS)}.")
+    return [name for name in INTERVENTIONS if name in names]
+
+
+def _check(tokenizer: Any, draws: int) -> None:
     if not callable(tokenizer):
         problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
         raise InputTypeError("intervene", "tokenizer", problem, "Pass the tokenizer of the model; losses are of text.")
-    unknown = [name for name in interventions if name not in INTERVENTIONS]
-    if unknown or not interventions:
-        problem = f"there is no intervention named {unknown[0]!r}" if unknown else "interventions is empty"
-        raise InputValueError("intervene", "interventions", problem, f"Choose from {', '.join(INTERVENTIONS)}.")
     if draws < 1:
         problem = f"draws must be 1 or more, got {draws}"
         raise InputValueError("intervene", "draws", problem, "Pass the number of random directions of a control.")
