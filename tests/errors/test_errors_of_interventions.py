@@ -1,4 +1,4 @@
-"""Interventions on a model that has no loss, or by names that do not exist: each mistake is explained in one sentence."""
+"""Interventions on a model without a loss, or by names that do not exist: mistakes are explained in one sentence."""
 
 import functools
 

@@ -27,7 +27,6 @@ from ..._typing import Tensor
 from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, numbered
 from ...attention.result import Attention
 from ..inside.architecture import Architecture, SumSite
-from ..inside.discovery import cut
 from ..inside.hooks import Running, evaluation_mode, module_hooks, operands, tensors, without_cache
 
 
@@ -60,22 +59,23 @@ def edited(
 def resumable_blocks(model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any]) -> dict[str, nn.Module]:
     """Return the blocks of a model, by name, whose passes may begin at any of them; empty if there are none.
 
-    They are the outermost list of modules with a branch. Passes on a few tokens test that what follows a block depends
-    on the blocks before it through the output of the last of them alone.
+    They are the outermost list of modules with a branch. Passes on these inputs (a few tokens suffice) test that what
+    follows a block depends on the blocks before it through the output of the last of them alone.
     """
     branches = [s.name.split(".") for s in architecture.sublayers if "#" not in s.name]
     prefixes = (".".join(parts[:end]) for parts in branches for end in range(1, len(parts)))
     modules = dict(model.named_modules())
     name = next((each for each in prefixes if isinstance(modules.get(each), nn.ModuleList)), None)
-    blocks = {} if name is None else {f"{name}.{i}": block for i, block in modules[name].named_children()}
-    if len(blocks) < len(modules.get(name or "", [])) or any("forward" in vars(block) for block in blocks.values()):
+    if name is None:
+        return {}
+    blocks = {f"{name}.{i}": block for i, block in modules[name].named_children()}
+    if len(blocks) < len(list(modules[name])) or any("forward" in vars(block) for block in blocks.values()):
         return {}  # a block occurs twice, or is wrapped by another library
-    few = cut(inputs)
     with edited(model, architecture), recording(blocks) as outputs:
-        expected = list(tensors(_plain(model(**few, **without_cache(model)))))
+        expected = list(tensors(_plain(model(**inputs, **without_cache(model)))))
     for block in blocks:
         with edited(model, architecture), resuming(blocks, outputs, block):
-            result = list(tensors(_plain(model(**few, **without_cache(model)))))
+            result = list(tensors(_plain(model(**inputs, **without_cache(model)))))
         if len(result) != len(expected) or not all(map(torch.equal, result, expected)):
             return {}
     return blocks

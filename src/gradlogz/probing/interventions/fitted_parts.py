@@ -6,25 +6,17 @@
 Read next: ../statistics/regression.py (the fit), ../predictions/linearity.py (its R²).
 """
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..corpus.batching import Batch
-from ..inside.architecture import Architecture
 from ..inside.events import Attended, Event, Passed
-from ..inside.following import follow
-from ..inside.hooks import without_cache
-from ..passes.placement import placed
 from ..statistics import Comoments, comoments_of, merge, solve
-from .losses import Kind, task_of
 
 
-class Affine(NamedTuple):
+class AffineMap(NamedTuple):
     """The map x -> intercept + x coefficients, and the mean of its targets."""
 
     coefficients: Float[Tensor, "D D"]
@@ -40,7 +32,7 @@ class FittedParts(NamedTuple):
     """Mean outputs of the heads of each attention layer, [h, v], and affine maps of the feed-forward sublayers."""
 
     heads: dict[str, Float[Tensor, "h v"]]
-    feed_forward: dict[str, Affine]
+    feed_forward: dict[str, AffineMap]
     tokens: int
 
 
@@ -52,44 +44,33 @@ class _HeadSums(NamedTuple):
         return _HeadSums(self.tokens + other.tokens, self.total + other.total)
 
 
-def fit_parts(
-    model: nn.Module,
-    architecture: Architecture,
-    batches: Iterable[Batch],
-    kind: Kind,
-    tokenizer: Any,
-    *,
-    heads: bool,
-    feed_forward: bool,
-) -> FittedParts:
-    """Return the means and maps of a model on the documents of these batches, in one pass."""
-    sums: dict[str, _HeadSums] = {}
-    moments: dict[str, Comoments] = {}
-    tokens = 0
-    for batch in batches:
-        batch = placed(batch, model)
-        batch_pass = BatchPass(batch)
+class PartSums:
+    """Sums over the events of passes from which the parts are fitted."""
 
-        def add(event: Event, batch_pass: BatchPass = batch_pass) -> None:
-            nonlocal sums, moments
-            if isinstance(event, Attended) and heads and event.attention.output is not None:
-                real = batch_pass.real(event)[:, None, :, None]
-                total = torch.where(real, event.attention.output, 0.0).double().sum((0, 2))
-                sums = merge(sums, {event.layer: _HeadSums(real.sum(), total)})
-            elif isinstance(event, Passed) and feed_forward and event.sublayer.kind == "feed_forward":
-                x, y, real = (t.flatten(0, 1) for t in (event.input, event.update, batch_pass.real(event)))
-                added = comoments_of(x, y, group=0, weights=real, yy="trace")
-                moments = merge(moments, {event.sublayer.name: added})
+    def __init__(self, *, heads: bool, feed_forward: bool) -> None:
+        self._wants_heads, self._wants_feed_forward = heads, feed_forward
+        self._heads: dict[str, _HeadSums] = {}
+        self._feed_forward: dict[str, Comoments] = {}
+        self.tokens = 0
 
-        task = task_of(kind, batch, tokenizer)
-        with follow(model, architecture, add, statistics="none"):
-            model(**task.inputs, **without_cache(model))
-        tokens += int(batch.inputs["attention_mask"].sum())
-    means = {layer: each.total / each.tokens for layer, each in sums.items()}
-    return FittedParts(means, {name: _affine(each) for name, each in moments.items()}, tokens)
+    def add(self, event: Event, batch_pass: BatchPass) -> None:
+        """Add the outputs of the heads of an attention layer, or the input and update of a feed-forward sublayer."""
+        if isinstance(event, Attended) and self._wants_heads and event.attention.output is not None:
+            real = batch_pass.real(event)[:, None, :, None]
+            total = torch.where(real, event.attention.output, 0.0).double().sum((0, 2))
+            self._heads = merge(self._heads, {event.layer: _HeadSums(real.sum(), total)})
+        elif isinstance(event, Passed) and self._wants_feed_forward and event.sublayer.kind == "feed_forward":
+            x, y, real = (t.flatten(0, 1) for t in (event.input, event.update, batch_pass.real(event)))
+            added = comoments_of(x, y, group=0, weights=real, yy="trace")
+            self._feed_forward = merge(self._feed_forward, {event.sublayer.name: added})
+
+    def fitted(self) -> FittedParts:
+        """Return the means and the affine maps."""
+        heads = {layer: each.total / each.tokens for layer, each in self._heads.items()}
+        return FittedParts(heads, {name: _affine(each) for name, each in self._feed_forward.items()}, self.tokens)
 
 
-def _affine(moments: Comoments) -> Affine:
+def _affine(moments: Comoments) -> AffineMap:
     total = moments.total()
     B = solve(total.xx, total.xy)
-    return Affine(B, total.mean_y - total.mean_x @ B, total.mean_y)
+    return AffineMap(B, total.mean_y - total.mean_x @ B, total.mean_y)

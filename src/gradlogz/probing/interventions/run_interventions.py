@@ -29,10 +29,11 @@ from ..._errors import InputTypeError, InputValueError
 from ..._progress import Progress, reporter
 from ..._typing import Float, Tensor
 from ...special.distributions import student_p, student_quantile
+from ..batch_pass import BatchPass
 from ..corpus.batching import Batch, batches
 from ..corpus.text import Document, Source, documents
 from ..inside.architecture import Architecture
-from ..inside.discovery import discover
+from ..inside.discovery import cut, discover
 from ..inside.events import Attended, AttentionArguments, Event, LayerCall, Passed
 from ..inside.following import follow
 from ..inside.hooks import evaluation_mode, without_cache
@@ -42,7 +43,7 @@ from ..passes.placement import placed
 from ..runs.judgement import split
 from ..statistics import Estimate, Sums, benjamini_hochberg, bootstrap, hash_of, mean, sums_of
 from .edited_passes import Replacement, edited, recording, resumable_blocks, resuming
-from .fitted_parts import FittedParts, fit_parts
+from .fitted_parts import FittedParts, PartSums
 from .gradient_steps import REMOVED, directions_of, edited_updates, gradient_of
 from .losses import Kind, Task, kind_of, loss_of, representation_of, task_of
 from .records import Effect, Interventions
@@ -74,11 +75,11 @@ class _Plan(NamedTuple):
     blocks: dict[str, nn.Module]
     kind: Kind
     tokenizer: Any
-    parts: FittedParts
     interventions: Sequence[Intervention]
     steps: tuple[float, ...]
     draws: int
     seed: int
+    parts: FittedParts = FittedParts({}, {}, 0)
 
     def run(self, task: Task) -> Any:
         return self.model(**task.inputs, **without_cache(self.model))
@@ -141,11 +142,10 @@ def intervene(
     architecture = discover(model, first.inputs)
     kind = kind_of(model, tokenizer, first)
     needs = {"heads": bool({"layers", "heads"} & {*chosen}), "feed_forward": "feed_forward" in chosen}
-    parts = FittedParts({}, {}, 0)
+    blocks = resumable_blocks(model, architecture, cut(first.inputs))
+    plan = _Plan(model, architecture, blocks, kind, tokenizer, chosen, tuple(steps), draws, seed)
     if any(needs.values()):
-        parts = fit_parts(model, architecture, read(True, fit_tokens), kind, tokenizer, **needs)
-    blocks = resumable_blocks(model, architecture, first.inputs)
-    plan = _Plan(model, architecture, blocks, kind, tokenizer, parts, chosen, tuple(steps), draws, seed)
+        plan = plan._replace(parts=_fitted(plan, read(True, fit_tokens), PartSums(**needs)))
     show, sites = reporter(progress, "layers"), len(plan.sites())
     keys: list[_Key] = []
     sums: Sums | None = None
@@ -161,7 +161,7 @@ def intervene(
     facts = {
         **describe(model), "loss": kind, "loss_value": float(loss.value), "loss_low": float(loss.low),
         "loss_high": float(loss.high), "tokens": int(sums.totals[0, 0]), "documents": len(names),
-        "fit_tokens": parts.tokens, "draws": draws, "seed": seed,
+        "fit_tokens": plan.parts.tokens, "draws": draws, "seed": seed,
     }  # fmt: skip
     return Interventions(name or type(model).__name__, facts, _effects(keys, sums))
 
@@ -231,6 +231,17 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 
 
 # Passes --------------------------------------------------------------------------------------------------------------
+
+
+def _fitted(plan: _Plan, reading: Iterable[Batch], sums: PartSums) -> FittedParts:
+    """Return the means and affine maps of the model on the documents of these batches, in one pass."""
+    for batch in reading:
+        batch = placed(batch, plan.model)
+        batch_pass = BatchPass(batch)
+        with follow(plan.model, plan.architecture, partial(sums.add, batch_pass=batch_pass), statistics="none"):
+            plan.run(task_of(plan.kind, batch, plan.tokenizer))
+        sums.tokens += int(batch.inputs["attention_mask"].sum())
+    return sums.fitted()
 
 
 @dataclass
