@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import gradlogz
 from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.interventions import run_interventions
@@ -21,7 +22,7 @@ from gradlogz.probing.interventions.gradient_steps import REMOVED, directions_of
 from gradlogz.probing.interventions.losses import kind_of, loss_of, task_of
 from gradlogz.probing.interventions.records import Effect, interventions_from_json
 from gradlogz.probing.interventions.replaced_heads import gaussian_and_uniform, with_head
-from gradlogz.probing.interventions.run_interventions import p_values
+from gradlogz.probing.interventions.run_interventions import p_values, single_windows
 from gradlogz.probing.statistics import Estimate, hash_of
 from support.planted import copying
 
@@ -442,14 +443,32 @@ def test_batches_and_skipped_blocks_do_not_matter(monkeypatch):
 
 
 def test_fits_and_losses_are_of_different_documents():
-    names = [name for name, _ in TEXTS]
-    halves = {name: run_interventions._is_fitted(gradlogz.probing.corpus.text.Document(name, "")) for name in names}
-    assert 6 < sum(halves.values()) < 18
+    corpus = [Document(*text) for text in TEXTS]
+    fitted, scored = ({d.name for d in run_interventions._half(lambda: corpus, side)} for side in (True, False))
+    assert not fitted & scored
+    assert len(fitted) + len(scored) == 24
+    assert 6 < len(fitted) < 18
     effects = gradlogz.intervene(gpt2(), words(), TEXTS, interventions=["feed_forward"], tokens=10**4, fit_tokens=10**4)
-    assert effects.facts["documents"] == sum(not fitted for fitted in halves.values())
     lengths = {name: len(text.split()) for name, text in TEXTS}
-    assert effects.facts["fit_tokens"] == sum(lengths[name] for name in names if halves[name])
-    assert effects.facts["tokens"] == sum(lengths[name] - 1 for name in names if not halves[name])
+    assert effects.facts["documents"] == len(scored)
+    assert effects.facts["fit_tokens"] == sum(lengths[name] for name in fitted)
+    assert effects.facts["tokens"] == sum(lengths[name] - 1 for name in scored)
+
+
+def test_each_document_has_one_window_at_any_position():
+    corpus = [
+        Document(f"document {i}", " ".join(str((i + j) % WORDS) for j in range(8 * (1 + i % 5)))) for i in range(60)
+    ]
+    sample = list(single_windows(corpus, words(), tokens=200, length=8, seed=0))
+    names = [name for batch in sample for name in batch.names]
+    assert len(names) == len(set(names)) == 25
+    assert 2 < sum(int(batch.starts[0]) > 0 for batch in sample) < 25
+    assert names == [n for b in single_windows(corpus[::-1], words(), tokens=200, length=8, seed=0) for n in b.names]
+    assert names != [n for b in single_windows(corpus, words(), tokens=200, length=8, seed=1) for n in b.names]
+    short = [Document("short", "1"), *corpus]
+    assert {n for b in single_windows(short, words(), tokens=10**4, length=8, seed=0) for n in b.names} == {
+        d.name for d in corpus
+    }
 
 
 def test_p_values_are_those_of_a_t_test():

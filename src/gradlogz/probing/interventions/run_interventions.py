@@ -14,6 +14,7 @@ come from the Poisson bootstrap over documents, which all passes share, so that 
 Read next: edited_passes.py (how a tensor is replaced), losses.py (the loss), records.py (the results).
 """
 
+import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ Intervention = Literal["gradient", "steps", "layers", "heads", "feed_forward"]
 INTERVENTIONS: tuple[Intervention, ...] = get_args(Intervention)
 TOKENS, FIT_TOKENS = 2_000, 20_000  # default numbers of tokens of the losses and of the fits
 STEPS = (-0.5, -0.1, 0.1, 0.5)  # default multiples of the norm of the update
+SHORTEST = 8  # mean number of tokens of a window that is certainly reached; bounds the number of documents in memory
 DRAWS = 2  # random directions of a control
 GAUSSIAN, UNIFORM, MEAN, ZERO, AFFINE = "gaussian", "uniform", "mean", "zero", "affine"
 
@@ -132,12 +134,8 @@ def intervene(
     chosen = chosen_interventions(interventions)
     corpus = _documents(texts)
     padded = min(tokens_of_a_batch(model), max(tokens, 1))
-
-    def read(fitted: bool, amount: int) -> Iterator[Batch]:
-        half = (d for d in corpus() if _is_fitted(d) == fitted)
-        return batches(half, tokenizer, tokens=amount, length=length, padded=padded, seed=seed)
-
-    reading = joined(read(False, tokens), padded)
+    halves = {fitted: partial(_half, corpus, fitted) for fitted in (True, False)}
+    reading = joined(single_windows(halves[False](), tokenizer, tokens=tokens, length=length, seed=seed), padded)
     first = placed(reading[0], model)
     architecture = discover(model, first.inputs)
     kind = kind_of(model, tokenizer, first)
@@ -145,7 +143,8 @@ def intervene(
     blocks = resumable_blocks(model, architecture, cut(first.inputs))
     plan = _Plan(model, architecture, blocks, kind, tokenizer, chosen, tuple(steps), draws, seed)
     if any(needs.values()):
-        plan = plan._replace(parts=_fitted(plan, read(True, fit_tokens), PartSums(**needs)))
+        fitting = batches(halves[True](), tokenizer, tokens=fit_tokens, length=length, padded=padded, seed=seed)
+        plan = plan._replace(parts=_fitted(plan, fitting, PartSums(**needs)))
     show, sites = reporter(progress, "layers"), len(plan.sites())
     keys: list[_Key] = []
     sums: Sums | None = None
@@ -199,9 +198,31 @@ def _documents(texts: Source) -> Callable[[], Iterable[Document]]:
     return lambda: stored
 
 
-def _is_fitted(document: Document) -> bool:
-    """Return whether a document belongs to the half to which means and affine maps are fitted."""
-    return hash_of(f"fit {document.name}") % 2 == 0
+def _half(corpus: Callable[[], Iterable[Document]], fitted: bool) -> Iterator[Document]:
+    """Yield the half of the documents to which means and affine maps are fitted, or the other half."""
+    return (document for document in corpus() if (hash_of(f"fit {document.name}") % 2 == 0) == fitted)
+
+
+def single_windows(
+    half: Iterable[Document], tokenizer: Any, *, tokens: int, length: int | None, seed: int
+) -> Iterator[Batch]:
+    """Yield one window of each document, chosen by hash, until they have a number of tokens.
+
+    Documents are the sampling units of confidence intervals: this choice has the most units for a number of tokens. All
+    documents are equally likely, and so are the windows of a document.
+    """
+    most = max(tokens // SHORTEST, 2)
+    for document in heapq.nsmallest(most, half, key=lambda each: hash_of(f"{seed} {each.name}")):
+        try:
+            windows = list(batches([document], tokenizer, tokens=None, length=length, size=1))
+        except InputValueError:  # fewer than two tokens
+            continue
+        windows.sort(key=lambda window: int(window.starts[0]))
+        window = windows[hash_of(f"window {seed} {document.name}") % len(windows)]
+        yield window
+        tokens -= window.inputs["input_ids"].shape[1]
+        if tokens <= 0:
+            break
 
 
 def joined(reading: Iterable[Batch], padded: int) -> list[Batch]:
