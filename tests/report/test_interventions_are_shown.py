@@ -1,13 +1,11 @@
 """Effects of interventions on terminals and pages, and in the folder of a run."""
 
 import csv
-import io
 import json
 
 import pytest
 import transformers
 from playwright.sync_api import expect
-from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -103,9 +101,6 @@ def test_effects_have_a_page_and_a_display(run):
     assert "Interventions on" in html
     assert "[benjamini95]" in html
     assert effects._repr_html_().startswith("<iframe")
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(effects)
-    assert "one head: gaussian" in console.export_text()
     assert json.loads(effects.to_json())["model"] == effects.model
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..probing.inside.loading import Loaded
     from ..probing.interventions.records import Interventions
 
@@ -34,6 +36,14 @@ def check_intervene(names: str | None) -> None:
         from ..probing.interventions.run_interventions import chosen_interventions
 
         chosen_interventions(_named(names))
+
+
+def print_interventions(console: "Console", effects: "Interventions") -> None:
+    """Print the table of effects."""
+    from ..reporting.interventions_terminal import interventions_table
+    from ..reporting.result_table import print_lines
+
+    print_lines(console, interventions_table(effects, console.width))
 
 
 def write_interventions(

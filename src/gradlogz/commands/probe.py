@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .interventions import Intervene, check_intervene, write_interventions
+from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import RUN_PAGE, check_file, print_closing, print_lines, terminal, write_json
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def command(
     name = measured.probed.name
     print_lines(console, claim_lines(findings, name, console.width, details=details))
     if effects is not None:
-        console.print(effects)
+        print_interventions(console, effects)
     if not measured.complete:
         console.print("Interrupted: the results cover only the text read so far.", style="yellow")
     if details:

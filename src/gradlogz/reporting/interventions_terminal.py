@@ -4,8 +4,6 @@ Read next: result_table.py (the layout), interventions_page.py (the page).
 """
 
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 from rich.text import Text
 
@@ -42,8 +40,3 @@ def interventions_table(interventions: Interventions, width: int) -> list[Text]:
         lines.append(Text(f"Largest differences at FDR 5 % [{unit_of(interventions)}]", "bold"))
         lines += result_table(("layer, intervention / control", "change", "difference (95 % CI)"), cells, None, width)
     return lines
-
-
-def rich_interventions(interventions: Interventions, _console: Any, options: Any) -> Iterator[Text]:
-    """The tables for a console of rich."""
-    yield from interventions_table(interventions, options.max_width)

@@ -31,7 +31,6 @@ from .findings_figures import plot
 from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
 from .interventions_page import with_interventions
-from .interventions_terminal import rich_interventions
 from .run_contents import Source, contents_of
 
 # The function that makes the page of each type of result.
@@ -88,4 +87,3 @@ register(Findings, "html", notebook_html)
 register(Findings, "terminal", rich_table)
 register(Findings, "text", plain_lines)
 register(Findings, "plot", plot)
-register(Interventions, "terminal", rich_interventions)

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -120,9 +120,6 @@ class Interventions:
 
     def _repr_html_(self) -> str:
         return str(shown(self, "html"))
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        yield from shown(self, "terminal", console, options)
 
 
 def interventions_from_json(text: str) -> Interventions:
