@@ -46,6 +46,13 @@ ERRORS = [
         lambda: intervene(Pooled(), words(), TEXTS, interventions=["heads", "ablate"]),
     ),
     (ValueError, "intervene: interventions", "empty", lambda: intervene(Pooled(), words(), TEXTS, interventions=[])),
+    (ValueError, "intervene: sublayers", "regular", lambda: intervene(Pooled(), words(), TEXTS, sublayers="h.(1")),
+    (
+        ValueError,
+        "intervene: sublayers",
+        "matches",
+        lambda: intervene(Pooled(), words(), TEXTS, sublayers="nowhere", tokens=20, fit_tokens=20),
+    ),
     (ValueError, "intervene: draws", "0", lambda: intervene(Pooled(), words(), TEXTS, draws=0)),
     (ValueError, "intervene: model", "encoder-decoder", lambda: intervene(t5(), words(), TEXTS, tokens=20)),
     (

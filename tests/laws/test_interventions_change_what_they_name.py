@@ -429,6 +429,14 @@ def test_all_interventions_are_measured_and_reproducible(make):
     assert gradlogz.intervene(model, words(), TEXTS, name="tiny", **options).rows == effects.rows
 
 
+def test_some_sublayers_have_the_effects_that_they_have_among_all():
+    model, options = gpt2(), {"tokens": 100, "fit_tokens": 100, "draws": 1, "steps": (0.2,)}
+    effects = gradlogz.intervene(model, words(), TEXTS, **options)
+    some = gradlogz.intervene(model, words(), TEXTS, sublayers=r"\.1\.", **options)
+    expected = [row for row in effects.rows if ".1." in row.layer]
+    assert [row[:14] for row in some.rows] == [row[:14] for row in expected]
+
+
 def test_batches_and_skipped_blocks_do_not_matter(monkeypatch):
     model, options = llama(), {"tokens": 150, "fit_tokens": 150, "draws": 1, "steps": (0.2,)}
     effects = gradlogz.intervene(model, words(), TEXTS, **options)

@@ -16,6 +16,7 @@ Read next: edited_passes.py (how a tensor is replaced), losses.py (the loss), re
 
 import heapq
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +82,7 @@ class _Plan(NamedTuple):
     steps: tuple[float, ...]
     draws: int
     seed: int
+    sublayers: str
     parts: FittedParts = FittedParts({}, {}, 0)
 
     def run(self, task: Task) -> Any:
@@ -89,7 +91,7 @@ class _Plan(NamedTuple):
     def sites(self) -> list[str]:
         """Names of the attention layers and feed-forward sublayers on which there are interventions."""
         attention = self.architecture.attention if {*self.interventions} - {"feed_forward"} else ()
-        return [*attention, *self.parts.feed_forward]
+        return [name for name in (*attention, *self.parts.feed_forward) if re.search(self.sublayers, name)]
 
     def sites_by_block(self) -> dict[str, list[str]]:
         """Sites by the name of their block; under "" those outside the blocks that passes may begin at."""
@@ -107,6 +109,7 @@ def intervene(
     tokens: int = TOKENS,
     fit_tokens: int = FIT_TOKENS,
     length: int | None = None,
+    sublayers: str = "",
     steps: Sequence[float] = STEPS,
     draws: int = DRAWS,
     seed: int = 0,
@@ -123,6 +126,7 @@ def intervene(
         tokens: approximate number of tokens on which losses are measured; every pass reads all of them.
         fit_tokens: approximate number of tokens of other documents, to which means and affine maps are fitted.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
+        sublayers: regular expression for the names of attention layers and feed-forward sublayers; all by default.
         steps: multiples of the norm of an update that are added to it along the gradient.
         draws: number of random directions whose mean effect is the control of a direction.
         seed: seed of the choice of documents and of the random directions.
@@ -130,7 +134,7 @@ def intervene(
 
     Law: tests/laws/test_interventions_change_what_they_name.py.
     """
-    _check(tokenizer, draws)
+    _check(tokenizer, sublayers, draws)
     chosen = chosen_interventions(interventions)
     corpus = _documents(texts)
     padded = min(tokens_of_a_batch(model), max(tokens, 1))
@@ -141,11 +145,15 @@ def intervene(
     kind = kind_of(model, tokenizer, first)
     needs = {"heads": bool({"layers", "heads"} & {*chosen}), "feed_forward": "feed_forward" in chosen}
     blocks = resumable_blocks(model, architecture, cut(first.inputs))
-    plan = _Plan(model, architecture, blocks, kind, tokenizer, chosen, tuple(steps), draws, seed)
+    plan = _Plan(model, architecture, blocks, kind, tokenizer, chosen, tuple(steps), draws, seed, sublayers)
     if any(needs.values()):
         fitting = batches(halves[True](), tokenizer, tokens=fit_tokens, length=length, padded=padded, seed=seed)
         plan = plan._replace(parts=_fitted(plan, fitting, PartSums(**needs)))
     show, sites = reporter(progress, "layers"), len(plan.sites())
+    if not sites:
+        names = [*architecture.attention, *(s.name for s in architecture.sublayers if s.kind == "feed_forward")]
+        problem = f"no sublayer of these interventions has a name that matches {sublayers!r}"
+        raise InputValueError("intervene", "sublayers", problem, f"Names are like {names[0]} and {names[-1]}.")
     keys: list[_Key] = []
     sums: Sums | None = None
     with evaluation_mode(model):
@@ -179,10 +187,17 @@ def chosen_interventions(names: Sequence[str] | None) -> list[Intervention]:
     return [name for name in INTERVENTIONS if name in names]
 
 
-def _check(tokenizer: Any, draws: int) -> None:
+def _check(tokenizer: Any, sublayers: str, draws: int) -> None:
     if not callable(tokenizer):
         problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
         raise InputTypeError("intervene", "tokenizer", problem, "Pass the tokenizer of the model; losses are of text.")
+    try:
+        re.compile(sublayers)
+    except re.error as error:
+        problem = f"sublayers must be a regular expression, got {sublayers!r} ({error})"
+        raise InputValueError(
+            "intervene", "sublayers", problem, "Escape special characters with a backslash."
+        ) from None
     if draws < 1:
         problem = f"draws must be 1 or more, got {draws}"
         raise InputValueError("intervene", "draws", problem, "Pass the number of random directions of a control.")
