@@ -151,9 +151,9 @@ def intervene(
         plan = plan._replace(parts=_fitted(plan, fitting, PartSums(**needs)))
     show, sites = reporter(progress, "layers"), len(plan.sites())
     if not sites:
-        names = [*architecture.attention, *(s.name for s in architecture.sublayers if s.kind == "feed_forward")]
+        every = [*architecture.attention, *(s.name for s in architecture.sublayers if s.kind == "feed_forward")]
         problem = f"no sublayer of these interventions has a name that matches {sublayers!r}"
-        raise InputValueError("intervene", "sublayers", problem, f"Names are like {names[0]} and {names[-1]}.")
+        raise InputValueError("intervene", "sublayers", problem, f"Names are like {every[0]} and {every[-1]}.")
     keys: list[_Key] = []
     sums: Sums | None = None
     with evaluation_mode(model):
