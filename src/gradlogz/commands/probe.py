@@ -12,6 +12,7 @@ import typer
 
 from .._input_errors import InputValueError
 from .checkpoint_runs import CheckpointRun, Settings, runs_of
+from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
     RUN_PAGE,
     Csv,
@@ -114,6 +115,7 @@ def command(
     draws: Annotated[
         int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
     ] = 20,
+    intervene: Intervene = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -136,6 +138,7 @@ def command(
     console = terminal(json)
     check_file("probe", "--json", json)
     check_tables("probe", csv, parquet)
+    check_intervene(intervene)
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
@@ -144,7 +147,10 @@ def command(
     outputs = Outputs(json, csv, parquet, details)
     if len(checkpoints) == 1:
         place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].label
-        return _one(console, checkpoints[0], place, settings, outputs)
+        return _one(console, checkpoints[0], place, settings, outputs, intervene)
+    if intervene is not None:
+        problem = f"interventions are measured on one model, but there are {len(checkpoints)} checkpoints"
+        raise InputValueError("probe", "--intervene", problem, "Name one checkpoint.")
     series = {checkpoint.series for checkpoint in checkpoints}
     place = Path(out) if out is not None else Path(RUNS) / (series.pop() if len(series) == 1 else SERIES)
     return _several(console, checkpoints, place, settings, outputs)
@@ -166,14 +172,8 @@ class Outputs(NamedTuple):
         write_tables(self.csv, self.parquet, findings)
 
 
-def _run_of(
-    checkpoint: "CheckpointName", settings: Settings, console: "Console", facts: dict[str, str]
-) -> "tuple[Run, str]":
-    """Return the run of one model, with these facts added, and a sentence on the text it read."""
-    from ..probing.corpus.readers import corpus_of
+def _loaded(checkpoint: "CheckpointName", settings: Settings, console: "Console") -> "Loaded":
     from ..probing.inside.loading import load
-    from ..probing.run_probe import evaluate, measure
-    from ..probing.runs.run_folder import Run
 
     with console.status(f"Loading {checkpoint.label}"):
         loaded = load(
@@ -181,6 +181,17 @@ def _run_of(
             dtype=settings.dtype, **settings.allowed,
         )  # fmt: skip
     _check_reading(loaded)
+    return loaded
+
+
+def _run_of(
+    loaded: "Loaded", checkpoint: "CheckpointName", settings: Settings, console: "Console", facts: dict[str, str]
+) -> "tuple[Run, str]":
+    """Return the run of one model, with these facts added, and a sentence on the text it read."""
+    from ..probing.corpus.readers import corpus_of
+    from ..probing.run_probe import evaluate, measure
+    from ..probing.runs.run_folder import Run
+
     corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
     known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
     if settings.text is None and loaded.facts["reads"] == "reactions":
@@ -206,7 +217,10 @@ def _run_of(
     return run, report.words()
 
 
-def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
+def _one(
+    console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs,
+    intervene: str | None,
+) -> int:  # fmt: skip
     """Probe one model: a run folder with its page."""
     from ..probing.inside.loading import locate
     from ..probing.inside.weights_hash import weights_hash
@@ -216,11 +230,20 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
 
     check_place(place)
     hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
-    run, words = _run_of(checkpoint, settings, console, {"weights_sha256": hashed})
+    loaded = _loaded(checkpoint, settings, console)
+    run, words = _run_of(loaded, checkpoint, settings, console, {"weights_sha256": hashed})
     write_run(place, run)
     outputs.write(run.findings)
+    effects = None
+    if intervene is not None:
+        effects = write_interventions(
+            place, intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
+            length=settings.length, seed=settings.seed,
+        )  # fmt: skip
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
+    if effects is not None:
+        print_interventions(console, effects)
     if not run.complete:
         console.print(STOPPED, style="yellow")
     if outputs.details:
@@ -243,7 +266,7 @@ def _several(
     done: list[CheckpointRun] = []
 
     def measure(checkpoint: "CheckpointName", facts: dict[str, str]) -> "Run":
-        return _run_of(checkpoint, settings, console, facts)[0]
+        return _run_of(_loaded(checkpoint, settings, console), checkpoint, settings, console, facts)[0]
 
     for each in runs_of(checkpoints, root, settings, console, measure):
         done.append(each)
