@@ -85,7 +85,7 @@ def with_loud_head(model, head=0, factor=12.0):
 
 
 class SureAttention(torch.nn.Module):
-    """Causal attention that also returns the variance of the attended values."""
+    """Causal attention that also returns the variance of the attended values in the residual stream."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -99,7 +99,9 @@ class SureAttention(torch.nn.Module):
         later = torch.ones(n, n, dtype=torch.bool).triu(1)
         s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(later, -math.inf)
         p = (s - s.logsumexp(-1, keepdim=True)).exp()
-        trace = (p @ v.square() - (p @ v).square()).sum((1, 3))
+        W = self.out.weight.T.reshape(self.num_heads, -1, width)
+        there = v @ W  # [b, h, n, width]
+        trace = (p @ there.square() - (p @ there).square()).sum((1, 3))
         return self.out(o.transpose(1, 2).reshape(b, n, width)), trace
 
 

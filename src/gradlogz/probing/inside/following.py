@@ -38,7 +38,7 @@ def follow(
     layers: str = LAYERS,
 ) -> Iterator[None]:
     """Context in which every event of every pass is given to `handle` as soon as it is complete."""
-    pass_ = _Pass(architecture, handle, statistics)
+    pass_ = _Pass(model, architecture, handle, statistics)
     intercepted = Interception(model, pass_, layers=layers)
     with torch.no_grad(), evaluation_mode(model), module_hooks(model, pass_), pass_, intercepted:
         yield
@@ -56,9 +56,12 @@ def arguments_of(call: Call) -> AttentionArguments:
 class _Pass(TorchFunctionMode, Receiver):
     """Observer of a running model that makes an event at each site of its architecture."""
 
-    def __init__(self, architecture: Architecture, handle: Callable[[Event], None], statistics: str) -> None:
+    def __init__(
+        self, model: nn.Module, architecture: Architecture, handle: Callable[[Event], None], statistics: str
+    ) -> None:
         super().__init__()
         self._architecture, self._handle, self._statistics = architecture, handle, statistics
+        self._projections = {layer: model.get_submodule(name) for layer, name in architecture.outputs.items()}
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -101,7 +104,8 @@ class _Pass(TorchFunctionMode, Receiver):
             norm = None if sublayer is None or sublayer.reads is None else self._modules[sublayer.reads.name]
             layer_call = layer_call._replace(norm=norm, parted=name in self._architecture.parted)
         call = met.call.logits if isinstance(met.call, Logits) else arguments_of(met.call)
-        self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call))
+        projection = self._projections.get(name)
+        self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call, projection))
         return attention
 
     def finish(self, missed: tuple[str, ...]) -> None:
