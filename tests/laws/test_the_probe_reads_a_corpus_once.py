@@ -22,7 +22,7 @@ from gradlogz.probing.passes import memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
-from gradlogz.probing.predictions import ascent, known_predictions, tie
+from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge
 from support.architectures import ARCHITECTURES
@@ -347,3 +347,58 @@ def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(wo
     assert found.baseline is None
     assert "reset_parameters" in found.facts["without_baseline"]
     assert "without a random" in str(running.evaluate(found, predictions=["entropy"]))
+
+
+MATCHED = replace(entropy.PREDICTION, baseline="matched")
+
+
+def test_matched_models_are_measured_where_a_prediction_asks_for_them(words):
+    planted, wanted = model(), [MATCHED, ascent.PREDICTION]
+    measured, again = (
+        running.measure(planted, words, documents(), tokens=None, predictions=wanted, draws=5) for _ in range(2)
+    )
+    assert set(measured.matched) == {"entropy"}
+    draws = measured.matched["entropy"]
+    assert len(draws) == 5
+    assert repr(draws) == repr(again.matched["entropy"])
+    places = [[row[:3] for row in rows] for rows in draws]
+    assert all(each == places[0] for each in places)
+    values = {tuple(row.value for row in rows if row.quantity == "entropy") for rows in draws}
+    assert len(values) == 5
+    for off in ({"draws": 0}, {"baseline": 0.0}):
+        assert running.measure(planted, words, documents(), tokens=None, predictions=wanted, **off).matched == {}
+
+
+def test_windows_are_dealt_to_matched_models(words):
+    """All of them if there are enough, and a few to each if there are not."""
+    windows = []
+    for batch in batching.batches(documents(), words, tokens=None, length=15):
+        windows = running._with_windows(windows, batch, 3)
+    assert len(windows) == 24
+    dealt = [[(n, int(s)) for b in running._dealt(windows, draw, 3) for n, s in zip(b.names, b.starts, strict=True)]
+             for draw in range(3)]  # fmt: skip
+    assert [len(each) for each in dealt] == [8, 8, 8]
+    assert len({window for each in dealt for window in each}) == 24
+    few = [running._dealt(windows, draw, 20) for draw in range(20)]
+    assert all(sum(len(b.keys) for b in each) == running.FEWEST for each in few)
+    assert all(b.inputs["input_ids"].shape[0] == len(b.keys) for each in few for b in each)
+
+
+def test_the_windows_of_matched_models_are_bounded(words, monkeypatch):
+    monkeypatch.setattr(running, "MOST", 2)
+    one, other = [], []
+    several = list(batching.batches(documents(), words, tokens=None, length=15))
+    for batch in several:
+        one = running._with_windows(one, batch, 3)
+    for batch in reversed(several):
+        other = running._with_windows(other, batch, 3)
+    assert len(one) == 6
+    assert {window.hash for window in one} == {window.hash for window in other}
+
+
+def test_a_model_of_unknown_modules_has_matched_models(words):
+    plain = Plain()
+    plain.fixed = Fixed()
+    measured = running.measure(plain, words, documents(), tokens=None, predictions=[MATCHED], draws=3)
+    assert measured.baseline is None
+    assert len(measured.matched["entropy"]) == 3

@@ -66,8 +66,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
+        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
     ] = 0.1,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
+    ] = 20,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -100,7 +103,7 @@ def command(
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
-        length=length, predictions=only, baseline=baseline, seed=seed, progress=sys.stderr.isatty(),
+        length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)

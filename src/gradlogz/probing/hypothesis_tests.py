@@ -19,14 +19,17 @@ Read next: predictions/entropy.py, predictions/tie.py.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from .._typing import Tensor
 from ..special.distributions import student_p, student_quantile
+from .prediction import Baseline
 from .runs.judgement import Judgement, Measured, Ruling
 from .runs.records import Detail, Finding, Remark
 from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
@@ -160,6 +163,27 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
     sd = values.double().std() if h > 1 else values.new_tensor(0.0).double()
     arm = _quantile(max(h - 1, 1)) * float(sd) * math.sqrt(1 + 1 / h)
     return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
+
+
+def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[Measured]:
+    """Null values from matched random models: mean and 95 % prediction band of one more draw.
+
+        mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      over the m draws with a value for this layer and head
+
+    The band includes the variance over draws of the weights and over samples of windows. Fewer than two draws have no
+    band.
+    """
+    values: dict[tuple[str, int | None, str], list[float]] = defaultdict(list)
+    for m in chain.from_iterable(baseline.matched if baseline is not None else ()):
+        if m.quantity in quantities and not math.isnan(m.value):
+            values[m.layer, m.head, m.quantity].append(m.value)
+    return [Measured(*place, *_prediction_band(each)) for place, each in values.items() if len(each) > 1]
+
+
+def _prediction_band(values: Sequence[float]) -> tuple[float, float, float]:
+    mean, m = statistics.fmean(values), len(values)
+    arm = _quantile(m - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / m)
+    return mean, mean - arm, mean + arm
 
 
 def band(expected: float, deviation: float) -> tuple[float, float, float]:

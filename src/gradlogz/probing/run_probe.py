@@ -5,7 +5,9 @@
     findings     verdict(evaluate(statistics), null(statistics))             predictions/, hypothesis_tests.py
 
 Memory does not grow with the corpus, and findings are computed without the model. The random-weights baseline, a model
-of the same architecture, reads a sample of the same windows for the null values that need it.
+of the same architecture, reads a sample of the same windows for the null values that need it. Matched models, with the
+spectra of the trained matrices, read a small sample each, all together about as much as the model; each is evaluated at
+once.
 
 Read next: prediction.py (the definition of a prediction), runs/findings.py (the results), runs/run_folder.py (on disk).
 """
@@ -13,8 +15,9 @@ Read next: prediction.py (the definition of a prediction), runs/findings.py (the
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from statistics import fmean
 from types import ModuleType
@@ -27,11 +30,13 @@ from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report
+from .corpus.batching import Batch, Batches, Report, joined
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .inside.discovery import discover
-from .inside.loading import describe, with_random_weights
+from .inside.head_weights import HeadWeights
+from .inside.loading import describe
+from .inside.random_models import MatchedModels, with_random_weights
 from .inside.weights import weights_of
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
@@ -47,6 +52,8 @@ from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
+DRAWS = 20  # default number of matched models
+FEWEST, MOST = 4, 32  # numbers of windows that a matched model reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
 
@@ -55,6 +62,7 @@ class Measurement(NamedTuple):
     """Result of a pass over a corpus: sufficient for all findings, and mergeable with other passes.
 
     state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
+    matched: {prediction: its values in each matched model}.
     complete: whether the corpus was read to its end.
     """
 
@@ -62,10 +70,19 @@ class Measurement(NamedTuple):
     facts: dict[str, Any]
     state: dict[str, Any]
     baseline: Baseline | None
+    matched: dict[str, tuple[list[Measured], ...]]
     report: Report
     tokens: list[Token]
     seconds: dict[str, float]
     complete: bool
+
+
+class _Window(NamedTuple):
+    """A row that a matched model reads, the hash that selects it, and the number of its batch, whose rows are alike."""
+
+    hash: int
+    batch: int
+    row: Batch
 
 
 def probe(
@@ -78,6 +95,7 @@ def probe(
     length: int | None = None,
     predictions: Wanted = None,
     baseline: float = SHARE,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Progress = False,
 ) -> Findings:
@@ -95,7 +113,9 @@ def probe(
         tokens: number of tokens to read, None for all.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
         predictions: names of predictions, or your own files (docs/adding_a_prediction.md); all by default.
-        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for none.
+        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
+            random models at all.
+        draws: number of matched models, which have the spectra of the trained matrices; 0 for none.
         seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
@@ -103,7 +123,7 @@ def probe(
     """
     measured = measure(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
-        baseline=baseline, seed=seed, progress=progress,
+        baseline=baseline, draws=draws, seed=seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions)
 
@@ -119,6 +139,7 @@ def measure(
     length: int | None = None,
     predictions: Wanted = None,
     baseline: float = SHARE,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Progress = False,
 ) -> Measurement:
@@ -130,6 +151,9 @@ def measure(
     if not 0.0 <= baseline <= 1.0:
         problem = f"baseline must be a share of the windows between 0 and 1, got {baseline}"
         raise InputValueError("probe", "baseline", problem, "Pass 0.1 for a tenth.")
+    if draws < 0 or draws == 1:
+        problem = f"draws must be 0 or at least 2, got {draws}"
+        raise InputValueError("probe", "draws", problem, "Pass 20; their variance gives the band.")
     padded = tokens_of_a_batch(model)
     reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
     first = next(reading)
@@ -142,6 +166,8 @@ def measure(
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
     sample: list[Batch] = []
+    windows: list[_Window] = []
+    matched = [p for p in wanted if p.baseline == "matched" and draws and baseline]
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
@@ -153,6 +179,8 @@ def measure(
             part = _sampled(batch, baseline, {each.group for each in sample})
             if part is not None:
                 sample.append(part)
+            if matched:
+                windows = _with_windows(windows, batch, draws)
             done = reading.report.tokens if has_tokens else reading.report.rows
             show(done, (tokens or 0) if has_tokens else 0)
             if interrupted():
@@ -162,12 +190,17 @@ def measure(
         begun = time.perf_counter()
         untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
         seconds["baseline"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        values = _matched(model, windows, matched, probed, draws, interrupted) if matched else {}
+        seconds["matched"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
+    if isinstance(values, str):
+        known["without_matched"], values = values, {}
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, untrained, report, listed, seconds, not interrupted())
+    return Measurement(probed, known, state, untrained, values, report, listed, seconds, not interrupted())
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
@@ -183,6 +216,8 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
         state, probed = measured.state[key], replace(measured.probed, computed=Computed())
         values = prediction.evaluate(state, probed)
         baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
+        if draws := measured.matched.get(key):
+            baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
         judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, baseline)))
         rows += judged.findings
         low, high = _ends(judged)
@@ -246,7 +281,7 @@ def _baseline(
     interrupted: Callable[[], bool],
 ) -> Baseline | str:
     """Return the random-weights baseline on a sample of the batches, or the reason why it cannot be initialised."""
-    predictions = [p for p in predictions if p.baseline == "statistics"]
+    predictions = [p for p in predictions if p.baseline != "weights"]
     try:
         other = with_random_weights(model, seed=probed.seed)
     except ValueError as error:
@@ -262,10 +297,82 @@ def _baseline(
     return Baseline(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
 
 
+def _matched(
+    model: nn.Module,
+    windows: list[_Window],
+    predictions: Sequence[Prediction],
+    probed: Probed,
+    draws: int,
+    interrupted: Callable[[], bool],
+) -> dict[str, tuple[list[Measured], ...]] | str:
+    """Return the values of each prediction in each matched model, or the reason why there are none."""
+    try:
+        models = MatchedModels(model, probed.architecture, probed.weights)
+    except ValueError as error:
+        return str(error)
+    values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
+    for draw in range(draws):
+        if interrupted():
+            break
+        other = models.draw(probed.seed * draws + draw)
+        state: dict[str, Any] = {}
+        sample = [placed(batch, other) for batch in _dealt(windows, draw, draws)]
+        for batch in sample:
+            state = merge(state, statistics_of(other, probed.architecture, batch, predictions)[0])
+        weights = _LateWeights(other, probed.architecture, sample[0].inputs)
+        drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
+        for p in predictions:
+            values[p.name].append(p.evaluate(state[p.name], drawn))
+    return {name: tuple(lists) for name, lists in values.items()}
+
+
+class _LateWeights(Mapping[str, HeadWeights | str]):
+    """Weight matrices of a model, measured at first use: most predictions of events do not need them."""
+
+    def __init__(self, *model_and_inputs: Any) -> None:
+        self._arguments = model_and_inputs
+
+    @cached_property
+    def _weights(self) -> dict[str, HeadWeights | str]:
+        return weights_of(*self._arguments)
+
+    def __getitem__(self, layer: str) -> HeadWeights | str:
+        return self._weights[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:
+    """Add the rows of a batch to the windows of the matched models; those with the smallest hashes are kept."""
+    number = windows[-1].batch + 1 if windows else 0
+    hashes = _window_hashes(batch).tolist()
+    windows = windows + [_Window(value, number, batch.rows([row])) for row, value in enumerate(hashes)]
+    most = sorted(window.hash for window in windows)[: MOST * draws][-1]
+    return [window for window in windows if window.hash <= most]
+
+
+def _dealt(windows: list[_Window], draw: int, draws: int) -> list[Batch]:
+    """Return the batches of one of several matched models: an equal share of the windows, at least FEWEST."""
+    ranked = sorted(windows, key=lambda window: window.hash)
+    k = min(max(FEWEST, len(ranked) // draws), len(ranked))
+    rows: dict[int, list[Batch]] = {}
+    for place in range(draw * k, draw * k + k):
+        window = ranked[place % len(ranked)]
+        rows.setdefault(window.batch, []).append(window.row)
+    return [joined(rows[number]) for number in sorted(rows)]
+
+
 def _sampled(batch: Batch, share: float, groups: set[int]) -> Batch | None:
     """Return the rows of a batch that the baseline reads, chosen by hash; at least one if its group is a new one."""
-    hashes = token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)
-    rows = (hashes.double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
+    rows = (_window_hashes(batch).double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
     if not rows and share > 0 and batch.group not in groups:
         rows = [0]
     return batch.rows(rows) if rows else None
+
+
+def _window_hashes(batch: Batch) -> Tensor:
+    return token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)

@@ -14,7 +14,7 @@ import hashlib
 import heapq
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,14 @@ class Batch(NamedTuple):
         at = list(places)
         inputs = {name: t[at] for name, t in self.inputs.items()}
         return Batch(inputs, self.keys[at], self.group, [self.names[row] for row in at], self.starts[at])
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the rows of several of equal length and one group."""
+    first = batches[0]
+    inputs = {name: torch.cat([b.inputs[name] for b in batches]) for name in first.inputs}
+    keys, starts = (torch.cat([getattr(b, name) for b in batches]) for name in ("keys", "starts"))
+    return Batch(inputs, keys, first.group, [name for b in batches for name in b.names], starts)
 
 
 class Report(NamedTuple):
