@@ -6,7 +6,6 @@ Read next: observables/gaussian_keys.py (the null: n Gaussian keys), observables
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
+    ALSO_BASELINE,
     NOTHING_MEASURED,
     Bounds,
     absent,
@@ -22,8 +22,9 @@ from ..hypothesis_tests import (
     conclude,
     judge,
     measured,
+    matched_null,
     median_detail,
-    random_band,
+    shared_with_baseline,
 )
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
@@ -39,7 +40,6 @@ POOLED = "pooled mean explained"
 BOUND = 0.1
 INFORMED, FEWEST = 0.1, 8
 POWER = 0.25  # smallest explained variance of Gaussian keys with which a head can support the claim
-RANDOM, GAUSSIAN = "random-weights baseline", "Gaussian keys"
 
 FORMULAS = """\
     k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
@@ -86,12 +86,12 @@ DECLARATION = Declaration(
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys. If logits have additive "
         "biases b_j, the means over keys are weighted by exp(b_j), and n is their effective number. For keys of any "
         "distribution the formula holds to first order in the logits; it therefore holds trivially where logits hardly "
-        "vary, as in the random-weights baseline.",
+        "vary.",
         "Finitely many keys do not follow the formula exactly even if they are Gaussian: at a logit variance of 4, 256 "
         "independent keys of 64 dimensions explain about half of the variance. Mean and covariance are sufficient "
         "statistics of a Gaussian, so that the expected sums given both are known without any parameter. The deficit "
         "of Gaussian keys is 0 for any number of keys, dimension and logit variance.",
-        "Nulls: Gaussian keys for explained variances; the random-weights baseline for all other quantities.",
+        "Nulls: Gaussian keys for explained variances; the matched baseline for all other quantities.",
     ),
     decision_rule=(
         f"A deficit of {BOUND:g} is an error of the attended mean of about a third of its length beyond sampling error. "
@@ -115,13 +115,17 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     statistic="median deficit of the explained variance of the attended mean",
-    null="Gaussian keys, exactly",
+    null="matched baseline",
     details={
-        EXPLAINED: Label("median explained variance of the attended mean", null=GAUSSIAN),
-        NORMALIZER: Label("median explained variance of the log normaliser", null=GAUSSIAN),
+        EXPLAINED: Label("median explained variance of the attended mean", null="Gaussian keys"),
+        NORMALIZER: Label("median explained variance of the log normaliser", null="Gaussian keys"),
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
+        ALSO_BASELINE: (
+            "Supporting heads whose keys are as Gaussian in the matched baseline: {shared:.0f} of {supported:.0f}; for "
+            "these the result is not an effect of training."
+        ),
         "too_even": (
             f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
         ),
@@ -185,15 +189,9 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Explained variances of Gaussian keys; elsewhere the values of the random-weights baseline."""
-    rows = _of_rows(state, OF_GAUSSIAN_KEYS)
-    by: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
-        if m.head is not None and m.quantity not in (*OF_GAUSSIAN_KEYS, DEFICIT, OF_NORMALIZER):
-            by[m.layer, m.quantity].append(m.value)
-    for (layer, quantity), values in by.items():
-        rows += random_band(layer, quantity, torch.tensor(values))
-    return rows
+    """Explained variances of Gaussian keys; elsewhere the values of the matched baseline."""
+    others = DECLARATION.quantities.keys() - OF_GAUSSIAN_KEYS.keys()
+    return _of_rows(state, OF_GAUSSIAN_KEYS) + matched_null(baseline, others)
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -219,6 +217,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     too_sharp = sum(value < POWER for value in expected.values())
     counts = {"too_even": too_even, "too_sharp": too_sharp}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
+    remarks += shared_with_baseline(ruled, DEFICIT, BOUND, small=True)
     return conclude(ruled, DEFICIT, details=details, remarks=remarks)
 
 
@@ -340,4 +339,4 @@ def _explained(q: GroupMoments, mu: Tensor, Sigma: Tensor) -> Tensor:
     return 1 - size(residual, left) / size(q.yy, away)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=60)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=60, baseline="matched")
