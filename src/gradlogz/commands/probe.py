@@ -101,8 +101,9 @@ def command(
         loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     _check_reading(loaded)
     corpus = corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"])
+    facts = loaded.facts | ({"synthetic_text": True} if text is None and loaded.facts["reads"] == "reactions" else {})
     measured = measure(
-        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=loaded.facts, tokens=tokens or None,
+        loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=facts, tokens=tokens or None,
         length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
     with console.status("Judging"):

@@ -17,9 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
-from statistics import fmean
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from .computed import Computed
 from .corpus.batching import Batch, Batches, Report, joined
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
+from .hypothesis_tests import median, median_interval
 from .inside.discovery import discover
 from .inside.head_weights import HeadWeights
 from .inside.loading import describe
@@ -46,9 +46,10 @@ from .passes.placement import placed
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
-from .runs.judgement import Judgement, Measured, split
-from .runs.records import Claim, Declaration, Finding, Token
-from .statistics import merge, token_hashes
+from .runs.judgement import Judgement, Measured, graded, split
+from .runs.records import SELF_CHECK, Claim, Finding, Token
+from .statistics import Sums, merge, sums_of, token_hashes
+from .statistics import documents as effective_documents
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
@@ -169,12 +170,14 @@ def measure(
     windows: list[_Window] = []
     matched = [p for p in wanted if p.baseline == "matched" and draws and baseline]
     state: dict[str, Any] = {}
+    sizes: Sums | None = None
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
     with interruptible() as interrupted:
         for batch in chain([first], reading):
             added, others = statistics_of(model, architecture, placed(batch, model), wanted)
             state = merge(state, added)
+            sizes = merge(sizes, sums_of(_sizes(batch), batch.keys))
             extreme = greatest([*extreme, *others])
             part = _sampled(batch, baseline, {each.group for each in sample})
             if part is not None:
@@ -195,6 +198,8 @@ def measure(
         seconds["matched"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
+    if sizes is not None:
+        known["effective_documents"] = round(float(effective_documents(sizes)), 1)
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
     if isinstance(values, str):
@@ -204,32 +209,46 @@ def measure(
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
-    """Return the findings of a measurement, without the model."""
+    """Return the findings of a measurement, without the model.
+
+    Each prediction is evaluated by itself: one that raises has the verdict "failed" and the reason as its text.
+    """
     rows: list[Finding] = []
     claims: list[Claim] = []
-    declarations: dict[str, Declaration] = {}
-    model, other = measured.probed.name, measured.baseline
-    for prediction in chosen(predictions):
-        key = prediction.name
-        if key not in measured.state:
+    wanted = [prediction for prediction in chosen(predictions) if prediction.name in measured.state]
+    model = measured.probed.name
+    for prediction in wanted:
+        claim = partial(Claim, model, prediction.name, prediction.declaration.claim)
+        try:
+            judged = _judged(measured, prediction)
+        except Exception as error:  # any error of a prediction, also of a user's own
+            text = f"{type(error).__name__}: {error}"
+            claims.append(claim("", math.nan, math.nan, math.nan, math.nan, "failed", text))
             continue
-        state, probed = measured.state[key], replace(measured.probed, computed=Computed())
-        values = prediction.evaluate(state, probed)
-        baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
-        if draws := measured.matched.get(key):
-            baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
-        judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, baseline)))
         rows += judged.findings
-        low, high = _ends(judged)
-        numbers = {name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}
-        numbers |= {"low": low, "high": high}
-        claims.append(Claim(model, key, prediction.declaration.claim, **numbers))
-        declarations[key] = prediction.declaration
+        claims.append(claim(**{name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}))
+    declarations = {prediction.name: prediction.declaration for prediction in wanted}
     return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
 
 
+def _judged(measured: Measurement, prediction: Prediction) -> Judgement:
+    """Return the judgement of one prediction, with the interval of its median and the words of its kind."""
+    key, other = prediction.name, measured.baseline
+    state, probed = measured.state[key], replace(measured.probed, computed=Computed())
+    values = prediction.evaluate(state, probed)
+    baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
+    if draws := measured.matched.get(key):
+        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
+    judged = prediction.verdict(_joined(probed.name, key, values, prediction.null(state, probed, baseline)))
+    low, high = _ends(judged, values)
+    return graded(judged._replace(low=low, high=high), prediction.declaration.kind)
+
+
 def chosen(wanted: Wanted) -> list[Prediction]:
-    """Return the predictions given by name, by file or as objects; all predictions if None."""
+    """Return the predictions given by name, by file or as objects; all predictions if None.
+
+    Self-checks are always among them, since their failure invalidates all other results.
+    """
     known = {p.name: p for p in known_predictions()}
     if wanted is None:
         return list(known.values())
@@ -243,20 +262,20 @@ def chosen(wanted: Wanted) -> list[Prediction]:
             problem = f"predictions must be names, modules or Predictions, got {type(each).__name__}"
             raise InputTypeError("probe", "predictions", problem, "Define PREDICTION in your module.")
         selected.append(prediction)
-    return selected
+    names = [prediction.name for prediction in selected]
+    return selected + [p for p in known.values() if p.declaration.kind == SELF_CHECK and p.name not in names]
 
 
-def _ends(judged: Judgement) -> tuple[float, float]:
-    """Return the confidence interval of a claim's value: its own, or that of the finding with the median value.
-
-    With an even number of findings the median is the mean of two values, and the interval the mean of their two.
-    """
+def _ends(judged: Judgement, values: list[Measured]) -> tuple[float, float]:
+    """Return the confidence interval of a claim's value: its own, or that of the median of the judged values."""
     if not math.isnan(judged.low) or math.isnan(judged.value):
         return judged.low, judged.high
     rows = [f for f in judged.findings if f.quantity == judged.quantity and f.verdict not in ("", "not applicable")]
-    rows = sorted((f for f in rows if not math.isnan(f.value)), key=lambda f: f.value)
-    two = rows[(len(rows) - 1) // 2 : len(rows) // 2 + 1]
-    return (fmean(f.low for f in two), fmean(f.high for f in two)) if two else (math.nan, math.nan)
+    places = {(f.layer, f.call, f.head) for f in rows}
+    used = [m for m in values if m.quantity == judged.quantity and (*split(m.layer), m.head) in places]
+    if median(m.value for m in used) != judged.value:  # another summary than the median
+        return math.nan, math.nan
+    return median_interval(used)
 
 
 def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Measured]) -> list[Finding]:
@@ -266,10 +285,11 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
     for m in values:
         n = by_place.get((m.layer, m.head, m.quantity))
         layer, call = split(m.layer)
-        null = (torch.nan,) * 3 if n is None else (n.value, n.low, n.high)
-        rows.append(
-            Finding(model, prediction, layer, call, m.head, m.quantity, m.value, m.low, m.high, *null, m.tokens)
-        )
+        row = Finding(model, prediction, layer, call, m.head, m.quantity, m.value, m.low, m.high, tokens=m.tokens)
+        row = row._replace(freedom=m.freedom)
+        if n is not None:
+            row = row._replace(null=n.value, null_low=n.low, null_high=n.high, null_freedom=n.freedom)
+        rows.append(row)
     return rows
 
 
@@ -322,7 +342,7 @@ def _matched(
         weights = _LateWeights(other, probed.architecture, sample[0].inputs)
         drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
         for p in predictions:
-            values[p.name].append(p.evaluate(state[p.name], drawn))
+            values[p.name].append([m._replace(replicates=None) for m in p.evaluate(state[p.name], drawn)])
     return {name: tuple(lists) for name, lists in values.items()}
 
 
@@ -372,6 +392,12 @@ def _sampled(batch: Batch, share: float, groups: set[int]) -> Batch | None:
     if not rows and share > 0 and batch.group not in groups:
         rows = [0]
     return batch.rows(rows) if rows else None
+
+
+def _sizes(batch: Batch) -> Tensor:
+    """Return the number of tokens of each row, [b, 1]; 1 if the inputs have no mask."""
+    mask = batch.inputs.get("attention_mask")
+    return torch.ones(len(batch.keys), 1) if mask is None else mask.sum(-1, keepdim=True).double()
 
 
 def _window_hashes(batch: Batch) -> Tensor:

@@ -35,12 +35,18 @@ STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
     "inconclusive": VerdictStyle("yellow", "inconclusive", STATUSES["inconclusive"]),
+    "described": VerdictStyle("blue", "silent", "blue"),
+    "passed": VerdictStyle("green", "agrees", STATUSES["agrees"]),
+    "failed": VerdictStyle("red", "departs", STATUSES["departs"]),
     "not applicable": VerdictStyle("bright_black", "silent", STATUSES["silent"]),
     "": VerdictStyle("", "silent", "blue"),
 }
 
 
-SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
+SYMBOLS = {
+    "supported": "✓", "refuted": "✗", "inconclusive": "~", "described": "·", "passed": "✓", "failed": "✗",
+    "not applicable": "–", "": "·",
+}  # fmt: skip
 ASCII = {
     "✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "³": "3", "₂": "2", "≤": "<=", "≥": ">=",
     "×": "x", "°": "deg", "β": "beta", "τ": "tau", "σ": "sigma",
@@ -76,8 +82,12 @@ def interval(low: float, high: float, number: Callable[[float], str] = digits) -
 
 
 def counts_of(summary: Summary) -> str:
-    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; empty if none is judged."""
-    return f"{summary.supported}/{summary.refuted} of {summary.judged}" if summary.judged else ""
+    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; only their number if it is described.
+
+    Empty if none was measured.
+    """
+    counts = "" if summary.verdict == "described" else f"{summary.supported}/{summary.refuted} of "
+    return f"{counts}{summary.judged}" if summary.judged else ""
 
 
 def finite(value: float) -> float | None:

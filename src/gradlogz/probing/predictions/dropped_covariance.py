@@ -25,7 +25,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measur
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Estimate, Sample, Sums, bootstrap, chosen, sample_of, sums_of, token_hashes
 from .observables.attention_rows import keys_seen
 
@@ -47,6 +47,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Covariance tracks loss",
+    kind=BEYOND,
     claim="Attention discards the covariance of the values; this covariance is larger where the model is uncertain.",
     formula=(
         "partial correlation over tokens between (1) the log variance of the attended values in the residual stream, "
@@ -306,8 +307,7 @@ def _correlations(state: State, name: str) -> list[Measured]:
     for quantity, number in CONTROLS.items():
         estimate = bootstrap(partial(_correlation, controls=number), sums)
         for i, layer in enumerate([*state.layers.split("\n"), ""]):
-            one = Estimate(*(field_[i] for field_ in estimate))
-            rows += measured(layer, quantity, one, 0 if bool(one.value.isnan()) else t)
+            rows += measured(layer, quantity, Estimate(*(part[i] for part in estimate)), t)
     return rows
 
 

@@ -14,7 +14,6 @@ import torch
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
-    ALSO_BASELINE,
     NOTHING_MEASURED,
     Bounds,
     absent,
@@ -24,12 +23,11 @@ from ..hypothesis_tests import (
     measured,
     matched_null,
     median_detail,
-    shared_with_baseline,
 )
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity, Remark
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, GroupMoments, Sums, jackknifed, sums_of
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 from .observables.gaussian_keys import gaussian_row
@@ -64,6 +62,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Gaussian keys",
+    kind=PREDICTED,
     claim=(
         "Keys act on a query q like a Gaussian sample of their mean mu and covariance Sigma, for which the attended "
         "mean is mu + Sigma q up to sampling error."
@@ -122,10 +121,6 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
-        ALSO_BASELINE: (
-            "Supporting heads whose keys are as Gaussian in the matched baseline: {shared:.0f} of {supported:.0f}; for "
-            "these the result is not an effect of training."
-        ),
         "too_even": (
             f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
         ),
@@ -217,7 +212,6 @@ def verdict(findings: list[Finding]) -> Judgement:
     too_sharp = sum(value < POWER for value in expected.values())
     counts = {"too_even": too_even, "too_sharp": too_sharp}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
-    remarks += shared_with_baseline(ruled, DEFICIT, BOUND, small=True)
     return conclude(ruled, DEFICIT, details=details, remarks=remarks)
 
 

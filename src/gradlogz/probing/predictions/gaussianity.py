@@ -22,7 +22,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude,
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity
+from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity
 from ..statistics import (
     SAMPLE,
     Sample,
@@ -95,6 +95,7 @@ _EXCESS = Quantity("squared standard deviations", "max W² − that of Gaussian 
 
 DECLARATION = Declaration(
     title="Gaussian residual stream",
+    kind=DESCRIPTIVE,
     claim="The tokens of the residual stream become more Gaussian with depth.",
     formula=(
         "trend = Spearman's rank correlation of depth and excess: -1 if the excess decreases from depth to depth. "

@@ -22,8 +22,7 @@ import torch
 
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...special.distributions import student_quantile
-from .estimates import Estimate
+from .estimates import Estimate, jackknife_estimate
 from .hashing import GROUPS
 from .validation import check_alike, double, full_precision_products
 
@@ -207,14 +206,13 @@ def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: 
     G = len(tokens)
     if G < 2:
         nothing = torch.full_like(value, torch.nan)
-        return Estimate(value, nothing, nothing, torch.zeros_like(value))
+        return Estimate(value, nothing, nothing, torch.zeros_like(value), value.new_empty(*value.shape, 0))
     h = (tokens.sum() / tokens).to(value.dtype).reshape(G, *(1,) * value.ndim)
     pseudo = h * value - (h - 1) * left
     centre = G * value - ((1 - 1 / h) * left).sum(0)
-    v = ((pseudo - centre).square() / (h - 1)).mean(0)
-    freedom = torch.full_like(value, G - 1)
-    arm = student_quantile(freedom) * v.sqrt()
-    return Estimate(value, value - arm, value + arm, freedom)
+    # About the values without each group, but such that squared distances from the value sum to the variance.
+    replicates = value - (pseudo - centre) / (G * (h - 1)).sqrt()
+    return jackknife_estimate(value, replicates.movedim(0, -1), torch.full_like(value, G - 1))
 
 
 def _deviations(x: Tensor, w: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,26 +1,70 @@
-"""Values with confidence intervals, and control of the false discovery rate.
+"""Values with confidence intervals, the interval of a median, and control of the false discovery rate.
 
+    bootstrap    low, high = value - c (value - q_.025), value + c (q_.975 - value)       q: quantiles of 200 replicates
+                 c         = sqrt(n / (n - 1)) t_.975(n - 1) / z_.975                  n: effective number of documents
+    jackknife    low, high = value -+ t_.975(G - 1) sqrt(sum_g (replicate_g - value)²)              G groups, at most 8
     p_(k) <= level k / m      k-th smallest of m p-values: rejected at false discovery rate `level`        [benjamini95]
 
 Read next: sums.py and comoments.py (confidence intervals), ../hypothesis_tests.py (p-values).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 
 from ..._typing import Bool, Float, Tensor
+from ...special.distributions import student_quantile
+from .hashing import REPLICATES
 
 LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown."""
+    """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown.
+
+    replicates: values of 200 bootstrap samples of documents, or one for each of at most 8 groups of the jackknife,
+        whose squared distances from the value sum to the squared standard error; none without an interval. Replicates
+        of all estimates of a run are of the same documents.
+    """
 
     value: Float[Tensor, "*s"]
     low: Float[Tensor, "*s"]
     high: Float[Tensor, "*s"]
     freedom: Float[Tensor, "*s"]
+    replicates: Float[Tensor, "*s r"]
+
+
+def bootstrap_estimate(
+    value: Float[Tensor, "*s"], replicates: Float[Tensor, "*s r"], freedom: Float[Tensor, "*s"]
+) -> Estimate:
+    """Return the interval between quantiles of bootstrap replicates, widened for few documents."""
+    tails = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=replicates.dtype, device=replicates.device)
+    low, high = torch.nanquantile(replicates, tails, -1)  # a replicate may contain no document
+    z = math.sqrt(2) * torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)).item()
+    c = ((freedom + 1) / freedom).sqrt() * student_quantile(freedom) / z
+    return Estimate(value, value - c * (value - low), value + c * (high - value), freedom, replicates)
+
+
+def jackknife_estimate(
+    value: Float[Tensor, "*s"], replicates: Float[Tensor, "*s g"], freedom: Float[Tensor, "*s"]
+) -> Estimate:
+    """Return the interval of Student's t distribution around a value, from jackknife replicates."""
+    arm = student_quantile(freedom) * (replicates - value.unsqueeze(-1)).square().sum(-1).sqrt()
+    return Estimate(value, value - arm, value + arm, freedom, replicates)
+
+
+def median_estimate(
+    values: Float[Tensor, " h"], replicates: Float[Tensor, "h r"], freedom: Float[Tensor, ""]
+) -> Estimate:
+    """Return the median over heads with its confidence interval: that of the medians of aligned replicates."""
+    estimate = bootstrap_estimate if replicates.shape[-1] == REPLICATES else jackknife_estimate
+    return estimate(_median(values.unsqueeze(-1)).squeeze(-1), _median(replicates), freedom)
+
+
+def _median(values: Float[Tensor, "h r"]) -> Float[Tensor, " r"]:
+    """Return the median over heads of each replicate."""
+    return torch.nanquantile(values.double(), 0.5, 0)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:

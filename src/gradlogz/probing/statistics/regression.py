@@ -48,7 +48,12 @@ def affine_fit(comoments: Comoments) -> Fit:
     in_sample = 1 - _error(total, coefficients) / total.spread_y
     if len(present) < 2:
         nothing = torch.full_like(in_sample, torch.nan)
-        return Fit(coefficients, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
+        return Fit(
+            coefficients,
+            intercept,
+            in_sample,
+            Estimate(nothing, nothing, nothing, 0 * nothing, nothing.unsqueeze(-1)[..., :0]),
+        )
     others = GroupMoments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
     alone = [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
     held = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))

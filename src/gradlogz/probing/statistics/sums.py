@@ -15,7 +15,6 @@ documents with a skewed distribution, the coverage stays below 95 %.
 Read next: hashing.py (the weights), comoments.py (matrices, for which 200 replicates would be too many).
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ import torch
 
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Int, Tensor
-from ...special.distributions import student_quantile
-from .estimates import LEVEL, Estimate
+from .estimates import Estimate, bootstrap_estimate
 from .hashing import bootstrap_weights
 from .validation import check_alike, double
 
@@ -78,14 +76,10 @@ def bootstrap(function: Callable[[Tensor], Tensor], sums: Sums) -> Estimate:
     If e differs from s because the function combines entries, the entry with the fewest documents determines n.
     """
     values = function(sums.totals)
-    value, draws = values[0], values[1:]
-    tails = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=draws.dtype, device=draws.device)
-    low, high = torch.nanquantile(draws, tails, 0)  # a replicate may contain no document
+    value = values[0]
     n = documents(sums)
     n = n if n.shape == value.shape else n.min().expand(value.shape)
-    z = math.sqrt(2) * torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)).item()
-    c = (n / (n - 1)).sqrt() * student_quantile(n - 1) / z
-    return Estimate(value, value - c * (value - low), value + c * (high - value), n - 1)
+    return bootstrap_estimate(value, values[1:].movedim(0, -1), n - 1)
 
 
 def documents(sums: Sums) -> Float[Tensor, "*s"]:
