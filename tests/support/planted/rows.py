@@ -85,7 +85,7 @@ def with_loud_head(model, head=0, factor=12.0):
 
 
 class SureAttention(torch.nn.Module):
-    """Causal attention that also returns the variance of the attended values."""
+    """Causal attention that also returns the variance of the attended values in the residual stream."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -99,7 +99,9 @@ class SureAttention(torch.nn.Module):
         later = torch.ones(n, n, dtype=torch.bool).triu(1)
         s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(later, -math.inf)
         p = (s - s.logsumexp(-1, keepdim=True)).exp()
-        trace = (p @ v.square() - (p @ v).square()).sum((1, 3))
+        W = self.out.weight.T.reshape(self.num_heads, -1, width)
+        there = v @ W  # [b, h, n, width]
+        trace = (p @ there.square() - (p @ there).square()).sum((1, 3))
         return self.out(o.transpose(1, 2).reshape(b, n, width)), trace
 
 
@@ -132,3 +134,38 @@ class SureModel(torch.nn.Module):
 class Output(NamedTuple):
     logits: torch.Tensor
     stream: torch.Tensor
+
+
+class DrawnKeys(torch.nn.Module):
+    """Attention over keys of a prescribed distribution, independent of the queries.
+
+    keys      rows of a table that draw(source, shape) fills, of variance 1 in every coordinate
+    queries   Gaussian, so that logits have this variance
+    """
+
+    def __init__(self, draw, size, variance, heads=4, words=20_000, seed=0):
+        super().__init__()
+        source = np.random.default_rng(seed)
+        width = heads * size
+        self.embedding = torch.nn.Embedding(words, 2 * width)
+        self.query, self.key, self.value = (torch.nn.Linear(2 * width, width, bias=False) for _ in range(3))
+        self.out = torch.nn.Linear(width, 2 * width, bias=False)
+        self.num_heads, self.scale = heads, math.sqrt(variance / size)
+        keys = draw(source, (words, width))
+        with torch.no_grad():
+            queries = source.standard_normal((words, width))
+            self.embedding.weight.copy_(torch.from_numpy(np.concatenate((queries, keys), 1)))
+            both = torch.eye(2 * width)
+            self.query.weight.copy_(both[:width])
+            self.key.weight.copy_(both[width:])
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embedding(input_ids)
+        b, n, _ = x.shape
+        q, k, v = (
+            project(x).reshape(b, n, self.num_heads, -1).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        return x + self.out(o.transpose(1, 2).reshape(b, n, -1))

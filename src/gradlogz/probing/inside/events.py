@@ -64,6 +64,7 @@ class Attended(NamedTuple):
     call: the arguments, or the logits [b, h, m, n] if the layer computes its own softmax.
     crosses: whether this is cross-attention: keys and queries come from different tokens.
     layer_call: the call of the layer; None if its input tokens are not among its arguments.
+    output_projection: module that maps the concatenated outputs of the heads to the residual stream, None if unknown.
     """
 
     layer: str
@@ -72,6 +73,7 @@ class Attended(NamedTuple):
     attention: Attention
     crosses: bool
     layer_call: LayerCall | None = None
+    output_projection: nn.Module | None = None
 
     @property
     def arguments(self) -> AttentionArguments:

@@ -38,7 +38,7 @@ def follow(
     layers: str = LAYERS,
 ) -> Iterator[None]:
     """Context in which every event of every pass is given to `handle` as soon as it is complete."""
-    pass_ = _Pass(architecture, handle, statistics, _outputs(model, architecture))
+    pass_ = _Pass(model, architecture, handle, statistics)
     intercepted = Interception(model, pass_, layers=layers)
     with torch.no_grad(), evaluation_mode(model), module_hooks(model, pass_), pass_, intercepted:
         yield
@@ -68,15 +68,12 @@ class _Pass(TorchFunctionMode, Receiver):
     """Observer of a running model that makes an event at each site of its architecture."""
 
     def __init__(
-        self,
-        architecture: Architecture,
-        handle: Callable[[Event], None],
-        statistics: str,
-        outputs: Mapping[str, nn.Module],
+        self, model: nn.Module, architecture: Architecture, handle: Callable[[Event], None], statistics: str
     ) -> None:
         super().__init__()
         self._architecture, self._handle, self._statistics = architecture, handle, statistics
-        self._outputs = outputs
+        self._projections = {layer: model.get_submodule(name) for layer, name in architecture.outputs.items()}
+        self._outputs = _outputs(model, architecture)
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -120,7 +117,8 @@ class _Pass(TorchFunctionMode, Receiver):
             parted, output = name in self._architecture.parted, self._outputs.get(name)
             layer_call = layer_call._replace(norm=norm, parted=parted, output=output)
         call = met.call.logits if isinstance(met.call, Logits) else arguments_of(met.call)
-        self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call))
+        projection = self._projections.get(name)
+        self._emit(Attended(name, sublayer, call, attention, met.crosses, layer_call, projection))
         return attention
 
     def finish(self, missed: tuple[str, ...]) -> None:

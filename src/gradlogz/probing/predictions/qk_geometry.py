@@ -4,7 +4,8 @@
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
-All matrices are represented by factors of d columns.
+All matrices are represented by factors of d columns. No value changes with the basis of queries and keys, W_q to W_q M
+and W_k to W_k M^-T.
 
 Read next: symmetry.py (published scores), tie.py.
 """
@@ -15,9 +16,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..._typing import Tensor
+from ..._typing import Float, Tensor
 from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
+from ..computed import Computed
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
@@ -43,7 +45,7 @@ WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "co
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
 SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
 VARIANCE = 0.9  # share of the leading components
-DRAWS = 20  # of random rotations
+DRAWS = 10  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
 
 FORMULAS = f"""\
@@ -59,8 +61,10 @@ FORMULAS = f"""\
                       otherwise Cov⁻¹ would be dominated by the smallest components
     whitened          cosine of C^½ B_s C^½ with I, C = Cov on these components: 1 if B_s = c Cov⁻¹; each direction is
                       weighted by the variance of the tokens along it
-    Fisher            T = mean of Cov_a(k) over sampled queries, compared with W_kᵀ B_s W_k in the space of the head;
-                      not defined with rotary embeddings, which rotate the keys"""
+    Fisher            T = P F P, compared with P B_s P;  F = mean of Cov_a(z) over sampled queries, z: tokens;  P: the
+                      projection of the stream onto the directions that keys read, the columns of W_k. With W_k = Q R
+                      (QR decomposition) and F_k = mean Cov_a(k) they are R^-T F_k R^-1 and Qᵀ B_s Q; not defined with
+                      rotary embeddings, which rotate the keys"""
 
 _OF_FORMS = {
     POSITIVE: Quantity("1", "|B₊| / |B|,  B = W_q W_kᵀ"),
@@ -107,7 +111,7 @@ DECLARATION = Declaration(
     ),
     quantities={
         **_OF_FORMS,
-        FISHER: Quantity("1", "cos(W_kᵀ (B + Bᵀ)/2 W_k, E Cov_a(k))"),
+        FISHER: Quantity("1", "cos(P (B + Bᵀ)/2 P, P E Cov_a(z) P)"),
         **{name + OVER: quantity for name, quantity in _OF_FORMS.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
@@ -169,12 +173,11 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
         U, V = forms(weights)
         for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), _alone(_gram(U, V)), strict=True):
             rows += [Measured(layer, h, quantity, v, v, v) for h, v in enumerate(values.tolist())]
-        E = _components(read, weights)
         R = mean_rotations(layer_state.distances, weights, read.present()) if weights.rotary else None
-        rows += _compared(layer, weights, read, E, R)
+        rows += _compared(layer, weights, read, _components(read, weights, model.computed), R)
         if fisher is not None and not weights.rotary:
-            form = _symmetric(V.mT @ U, V.mT @ V)
-            estimate = jackknife(lambda m: _cosine(form, m.covariance), fisher)  # noqa: B023
+            form, triangular = _read_by_keys(U, V)
+            estimate = jackknife(lambda m: _cosine(form, _lifted(m.covariance, triangular)), fisher)  # noqa: B023
             rows += measured(layer, FISHER, estimate, fisher.tokens.sum())
     return rows
 
@@ -192,12 +195,12 @@ def null(
         if not isinstance(weights, HeadWeights) or read is None:
             continue
         U, V = forms(weights)
-        E = _components(read, weights)
-        C = _covariance(read.total(), weights, E)
+        E = _components(read, weights, model.computed)
         R = mean_rotations(layer_state.distances, weights)
-        for name, form in (("", U), *(() if R is None else ((OVER, U @ R[0]),))):
+        in_metrics = _InMetrics(E.mT @ U, E.mT @ V, _covariance(read.total(), weights, E).unsqueeze(0))
+        for name, turn in (("", None), *(() if R is None else ((OVER, R[:1]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            gram = _gram(form, V)
+            gram = _gram(U if turn is None else U @ turn[0], V)
             d = U.shape[-1]
             sides = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
             draws = [_alone(_rotated(gram, *sides, turned)) for turned in _rotations(U.shape[-2:], generator)]
@@ -205,15 +208,12 @@ def null(
                 each = torch.stack(values)
                 arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
                 rows += _rows(layer, quantity + name, each.mean(0), arm)
-            M = _symmetric(E.mT @ form, E.mT @ V)
-            for quantity, function in _TARGETS.items():
-                if quantity in (WITH_I, WHITENED):  # invariant under rotations of B_s
-                    pairs = [(0.0, math.sqrt(2) / E.shape[-1])] * len(M)
-                else:
-                    pairs = _turned(*function(M, C))
+            for quantity, pairs in in_metrics.rotation_nulls(turn).items():
                 rows += [Measured(layer, h, quantity + name, *band(*each)) for h, each in enumerate(pairs)]
         if fisher is not None and not weights.rotary:
-            pairs = _turned(_symmetric(V.mT @ U, V.mT @ V), fisher.total().covariance)
+            form, triangular = _read_by_keys(U, V)
+            lifted = _lifted(fisher.total().covariance, triangular)
+            pairs = _turned(_sizes(form), _sizes(lifted), form.shape[-1])
             rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
     return rows
 
@@ -237,15 +237,12 @@ def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: T
     C = _covariance(read.versions(), weights, E)
     groups = read.present()
     left, tokens = read.tokens[groups if len(groups) > 1 else []], read.tokens.sum()
-    values = {
-        quantity: _cosine(*function(_symmetric(E.mT @ U, E.mT @ V), C)).expand(len(C), -1)
-        for quantity, function in _TARGETS.items()
-    }
+    in_metrics = _InMetrics(E.mT @ U, E.mT @ V, C)
+    values = in_metrics.cosines()
     if R is not None and isinstance(weights.turning, Turning):
         alone = _alone(_turned_gram(_gram(U, V), R))
         values |= {q + OVER: v for q, v in zip((POSITIVE, SYMMETRIC, SHARE), alone, strict=True)}
-        M = _symmetric((E.mT @ U) @ R, E.mT @ V)
-        values |= {q + OVER: _cosine(*function(M, C)) for q, function in _TARGETS.items()}
+        values |= {q + OVER: v for q, v in in_metrics.cosines(R).items()}
     rows = []
     for quantity, versions in values.items():
         rows += measured(layer, quantity, jackknifed(versions[0], versions[1:], left), tokens)
@@ -337,33 +334,93 @@ def _covariance(m: GroupMoments, weights: HeadWeights, E: Tensor | None = None) 
         C = inverse.unsqueeze(-1) * C * inverse
         if weights.norm.centres:
             C = centred(centred(C, -1), -2)
-    return C if E is None else (E.mT @ C @ E).unsqueeze(-3)
+    return C if E is None else E.mT @ C @ E
 
 
-def _components(read: Comoments, weights: HeadWeights) -> Tensor:
+def _components(read: Comoments, weights: HeadWeights, computed: Computed) -> Tensor:
     """Principal components [D, r] with 90 % of the variance of all tokens, at least d of them."""
-    values, vectors = torch.linalg.eigh(_covariance(read.total(), weights))
-    share = values.flip(-1).cumsum(-1) / values.sum()
-    r = max(int((share < VARIANCE).sum()) + 1, weights.query.shape[-1])
-    return vectors[:, -r:]
+
+    def compute() -> Tensor:
+        values, vectors = torch.linalg.eigh(_covariance(read.total(), weights))
+        share = values.flip(-1).cumsum(-1) / values.sum()
+        r = max(int((share < VARIANCE).sum()) + 1, weights.query.shape[-1])
+        return vectors[:, -r:]
+
+    return computed.once(weights, "components", compute)
 
 
-def _identity(C: Tensor) -> Tensor:
-    return torch.eye(C.shape[-1], dtype=C.dtype).expand_as(C)
+class _Products(NamedTuple):
+    """UᵀTU, UᵀTV and VᵀTV of the factors of M = (U Vᵀ + V Uᵀ)/2 in a metric T, [v, h, d, d]."""
+
+    queries: Tensor
+    across: Tensor
+    keys: Tensor
+
+    def turned(self, R: Tensor | None) -> "_Products":
+        """Products of U R and V."""
+        return self if R is None else _Products(R.mT @ self.queries @ R, R.mT @ self.across, self.keys)
+
+    @property
+    def trace(self) -> Tensor:
+        """tr T M, [v, h]."""
+        return _trace(self.across)
+
+    @property
+    def size(self) -> Tensor:
+        """|T^½ M T^½|, [v, h]."""
+        same = (self.queries * self.keys).sum((-2, -1)) + (self.across * self.across.mT).sum((-2, -1))
+        return (same.clamp(min=0.0) / 2).sqrt()
 
 
-def _whitened(M: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    root = _root(C)
-    return root @ M @ root, _identity(C)
+class _InMetrics:
+    """The form M of every head in the metrics of the targets: I, C and C⁻¹; matrices r x r are formed once for all."""
+
+    def __init__(self, U: Float[Tensor, "h r d"], V: Float[Tensor, "h r d"], C: Float[Tensor, "v r r"]) -> None:
+        self._r, inverse = C.shape[-1], _inverse(C)
+        self._plain = _Products(*(t.unsqueeze(0) for t in (U.mT @ U, U.mT @ V, V.mT @ V)))
+        CV = C.unsqueeze(1) @ V
+        self._by_C = _Products(U.mT @ (C.unsqueeze(1) @ U), U.mT @ CV, V.mT @ CV)
+        self._by_inverse = U.mT @ (inverse.unsqueeze(1) @ V)
+        self._targets = {WITH_C: _sizes(C), WITH_INVERSE: _sizes(inverse)}
+
+    def cosines(self, R: Float[Tensor, "v h d d"] | None = None) -> dict[str, Float[Tensor, "v h"]]:
+        """Cosines of M with I, C and C⁻¹, and of C^½ M C^½ with I; with rotations R between queries and keys."""
+        plain, by_C = self._plain.turned(R), self._by_C.turned(R)
+        by_inverse = self._by_inverse if R is None else R.mT @ self._by_inverse
+        root, size = math.sqrt(self._r), plain.size
+        return {
+            WITH_I: (plain.trace / (size * root)).expand_as(by_C.trace),
+            WITH_C: by_C.trace / (size * self._targets[WITH_C][1].unsqueeze(-1)),
+            WITH_INVERSE: _trace(by_inverse) / (size * self._targets[WITH_INVERSE][1].unsqueeze(-1)),
+            WHITENED: by_C.trace / (by_C.size * root),
+        }
+
+    def rotation_nulls(self, R: Float[Tensor, "1 h d d"] | None) -> dict[str, list[tuple[float, float]]]:
+        """Mean and standard deviation of each cosine under random rotations."""
+        plain, r = self._plain.turned(R), self._r
+        # Invariant under rotations of M: the rotation acts between queries and keys.
+        nulls = dict.fromkeys((WITH_I, WHITENED), [(0.0, math.sqrt(2) / r)] * plain.trace.shape[-1])
+        for quantity, (trace, size) in self._targets.items():
+            nulls[quantity] = _turned((plain.trace[0], plain.size[0]), (trace[0], size[0]), r)
+        return nulls
 
 
-# From B_s [h, r, r] and covariances [..., 1, r, r] to the pairs of matrices that are compared.
-_TARGETS = {
-    WITH_I: lambda M, C: (M, _identity(C)),
-    WITH_C: lambda M, C: (M, C),
-    WITH_INVERSE: lambda M, C: (M, torch.linalg.pinv(C, hermitian=True)),
-    WHITENED: _whitened,
-}
+def _inverse(C: Float[Tensor, "v r r"]) -> Float[Tensor, "v r r"]:
+    """Inverse, or pseudo-inverse if there are fewer tokens than components."""
+    L, failed = torch.linalg.cholesky_ex(C)
+    return torch.linalg.pinv(C, hermitian=True) if bool(failed.any()) else torch.cholesky_inverse(L)
+
+
+def _read_by_keys(U: Float[Tensor, "h D d"], V: Float[Tensor, "h D d"]) -> tuple[Tensor, Tensor]:
+    """Qᵀ B_s Q of B = U Vᵀ, and R, for the decomposition V = Q R: B_s on the directions that keys read."""
+    Q, R = torch.linalg.qr(V)
+    return _symmetric(Q.mT @ U, R), R
+
+
+def _lifted(F: Float[Tensor, "*v h d d"], R: Float[Tensor, "h d d"]) -> Float[Tensor, "*v h d d"]:
+    """R^-T F R^-1: the covariance of tokens, from that of keys, on the directions that keys read."""
+    half = torch.linalg.solve_triangular(R.mT, F, upper=False)
+    return torch.linalg.solve_triangular(R.mT, half.mT, upper=False)
 
 
 def _cosine(B: Tensor, T: Tensor) -> Tensor:
@@ -371,12 +428,20 @@ def _cosine(B: Tensor, T: Tensor) -> Tensor:
     return (B * T).sum((-2, -1)) / (B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1)))
 
 
-def _turned(B: Tensor, T: Tensor) -> list[tuple[float, float]]:
-    """Mean and standard deviation of the cosine of R B Rᵀ with T, for uniform rotations R."""
-    r = B.shape[-1]
-    b, t = (X.diagonal(dim1=-2, dim2=-1).sum(-1) for X in (B, T))
-    sizes = B.norm(dim=(-2, -1)) * T.norm(dim=(-2, -1))
-    apart = [(X.square().sum((-2, -1)) - trace.square() / r).clamp(min=0.0).sqrt() for X, trace in ((B, b), (T, t))]
+def _sizes(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Trace and norm."""
+    return _trace(X), X.norm(dim=(-2, -1))
+
+
+def _trace(X: Tensor) -> Tensor:
+    return X.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _turned(B: tuple[Tensor, Tensor], T: tuple[Tensor, Tensor], r: int) -> list[tuple[float, float]]:
+    """Mean and standard deviation of the cosine of R B Rᵀ with T, for uniform rotations R, from traces and norms."""
+    (b, size_b), (t, size_t) = B, T
+    sizes = size_b * size_t
+    apart = [(size.square() - trace.square() / r).clamp(min=0.0).sqrt() for trace, size in (B, T)]
     mean = b * t / (r * sizes)
     deviation = math.sqrt(2 / ((r - 1) * (r + 2))) * apart[0] * apart[1] / sizes if r > 1 else 0 * mean
     return list(zip(mean.tolist(), deviation.tolist(), strict=True))

@@ -165,7 +165,7 @@ def moments_of_queries(event: Attended, batch_pass: BatchPass) -> Comoments:
     def compute() -> Comoments:
         tokens, taken = some(event, batch_pass, *(t for t in (call.query, mean) if t is not None))
         q = taken[0].to(event.attention.log_normalizer.dtype) * call.scale
-        return comoments_of(q, *taken[1:], group=batch_pass.batch.group, weights=tokens, yy="trace")
+        return comoments_of(q, *taken[1:], group=batch_pass.batch.group, weights=tokens)
 
     return batch_pass.once(call.query, "moments of queries", compute)
 

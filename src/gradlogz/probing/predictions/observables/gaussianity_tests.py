@@ -15,55 +15,68 @@ Read next: ../gaussianity.py.
 """
 
 import math
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
-from ...._typing import Float, Int, Tensor
+from ...._typing import Bool, Float, Int, Tensor
 from ....dynamics.observables import OBSERVABLES
 
 COMPONENTS = 8  # leading axes; projections from many dimensions look Gaussian
 DIRECTIONS = 16  # random directions in the span of these axes
+FEW = 4  # of them for statistics that cost more than a sum of squares
 RANDOM = 8  # random directions of all coordinates
-SHARED = 8  # smallest number of tokens that share a position mean
+SHARED = 8  # smallest number of tokens that share a mean
+REPEATED = 0.25  # smallest share of tokens of repeated types for which the means of types are removed
+LEFT = 1e-3  # smallest share of the variance that must remain
 
 LARGEST, SLICED = "largest Wasserstein", "sliced Wasserstein"
 AXES, PROJECTIONS = "Wasserstein of principal axes", "Wasserstein of random projections"
 DARLING, LOGISTIC = "Anderson-Darling", "logistic against normal"
 
+_NUMPY = find_spec("numpy") is not None
+
 
 class ProjectedTokens(NamedTuple):
     """Tokens on `axes` whitened leading axes, then on standardised random directions of all coordinates.
 
-    documents, groups: of each token. places: groups of positions whose mean is removed.
+    documents, groups: of each token. classes: numbers of the classes of tokens whose means are removed, in this order.
     """
 
     features: Float[Tensor, "n k"]
     axes: int
     documents: Int[Tensor, " n"]
     groups: Int[Tensor, " n"]
-    places: Int[Tensor, " n"] | None
+    classes: tuple[Int[Tensor, " n"], ...] = ()
 
 
 def project(
     x: Float[Tensor, "n D"],
     documents: Int[Tensor, " n"],
     groups: Int[Tensor, " n"],
-    positions: Int[Tensor, " n"] | None = None,
-) -> ProjectedTokens:
-    """Project tokens for the comparison with a Gaussian, without position means if positions are given."""
-    x = x.double()
-    places = None if positions is None else places_of(positions)
-    x = x - x.mean(0) if places is None else without_means(x, places)
+    classes: tuple[Int[Tensor, " n"], ...] = (),
+) -> ProjectedTokens | None:
+    """Project tokens for the comparison with a Gaussian, without the means of classes of tokens.
+
+    None if the means of the classes leave almost nothing.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    before = x.square().sum(dtype=torch.float64)
+    for index in classes:
+        x = without_means(x, index)
+    if classes and float(x.square().sum(dtype=torch.float64)) <= LEFT * float(before):
+        return None
     generator = torch.Generator().manual_seed(0)
     axes, spread = leading_axes(x, min(COMPONENTS, *x.shape), generator)
     directions = torch.randn(x.shape[1], RANDOM, generator=generator, dtype=x.dtype).to(x.device)
     # Directions of zero variance are left out.
     extends = spread > 1e-12 * spread[:1].clamp(min=torch.finfo(x.dtype).tiny)
-    z = x @ axes[:, extends] / spread[extends].sqrt()
-    p = x @ directions
+    z = (x @ axes[:, extends]).double() / spread[extends].double().sqrt()
+    p = (x @ directions).double()
     p = p / p.square().mean(0).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
-    return ProjectedTokens(torch.cat((z, p), 1), z.shape[1], documents, groups, places)
+    return ProjectedTokens(torch.cat((z, p), 1), z.shape[1], documents, groups, classes)
 
 
 def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tensor, "*b"]]:
@@ -71,16 +84,16 @@ def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tenso
     z = _whitened(features[..., :axes])
     p = features[..., axes:] - features[..., axes:].mean(-2, keepdim=True)
     p = p / p.square().mean(-2, keepdim=True).sqrt().clamp(min=torch.finfo(p.dtype).tiny)
-    y = torch.cat((z @ _directions(z), z, p), -1).mT.contiguous().sort(-1).values
+    y = _sorted(torch.cat((z @ _directions(z), z, p), -1).mT)
     W = _wasserstein(y)
-    sliced = y[..., :DIRECTIONS, :]
+    few = y[..., :FEW, :]
     return {
         LARGEST: W[..., : DIRECTIONS + axes].amax(-1),
         SLICED: W[..., :DIRECTIONS].mean(-1),
         AXES: W[..., DIRECTIONS : DIRECTIONS + axes].mean(-1),
         PROJECTIONS: W[..., DIRECTIONS + axes :].mean(-1),
-        DARLING: anderson_darling(sliced).mean(-1),
-        LOGISTIC: logistic_against_normal(sliced).mean(-1),
+        DARLING: anderson_darling(few).mean(-1),
+        LOGISTIC: logistic_against_normal(few).mean(-1),
         "skewness": OBSERVABLES["skewness"](z, None, None),
         "kurtosis": OBSERVABLES["kurtosis"](z, None, None),
     }
@@ -89,7 +102,7 @@ def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tenso
 def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor, "*b"]:
     """Largest W² over the axes and their random directions; the first statistic of `shape`."""
     z = _whitened(features[..., :axes])
-    return _wasserstein(torch.cat((z @ _directions(z), z), -1).mT.contiguous().sort(-1).values).amax(-1)
+    return _wasserstein(_sorted(torch.cat((z @ _directions(z), z), -1).mT)).amax(-1)
 
 
 def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
@@ -100,7 +113,9 @@ def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generat
     u = torch.randn(draws, len(kinds), f.shape[1], generator=generator) @ B
     e = torch.randn(draws, *f.shape, generator=generator) @ W
     x = (u[:, index.cpu()] + e).to(f.device)
-    return x if cloud.places is None else without_means(x, cloud.places)
+    for index_of_class in cloud.classes:
+        x = without_means(x, index_of_class)
+    return x
 
 
 def variances(f: Float[Tensor, "n k"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]:
@@ -132,8 +147,14 @@ def places_of(positions: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return torch.tensor(numbers, device=positions.device)[inverse]
 
 
+def repeated(types: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """True for tokens of a type that occurs SHARED times or more."""
+    _, inverse, counts = types.unique(return_inverse=True, return_counts=True)
+    return counts[inverse] >= SHARED
+
+
 def without_means(x: Float[Tensor, "*b n k"], places: Int[Tensor, " n"]) -> Float[Tensor, "*b n k"]:
-    """(x - mean of the k tokens of its place) / sqrt(1 - 1/k), which keeps the covariance of i.i.d. tokens."""
+    """(x - mean of the k tokens of its class) / sqrt(1 - 1/k), which keeps the covariance of i.i.d. tokens."""
     count = torch.bincount(places).to(x.dtype)
     sums = torch.zeros(*x.shape[:-2], len(count), x.shape[-1], dtype=x.dtype, device=x.device)
     means = sums.index_add(-2, places, x) / count.unsqueeze(-1)
@@ -200,6 +221,15 @@ def _wasserstein(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     n = y.shape[-1]
     quantiles = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n).to(y)
     return (y - quantiles).square().mean(-1)
+
+
+def _sorted(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """Sorted numbers; on a CPU by numpy, which is several times faster than torch."""
+    if y.is_cuda or not _NUMPY:
+        return y.sort(-1).values
+    numbers = y.contiguous().clone().numpy()
+    numbers.sort(-1)
+    return torch.from_numpy(numbers)
 
 
 def _whitened(z: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
