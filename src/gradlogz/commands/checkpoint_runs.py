@@ -53,7 +53,8 @@ class Settings(NamedTuple):
 
         chosen = {
             "version": __version__, "tokens": self.tokens, "length": self.length, "seed": self.seed,
-            "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype, "predictions": [each.name for each in self.predictions],
+            "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype,
+            "predictions": [each.name for each in self.predictions],
             "files": [hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() for file in self.files],
         }  # fmt: skip
         settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

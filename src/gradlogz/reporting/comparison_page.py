@@ -32,8 +32,8 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.runs.differences import Difference, differences_of_claims, differences_of_rows
 from ..probing.inside.training_step import step_in
+from ..probing.runs.differences import Difference, differences_of_claims, differences_of_rows
 from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
