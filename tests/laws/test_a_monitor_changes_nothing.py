@@ -14,6 +14,7 @@ from gradlogz.attention.in_models.intercepted_calls import call_from_attend, log
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, Encoder, batches, lonely_rank, monitored_rank, train
+from support.wrapped_trainings import ORDERS, wrapped_rank
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
 MODELS = {
@@ -636,6 +637,26 @@ def test_processes_join_to_one_row(tmp_path, how):
         assert all(found[k] == expected[k] for k in ("step", "layer", "kind", "head", "rows"))
         numbers = expected.keys() - {"layer", "kind"}
         assert all(found[k] == pytest.approx(expected[k], rel=1e-4, abs=1e-5) for k in numbers)
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        ["DDP, then compiled"],
+        pytest.param([order for order in ORDERS if order != "DDP, then compiled"], marks=pytest.mark.long),
+    ],
+    ids=["one order", "all others"],
+)
+def test_the_order_of_compiling_and_wrapping_does_not_matter(tmp_path, orders):
+    """Losses, weights and random state are the same bit for bit; the rows are those of both processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(wrapped_rank, (port, str(tmp_path), orders), nprocs=2)
+    for rank in range(2):
+        for order, (same, counts) in torch.load(tmp_path / f"{rank}.pt", weights_only=True).items():
+            assert same, order
+            assert counts is None or counts == [4 * TOKENS] * 2, order
 
 
 def test_a_process_that_does_not_monitor_is_an_error(tmp_path):
