@@ -25,7 +25,7 @@ QUIET = gradlogz.attention.Thresholds(None, None, None)
 DEFAULT = 25  # interval of recorded steps by default; its mean is computed from recorded steps and those between
 PERIOD = 5  # interval at which both are measured
 ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
+DEVICE, BACKEND = ("cuda", "inductor") if ON_GPU else ("cpu", "eager")
 
 
 class Subject(NamedTuple):
@@ -93,11 +93,11 @@ def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> d
         gradlogz.register(model)
     call = model
     if compiled and subject.layers is None:
-        call = torch.compile(model)
+        call = torch.compile(model, backend=BACKEND)
     elif compiled:
         for module in model.modules():
             if type(module).__name__ == subject.layers:
-                module.compile()
+                module.compile(backend=BACKEND)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     batch = (2, 48) if tiny else subject.batch
     ids = torch.randint(0, model.config.vocab_size, batch, device=DEVICE)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # torch's compiler
 ]
 QUIET = gradlogz.attention.Thresholds(None, None, None)
-LAYERS, HEADS, TOKENS, SEQUENCES = 2, 4, 128, 4
+LAYERS, HEADS, TOKENS, SEQUENCES = 2, 4, 64, 4  # so few tokens that torch's own backward pass is reproducible
 COMPILED = {"eager": None, "compiled": {}, "CUDA graphs": {"mode": "reduce-overhead"}}
 
 
@@ -27,6 +27,7 @@ def made(on_attend, size=64, layers=LAYERS):
         num_attention_heads=HEADS, num_key_value_heads=2, max_position_embeddings=4096,
     )  # fmt: skip
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to("cuda", torch.bfloat16).train()
+    model.get_input_embeddings().requires_grad_(False)  # its compiled gradient adds in any order
     if on_attend:
         gradlogz.register(model)
     return model
@@ -42,7 +43,7 @@ def trained(on_attend, how, monitored, every=2, steps=6):
     torch._dynamo.reset()
     model, rows = made(on_attend), []
     call = model if COMPILED[how] is None else torch.compile(model, **COMPILED[how])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3, fused=True)
     losses = []
     context = gradlogz.monitor(call, every=every, thresholds=QUIET, writer=rows.append)
     with context if monitored else contextlib.nullcontext():
@@ -77,7 +78,7 @@ def test_rows_of_compiled_models_are_those_of_the_eager_one(on_attend, how):
     _, expected = trained(on_attend, "eager", monitored=True)
     _, rows = trained(on_attend, how, monitored=True)
     by_step = {row.step: row for row in expected}
-    assert by_step[0].scalars() != by_step[4].scalars()
+    assert len({tuple(row.scalars().values()) for row in rows}) == len(rows) >= 2, "a row repeats another"
     for row in rows:
         assert list(row.layers) == list(by_step[row.step].layers)
         assert row.scalars() == pytest.approx(by_step[row.step].scalars(), rel=0.05, abs=0.05)
@@ -103,7 +104,7 @@ def test_memory_hardly_grows(on_attend):
     for monitored in (False, True):
         torch._dynamo.reset()
         model = made(on_attend, layers=4)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3, fused=True)
         context = gradlogz.monitor(model, every=1, thresholds=QUIET) if monitored else contextlib.nullcontext()
         with context:
             for number, ids in enumerate(batches(4, tokens=2048, sequences=8)):
@@ -118,19 +119,32 @@ def test_memory_hardly_grows(on_attend):
     assert peaks[1] <= 1.01 * peaks[0]
 
 
+@contextlib.contextmanager
+def without_waits():
+    """Context in which a wait of the host for the device is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("on_attend", [False, True], ids=["sdpa", "attend"])
-def test_the_host_does_not_wait_between_recorded_steps(on_attend):
-    """Neither forward nor backward of a recorded step waits for the device; its end does, once, to copy the row."""
-    model = made(on_attend)
-    (ids,) = batches(1)
+def test_the_host_does_not_wait_in_a_recorded_pass(on_attend):
+    """Neither forward nor backward waits for the device; the end of the step does, to copy the row."""
+    model, (ids,) = made(on_attend), batches(1)
+
+    def run():
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    run()  # kernels are compiled and checked
+    with without_waits():
+        run()  # the model itself does not wait
     with gradlogz.monitor(model, every=1, thresholds=QUIET) as m:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()  # kernels are compiled and checked
+        run()
         m.step()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with without_waits():
+            run()
         m.step()
     assert len(m.row().layers) == LAYERS
 

@@ -16,7 +16,7 @@ Read next: monitor_rows.py (the statistics), alerts.py (the thresholds), interce
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -30,7 +30,7 @@ from ..result import Attention
 from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
-from .head_summaries import LayerSums, heads_of, merged, sums_of
+from .head_summaries import LayerSums, Transfer, merged, sums_of
 from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
@@ -38,6 +38,14 @@ from .monitor_rows import Alert, MonitorRow
 from .process_check import await_processes
 from .ring_calls import call_from_ring
 from .writers import RowWriter
+
+
+class _UnreadRow(NamedTuple):
+    """A recorded step whose statistics may still be on the GPU."""
+
+    step: int
+    sums: Transfer
+    missed: tuple[str, ...]
 
 
 class Monitor(Receiver):
@@ -73,6 +81,8 @@ class Monitor(Receiver):
         self._called: dict[str, None] = {}
         self._recording = False
         self._row: MonitorRow | None = None
+        self._unread: _UnreadRow | None = None
+        self._delayed = self._device.type == "cuda"
         interception = Interception(self._inner, self, layers=layers)
         self._kinds = {interception.names[id(module)]: kind_of(module) for module in self._inner.modules()}
         self._passes = CompiledPasses(model, self._inner, interception, self._record) if self._compiled else None
@@ -80,12 +90,19 @@ class Monitor(Receiver):
         self._installed = False
 
     def row(self) -> MonitorRow:
-        """Row of the last recorded step."""
+        """Row of the last recorded step; on a GPU this waits for the step."""
+        self.complete_row()
         if self._row is None:
             problem = f"no step with a forward pass has ended so far ({self.steps} steps)"
             remedy = "Without an optimizer of torch, call m.step() at the end of each step."
             raise InputRuntimeError("monitor.row", None, problem, remedy)
         return self._row
+
+    def complete_row(self) -> None:
+        """Wait for the statistics of the last recorded step, if they are on their way; report and write its row."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._write(unread)
 
     def step(self) -> None:
         """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
@@ -94,7 +111,7 @@ class Monitor(Receiver):
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
         self.steps += 1
-        if self._installed and self._strict and self._row is None and not sums:
+        if self._installed and self._strict and self._row is self._unread is None and not sums:
             problem = f"model made no attention call that could be intercepted in step {step}"
             remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
             raise InputRuntimeError("monitor", "model", problem, remedy)
@@ -102,11 +119,15 @@ class Monitor(Receiver):
             self._install()
         else:
             self._uninstall()
-        if sums:  # last, since a function for alerts may raise
-            self._write(step, sums)
+        unread, self._unread = self._unread, _UnreadRow(step, Transfer(sums), self._missed) if sums else None
+        if unread is not None:  # last, since a function for alerts may raise
+            self._write(unread)
+        if not self._delayed:
+            self.complete_row()
 
     def state_dict(self) -> dict[str, Any]:
         """Number of steps and history of the alerts, for a checkpoint of the training: plain numbers and strings."""
+        self.complete_row()
         return {"steps": self.steps, "alerts": self._history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -196,10 +217,10 @@ class Monitor(Receiver):
         if optimizer is leader:
             self.step()
 
-    def _write(self, step: int, sums: dict[str, LayerSums]) -> None:
-        layers = heads_of(sums, self._kinds)
-        alerts = self._history.alerts(step, layers)
-        self._row = MonitorRow(step, layers, alerts, self._missed)
+    def _write(self, unread: "_UnreadRow") -> None:
+        layers = unread.sums.heads(self._kinds)
+        alerts = self._history.alerts(unread.step, layers)
+        self._row = MonitorRow(unread.step, layers, alerts, unread.missed)
         self._history.report(alerts)
         if self._writer is not None:
             self._writer.write(self._row)
@@ -223,6 +244,9 @@ def monitor(
     dropout, computes the output; the random state is unchanged; the statistics have no gradient. All passes between two
     steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of padding
     are left out where a mask identifies them. Passes without gradients (evaluation) are not recorded.
+
+    On a GPU the training does not wait for the statistics: the row of a step is written, and its alerts are reported,
+    at the end of the next step, or earlier by `m.row()`.
 
     Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
     they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
@@ -276,6 +300,7 @@ def monitor(
     m._install()
     try:
         yield m
+        m.complete_row()
     finally:
         hook.remove()
         m._uninstall()
