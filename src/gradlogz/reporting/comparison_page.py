@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from .._errors import InputValueError
 from ..page import (
+    Axis,
     Cell,
     Chip,
     Choice,
@@ -315,8 +316,10 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
             if prediction in claims and math.isfinite(claims[prediction].value)
         ]
         if len(values) > 1:
-            label = statistic(first, runs.declarations) or first.quantity
-            figure = claim_values(values, claim_of(runs.declarations, first), label)
+            declared = runs.declarations.get(prediction)
+            label = first.quantity if declared is None else declared.statistic
+            unit, _ = unit_and_formula(runs.declarations, prediction, first.quantity)
+            figure = claim_values(values, claim_of(runs.declarations, first), Axis(label, unit))
             views.append(View(f"{title_of(runs.declarations, prediction)}: {label}", (figure,)))
     title = "Trends over training" if runs.steps else "Comparison of runs"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
@@ -418,8 +421,11 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
 
 
 def _described(runs: Runs) -> Table:
-    names = ("architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "source")
-    columns = (Column("run"), *(Column(name) for name in names), Column("seed"), Column("version"))
+    names = (
+        "architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "effective_documents", "source",
+    )  # fmt: skip
+    labels = [name.replace("_", " ") for name in names]
+    columns = (Column("run"), *(Column(label) for label in labels), Column("seed"), Column("version"))
     rows = [
         (
             name,
