@@ -1,10 +1,10 @@
 """The comparison page of several runs: models, or checkpoints of one training run.
 
 The training step of a run is the entry "step" of its metadata, or a number in the name of its model or folder
-("step1000", "checkpoint-500"). If every run has a step, runs are ordered by it and figures have it as their axis;
-otherwise runs keep the order of the arguments.
+("step1000", "checkpoint-500"), or one at the end of names that are otherwise equal. If every run has a step, runs are
+ordered by it and figures have it as their axis; otherwise runs keep the order of the arguments.
 
-Read next: findings_page.py (one run), comparison_figures.py (the figures).
+Read next: findings_page.py (one run), comparison_figures.py (the figures), ../probing/runs/differences.py.
 """
 
 import math
@@ -124,7 +124,7 @@ def read_all(sources: Sequence[Source]) -> Runs:
         remedy = "Use gradlogz report for a single run."
         raise InputValueError("compare", "sources", f"sources must name two runs or more, got {count}", remedy)
     runs = [contents_of(source, "compare") for source in sources]
-    steps = [step for step in map(_step, runs) if step is not None]
+    steps = [step for step in map(_step, runs) if step is not None] or _numbered(runs)
     if len(set(steps)) == len(runs):
         runs = [each for _, each in sorted(zip(steps, runs, strict=True), key=lambda pair: pair[0])]
     ordered = tuple(sorted(steps)) if len(set(steps)) == len(runs) else None
@@ -143,6 +143,15 @@ def _step(run: RunContents) -> float | None:
         if match:
             return float(match[1])
     return None
+
+
+def _numbered(runs: Sequence[RunContents]) -> list[float]:
+    """Training steps if the names of all models, or of all folders, differ in a number at their end only: net-100."""
+    for names in ([run.name for run in runs], [run.folder for run in runs]):
+        parts = [re.fullmatch(r"(.*)[-@](\d+)", name) for name in names]
+        if all(parts) and len({part[1] for part in parts if part}) == 1:
+            return [float(part[2]) for part in parts if part]
+    return []
 
 
 def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[str, ...]:
@@ -422,7 +431,8 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
 
 def _described(runs: Runs) -> Table:
     names = (
-        "architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "effective_documents", "source",
+        "architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "effective_documents",
+        "source",
     )  # fmt: skip
     labels = [name.replace("_", " ") for name in names]
     columns = (Column("run"), *(Column(label) for label in labels), Column("seed"), Column("version"))
