@@ -325,8 +325,7 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
             if prediction in claims and math.isfinite(claims[prediction].value)
         ]
         if len(values) > 1:
-            declared = runs.declarations.get(prediction)
-            label = first.quantity if declared is None else declared.statistic
+            label = quantity_label(runs.declarations, prediction, first.quantity)
             unit, _ = unit_and_formula(runs.declarations, prediction, first.quantity)
             figure = claim_values(values, claim_of(runs.declarations, first), Axis(label, unit))
             views.append(View(f"{title_of(runs.declarations, prediction)}: {label}", (figure,)))
