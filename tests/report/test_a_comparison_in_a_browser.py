@@ -162,6 +162,9 @@ def test_the_course_of_a_verdict_is_told():
     [
         (["net-step1000", "net-step20"], (20.0, 1000.0), ("net-step20", "net-step1000")),
         (["checkpoint-5", "checkpoint-30"], (5.0, 30.0), ("checkpoint-5", "checkpoint-30")),
+        (["net@step1000", "net@step20"], (20.0, 1000.0), ("net@step20", "net@step1000")),
+        (["net-200", "net-30"], (30.0, 200.0), ("net-30", "net-200")),
+        (["gpt-2", "bert-4"], None, ("gpt-2", "bert-4")),
         (["step2", "final"], None, ("step2", "final")),
         (["same", "same"], None, ("same (1)", "same (2)")),
     ],

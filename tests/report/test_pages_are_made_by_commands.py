@@ -108,7 +108,7 @@ def test_a_comparison_has_a_line_for_each_claim_and_a_cell_for_each_run(run, tmp
     assert line.split() == ["entropy", "✓", "0.500", "✓", "0.500", "+0.000", "-0.141", "to", "0.141", "1"]
     (heading,) = (line for line in output.splitlines() if line.startswith("claim"))
     assert heading.split() == ["claim", "one", "two", "change", "95", "%", "CI", "p"]
-    assert "not paired" in output
+    assert "same documents: 0 of 2" in output
     table = output.splitlines()[: output.splitlines().index(heading) + 10]
     assert max(map(len, table)) <= 80
 

@@ -58,7 +58,7 @@ class ClaimValue(NamedTuple):
         return float(self.place) if self.step is None else self.step
 
 
-def claim_values(values: Sequence[ClaimValue], title: str, label: str) -> Figure:
+def claim_values(values: Sequence[ClaimValue], title: str, y_axis: Axis) -> Figure:
     """Value of a claim in every run with its 95 % confidence interval, and its null value."""
     at, claims = [v.at for v in values], [v.claim for v in values]
     trained = values[0].step is not None
@@ -77,12 +77,11 @@ def claim_values(values: Sequence[ClaimValue], title: str, label: str) -> Figure
         for v in values
     ]
     lows, highs = zip(*ends, strict=True)
-    name = "95 % CI"
-    marks.append(Points(name, at, [claim.value for claim in claims], "blue", text=hover, low=lows, high=highs))
-    caption = f"Value of the claim ({label}); bars: 95 % confidence interval{'; grey: null' if nulls else ''}."
-    axis = _axis_of_runs(values)
-    prediction = claims[0].prediction
-    return Figure(f"trend of {prediction}", title, axis, Axis(label, ""), tuple(marks), caption, wide=True)
+    points = [claim.value for claim in claims]
+    marks.append(Points("value and 95 % CI", at, points, "blue", text=hover, low=lows, high=highs))
+    caption = f"Value of the claim ({y_axis.name}); bars: 95 % confidence interval{'; grey: null' if nulls else ''}."
+    name = f"trend of {claims[0].prediction}"
+    return Figure(name, title, _axis_of_runs(values), y_axis, tuple(marks), caption, wide=True)
 
 
 def _interval_text(claim: Summary) -> str:

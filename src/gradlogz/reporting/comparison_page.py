@@ -1,10 +1,10 @@
 """The comparison page of several runs: models, or checkpoints of one training run.
 
 The training step of a run is the entry "step" of its metadata, or a number in the name of its model or folder
-("step1000", "checkpoint-500"). If every run has a step, runs are ordered by it and figures have it as their axis;
-otherwise runs keep the order of the arguments.
+("step1000", "checkpoint-500"), or one at the end of names that are otherwise equal. If every run has a step, runs are
+ordered by it and figures have it as their axis; otherwise runs keep the order of the arguments.
 
-Read next: findings_page.py (one run), comparison_figures.py (the figures).
+Read next: findings_page.py (one run), comparison_figures.py (the figures), ../probing/runs/differences.py.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from .._errors import InputValueError
 from ..page import (
+    Axis,
     Cell,
     Chip,
     Choice,
@@ -123,7 +124,7 @@ def read_all(sources: Sequence[Source]) -> Runs:
         remedy = "Use gradlogz report for a single run."
         raise InputValueError("compare", "sources", f"sources must name two runs or more, got {count}", remedy)
     runs = [contents_of(source, "compare") for source in sources]
-    steps = [step for step in map(_step, runs) if step is not None]
+    steps = [step for step in map(_step, runs) if step is not None] or _numbered(runs)
     if len(set(steps)) == len(runs):
         runs = [each for _, each in sorted(zip(steps, runs, strict=True), key=lambda pair: pair[0])]
     ordered = tuple(sorted(steps)) if len(set(steps)) == len(runs) else None
@@ -139,6 +140,15 @@ def _step(run: RunContents) -> float | None:
         return float(step)
     named = (step_in(name) for name in (run.name, run.folder))
     return next((float(step) for step in named if step is not None), None)
+
+
+def _numbered(runs: Sequence[RunContents]) -> list[float]:
+    """Training steps if the names of all models, or of all folders, differ in a number at their end only: net-100."""
+    for names in ([run.name for run in runs], [run.folder for run in runs]):
+        parts = [re.fullmatch(r"(.*)[-@](\d+)", name) for name in names]
+        if all(parts) and len({part[1] for part in parts if part}) == 1:
+            return [float(part[2]) for part in parts if part]
+    return []
 
 
 def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[str, ...]:
@@ -312,8 +322,9 @@ def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
             if prediction in claims and math.isfinite(claims[prediction].value)
         ]
         if len(values) > 1:
-            label = statistic(first, runs.declarations) or first.quantity
-            figure = claim_values(values, claim_of(runs.declarations, first), label)
+            label = quantity_label(runs.declarations, prediction, first.quantity)
+            unit, _ = unit_and_formula(runs.declarations, prediction, first.quantity)
+            figure = claim_values(values, claim_of(runs.declarations, first), Axis(label, unit))
             views.append(View(f"{title_of(runs.declarations, prediction)}: {label}", (figure,)))
     title = "Trends over training" if runs.steps else "Comparison of runs"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
@@ -415,8 +426,12 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
 
 
 def _described(runs: Runs) -> Table:
-    names = ("architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "source")
-    columns = (Column("run"), *(Column(name) for name in names), Column("seed"), Column("version"))
+    names = (
+        "architecture", "parameters", "layers", "heads", "dtype", "tokens", "documents", "effective_documents",
+        "source",
+    )  # fmt: skip
+    labels = [name.replace("_", " ") for name in names]
+    columns = (Column("run"), *(Column(label) for label in labels), Column("seed"), Column("version"))
     rows = [
         (
             name,

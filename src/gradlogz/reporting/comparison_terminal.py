@@ -11,7 +11,7 @@ Read next: comparison_page.py (the page), ../probing/runs/differences.py, findin
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .._displays import PLAIN_WIDTH
 from ..probing.runs.differences import Difference
@@ -23,10 +23,6 @@ from .formatting import SYMBOLS, decimals, interval, p_value
 CELL = 10  # columns of a run
 GAP = "  "
 DIFFERENCE = {"change": 7, "95 % CI": 16, "p": 6}  # widths of the columns of a difference
-PAIRED, UNPAIRED = (
-    "Change: paired over the same documents. * significant at FDR 5 % over all claims.",
-    "Change: not paired, because the documents differ or a run has no replicates. * FDR 5 %.",
-)
 
 
 def comparison_lines(
@@ -83,12 +79,14 @@ def _of_two(
         d = differences.get(prediction)
         if d is not None:
             star = "*" if d.significant else " "
-            cells += [_signed(d.value), interval(d.low, d.high, decimals), f"{p_value(d.p)}{star}"]
+            cells += [_signed(d.value, _short), interval(d.low, d.high, _short), f"{p_value(d.p)}{star}"]
         yield StyledLine(_line(text, cells, widths[: len(cells)], TITLE, gap))
         yield from _details(prediction, names, claims, declarations, width, details=details)
-    intervals = [d.paired for d in differences.values() if not math.isnan(d.p)]
-    if intervals:
-        yield StyledLine(PAIRED if all(intervals) else UNPAIRED, "dim")
+    paired = [d.paired for d in differences.values() if not math.isnan(d.p)]
+    if paired:
+        yield StyledLine(
+            f"Paired over the same documents: {sum(paired)} of {len(paired)}. *: significant at FDR 5 %.", "dim"
+        )
 
 
 def _headed(claims: Sequence[Mapping[str, Summary]], declarations: Declarations) -> Iterator[tuple[str, str]]:
@@ -131,6 +129,11 @@ def _change(summaries: Sequence[Summary | None]) -> str:
     return "" if first is None or last is None else _signed(last.value - first.value)
 
 
-def _signed(value: float) -> str:
-    text = decimals(value)
+def _short(value: float) -> str:
+    """Three decimals, or one significant digit for very small numbers, in at most six characters below 100."""
+    return decimals(value) if value == 0 or abs(value) >= 0.001 or math.isnan(value) else f"{value:.0e}"
+
+
+def _signed(value: float, number: Callable[[float], str] = decimals) -> str:
+    text = number(value)
     return f"+{text}" if text and not text.startswith("-") else text

@@ -24,7 +24,7 @@ import torch
 
 from ..._typing import Float, Tensor
 from ...special.distributions import student_p, student_quantile
-from ..statistics import GROUPS, REPLICATES, benjamini_hochberg, interval_of
+from ..statistics import GROUPS, benjamini_hochberg, interval_of
 from .findings import Findings
 from .records import NAN, Finding, Summary
 from .replicates import place_of
@@ -162,8 +162,8 @@ def _difference(
 
 
 def _aligned(a: _Side, b: _Side) -> bool:
-    sizes = {None if side.replicates is None else len(side.replicates) for side in (a, b)}
-    return len(sizes) == 1 and sizes <= {GROUPS, REPLICATES}
+    """Return whether both sides have the same replicates; the same documents are in the same groups."""
+    return a.replicates is not None and b.replicates is not None and len(a.replicates) == len(b.replicates)
 
 
 def _tested(differences: Iterable[Difference]) -> list[Difference]:

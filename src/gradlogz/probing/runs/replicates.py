@@ -54,7 +54,7 @@ def write_replicates(path: Path, rows: Iterable[Finding], replicates: Mapping[Pl
     """Write the replicates of findings, if there are any and safetensors is installed."""
     if not replicates or find_spec("safetensors") is None:
         return
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     for name, members in _by_quantity(rows).items():
@@ -65,7 +65,7 @@ def write_replicates(path: Path, rows: Iterable[Finding], replicates: Mapping[Pl
             some = [nothing if each is None or len(each.values) != r else each for each in stored]
             tensors[f"{name} [{r}]"] = torch.stack([each.values.float() for each in some])
             tensors[f"{name} [{r}] freedom"] = torch.tensor([each.freedom for each in some])
-    save_file(tensors, path)
+    path.write_bytes(save(tensors))
 
 
 def read_replicates(path: Path, rows: Iterable[Finding]) -> dict[Place, Replicates] | str:
