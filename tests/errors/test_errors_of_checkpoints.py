@@ -102,7 +102,7 @@ ERRORS = [
     (ValueError, "weights_hash: checkpoint", "damaged", damaged),
     (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),
     (ValueError, "load: device_map", "JSON", lambda: load(model(), device_map="{x")),
-    (ValueError, "load: device_map", "offloaded", lambda: load(model(), device_map=OFFLOADED)),
+    (ValueError, "load: device_map", "meta", lambda: load(model(), device_map=OFFLOADED)),
     (ValueError, "load: revision", "hub", lambda: load(model(), revision="step5")),
     (ValueError, "load: name", "quantised", quantised),
     (ValueError, "Captured.hooks: model", "cross-attention", lambda: gradlogz.capture(*crossing()).hooks()),

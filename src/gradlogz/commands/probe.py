@@ -98,7 +98,7 @@ def command(
     device_map: Annotated[
         str | None,
         typer.Option(
-            help="Placement on several devices: auto, or a JSON object of module names (default: one device).",
+            help="Placement by transformers: auto, sequential, or a JSON object (default: none).",
             show_default=False,
         ),
     ] = None,
